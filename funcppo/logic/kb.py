@@ -1,0 +1,272 @@
+"""KnowledgeBase: facts and rules as sorted index tensors.
+
+Ids: 0 is padding, 1..C are constants, above C are variables; predicates count from 1 in a space of their own.
+An atom is `[predicate, argument...]`, padded with 0 to the width W of the widest predicate.
+
+Facts are distinct and sorted, so a fact's id is its row. Two kinds of sorted int64 keys answer every lookup by
+`torch.searchsorted`, in log(N) whatever the size of a predicate:
+
+    prefix[j]    the distinct (rank of predicate and arguments before j, argument j): a trie over whole atoms
+    position[j]  (predicate, argument j) of every fact, with the facts in that order
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.types import F32, I32, I64, Bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What is static about a knowledge base: a new value is a new graph."""
+
+    n_constants: int  # C
+    n_predicates: int  # P
+    width: int  # W, 1 + the largest arity
+    n_facts: int  # N
+    n_rules: int  # R
+    rule_atoms: int  # M, atoms of the longest rule, head included
+    rules_per_predicate: int  # the most rules that share a head predicate
+    fanout: int  # the most facts that one lookup reached from a ground query can return
+
+
+class FactIndex(NamedTuple):
+    """Facts in the order of (predicate, one argument)."""
+
+    keys: I64[Tensor, "N"]  # predicate * (C + 1) + argument, ascending
+    order: I32[Tensor, "N"]  # the fact ids in that order
+
+
+class KnowledgeBase(NamedTuple):
+    """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
+
+    facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
+    prefix: tuple[Tensor, ...]  # W - 1 ascending int64 tensors, the trie described above
+    position: tuple[FactIndex, ...]  # one for each argument position
+    rules: I32[Tensor, "R M W"]  # head first, then the body; empty atoms are 0
+    rule_start: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
+    rule_order: I64[Tensor, "R"]  # rule ids grouped by head predicate, in file order
+    support: F32[Tensor, "R"]  # known pairs that the rule derives
+    body_pairs: F32[Tensor, "R"]  # pairs that the rule derives
+
+
+def build(
+    facts: np.ndarray,
+    rules: np.ndarray,
+    *,
+    n_constants: int,
+    n_predicates: int,
+    device: torch.device | str = "cpu",
+) -> tuple[KnowledgeBase, Sizes]:
+    """The knowledge base of a fact table and a rule table, and its static sizes.
+
+    `support` and `body_pairs` start at 0; `fixpoint.with_confidence` fills them.
+
+    Args:
+      facts: integers [N, W], ground, in any order; duplicates are merged.
+      rules: integers [R, M, W], head first; a variable is an id above `n_constants`.
+    Errors: ValueError naming the row when an id is out of range, a fact is not ground, or a head variable
+      is missing from the body (an unsafe rule derives infinitely many atoms).
+    """
+    facts, rules = np.asarray(facts), np.asarray(rules)
+    _validate(facts, rules, n_constants, n_predicates)
+    table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int64)).to(device)
+    table, prefix = _sorted_trie(table, n_constants)
+    position = tuple(_position_index(table, j, n_constants) for j in range(1, table.shape[1]))
+    heads = torch.from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(device)
+    rule_order = torch.argsort(heads, stable=True)
+    rule_start = torch.searchsorted(heads[rule_order], torch.arange(n_predicates + 2, device=device))
+    zeros = torch.zeros(len(rules), device=device)
+    kb = KnowledgeBase(
+        facts=table.to(torch.int32),
+        prefix=prefix,
+        position=position,
+        rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(device),
+        rule_start=rule_start,
+        rule_order=rule_order,
+        support=zeros,
+        body_pairs=zeros,
+    )
+    sizes = Sizes(
+        n_constants=n_constants,
+        n_predicates=n_predicates,
+        width=table.shape[1],
+        n_facts=table.shape[0],
+        n_rules=len(rules),
+        rule_atoms=rules.shape[1],
+        rules_per_predicate=int((rule_start[1:] - rule_start[:-1]).max()) if len(rules) else 0,
+        fanout=_fanout(kb, rules, n_constants),
+    )
+    return kb, sizes
+
+
+def fact_id(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+    """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
+    rank = atom[..., 0]
+    found = rank > 0
+    for j in range(1, sizes.width):
+        rank, hit = _find(kb.prefix[j - 1], rank * (sizes.n_constants + 1) + atom[..., j])
+        found = found & hit & (atom[..., j] <= sizes.n_constants)
+    return torch.where(found, rank, -1)
+
+
+def contains(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
+    """Whether each atom is a fact."""
+    return fact_id(kb, sizes, atom) >= 0
+
+
+def facts_for(
+    kb: KnowledgeBase, sizes: Sizes, goal: I64[Tensor, "... W"], width: int
+) -> tuple[I64[Tensor, "... F"], Bool[Tensor, "... F"], I64[Tensor, "..."]]:
+    """Facts that may match a goal: those that agree with it in its predicate and its most selective argument.
+
+    A goal without a constant argument is looked up by its predicate alone.
+
+    Args:
+      width: F, how many facts a row can hold.
+    Returns:
+      fact ids in ascending order, which of them are filled, and how many there are in all; more than F
+      is the caller's to flag, never to ignore.
+    """
+    base = sizes.n_constants + 1
+    predicate = goal[..., 0]
+    if sizes.n_facts == 0:
+        empty = torch.zeros((*goal.shape[:-1], width), dtype=torch.int64, device=goal.device)
+        return empty, empty > 0, torch.zeros_like(predicate)
+    keys = kb.position[0].keys
+    start = torch.searchsorted(keys, predicate * base)
+    count = torch.searchsorted(keys, (predicate + 1) * base) - start
+    choice = torch.zeros_like(predicate)
+    for j, index in enumerate(kb.position):
+        argument = goal[..., j + 1]
+        bound = (argument > 0) & (argument <= sizes.n_constants)
+        key = predicate * base + torch.where(bound, argument, 0)
+        low = torch.searchsorted(index.keys, key)
+        high = torch.searchsorted(index.keys, key, right=True)
+        better = bound & (high - low < count) | (bound & (choice == 0) & (high - low <= count))
+        start, count = torch.where(better, low, start), torch.where(better, high - low, count)
+        choice = torch.where(better, j, choice)
+    slot = torch.arange(width, device=goal.device)
+    filled = slot < count[..., None]
+    row = torch.where(filled, start[..., None] + slot, 0)
+    order = torch.stack([index.order for index in kb.position])
+    return order[choice[..., None].expand_as(row), row].to(torch.int64), filled, count
+
+
+def rules_for(
+    kb: KnowledgeBase, sizes: Sizes, predicate: I64[Tensor, "..."]
+) -> tuple[I64[Tensor, "... H"], Bool[Tensor, "... H"]]:
+    """Ids of the rules whose head has this predicate, in file order, and which of the H slots are filled."""
+    start, stop = kb.rule_start[predicate], kb.rule_start[predicate + 1]
+    row = start[..., None] + torch.arange(sizes.rules_per_predicate, device=predicate.device)
+    filled = row < stop[..., None]
+    return kb.rule_order[torch.where(filled, row, 0)], filled
+
+
+def confidence(kb: KnowledgeBase, left_out: Bool[Tensor, "... 1"] | bool = False) -> F32[Tensor, "... R"]:
+    """support / body pairs of each rule, 0 where a rule has no pair.
+
+    Args:
+      left_out: the query is itself a known fact: it counts neither as support nor as a pair.
+    """
+    less = torch.as_tensor(left_out, dtype=kb.support.dtype, device=kb.support.device)
+    support, pairs = (kb.support - less).clamp_min(0.0), (kb.body_pairs - less).clamp_min(0.0)
+    return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
+
+
+def n_bytes(kb: KnowledgeBase) -> int:
+    """The memory that a knowledge base holds, in bytes."""
+    tensors = [*kb.prefix, *(t for index in kb.position for t in index), *(t for t in kb if isinstance(t, Tensor))]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _find(keys: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Where `key` stands in ascending `keys`, and whether it does; `keys` may be empty."""
+    if keys.numel() == 0:
+        return torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
+    at = torch.searchsorted(keys, key).clamp_max(keys.numel() - 1)
+    return at, keys[at] == key
+
+
+def _sorted_trie(table: Tensor, n_constants: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The facts distinct and in order, and the trie over them; one `unique` a level."""
+    rank, levels = table[:, 0], []
+    for j in range(1, table.shape[1]):
+        level, rank = torch.unique(rank * (n_constants + 1) + table[:, j], return_inverse=True)
+        levels.append(level)
+    first = torch.zeros(len(levels[-1]), dtype=torch.int64, device=table.device)
+    first = first.scatter(0, rank, torch.arange(len(table), device=table.device))
+    return table[first], tuple(levels)
+
+
+def _position_index(table: Tensor, j: int, n_constants: int) -> FactIndex:
+    keys, order = torch.sort(table[:, 0] * (n_constants + 1) + table[:, j], stable=True)
+    return FactIndex(keys, order.to(torch.int32))
+
+
+def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
+    if facts.ndim != 2 or facts.shape[1] < 2 or rules.ndim != 3 or rules.shape[2] != facts.shape[1]:
+        raise ValueError(f"want facts [N, W] and rules [R, M, W] of one width, got {facts.shape} and {rules.shape}")
+    bad = np.flatnonzero((facts[:, 1:] < 0).any(1) | (facts[:, 1:] > n_constants).any(1))
+    if len(bad):
+        raise ValueError(f"fact {bad[0]} {facts[bad[0]].tolist()}: want constants from 1 to {n_constants}")
+    bad = np.flatnonzero((facts[:, 0] < 1) | (facts[:, 0] > n_predicates))
+    if len(bad):
+        raise ValueError(f"fact {bad[0]} {facts[bad[0]].tolist()}: want a predicate from 1 to {n_predicates}")
+    if len(rules) and (rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates):
+        raise ValueError(f"rules: want predicates from 1 to {n_predicates}")
+    for i, rule in enumerate(rules):
+        head, body = set(rule[0, 1:].tolist()), set(rule[1:, 1:].ravel().tolist())
+        if {v for v in head if v > n_constants} - body:
+            raise ValueError(f"rule {i} {rule.tolist()}: every variable of the head must occur in the body")
+
+
+def _fanout(kb: KnowledgeBase, rules: np.ndarray, n_constants: int) -> int:
+    """The most facts that one lookup can return, over the binding patterns that ground queries reach.
+
+    Goals are solved left to right and answers are ground, so which arguments of a body atom are bound follows
+    from which arguments of its head are: the closure of these patterns is small and exact.
+    """
+    patterns: set[tuple[int, tuple[bool, ...]]] = set()
+    width = kb.facts.shape[1]
+    todo = [(int(p), (True,) * (width - 1)) for p in set(rules[:, 0, 0].tolist())] if len(rules) else []
+    by_head: dict[int, list[np.ndarray]] = {}
+    for rule in rules:
+        by_head.setdefault(int(rule[0, 0]), []).append(rule)
+    while todo:
+        pattern = todo.pop()
+        if pattern in patterns:
+            continue
+        patterns.add(pattern)
+        for rule in by_head.get(pattern[0], []):
+            todo += _body_patterns(rule, pattern[1], n_constants)
+    return max((_lookup_size(kb, p, bound, n_constants) for p, bound in patterns), default=1) or 1
+
+
+def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[tuple[int, tuple[bool, ...]]]:
+    known = {int(v) for v, b in zip(rule[0, 1:], bound) if b}
+    found = []
+    for atom in rule[1:]:
+        if atom[0]:
+            found.append((int(atom[0]), tuple(int(t) <= n_constants or int(t) in known for t in atom[1:])))
+            known |= {int(t) for t in atom[1:]}
+    return found
+
+
+def _lookup_size(kb: KnowledgeBase, predicate: int, bound: tuple[bool, ...], n_constants: int) -> int:
+    """An upper bound of `facts_for`'s count for goals of this pattern: the best of their single-argument lookups."""
+    low, high = (
+        int(torch.searchsorted(kb.position[0].keys, torch.tensor(p * (n_constants + 1), device=kb.facts.device)))
+        for p in (predicate, predicate + 1)
+    )
+    sizes = [high - low]
+    for index, is_bound in zip(kb.position, bound):
+        if is_bound and high > low:
+            sizes.append(int(torch.unique_consecutive(index.keys[low:high], return_counts=True)[1].max()))
+    return min(sizes)

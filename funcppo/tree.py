@@ -1,0 +1,47 @@
+"""The tree verbs. The only module that imports optree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import optree
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def map(fn: Callable[..., Any], tree: T, *rest: T) -> T:
+    """`fn` over matching leaves; raises ValueError when the structures differ."""
+    return cast(T, optree.tree_map(fn, cast(Any, tree), *cast(Any, rest)))
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in field order."""
+    return cast(list[Tensor], optree.tree_leaves(tree))
+
+
+def unflatten(like: T, tensors: list[Tensor]) -> T:
+    """The tree of the same structure as `like` that has these leaves."""
+    return cast(T, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), tensors))
+
+
+def paths(tree: Any) -> list[str]:
+    """The name of each leaf, as in `params.torso.weight`, in the order of `leaves`."""
+    return [".".join(str(entry) for entry in path) for path in optree.treespec_paths(optree.tree_structure(tree))]
+
+
+def zeros_like(tree: T) -> T:
+    """A tree of zeros with the structure, shapes and dtypes of `tree`."""
+    return map(torch.zeros_like, tree)
+
+
+def where(mask: Tensor, on_true: T, on_false: T) -> T:
+    """Row-wise select: `mask` is [B], every leaf is [B, ...]."""
+    return map(lambda a, b: torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b), on_true, on_false)
+
+
+def global_norm(tree: Any) -> Tensor:
+    """The L2 norm over all leaves together, 0-d."""
+    return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
