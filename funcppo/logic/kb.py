@@ -3,11 +3,11 @@
 Ids: 0 is padding, 1..C are constants, above C are variables; predicates count from 1 in a space of their own.
 An atom is `[predicate, argument...]`, padded with 0 to the width W of the widest predicate.
 
-Facts are distinct and sorted, so a fact's id is its row. Two kinds of sorted int64 keys answer every lookup by
+Facts are distinct and sorted, so a fact's id is its row. Two kinds of ascending int64 keys answer every lookup by
 `torch.searchsorted`, in log(N) whatever the size of a predicate:
 
-    prefix[j]    the distinct (rank of predicate and arguments before j, argument j): a trie over whole atoms
-    position[j]  (predicate, argument j) of every fact, with the facts in that order
+    prefix[j]                              the distinct (rank of predicate and arguments before j, argument j): a trie over whole atoms
+    position_keys[j], position_order[j]    (predicate, argument j) of every fact, and the facts in that order
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo import tree
 from funcppo.types import F32, I32, I64, Bool
 
 
@@ -36,19 +37,15 @@ class Sizes:
     fanout: int  # the most facts that one lookup reached from a ground query can return
 
 
-class FactIndex(NamedTuple):
-    """Facts in the order of (predicate, one argument)."""
-
-    keys: I64[Tensor, "N"]  # predicate * (C + 1) + argument, ascending
-    order: I32[Tensor, "N"]  # the fact ids in that order
-
-
 class KnowledgeBase(NamedTuple):
     """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
 
     facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
     prefix: tuple[Tensor, ...]  # W - 1 ascending int64 tensors, the trie described above
-    position: tuple[FactIndex, ...]  # one for each argument position
+    position_keys: I64[
+        Tensor, "J N"
+    ]  # for each of the W - 1 argument positions, ascending: predicate * (C + 1) + argument
+    position_order: I32[Tensor, "J N"]  # the fact ids in that order
     rules: I32[Tensor, "R M W"]  # head first, then the body; empty atoms are 0
     rule_start: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
     rule_order: I64[Tensor, "R"]  # rule ids grouped by head predicate, in file order
@@ -78,7 +75,7 @@ def build(
     _validate(facts, rules, n_constants, n_predicates)
     table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int64)).to(device)
     table, prefix = _sorted_trie(table, n_constants)
-    position = tuple(_position_index(table, j, n_constants) for j in range(1, table.shape[1]))
+    position_keys, position_order = torch.sort(table[:, :1].T * (n_constants + 1) + table[:, 1:].T, stable=True)
     heads = torch.from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(device)
     rule_order = torch.argsort(heads, stable=True)
     rule_start = torch.searchsorted(heads[rule_order], torch.arange(n_predicates + 2, device=device))
@@ -86,7 +83,8 @@ def build(
     kb = KnowledgeBase(
         facts=table.to(torch.int32),
         prefix=prefix,
-        position=position,
+        position_keys=position_keys,
+        position_order=position_order.to(torch.int32),
         rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(device),
         rule_start=rule_start,
         rule_order=rule_order,
@@ -139,24 +137,23 @@ def facts_for(
     if sizes.n_facts == 0:
         empty = torch.zeros((*goal.shape[:-1], width), dtype=torch.int64, device=goal.device)
         return empty, empty > 0, torch.zeros_like(predicate)
-    keys = kb.position[0].keys
+    keys = kb.position_keys[0]
     start = torch.searchsorted(keys, predicate * base)
     count = torch.searchsorted(keys, (predicate + 1) * base) - start
     choice = torch.zeros_like(predicate)
-    for j, index in enumerate(kb.position):
+    for j, keys in enumerate(kb.position_keys):
         argument = goal[..., j + 1]
         bound = (argument > 0) & (argument <= sizes.n_constants)
         key = predicate * base + torch.where(bound, argument, 0)
-        low = torch.searchsorted(index.keys, key)
-        high = torch.searchsorted(index.keys, key, right=True)
+        low = torch.searchsorted(keys, key)
+        high = torch.searchsorted(keys, key, right=True)
         better = bound & (high - low < count) | (bound & (choice == 0) & (high - low <= count))
         start, count = torch.where(better, low, start), torch.where(better, high - low, count)
         choice = torch.where(better, j, choice)
     slot = torch.arange(width, device=goal.device)
     filled = slot < count[..., None]
     row = torch.where(filled, start[..., None] + slot, 0)
-    order = torch.stack([index.order for index in kb.position])
-    return order[choice[..., None].expand_as(row), row].to(torch.int64), filled, count
+    return kb.position_order[choice[..., None].expand_as(row), row].to(torch.int64), filled, count
 
 
 def rules_for(
@@ -182,8 +179,7 @@ def confidence(kb: KnowledgeBase, left_out: Bool[Tensor, "... 1"] | bool = False
 
 def n_bytes(kb: KnowledgeBase) -> int:
     """The memory that a knowledge base holds, in bytes."""
-    tensors = [*kb.prefix, *(t for index in kb.position for t in index), *(t for t in kb if isinstance(t, Tensor))]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.numel() * t.element_size() for t in tree.leaves(kb))
 
 
 def _find(keys: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,11 +199,6 @@ def _sorted_trie(table: Tensor, n_constants: int) -> tuple[Tensor, tuple[Tensor,
     first = torch.zeros(len(levels[-1]), dtype=torch.int64, device=table.device)
     first = first.scatter(0, rank, torch.arange(len(table), device=table.device))
     return table[first], tuple(levels)
-
-
-def _position_index(table: Tensor, j: int, n_constants: int) -> FactIndex:
-    keys, order = torch.sort(table[:, 0] * (n_constants + 1) + table[:, j], stable=True)
-    return FactIndex(keys, order.to(torch.int32))
 
 
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
@@ -262,11 +253,11 @@ def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) 
 def _lookup_size(kb: KnowledgeBase, predicate: int, bound: tuple[bool, ...], n_constants: int) -> int:
     """An upper bound of `facts_for`'s count for goals of this pattern: the best of their single-argument lookups."""
     low, high = (
-        int(torch.searchsorted(kb.position[0].keys, torch.tensor(p * (n_constants + 1), device=kb.facts.device)))
+        int(torch.searchsorted(kb.position_keys[0], torch.tensor(p * (n_constants + 1), device=kb.facts.device)))
         for p in (predicate, predicate + 1)
     )
     sizes = [high - low]
-    for index, is_bound in zip(kb.position, bound):
+    for keys, is_bound in zip(kb.position_keys, bound):
         if is_bound and high > low:
-            sizes.append(int(torch.unique_consecutive(index.keys[low:high], return_counts=True)[1].max()))
+            sizes.append(int(torch.unique_consecutive(keys[low:high], return_counts=True)[1].max()))
     return min(sizes)
