@@ -6,8 +6,8 @@ An atom is `[predicate, argument...]`, padded with 0 to the width W of the wides
 Facts are distinct and sorted, so a fact's id is its row. Two kinds of ascending int64 keys answer every lookup by
 `torch.searchsorted`, in log(N) whatever the size of a predicate:
 
-    prefix[j]                              the distinct (rank of predicate and arguments before j, argument j): a trie over whole atoms
-    position_keys[j], position_order[j]    (predicate, argument j) of every fact, and the facts in that order
+    prefix[j]            the distinct (rank of predicate and arguments before j, argument j): a trie over whole atoms
+    position_keys[j]     (predicate, argument j) of every fact; position_order[j] holds the facts in that order
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KnowledgeBase(NamedTuple):
     prefix: tuple[Tensor, ...]  # W - 1 ascending int64 tensors, the trie described above
     position_keys: I64[
         Tensor, "J N"
-    ]  # for each of the W - 1 argument positions, ascending: predicate * (C + 1) + argument
+    ]  # a row for each of the W - 1 arguments, ascending: predicate * (C + 1) + argument
     position_order: I32[Tensor, "J N"]  # the fact ids in that order
     rules: I32[Tensor, "R M W"]  # head first, then the body; empty atoms are 0
     rule_start: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
@@ -83,8 +83,8 @@ def build(
     kb = KnowledgeBase(
         facts=table.to(torch.int32),
         prefix=prefix,
-        position_keys=position_keys,
-        position_order=position_order.to(torch.int32),
+        position_keys=position_keys.contiguous(),
+        position_order=position_order.to(torch.int32).contiguous(),
         rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(device),
         rule_start=rule_start,
         rule_order=rule_order,
