@@ -23,6 +23,8 @@ from funcppo import tree
 from funcppo.logic import keys
 from funcppo.types import F32, I32, I64, Bool
 
+Pattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
@@ -35,7 +37,6 @@ class Sizes:
     n_rules: int  # R
     rule_atoms: int  # M, atoms of the longest rule, head included
     rules_per_predicate: int  # the most rules that share a head predicate
-    fanout: int  # the most facts that one lookup reached from a ground query can return
 
 
 class KnowledgeBase(NamedTuple):
@@ -101,7 +102,6 @@ def build(
         n_rules=len(rules),
         rule_atoms=rules.shape[1],
         rules_per_predicate=int((rule_start[1:] - rule_start[:-1]).max()) if len(rules) else 0,
-        fanout=_fanout(kb, rules, n_constants),
     )
     return kb, sizes
 
@@ -193,6 +193,24 @@ def confidence(kb: KnowledgeBase, left_out: Bool[Tensor, "... 1"] | bool = False
     return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
 
 
+def fanout(kb: KnowledgeBase, sizes: Sizes, max_height: int) -> int:
+    """The most facts that one lookup can return in a search from a ground query, goals solved left to right.
+
+    Answers are ground, so which arguments of a body atom are bound follows from which arguments of its head are. The
+    binding patterns reached in `max_height` rule applications are few, and each has a widest lookup.
+    """
+    rules_of: dict[int, list[np.ndarray]] = {}
+    for rule in kb.rules.cpu().numpy():
+        rules_of.setdefault(int(rule[0, 0]), []).append(rule)
+    frontier = {(predicate, (True,) * (sizes.width - 1)) for predicate in rules_of}
+    reached: set[Pattern] = set()
+    for _ in range(max_height):
+        rules = [(rule, bound) for predicate, bound in frontier for rule in rules_of.get(predicate, [])]
+        frontier = {p for rule, bound in rules for p in _body_patterns(rule, bound, sizes.n_constants)} - reached
+        reached |= frontier
+    return max((_widest(kb, sizes, predicate, bound) for predicate, bound in reached), default=1)
+
+
 def n_bytes(kb: KnowledgeBase) -> int:
     """The memory that a knowledge base holds, in bytes."""
     return sum(t.numel() * t.element_size() for t in tree.leaves(kb))
@@ -219,29 +237,7 @@ def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicat
             raise ValueError(f"rule {i} {rule.tolist()}: every variable of the head must occur in the body")
 
 
-def _fanout(kb: KnowledgeBase, rules: np.ndarray, n_constants: int) -> int:
-    """The most facts that one lookup can return, over the binding patterns that ground queries reach.
-
-    Goals are solved left to right and answers are ground, so which arguments of a body atom are bound follows
-    from which arguments of its head are: the closure of these patterns is small and exact.
-    """
-    patterns: set[tuple[int, tuple[bool, ...]]] = set()
-    width = kb.facts.shape[1]
-    todo = [(int(p), (True,) * (width - 1)) for p in set(rules[:, 0, 0].tolist())] if len(rules) else []
-    by_head: dict[int, list[np.ndarray]] = {}
-    for rule in rules:
-        by_head.setdefault(int(rule[0, 0]), []).append(rule)
-    while todo:
-        pattern = todo.pop()
-        if pattern in patterns:
-            continue
-        patterns.add(pattern)
-        for rule in by_head.get(pattern[0], []):
-            todo += _body_patterns(rule, pattern[1], n_constants)
-    return max((_lookup_size(kb, p, bound, n_constants) for p, bound in patterns), default=1) or 1
-
-
-def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[tuple[int, tuple[bool, ...]]]:
+def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[Pattern]:
     known = {int(v) for v, b in zip(rule[0, 1:], bound) if b}
     found = []
     for atom in rule[1:]:
@@ -251,14 +247,15 @@ def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) 
     return found
 
 
-def _lookup_size(kb: KnowledgeBase, predicate: int, bound: tuple[bool, ...], n_constants: int) -> int:
+def _widest(kb: KnowledgeBase, sizes: Sizes, predicate: int, bound: tuple[bool, ...]) -> int:
     """An upper bound of `facts_for`'s count for goals of this pattern: the best of their single-argument lookups."""
-    low, high = (
-        int(torch.searchsorted(kb.position_keys[0], torch.tensor(p * (n_constants + 1), device=kb.facts.device)))
-        for p in (predicate, predicate + 1)
-    )
-    sizes = [high - low]
-    for column, is_bound in zip(kb.position_keys, bound):
-        if is_bound and high > low:
-            sizes.append(int(torch.unique_consecutive(column[low:high], return_counts=True)[1].max()))
-    return min(sizes)
+    ends = torch.tensor([predicate, predicate + 1], device=kb.facts.device) * (sizes.n_constants + 1)
+    low, high = torch.searchsorted(kb.position_keys[0], ends).tolist()
+    if low == high:
+        return 1
+    widths = [
+        int(torch.unique_consecutive(column[low:high], return_counts=True)[1].max())
+        for column, is_bound in zip(kb.position_keys, bound)
+        if is_bound
+    ]
+    return min([high - low, *widths])
