@@ -65,7 +65,7 @@ def build(
 ) -> tuple[KnowledgeBase, Sizes]:
     """The knowledge base of a fact table and a rule table, and its static sizes.
 
-    `support` and `body_pairs` start at 0; `fixpoint.with_confidence` fills them.
+    `support` and `body_pairs` start at 0; `consequences.with_confidence` fills them.
 
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.
