@@ -235,18 +235,22 @@ def _below(words: Tensor, bound: Tensor | int) -> Tensor:
 def _subset(key: Tensor, size: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """A uniform subset of 0 .. size - 1 a row, of n members or all of them, and which of the n slots are filled.
 
-    Member i of n is a uniform t <= j, j = size - n + i, or j itself when t is a member already.
+    Member i of n is a uniform t_i <= j_i = size - n + i, or j_i itself when t_i is a member already, that is when
+    t_i = t_k for a k < i, or t_i = j_k for a k < i that had to give way itself: a chain, followed by doubling.
 
     Source: Floyd's algorithm in Bentley 1987, "A sample of brilliance", CACM 30(9).
     """
     slot = torch.arange(n, device=size.device)
     last = (size[:, None] - n + slot).clamp_min(0)
     draw = _below(random.fold_in(key[:, None], slot), last + 1)
-    members = draw[:, :0]
-    for i in range(n):
-        taken = (members == draw[:, i : i + 1]).any(1)
-        members = torch.cat([members, torch.where(taken, last[:, i], draw[:, i])[:, None]], dim=1)
-    return torch.where(size[:, None] < n, slot, members), slot < size[:, None]
+    value, order = torch.sort(draw, dim=1, stable=True)
+    repeats = torch.nn.functional.pad(value[:, 1:] == value[:, :-1], (1, 0))
+    taken = torch.zeros_like(repeats).scatter(1, order, repeats)
+    before = draw - (size[:, None] - n)
+    before = torch.where((before >= 0) & (before < slot), before, slot)
+    for _ in range(n.bit_length()):
+        taken, before = taken | taken.gather(1, before), before.gather(1, before)
+    return torch.where(size[:, None] < n, slot, torch.where(taken, last, draw)), slot < size[:, None]
 
 
 def _keys(triples: Triples, side: int) -> Tensor:

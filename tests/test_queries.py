@@ -137,14 +137,14 @@ def within_six_sigma(counts, probabilities):
 
 
 def test_every_subset_of_the_corruptions_is_equally_likely():
-    """6 entities, the answer and one known answer out: 4 remain, so 6 pairs, in 12,000 draws."""
-    known = queries.triples(table([(1, 2, 2), (1, 2, 5)]), 6)
-    rows = torch.tensor([[1, 2, 5]]).expand(12000, 3)
-    got = queries.sampled_candidates(random.key(1), known, torch.arange(1, 7), rows, TAIL, 2, torch.arange(12000))
-    pairs = list(itertools.combinations([1, 3, 4, 6], 2))
+    """8 entities, the answer and one known answer out: 6 remain, so 15 subsets of 4, in 15,000 draws."""
+    known = queries.triples(table([(1, 2, 2), (1, 2, 5)]), 8)
+    rows, ids = torch.tensor([[1, 2, 5]]).expand(15000, 3), torch.arange(15000)
+    got = queries.sampled_candidates(random.key(1), known, torch.arange(1, 9), rows, TAIL, 4, ids)
+    subsets = list(itertools.combinations([1, 3, 4, 6, 7, 8], 4))
     drawn = [tuple(p) for p in got.entity.sort(1).values.tolist()]
-    assert within_six_sigma([drawn.count(p) for p in pairs], [1 / 6] * 6)
-    assert len(set(drawn)) == 6
+    assert set(drawn) == set(subsets)
+    assert within_six_sigma([drawn.count(p) for p in subsets], [1 / 15] * 15)
 
 
 def test_head_and_tail_are_drawn_apart():
@@ -208,11 +208,12 @@ def test_shares_are_those_asked_for():
     assert in_hard.double().mean() >= 0.75 * 0.4 - 0.02  # corruptions may be hard negatives too
 
 
-def test_a_row_without_a_negative_is_a_flagged_positive():
-    """One constant: every corruption is the fact itself."""
-    kb1, sizes = kb.build(np.array([[1, 1, 1]]), np.zeros((0, 2, 3), int), n_constants=1, n_predicates=1)
-    got = queries.draw_training_queries(random.key(0), kb1, sizes, kb1.facts, HARD[:0], 4, 0.0, 0.0)
-    assert got.failed.all() and got.label.all() and got.query.tolist() == [[1, 1, 1]] * 4
+@pytest.mark.parametrize("fact", [[1, 1, 1], [1, 0, 0]])
+def test_a_row_without_a_negative_is_a_flagged_positive(fact):
+    """One constant, or no argument: every corruption is the fact itself."""
+    only, sizes = kb.build(np.array([fact]), np.zeros((0, 2, 3), int), n_constants=1, n_predicates=1)
+    got = queries.draw_training_queries(random.key(0), only, sizes, only.facts, HARD[:0], 4, 0.0, 0.0)
+    assert got.failed.all() and got.label.all() and got.query.tolist() == [fact] * 4
 
 
 def test_rows_are_drawn_independently_of_their_number():
@@ -255,6 +256,15 @@ def test_other_arities_answer_no_ranking_query():
     assert len(mixed.head) == len(mixed.tail) == 1
     assert queries.holds(mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]])).tolist() == [True, False]
     assert len(queries.triples(torch.tensor([[1, 1]]), 3).tail) == 0
+
+
+def test_keys_of_many_constants_do_not_overflow_32_bits():
+    atoms = torch.tensor([[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32)
+    index = queries.triples(atoms, 5_000_000)
+    assert queries.holds(index, atoms).all()
+    for side in (HEAD, TAIL):
+        got = queries.provable_candidates(index, index, atoms, side)
+        assert got.answer_provable.all() and got.entity[got.is_answer].tolist() == atoms[:, side].tolist()
 
 
 # -- a real set
