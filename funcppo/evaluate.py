@@ -17,7 +17,7 @@ from funcppo import tree
 from funcppo.envs.prover import Observation, World
 from funcppo.logic import kb as kbase
 from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
-from funcppo.nets.base import PolicyValue
+from funcppo.nets.base import Agent
 from funcppo.types import F32, I32, I64
 
 Score = Literal["success", "best-proof", "greedy"]
@@ -30,8 +30,7 @@ class EvalConfig:
     """Static settings; a new value is a new graph."""
 
     resolve: ResolveConfig
-    apply: Callable[..., PolicyValue]  # (net config, world, params, observation)
-    net: Any
+    agent: Agent
     score: Score
     max_depth: int  # resolution steps
     slots: int  # B, candidates under way at once
@@ -218,7 +217,7 @@ def _log_policy(
         known=kbase.contains(world.kb, cfg.resolve.sizes, query.long()),
         remaining=1.0 - search.depth.repeat_interleave(cfg.beam, 0) / cfg.max_depth,
     )
-    return torch.log_softmax(cfg.apply(cfg.net, world, params, observation).logits, -1)
+    return torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, observation).logits, -1)
 
 
 def _choices(cfg: EvalConfig, log_policy: F32[Tensor, "BK S1"], successors: Successors) -> F32[Tensor, "BK S"]:

@@ -167,16 +167,15 @@ def sampled_candidates(
 
 
 def draw_training_queries(
-    key: I64[Tensor, "2"],
+    key: I64[Tensor, "B 2"],
     kb: KnowledgeBase,
     sizes: Sizes,
     train: I64[Tensor, "N W"],
     hard: I64[Tensor, "H W"],
-    n: int,
     positive_fraction: float,
     hard_fraction: float,
 ) -> TrainingQueries:
-    """`n` independent queries: train facts, corruptions of them that are not, and atoms from a table of hard negatives.
+    """A query for each key: train facts, corruptions of them that are not, and atoms from a table of hard negatives.
 
     A corruption replaces one argument, drawn uniformly, of a train fact, drawn uniformly, by a uniform constant; the
     first of `TRIES` that is not a fact is taken, so it is uniform over such corruptions. A row without one becomes the
@@ -194,8 +193,7 @@ def draw_training_queries(
         raise ValueError(
             f"want facts to draw queries from, got {len(train)} train facts and {len(hard)} hard negatives"
         )
-    row_key = random.fold_in(key, torch.arange(n, device=key.device))
-    words = random.fold_in(row_key[:, None], torch.arange(4 + 3 * TRIES, device=key.device))
+    words = random.fold_in(key[:, None], torch.arange(4 + 3 * TRIES, device=key.device))
     positive = _unit(words[:, 0]) < positive_fraction
     negative, failed = _corruption(words[:, 4:].unflatten(1, (TRIES, 3)), kb, sizes, train)
     is_hard = ~positive & (_unit(words[:, 2]) < hard_fraction)

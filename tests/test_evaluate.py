@@ -26,7 +26,7 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
     params = net.init(cfg, random.key(seed))
     params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
     defaults = dict(max_depth=4, slots=6, beam=1 if score == "greedy" else 100, window=16, refill=True)
-    evaluation = EvalConfig(resolve=shape, apply=net.apply, net=cfg, score=score, **{**defaults, **fields})
+    evaluation = EvalConfig(resolve=shape, agent=net.agent(cfg), score=score, **{**defaults, **fields})
     atoms = np.stack(np.meshgrid(range(1, P + 1), range(1, C + 1), range(1, C + 1), indexing="ij"), -1).reshape(-1, 3)
     world = prover.World(kb, kb.facts, kb.facts[:0])
     return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
@@ -45,7 +45,7 @@ def walk(cfg, world, params, query, visit):
             visit(path, rules, bool(state.status[0] == prover.PROVED), greedy)
             continue
         obs = prover.observe(search, world, state)
-        logp = torch.log_softmax(cfg.apply(cfg.net, world, params, obs).logits, -1)[0]
+        logp = torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits, -1)[0]
         for action in range(S + 1):
             if obs.mask[0, action]:
                 after, _ = prover.step_functional(search, world, state, torch.tensor([action]), random.key(0))

@@ -164,7 +164,7 @@ HARD = torch.tensor([[1, 3, 3], [2, 2, 2]], dtype=torch.int32)
 
 
 def drawn(seed, n, positive, hard):
-    return queries.draw_training_queries(random.key(seed), KB, SIZES, KB.facts, HARD, n, positive, hard)
+    return queries.draw_training_queries(random.split(random.key(seed), n), KB, SIZES, KB.facts, HARD, positive, hard)
 
 
 @given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
@@ -212,7 +212,7 @@ def test_shares_are_those_asked_for():
 def test_a_row_without_a_negative_is_a_flagged_positive(fact):
     """One constant, or no argument: every corruption is the fact itself."""
     only, sizes = kb.build(np.array([fact]), np.zeros((0, 2, 3), int), n_constants=1, n_predicates=1)
-    got = queries.draw_training_queries(random.key(0), only, sizes, only.facts, HARD[:0], 4, 0.0, 0.0)
+    got = queries.draw_training_queries(random.split(random.key(0), 4), only, sizes, only.facts, HARD[:0], 0.0, 0.0)
     assert got.failed.all() and got.label.all() and got.query.tolist() == [fact] * 4
 
 
@@ -223,7 +223,7 @@ def test_rows_are_drawn_independently_of_their_number():
 
 def test_training_queries_trace_as_one_graph():
     step = torch.compile(queries.draw_training_queries, fullgraph=True, backend="eager")
-    got = step(random.key(5), KB, SIZES, KB.facts, HARD, 8, 0.5, 0.2)
+    got = step(random.split(random.key(5), 8), KB, SIZES, KB.facts, HARD, 0.5, 0.2)
     assert [t.tolist() for t in got] == [t.tolist() for t in drawn(5, 8, 0.5, 0.2)]
 
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_ranked_is_refused_in_one_line():
     with pytest.raises(ValueError, match="63 bits"):
         queries.triples(torch.tensor([[9, 1, 2]]), 2**31)
     with pytest.raises(ValueError, match="0 hard negatives"):
-        queries.draw_training_queries(random.key(0), KB, SIZES, KB.facts, HARD[:0], 4, 0.5, 0.1)
+        queries.draw_training_queries(random.split(random.key(0), 4), KB, SIZES, KB.facts, HARD[:0], 0.5, 0.1)
 
 
 def test_other_arities_answer_no_ranking_query():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given, settings
-from tests import oracles
-from tests.oracles import programs
 
 from funcppo.logic import consequences as consequences_
 from funcppo.logic import fixpoint, joins, kb
+from tests import oracles
+from tests.oracles import programs
 
 MANY = 10**9  # a budget that no test reaches
 
