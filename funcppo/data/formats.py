@@ -52,7 +52,7 @@ def read_clauses(text: str, path: str, form: str) -> list[Clause]:
     Errors: ValueError naming file, line, format, text and what was expected; also for an empty file.
     """
     if not text.strip():
-        raise ValueError(f"{path}: empty: want rules")
+        raise ValueError(f"{path}: empty: want facts or rules")
     clauses = list(_READERS[form](text, path))
     if not clauses:
         raise ValueError(f"{path}: as {form}: want at least one clause, got none")
