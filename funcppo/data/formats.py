@@ -39,7 +39,8 @@ def detect(text: str) -> str:
     clause = bare.split("%")[0].rstrip()
     if "\t" in clause.partition("(")[0]:
         return "weighted"
-    return "Prolog" if clause.startswith("/*") or clause.endswith((".", ":-")) or ":-" not in clause else "weighted"
+    rule = ":-" in clause and not clause.startswith("/*") and not clause.endswith((".", ":-"))
+    return "weighted" if rule or not first else "Prolog"
 
 
 def read_clauses(text: str, path: str, form: str) -> list[Clause]:
@@ -51,7 +52,7 @@ def read_clauses(text: str, path: str, form: str) -> list[Clause]:
     Errors: ValueError naming file, line, format, text and what was expected; also for an empty file.
     """
     if not text.strip():
-        raise ValueError(f"{path}: empty: want rules")
+        raise ValueError(f"{path}: empty: want facts or rules")
     clauses = list(_READERS[form](text, path))
     if not clauses:
         raise ValueError(f"{path}: as {form}: want at least one clause, got none")
