@@ -37,7 +37,10 @@ def gae(
 
 
 def next_values(
-    value: F32[Tensor, "T B"], final_value: F32[Tensor, "T B"], last_value: F32[Tensor, "B"], truncated: Bool[Tensor, "T B"]
+    value: F32[Tensor, "T B"],
+    final_value: F32[Tensor, "T B"],
+    last_value: F32[Tensor, "B"],
+    truncated: Bool[Tensor, "T B"],
 ) -> F32[Tensor, "T B"]:
     """V(s_{t+1}) before any restart: the next row's value, but where an episode was cut the value of its last state."""
     return torch.where(truncated, final_value, torch.cat([value[1:], last_value.unsqueeze(0)]))

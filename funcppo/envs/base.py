@@ -48,8 +48,6 @@ class Environment:
     truncates: bool  # whether `truncated` is ever true; if not, rollouts call the network once a step
 
 
-def autoreset(
-    env: Environment, world: Any, state: State, timestep: Timestep, key: I64[Tensor, "B 2"]
-) -> State:
+def autoreset(env: Environment, world: Any, state: State, timestep: Timestep, key: I64[Tensor, "B 2"]) -> State:
     """The state with every finished row replaced by a fresh one."""
     return tree.where(timestep.terminated | timestep.truncated, env.reset(env.cfg, world, key), state)
