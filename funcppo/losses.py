@@ -73,9 +73,7 @@ def loss_fn(
     return loss, metrics
 
 
-def policy_loss(
-    ratio: F32[Tensor, "N"], advantage: F32[Tensor, "N"], clip_eps: F32[Tensor, ""] | float
-) -> F32[Tensor, ""]:
+def policy_loss(ratio: F32[Tensor, "N"], advantage: F32[Tensor, "N"], clip_eps: F32[Tensor, ""]) -> F32[Tensor, ""]:
     """-E[min(r A, clip(r, 1 - eps, 1 + eps) A)], r = pi(a|s) / pi_old(a|s).
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
@@ -89,7 +87,7 @@ def value_loss(
     value: F32[Tensor, "N"],
     old_value: F32[Tensor, "N"],
     target: F32[Tensor, "N"],
-    clip_eps: F32[Tensor, ""] | float,
+    clip_eps: F32[Tensor, ""],
 ) -> F32[Tensor, ""]:
     """Mean squared error of the value, or half of it.
 

@@ -96,9 +96,9 @@ def triples(atoms: I64[Tensor, "N W"], n_constants: int, pool: I64[Tensor, "E"] 
     )
 
 
-def holds(triples: Triples, atoms: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
-    """Whether each atom is among the triples; an index restricted to a pool holds those whose tail is in it."""
-    return _holds(triples, atoms, TAIL)
+def holds(triples: Triples, atoms: I64[Tensor, "... W"], side: int) -> Bool[Tensor, "..."]:
+    """Whether each atom is among the triples; of an index restricted to a pool, those whose argument `side` is in it."""
+    return _among(_keys(triples, side), _pattern(triples, atoms, side) + atoms[..., side])
 
 
 def n_candidates(known: Triples, queries: I64[Tensor, "Q W"], side: int, n_entities: int) -> I64[Tensor, "Q"]:
@@ -110,7 +110,7 @@ def n_candidates(known: Triples, queries: I64[Tensor, "Q W"], side: int, n_entit
       n_entities: size of the pool, which holds every answer.
     """
     start, stop = _answers(known, queries, side)
-    return n_entities - (stop - start) + _holds(known, queries, side).to(torch.int64)
+    return n_entities - (stop - start) + holds(known, queries, side).to(torch.int64)
 
 
 def provable_candidates(known: Triples, model: Triples, queries: I64[Tensor, "Q W"], side: int) -> Candidates:
@@ -129,7 +129,7 @@ def provable_candidates(known: Triples, model: Triples, queries: I64[Tensor, "Q 
         query=query[kept],
         entity=entity[kept],
         is_answer=is_answer[kept],
-        answer_provable=_holds(model, queries, side),
+        answer_provable=holds(model, queries, side),
     )
 
 
@@ -261,10 +261,6 @@ def _pattern(triples: Triples, queries: Tensor, side: int) -> Tensor:
     return (predicate * triples.base + given) * triples.base
 
 
-def _holds(triples: Triples, queries: Tensor, side: int) -> Tensor:
-    return _among(_keys(triples, side), _pattern(triples, queries, side) + queries[..., side])
-
-
 def _among(keys: Tensor, key: Tensor) -> Tensor:
     at = torch.searchsorted(keys, key)
     return at < torch.searchsorted(keys, key, right=True)
@@ -289,7 +285,7 @@ def _list_answers(triples: Triples, queries: Tensor, side: int) -> tuple[Tensor,
 def _blocked(known: Triples, pool: Tensor, queries: Tensor, side: int) -> Tensor:
     """row * (E + 1) + position in the pool, ascending, of each query's answer and of its other known answers."""
     query, key = _list_answers(known, queries, side)
-    unlisted = (~_holds(known, queries, side)).nonzero()[:, 0]
+    unlisted = (~holds(known, queries, side)).nonzero()[:, 0]
     entity = torch.cat([key % known.base, queries[unlisted, side]])
     position = torch.searchsorted(pool, entity)
     return torch.sort(torch.cat([query, unlisted]) * (len(pool) + 1) + position)[0]

@@ -97,7 +97,7 @@ def value(cfg: Config, world: Any, params: Any, env_state: Any) -> F32[Tensor, "
 def scan(fn: Callable[[Carry, Any], tuple[Carry, Any]], carry: Carry, xs: Any) -> tuple[Carry, Any]:
     """Thread `carry` through `fn` over the leading axis of `xs`: the last carry, and the outputs stacked."""
     ys = []
-    for i in range(tree.leaves(xs)[0].shape[0]):
-        carry, y = fn(carry, tree.map(lambda x: x[i], xs))
+    for x in zip(*(leaf.unbind() for leaf in tree.leaves(xs))):
+        carry, y = fn(carry, tree.unflatten(xs, list(x)))
         ys.append(y)
     return carry, tree.map(lambda *y: torch.stack(y), *ys)

@@ -1,6 +1,6 @@
 """One PPO update as a pure function of the training state:
 
-train_step = n_steps x rollout_step . learning_batch . shuffle . (n_epochs * n_minibatches) x minibatch_step
+train_step = n_steps x rollout_step . learning_batch . n_epochs x shuffle . (n_epochs n_minibatches) x minibatch_step
 """
 
 from __future__ import annotations
@@ -122,14 +122,12 @@ def learning_batch(
     return tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), metrics
 
 
-def shuffle(cfg: Config, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], tuple[Tensor, Tensor]]:
-    """The next key, the rows of every minibatch of every epoch, and which minibatches end an epoch."""
-    ppo, orders = cfg.ppo, []
-    for _ in range(ppo.n_epochs):
-        key, order_key = random.split(key).unbind()
-        orders.append(random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1))
-    number = torch.arange(ppo.n_epochs * ppo.n_minibatches, device=key.device)
-    return key, (torch.cat(orders), (number + 1) % ppo.n_minibatches == 0)
+def shuffle(cfg: Config, key: I64[Tensor, "2"], epoch: Any = None) -> tuple[I64[Tensor, "2"], tuple[Tensor, Tensor]]:
+    """The next key, the rows of every minibatch of one epoch, and which minibatch ends it."""
+    ppo = cfg.ppo
+    key, order_key = random.split(key).unbind()
+    rows = random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1)
+    return key, (rows, torch.arange(ppo.n_minibatches, device=key.device) == ppo.n_minibatches - 1)
 
 
 def gradient(
@@ -150,7 +148,7 @@ def apply_gradient(
     grads, norm = optim.clip_by_global_norm(grads, scalars.max_grad_norm)
     stepped = optim.update(ppo.adam, grads, learner.opt_state, learner.params, scalars.learning_rate)
     if ppo.target_kl is None:
-        return Learner(*stepped, learner.active), norm
+        return Learner(stepped[0], stepped[1], learner.active), norm
     beyond = approx_kl > ppo.target_kl
     stops = beyond & ends_epoch if ppo.kl_stop == "epoch" else beyond
     steps = learner.active if ppo.kl_stop == "epoch" else learner.active & ~beyond
@@ -195,10 +193,13 @@ def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER)
     act = partial(parts.rollout_step, cfg, world, state.params)
     actor, trajectory = parts.scan(act, actor, torch.arange(cfg.ppo.n_steps, device=state.key.device))
     batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
-    key, minibatches = parts.shuffle(cfg, actor.key)
+    key, epochs = parts.scan(
+        partial(parts.shuffle, cfg), actor.key, torch.arange(cfg.ppo.n_epochs, device=actor.key.device)
+    )
+    minibatches = tree.map(lambda x: x.flatten(0, 1), epochs)
     learner = Learner(state.params, state.opt_state, torch.ones_like(state.update, dtype=torch.bool))
     learn = partial(parts.minibatch_step, cfg, world, batch, scalars)
-    learner, learnt = parts.scan(learn, learner, minibatches)
+    learner, (loss, norm, stepped) = parts.scan(learn, learner, minibatches)
     after = TrainState(
         params=learner.params,
         opt_state=learner.opt_state,
@@ -208,7 +209,7 @@ def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER)
         update=state.update + 1,
         scalars=state.scalars,
     )
-    return after, _metrics(shown, *learnt, scalars)
+    return after, _metrics(shown, loss, norm, stepped, scalars)
 
 
 def _metrics(shown: RolloutMetrics, loss: LossMetrics, norm: Tensor, stepped: Tensor, scalars: Scalars) -> Metrics:

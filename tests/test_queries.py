@@ -254,14 +254,14 @@ def test_what_cannot_be_ranked_is_refused_in_one_line():
 def test_other_arities_answer_no_ranking_query():
     mixed = queries.triples(torch.tensor([[1, 1, 0, 0], [1, 1, 2, 0], [1, 1, 2, 3]]), 3)
     assert len(mixed.head) == len(mixed.tail) == 1
-    assert queries.holds(mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]])).tolist() == [True, False]
+    assert queries.holds(mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]]), queries.TAIL).tolist() == [True, False]
     assert len(queries.triples(torch.tensor([[1, 1]]), 3).tail) == 0
 
 
 def test_keys_of_many_constants_do_not_overflow_32_bits():
     atoms = torch.tensor([[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32)
     index = queries.triples(atoms, 5_000_000)
-    assert queries.holds(index, atoms).all()
+    assert queries.holds(index, atoms, queries.TAIL).all()
     for side in (HEAD, TAIL):
         got = queries.provable_candidates(index, index, atoms, side)
         assert got.answer_provable.all() and got.entity[got.is_answer].tolist() == atoms[:, side].tolist()
