@@ -135,6 +135,28 @@ def score_candidates(
     return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
 
 
+def best_rule_scores(
+    cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "n W"], derived: I64[Tensor, "m"]
+) -> F32[Tensor, "n"]:
+    """The `best-proof` scores of ground atoms at height 1: of the rules that derive each, the policy's largest.
+
+    Args:
+      derived: ascending keys, row * R + rule, of the pairs in which the rule derives the atom.
+    """
+    first = torch.arange(cfg.resolve.max_goals, device=atoms.device) == 0
+    rows = Goals(
+        torch.where(first[:, None], atoms[:, None], 0),
+        torch.zeros_like(first, dtype=torch.int32).expand(len(atoms), -1),
+    )
+    successors = resolve(cfg.resolve, world.kb, rows, atoms)
+    log_policy = _log_policy(cfg, world, params, torch.zeros_like(atoms[:, 0]), rows, successors, atoms)
+    row = torch.arange(len(atoms), device=atoms.device)[:, None]
+    key = row * cfg.resolve.sizes.n_rules + successors.rule
+    at = torch.searchsorted(derived, key).clamp_max(max(len(derived) - 1, 0))
+    applies = (derived[at] == key) & successors.mask if len(derived) else torch.zeros_like(successors.mask)
+    return torch.where(applies, log_policy[:, :-1], -torch.inf).amax(1)
+
+
 def finished(cfg: EvalConfig, state: Evaluation) -> Tensor:
     """Whether every candidate of the table has its result, 0-d."""
     return (state.next >= cfg.window) & ~torch.isfinite(state.search.log_prob).any()
@@ -171,7 +193,8 @@ def _extend(cfg: EvalConfig, world: World, params: Any, search: Search) -> Searc
     alive = torch.isfinite(search.log_prob)
     rows = Goals(torch.where(alive.view(-1, 1, 1), rows.atoms, 0), rows.height)
     successors = resolve(cfg.resolve, world.kb, rows, query)
-    log_policy = _log_policy(cfg, world, params, search, rows, successors, query)
+    depth = search.depth.repeat_interleave(K, 0)
+    log_policy = _log_policy(cfg, world, params, depth, rows, successors, query)
     choice = _choices(cfg, log_policy, successors).view(B, K, S)
     child = (search.log_prob[:, :, None] + choice).view(B, K * S)
     proved = (successors.goals.atoms[:, :, 0, 0] == 0).view(B, K * S)
@@ -205,7 +228,7 @@ def _extend(cfg: EvalConfig, world: World, params: Any, search: Search) -> Searc
 
 
 def _log_policy(
-    cfg: EvalConfig, world: World, params: Any, search: Search, rows: Goals, successors: Successors, query: Tensor
+    cfg: EvalConfig, world: World, params: Any, depth: Tensor, rows: Goals, successors: Successors, query: Tensor
 ) -> F32[Tensor, "BK S1"]:
     """Log-probabilities of the policy over the successors of each partial proof, and END."""
     observation = Observation(
@@ -215,7 +238,7 @@ def _log_policy(
         mask=torch.cat([successors.mask, torch.ones_like(successors.mask[:, :1])], 1),
         query=query,
         known=kbase.contains(world.kb, cfg.resolve.sizes, query.long()),
-        remaining=1.0 - search.depth.repeat_interleave(cfg.beam, 0) / cfg.max_depth,
+        remaining=1.0 - depth / cfg.max_depth,
     )
     return torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, observation).logits, -1)
 

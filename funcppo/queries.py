@@ -97,7 +97,7 @@ def triples(atoms: I64[Tensor, "N W"], n_constants: int, pool: I64[Tensor, "E"] 
 
 
 def holds(triples: Triples, atoms: I64[Tensor, "... W"], side: int) -> Bool[Tensor, "..."]:
-    """Whether each atom is among the triples; of an index restricted to a pool, those whose argument `side` is in it."""
+    """Whether each atom is among the triples, and its argument `side` in the pool that they are restricted to."""
     return _among(_keys(triples, side), _pattern(triples, atoms, side) + atoms[..., side])
 
 
