@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from funcppo.data import load, parse_query, show_atom
+from funcppo.data import Dataset, load, parse_query, show_atom
 from funcppo.data.printing import clauses_of, write_clauses
 
 TRIPLES = b"ann\tknows\tbob\nbob\tknows\tcid\ncid\tlikes\tann\nann lee\tlikes\tO'Hara\n/m/02\t/p/q.r\t-1\n"
@@ -101,6 +101,16 @@ def attempt(folder: Path, name: str, text: bytes) -> bool:
     return True
 
 
+def attempt_query(dataset: Dataset, text: str) -> None:
+    """A query is refused by one line of ValueError, or printed so that it reads back."""
+    try:
+        atom = parse_query(dataset, text)
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error) and len(str(error)) < 1000, error
+    else:
+        assert (parse_query(dataset, show_atom(dataset, atom)) == atom).all(), text
+
+
 def repr_of(clauses: list) -> list[tuple]:
     """Clauses made comparable: weights and lines left out."""
     return [clause[:2] for clause in clauses]
@@ -111,10 +121,13 @@ def fuzz(n_bytes: int, seed: int) -> dict[str, int]:
     rng = np.random.default_rng(seed)
     counts = {"bytes": 0, "inputs": 0, "accepted": 0, "rejected": 0}
     with tempfile.TemporaryDirectory() as temporary:
+        known = load(good_folder(Path(temporary) / "known", ""))
         folders = {name: good_folder(Path(temporary) / name, name) for name in SEEDS}
         while counts["bytes"] < n_bytes:
             name = list(SEEDS)[rng.integers(len(SEEDS))]
             text = mutate(rng, SEEDS[name][rng.integers(len(SEEDS[name]))])
+            attempt_query(known, text[:300].decode("utf-8", "replace"))
+            attempt_query(known, mutate(rng, b"knows(ann, 'O\\'Hara')")[:300].decode("utf-8", "replace"))
             accepted = attempt(folders[name], name, text)
             more = {"bytes": len(text), "inputs": 1, "accepted": accepted, "rejected": not accepted}
             counts = {key: counts[key] + more[key] for key in counts}
@@ -125,7 +138,7 @@ def good_folder(folder: Path, name: str) -> Path:
     """A folder that lacks only the file `name` to be a data set."""
     folder.mkdir()
     for split in ("train.txt", "valid.txt", "test.txt"):
-        if not name.startswith(split):
+        if not name or not name.startswith(split):
             (folder / split).write_bytes(TRIPLES)
     return folder
 

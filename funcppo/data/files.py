@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from pathlib import Path
 from typing import cast
 
 from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
 from funcppo.data.formats import detect, read_clauses
+from funcppo.data.kinship import family_tree
 from funcppo.data.tokens import shorten
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -33,9 +35,12 @@ def load(name_or_path: str | Path, rules: str | Path | None = None) -> Dataset:
         dataset = from_clauses(path.name, read_clauses(_text(path), str(path), "Prolog"), str(path))
     elif str(name_or_path).isidentifier() and embedded.is_dir():
         dataset = _folder(embedded, default_rules=rules is None)
+    elif re.fullmatch(r"family_tree:[0-9]{1,9}:[0-9]{1,9}", str(name_or_path)):
+        dataset = family_tree(*map(int, str(name_or_path).split(":")[1:]))
     else:
-        known = ", ".join(sorted(p.name for p in EMBEDDED.glob("*") if p.is_dir()))
-        raise ValueError(f"unknown data set {shorten(str(name_or_path))}: want a folder, a .pl file or one of {known}")
+        known = [*sorted(p.name for p in EMBEDDED.glob("*") if p.is_dir()), "family_tree:PEOPLE:SEED"]
+        problem = f"want a folder, a .pl file or one of {', '.join(known)}"
+        raise ValueError(f"unknown data set {shorten(str(name_or_path))}: {problem}")
     return dataset if rules is None else _with_rule_file(dataset, Path(rules))
 
 

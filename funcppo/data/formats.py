@@ -81,6 +81,8 @@ def _prolog_clause(tokens: list[Token]) -> Clause:
 
 
 def _lines(form: str, read: Callable[[str], Clause]) -> Callable[[str, str], Iterator[Clause]]:
+    """The reader of a line format, given how to read one line."""
+
     def reader(text: str, path: str) -> Iterator[Clause]:
         lines = [(at, line.rstrip("\r")) for at, line in enumerate(text.split("\n"), 1)]
         lines = [(at, line) for at, line in lines if line.strip() and not line.startswith(_COMMENT)]
