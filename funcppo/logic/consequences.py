@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import joins, keys
-from funcppo.logic import kb as kb_
 from funcppo.logic.joins import Columns, Literal, Relation, Unequal
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.rules import Atom, Rule, different_variables, head_columns, query_of, relations_of, rules_of
@@ -28,7 +27,7 @@ from funcppo.types import I32, I64
 
 
 class Consequences(NamedTuple):
-    """Pairs of a derived atom and the rule that derives it, each once; by rule, then by atom."""
+    """Pairs of a derived atom and the rule that derives it, each once, in the order of the rules."""
 
     atoms: I32[Tensor, "n W"]
     rule: I64[Tensor, "n"]
@@ -57,13 +56,13 @@ def each_consequence(
         columns = _heads(rule, relations, sizes, unequal, kb.facts.device)
         if leave_one_out:
             circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
-            kept = ~joins.member(columns, Relation(circular, circular[0].numel()), sizes.n_constants)
+            kept = ~joins.locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
             columns = tuple(column[kept] for column in columns)
         atoms = torch.stack([torch.full_like(columns[0], rule.head[0]), *columns], dim=1)
         yield Consequences(
             atoms=atoms.to(torch.int32),
             rule=torch.full_like(columns[0], rule.id),
-            fact=kb_.fact_id(kb, sizes, atoms),
+            fact=_fact_ids(rule.head[0], columns, relations, kb, sizes),
         )
 
 
@@ -91,17 +90,27 @@ def with_confidence(kb: KnowledgeBase, sizes: Sizes, *, object_identity: bool = 
     return kb._replace(support=counts[:, 0].contiguous(), body_pairs=counts[:, 1].contiguous())
 
 
+def _fact_ids(
+    predicate: int, columns: Columns, relations: dict[int, Relation], kb: KnowledgeBase, sizes: Sizes
+) -> Tensor:
+    """The rows of a predicate's atoms among the facts, -1 where they are not there."""
+    if predicate not in relations:
+        return torch.full_like(columns[0], -1)
+    first = torch.searchsorted(kb.facts[:, 0].contiguous(), torch.tensor(predicate, device=kb.facts.device))
+    row, found = joins.locate(columns, relations[predicate], sizes.n_constants)
+    return torch.where(found, first + row, -1)
+
+
 def _heads(
     rule: Rule, relations: dict[int, Relation], sizes: Sizes, unequal: list[Unequal], device: torch.device
 ) -> Columns:
-    """The argument columns of a rule's distinct heads, in lexicographic order."""
+    """The argument columns of a rule's distinct heads, each once."""
     empty = tuple(torch.empty(0, dtype=torch.int64, device=device) for _ in rule.head[1:])
     if any(atom[0] not in relations for atom in rule.body):
         return empty
     query = query_of(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, unequal)
-    parts = [head_columns(rule, table, device) for table in joins.solve(query)]
-    columns = tuple(torch.cat(same) for same in zip(empty, *parts))
-    return keys.distinct(columns, [sizes.n_constants.bit_length()] * len(columns))
+    tables = list(joins.solve(query))
+    return head_columns(rule, joins.union(tables, query.bits), device) if tables else empty
 
 
 def _circular(
@@ -129,7 +138,7 @@ def _circular(
     )
     sound = [head_columns(rule, table, device) for table in joins.solve(query)]
     sound = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
-    kept = ~joins.member(suspects, Relation(sound, sound[0].numel()), n)
+    kept = ~joins.locate(suspects, Relation(sound, sound[0].numel()), n)[1]
     return tuple(column[kept] for column in suspects)
 
 

@@ -219,7 +219,7 @@ def _unknown(columns: Columns, known: Relation | None, sizes: Sizes) -> Columns:
     """The rows that a relation does not hold."""
     if known is None:
         return columns
-    fresh = ~joins.member(columns, known, sizes.n_constants)
+    fresh = ~joins.locate(columns, known, sizes.n_constants)[1]
     return tuple(column[fresh] for column in columns)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from funcppo.logic import keys
 
+_DENSE = 16  # ids per row up to which a view is indexed by id, without a search
 PIECE = 1 << 22  # rows of an intermediate result held at once, 8 bytes a row and column
 
 Columns = tuple[Tensor, ...]
@@ -43,6 +44,18 @@ class View:
     size: int
     levels: tuple[Tensor, ...]
     keys: Tensor
+    starts: Tensor | None  # where the rows of each value of the first column start, if that is all the index
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A literal to join next: for each row of a table, the rows of the literal's view that agree with it."""
+
+    literal: Literal
+    new: tuple[int, ...]  # the variables that it adds, the last columns of the view
+    view: View
+    low: Tensor
+    count: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,7 @@ def solve(query: Query) -> Iterator[Table]:
     held = [list(_extend(UNIT, part)) for part in parts[:-1]]
     if not all(held):
         return
-    tables = [union(pieces, part) for pieces, part in zip(held, parts)]
+    tables = [union(pieces, query.bits) for pieces in held]
     for piece in _extend(UNIT, parts[-1]) if parts else [UNIT]:
         for product in _multiply(tables, piece):
             found = project(_filter(product, crossing, query), query.wanted, query)
@@ -113,21 +126,22 @@ def solve(query: Query) -> Iterator[Table]:
                 yield found
 
 
-def member(columns: Columns, relation: Relation, n_constants: int) -> Tensor:
-    """Which rows a relation holds."""
+def locate(columns: Columns, relation: Relation, n_constants: int) -> tuple[Tensor, Tensor]:
+    """Where each row stands in a relation, and whether it does."""
     query = Query((), (), (), n_constants)
     names = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
     seen = _view(Literal(relation, names, frozenset(names)), names, len(names), query)
     key, found = keys.walk(seen.levels, columns, [query.bits] * len(columns))
-    return found & keys.find(seen.keys, key)[1]
+    at, hit = keys.find(seen.keys, key)
+    return at, found & hit
 
 
-def union(tables: list[Table], query: Query) -> Table:
-    """The distinct rows of some tables over `query.wanted`."""
+def union(tables: list[Table], bits: int) -> Table:
+    """The distinct rows of some tables over the same variables; of one table, as they are."""
     if len(tables) == 1:
         return tables[0]
     columns = tuple(torch.cat(parts) for parts in zip(*(table.columns for table in tables)))
-    return _distinct(Table(tables[0].names, columns, sum(table.size for table in tables)), query.bits)
+    return _distinct(Table(tables[0].names, columns, sum(table.size for table in tables)), bits)
 
 
 def project(table: Table, names: tuple[int, ...], query: Query) -> Table:
@@ -187,96 +201,85 @@ def _extend(table: Table, query: Query) -> Iterator[Table]:
     if not query.literals:
         yield project(table, query.wanted, query)
         return
-    literal = _next(table, query)
-    rest = tuple(other for other in query.literals if other is not literal)
-    bound = literal.variables.union(table.names)
+    match = _next(table, query)
+    rest = tuple(other for other in query.literals if other is not match.literal)
+    bound = match.literal.variables.union(table.names)
     now = [u for u in query.unequal if query.variables(*u) <= bound]
     later = tuple(u for u in query.unequal if u not in now)
     needed = query.needed(rest, later)
-    new = _new(table, literal, needed | query.needed((), now))
-    keep = tuple(v for v in table.names + new if v in needed)
+    keep = tuple(v for v in table.names + match.new if v in needed)
     tail = replace(query, literals=rest, unequal=later)
     held: list[Table] = []
-    for piece in _join(table, literal, new, query):
+    for piece in _join(table, match):
         held.append(project(_filter(piece, now, query), keep, query))
         if sum(t.size for t in held) > PIECE:
-            yield from _extend(union(held, replace(query, wanted=keep)), tail)
+            yield from _extend(union(held, query.bits), tail)
             held = []
     if held:
-        yield from _extend(union(held, replace(query, wanted=keep)), tail)
+        yield from _extend(union(held, query.bits), tail)
 
 
-def _new(table: Table, literal: Literal, needed: set[int]) -> tuple[int, ...]:
-    """The needed variables that the literal adds to the table."""
-    return tuple(v for v in dict.fromkeys(literal.terms) if v in literal.variables and v in needed - set(table.names))
-
-
-def _next(table: Table, query: Query) -> Literal:
+def _next(table: Table, query: Query) -> Match:
     """The literal to join now: of those that share a variable, the one with the fewest resulting rows."""
     if not table.names:
-        return min(query.literals, key=lambda literal: literal.relation.size)
-    linked = [literal for literal in query.literals if literal.variables & set(table.names)]
-    if len(linked) == 1:
-        return linked[0]
-    sizes = []
-    for literal in linked:
-        others = [other for other in query.literals if other is not literal]
-        new = _new(table, literal, query.needed(others, query.unequal))
-        low, high, _ = _ranges(table, literal, new, query)
-        sizes.append(int((high - low).sum()))
-    return linked[sizes.index(min(sizes))]
+        return _match(table, min(query.literals, key=lambda literal: literal.relation.size), query)
+    matches = [_match(table, literal, query) for literal in query.literals if literal.variables & set(table.names)]
+    return matches[0] if len(matches) == 1 else min(matches, key=lambda match: int(match.count.sum()))
 
 
-def _join(table: Table, literal: Literal, new: tuple[int, ...], query: Query) -> Iterator[Table]:
-    """The join of a table with the projection of a literal on its shared and its new variables, in pieces."""
-    if not table.names:
-        seen = _view(literal, new, 0, query)
-        yield Table(new, seen.columns, seen.size)
-        return
-    low, high, seen = _ranges(table, literal, new, query)
-    if not new:
-        kept = high > low
-        columns = tuple(column[kept] for column in table.columns)
-        yield Table(table.names, columns, columns[0].numel())
-        return
-    for row, at in _positions(low, high - low):
-        columns = tuple(c[row] for c in table.columns) + tuple(c[at] for c in seen.columns[-len(new) :])
-        yield Table(table.names + new, columns, row.numel())
-
-
-def _ranges(table: Table, literal: Literal, new: tuple[int, ...], query: Query) -> tuple[Tensor, Tensor, View]:
-    """For each row of the table, the first row of the literal's view that agrees with it and the one after the last."""
+def _match(table: Table, literal: Literal, query: Query) -> Match:
+    needed = query.needed([other for other in query.literals if other is not literal], query.unequal)
     shared = tuple(v for v in table.names if v in literal.variables)
+    new = tuple(v for v in dict.fromkeys(literal.terms) if v in literal.variables & needed and v not in shared)
     seen = _view(literal, shared + new, len(shared), query)
+    if not shared:
+        return Match(literal, new, seen, seen.keys, seen.keys)
     columns = [table.columns[table.names.index(v)] for v in shared]
+    if seen.starts is not None:
+        low = seen.starts.index_select(0, columns[0])
+        return Match(literal, new, seen, low, seen.starts.index_select(0, columns[0] + 1) - low)
     key, found = keys.walk(seen.levels, columns, [query.bits] * len(shared))
     low = torch.searchsorted(seen.keys, key)
-    high = torch.searchsorted(seen.keys, key, right=True)
-    return low, torch.where(found, high, low), seen
+    return Match(literal, new, seen, low, torch.where(found, torch.searchsorted(seen.keys, key, right=True) - low, 0))
+
+
+def _join(table: Table, match: Match) -> Iterator[Table]:
+    """The join of a table with the view of a match, in pieces."""
+    if not table.names:
+        yield Table(match.new, match.view.columns, match.view.size)
+    elif not match.new:
+        yield _rows(table, match.count > 0)
+    else:
+        added = match.view.columns[-len(match.new) :]
+        for row, at in _positions(match.low, match.count):
+            columns = (*(c.index_select(0, row) for c in table.columns), *(c.index_select(0, at) for c in added))
+            yield Table(table.names + match.new, columns, row.numel())
 
 
 def _positions(low: Tensor, count: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (row, low[row] + i) for every row and every i < count[row], at most PIECE at a time."""
     end = torch.cumsum(count, 0)
-    total = int(end[-1])
+    total, shift = int(end[-1]), low - end + count
     for start in range(0, total, PIECE):
         stop = min(start + PIECE, total)
-        taken = end.clamp(start, stop) - (end - count).clamp(start, stop)
+        taken = count if total <= PIECE else end.clamp(start, stop) - (end - count).clamp(start, stop)
         row = torch.repeat_interleave(taken, output_size=stop - start)
-        at = torch.arange(start, stop, device=low.device)
-        yield row, at + (low - end + count)[row]
+        yield row, torch.arange(start, stop, device=low.device) + shift.index_select(0, row)
+
+
+def _rows(table: Table, kept: Tensor) -> Table:
+    row = kept.nonzero().squeeze(1)
+    return Table(table.names, tuple(column.index_select(0, row) for column in table.columns), row.numel())
 
 
 def _filter(table: Table, unequal: Sequence[Unequal], query: Query) -> Table:
     """The rows that differ in some place of each pair; rows stay distinct."""
-    column = dict(zip(table.names, table.columns))
     for left, right in unequal:
+        column = dict(zip(table.names, table.columns))
         places = [column.get(a, a) != column.get(b, b) for a, b in zip(left, right) if a != b]
         if not any(place is True for place in places):
-            kept = torch.stack([torch.as_tensor(place) for place in places]).any(0)
-            column = {name: values[kept] for name, values in column.items()}
-    size = next(iter(column.values())).numel() if column else table.size
-    return Table(table.names, tuple(column.values()), size)
+            table = _rows(table, torch.stack([torch.as_tensor(place) for place in places]).any(0))
+    return table
 
 
 def _view(literal: Literal, names: tuple[int, ...], indexed: int, query: Query) -> View:
@@ -293,11 +296,12 @@ def _make_view(literal: Literal, places: list[int], indexed: int, query: Query) 
     columns, terms = literal.relation.columns, literal.terms
     same = [t if t not in literal.variables else columns[terms.index(t)] for t in terms]
     masks = [columns[j] == value for j, value in enumerate(same) if value is not columns[j]]
-    if masks:
-        kept = torch.stack(masks).all(0)
-        columns = tuple(column[kept] for column in columns)
-    table = Table((), tuple(columns[j] for j in places), columns[0].numel())
-    if places != list(range(len(columns))):
-        table = _distinct(table, query.bits)
+    table = Table(tuple(range(len(columns))), columns, columns[0].numel())
+    for mask in [torch.stack(masks).all(0)] if masks else []:
+        table = _rows(table, mask)
+    if tuple(places) != table.names:
+        table = _distinct(Table((), tuple(table.columns[j] for j in places), table.size), query.bits)
     levels, key = keys.pack(table.columns[:indexed], [query.bits] * indexed) if indexed else ((), torch.empty(0))
-    return View(table.columns, table.size, levels, key)
+    dense = indexed == 1 and query.n_constants <= _DENSE * table.size
+    every = torch.arange(query.n_constants + 2, device=key.device)
+    return View(table.columns, table.size, levels, key, torch.searchsorted(key, every) if dense else None)

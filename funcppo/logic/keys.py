@@ -54,7 +54,7 @@ def find(keys: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     if keys.numel() == 0:
         return torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
     at = torch.searchsorted(keys, key).clamp_max(keys.numel() - 1)
-    return at, keys[at] == key
+    return at, keys.take(at) == key
 
 
 def unpack(key: Tensor, bits: Sequence[int]) -> tuple[Tensor, ...]:
@@ -69,6 +69,5 @@ def distinct(columns: Sequence[Tensor], bits: Sequence[int]) -> tuple[Tensor, ..
     if not levels:
         return unpack(torch.unique(key), bits)
     key, order = torch.sort(key)
-    first = torch.ones_like(key, dtype=torch.bool)
-    first = torch.cat([first[:1], key[1:] != key[:-1]])
-    return tuple(column[order[first]] for column in columns)
+    first = torch.cat([torch.ones_like(key[:1], dtype=torch.bool), key[1:] != key[:-1]])
+    return tuple(column.index_select(0, order[first]) for column in columns)
