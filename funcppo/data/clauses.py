@@ -36,7 +36,7 @@ class Clause(NamedTuple):
 
 _CONTROL = {"\\+": "negation", "not": "negation", "!": "a cut", ";": "a disjunction", "|": "a disjunction"}
 _CONTROL |= {"->": "an if-then-else", "[": "a list", "{": "a term in braces", '"': "a string", "-->": "a grammar rule"}
-_CONTROL |= {"'": "a quote that is never closed", "/*": "a comment that is never closed"}
+_CONTROL |= {"'": "a quote that is never closed", "}": "a term in braces", "]": "a list", "-": "a sign or an operator"}
 _ARITHMETIC = {"is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=", "==", "\\=", "\\==", "=..", "@<", "@>"}
 _BUILT_INS = """
     true/0 fail/0 false/0 not/1 call/1 call/2 call/3 once/1 ignore/1 findall/3 bagof/3 setof/3 forall/2 aggregate_all/3
@@ -90,6 +90,8 @@ def parse_atom(tokens: list[Token], at: int, *, prolog: bool) -> tuple[Atom, int
     opened = not predicate.kind.startswith("end") and tokens[at + 1].kind == "("
     if predicate == ("name", "not") and tokens[at + 1].kind in ("name", "quoted", "variable"):
         raise _wanted("a predicate", predicate)
+    if predicate.kind in ("variable", "integer") and tokens[at + 1].text in _ARITHMETIC:
+        raise _wanted("a predicate", tokens[at + 1])
     if predicate.kind not in ("name", "quoted") and not (predicate.kind == "variable" and opened and not prolog):
         raise _wanted("a predicate", predicate)
     args: list[Var | str] = []
@@ -114,7 +116,7 @@ def _argument(tokens: list[Token], at: int, *, prolog: bool) -> Var | str:
         return Var(token.text if token.text != "_" else f"_ {at}")  # a space: no other variable is called so
     name = _name(token)
     if prolog and token.kind == "quoted" and is_integer(name):
-        raise ValueError(f"want the number {name} without quotes: to Prolog the atom {token.text} is another constant")
+        raise ValueError(f"want the number {name} without quotes: to Prolog, {shorten(token.text)} is another constant")
     return name
 
 
@@ -125,4 +127,5 @@ def _name(token: Token) -> str:
 def _wanted(expected: str, token: Token) -> ValueError:
     got = token.text if token.kind.startswith("end") and token.text != "." else shorten(token.text)
     kind = _CONTROL.get(token.text) or ("a built-in" if token.text in _ARITHMETIC else "")
+    kind = "a comment that is never closed" if token.kind.startswith("/*") else kind
     return ValueError(f"want {expected}, got {kind + ' ' if kind else ''}{got}")

@@ -76,9 +76,12 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
     rows = [triple for split in splits.values() for triple in split]
     entities, predicates = number(t for h, _, tail in rows for t in (h, tail)), number(r for _, r, _ in rows)
     train = list(dict.fromkeys(splits["train"]))
+    facts = dict.fromkeys([*train, *splits.get("facts", [])])
     encode = lambda split: np.array([(predicates[r], entities[h], entities[t]) for h, r, t in split], np.int32).reshape(
         -1, 3
     )
+    n_duplicates = len(splits["train"]) - len(train)
+    n_unseen = len(entities) - len({t for h, _, tail in facts for t in (h, tail)})
     return Dataset(
         name=name,
         entities=tuple(entities),
@@ -87,12 +90,21 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
         train=encode(train),
         valid=encode(splits["valid"]),
         test=encode(splits["test"]),
-        facts=encode(dict.fromkeys([*train, *splits.get("facts", [])])),
+        facts=encode(facts),
         rules=np.zeros((0, 1, 3), np.int32),
         rule_weights=np.zeros(0),
-        n_duplicates=len(splits["train"]) - len(train),
-        notes=(),
+        n_duplicates=n_duplicates,
+        notes=_notes(n_duplicates, n_unseen),
     )
+
+
+def _notes(n_duplicates: int, n_unseen: int) -> tuple[str, ...]:
+    notes = []
+    if n_duplicates:
+        notes.append(f"train: {n_duplicates} lines repeat another and were dropped")
+    if n_unseen:
+        notes.append(f"valid, test: {n_unseen} entities occur in no known fact; they are kept")
+    return tuple(notes)
 
 
 def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
@@ -118,7 +130,7 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
         rules=np.zeros((0, 1, facts.shape[1]), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=len(stated) - len(facts),
-        notes=(),
+        notes=_notes(len(stated) - len(facts), 0),
     )
     return with_rules(dataset, [clause for clause in clauses if clause.body], path)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from pathlib import Path
 from typing import cast
 
 from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
 from funcppo.data.formats import detect, read_clauses
+from funcppo.data.kinship import family_tree
 from funcppo.data.tokens import shorten
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -33,9 +35,12 @@ def load(name_or_path: str | Path, rules: str | Path | None = None) -> Dataset:
         dataset = from_clauses(path.name, read_clauses(_text(path), str(path), "Prolog"), str(path))
     elif str(name_or_path).isidentifier() and embedded.is_dir():
         dataset = _folder(embedded, default_rules=rules is None)
+    elif re.fullmatch(r"family_tree:[0-9]{1,9}:[0-9]{1,9}", str(name_or_path)):
+        dataset = family_tree(*map(int, str(name_or_path).split(":")[1:]))
     else:
-        known = ", ".join(sorted(p.name for p in EMBEDDED.glob("*") if p.is_dir()))
-        raise ValueError(f"unknown data set {shorten(str(name_or_path))}: want a folder, a .pl file or one of {known}")
+        known = [*sorted(p.name for p in EMBEDDED.glob("*") if p.is_dir()), "family_tree:PEOPLE:SEED"]
+        problem = f"want a folder, a .pl file or one of {', '.join(known)}"
+        raise ValueError(f"unknown data set {shorten(str(name_or_path))}: {problem}")
     return dataset if rules is None else _with_rule_file(dataset, Path(rules))
 
 
@@ -53,11 +58,12 @@ def from_triples(
 
 
 def _folder(folder: Path, *, default_rules: bool) -> Dataset:
-    splits = {split: _triples(_existing(folder / f"{split}.txt")) for split in ("train", "valid", "test")}
+    paths = {split: _existing(folder / f"{split}.txt") for split in ("train", "valid", "test")}
     extra = _variant(folder / "facts.txt")
     if extra:
-        splits["facts"] = _triples(extra)
-    _check_spelling(folder, splits)
+        paths["facts"] = extra
+    splits = {split: _triples(path) for split, path in paths.items()}
+    _check_spelling(paths, splits)
     dataset = from_splits(folder.name, splits)
     found = next((p for name in _RULE_FILES if (p := _variant(folder / name))), None)
     return _with_rule_file(dataset, found) if found and default_rules else dataset
@@ -116,20 +122,16 @@ def _triples(path: Path) -> list[Triple]:
     return rows
 
 
-def _check_spelling(folder: Path, splits: dict[str, list[Triple]]) -> None:
+def _check_spelling(paths: dict[str, Path], splits: dict[str, list[Triple]]) -> None:
     """Errors: ValueError when two entities, or two relations, differ in white space only."""
-    names = [{t for rows in splits.values() for row in rows for t in (row[0], row[2])}]
-    names += [{row[1] for rows in splits.values() for row in rows}]
+    names = [dict.fromkeys(t for rows in splits.values() for row in rows for t in (row[0], row[2]))]
+    names += [dict.fromkeys(row[1] for rows in splits.values() for row in rows)]
     for distinct in names:
         spellings: dict[str, str] = {}
-        for name in sorted(distinct):
+        for name in distinct:
             other = spellings.setdefault(" ".join(name.split()), name)
             if other != name:
-                _raise_spelling(folder, splits, name, other)
-
-
-def _raise_spelling(folder: Path, splits: dict[str, list[Triple]], name: str, other: str) -> None:
-    places = {(split, at): set(row) for split, rows in splits.items() for at, row in enumerate(rows, 1)}
-    split, at = max(next(place for place in places if n in places[place]) for n in (name, other))
-    problem = f"want one spelling, got {shorten(name)} and {shorten(other)}, which differ in white space"
-    raise ValueError(f"{folder / split}.txt:{at}: {problem}")
+                places = ((s, at) for s, rows in splits.items() for at, row in enumerate(rows, 1) if name in row)
+                split, at = next(places)
+                problem = f"want one spelling, got {shorten(other)} and {shorten(name)}, which differ in white space"
+                raise ValueError(f"{paths[split]}:{at}: {problem}")

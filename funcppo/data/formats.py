@@ -16,15 +16,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from funcppo.data.clauses import Atom, Clause, Var, check_safe, parse_clause
-from funcppo.data.tokens import QUOTED, is_anyburl_variable, line_tokens, prolog_clauses, shorten, unquote
+from funcppo.data.tokens import QUOTED, Token, is_anyburl_variable, line_tokens, prolog_clauses, shorten, unquote
 
 _COMMENT = ("#", "Rule\t")
 _QUOTED = re.compile(QUOTED)
 _AMIE_SPACED = re.compile(rf"{QUOTED}|=>|\?\S++|\S+(?: (?!=>|\?)\S+)*+")  # a name may hold single spaces
 _AMIE_PLAIN = re.compile(rf"{QUOTED}|\S+")
-_AMIE_VARIABLE = re.compile(r"\?\w+")
+_AMIE_VARIABLE = re.compile(r"\w+")
 
 
 def detect(text: str) -> str:
@@ -38,7 +39,8 @@ def detect(text: str) -> str:
     clause = bare.split("%")[0].rstrip()
     if "\t" in clause.partition("(")[0]:
         return "weighted"
-    return "Prolog" if clause.startswith("/*") or clause.endswith((".", ":-")) or ":-" not in clause else "weighted"
+    rule = ":-" in clause and not clause.startswith("/*") and not clause.endswith((".", ":-"))
+    return "weighted" if rule or not first else "Prolog"
 
 
 def read_clauses(text: str, path: str, form: str) -> list[Clause]:
@@ -50,16 +52,16 @@ def read_clauses(text: str, path: str, form: str) -> list[Clause]:
     Errors: ValueError naming file, line, format, text and what was expected; also for an empty file.
     """
     if not text.strip():
-        raise ValueError(f"{path}: empty: want rules")
+        raise ValueError(f"{path}: empty: want facts or rules")
     clauses = list(_READERS[form](text, path))
     if not clauses:
         raise ValueError(f"{path}: as {form}: want at least one clause, got none")
     return clauses
 
 
-def _checked(form: str, path: str, line: int, text: str, read: Callable[[str], Clause]) -> Clause:
+def _checked(form: str, path: str, line: int, text: str, read: Callable[[], Clause]) -> Clause:
     try:
-        clause = read(text)
+        clause = read()
         check_safe(clause.head, clause.body)
     except ValueError as error:
         raise ValueError(f"{path}:{line}: as {form}: {error}, in {shorten(text.strip())}") from None
@@ -68,14 +70,19 @@ def _checked(form: str, path: str, line: int, text: str, read: Callable[[str], C
 
 def _prolog(text: str, path: str) -> Iterator[Clause]:
     for line, source, tokens in prolog_clauses(text):
-        if tokens[0].kind in (":-", "?-"):
-            problem = "want a fact or a rule, got a directive or a query"
-            raise ValueError(f"{path}:{line}: as Prolog: {problem}, in {shorten(source)}")
-        read = lambda _, tokens=tokens: Clause(*parse_clause(tokens, ":-", prolog=True), math.nan, 0)
-        yield _checked("Prolog", path, line, source, read)
+        yield _checked("Prolog", path, line, source, partial(_prolog_clause, tokens))
+
+
+def _prolog_clause(tokens: list[Token]) -> Clause:
+    if tokens[0].kind in (":-", "?-"):
+        raise ValueError(f"want a fact or a rule, got the directive or query {tokens[0].text}")
+    head, body = parse_clause(tokens, ":-", prolog=True)
+    return Clause(head, body, math.nan, 0)
 
 
 def _lines(form: str, read: Callable[[str], Clause]) -> Callable[[str, str], Iterator[Clause]]:
+    """The reader of a line format, given how to read one line."""
+
     def reader(text: str, path: str) -> Iterator[Clause]:
         lines = [(at, line.rstrip("\r")) for at, line in enumerate(text.split("\n"), 1)]
         lines = [(at, line) for at, line in lines if line.strip() and not line.startswith(_COMMENT)]
@@ -83,7 +90,7 @@ def _lines(form: str, read: Callable[[str], Clause]) -> Callable[[str, str], Ite
             want, got = lines[0][1].count("\t") + 1, line.count("\t") + 1
             if want != got:
                 raise ValueError(f"{path}:{at}: as {form}: want {want} columns, got {got}, in {shorten(line)}")
-            yield _checked(form, path, at, line, read)
+            yield _checked(form, path, at, line, partial(read, line))
 
     return reader
 
@@ -114,10 +121,9 @@ def _amie(line: str) -> Clause:
 
 
 def _amie_atom(triple: list[str]) -> Atom:
-    head, relation, tail = (unquote(t) if _QUOTED.fullmatch(t) else Var(t) if t[0] == "?" else t for t in triple)
-    if isinstance(relation, Var) or any(
-        isinstance(t, Var) and not _AMIE_VARIABLE.fullmatch(t.name) for t in (head, tail)
-    ):
+    head, relation, tail = (unquote(t) if _QUOTED.fullmatch(t) else Var(t[1:]) if t[0] == "?" else t for t in triple)
+    names = [t.name for t in (head, tail) if isinstance(t, Var)]
+    if isinstance(relation, Var) or not all(map(_AMIE_VARIABLE.fullmatch, names)):
         raise ValueError(f"want a relation between two constants or variables, got {shorten(' '.join(triple))}")
     return Atom(relation, (head, tail))
 

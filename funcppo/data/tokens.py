@@ -33,6 +33,7 @@ _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v"
 _SIMPLE |= {"\n": "", "\\": "\\", "'": "'", '"': '"', "`": "`"}
 _ESCAPED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_PROLOG_NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
 _BARE = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")  # a full stop at the end would be taken for that of the clause
 
 
@@ -43,7 +44,7 @@ def shorten(text: str, width: int = 60) -> str:
 
 def is_variable(text: str) -> bool:
     """Whether an unquoted argument is a variable as in Prolog: `_` or a capital comes first."""
-    return text[0] == "_" or text[0].isupper() or text[0].istitle()
+    return text[0] == "_" or text[0].isupper()
 
 
 def is_anyburl_variable(text: str) -> bool:
@@ -54,6 +55,11 @@ def is_anyburl_variable(text: str) -> bool:
 def is_bare(text: str) -> bool:
     """Whether a name needs no quotes in a line format, variables aside."""
     return _BARE.fullmatch(text) is not None
+
+
+def is_prolog_name(text: str) -> bool:
+    """Whether a name needs no quotes in any Prolog: a small letter of a to z, then letters, digits and `_`."""
+    return _PROLOG_NAME.fullmatch(text) is not None
 
 
 def is_integer(text: str) -> bool:

@@ -1,9 +1,53 @@
-from typing import NamedTuple
+"""What an environment is: three pure functions and their settings.
+
+    reset(cfg, world, key)                           -> state       one row for each key
+    step_functional(cfg, world, state, action, key)  -> state, Timestep
+    observe(cfg, world, state)                       -> observation
+
+`cfg` is a frozen dataclass of Python scalars. `world` is a NamedTuple of tensors that stay fixed while a policy learns
+(`NoWorld()` where there are none). `state` is any NamedTuple of tensors with the leading axis B, the observation a
+tensor or a NamedTuple of tensors with the leading axis B. `key` is `I64[Tensor, "B 2"]`, a key for each row, so that a
+row's numbers depend on nothing but its own key. Rows are independent, and a row that has finished stays as it is:
+reward 0, the same state, the same flags. Nothing restarts by itself; `autoreset` is applied by rollouts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from funcppo import tree
+from funcppo.types import F32, I64, Bool
+
+State = TypeVar("State")
+
 
 class Timestep(NamedTuple):
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
+    """The transition just made. Its last observation is `observe(state)`, before any restart."""
+
+    reward: F32[Tensor, "B"]
+    terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
+    truncated: Bool[Tensor, "B"]  # cut by a limit that is no part of the task: rewards would have followed
+
+
+class NoWorld(NamedTuple):
+    """The world of an environment that needs none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """The three functions and what is static about them."""
+
+    cfg: Any  # a frozen dataclass; handed to each function as its first argument
+    reset: Callable[[Any, Any, Tensor], Any]
+    step_functional: Callable[[Any, Any, Any, Tensor, Tensor], tuple[Any, Timestep]]
+    observe: Callable[[Any, Any, Any], Any]
+    truncates: bool  # whether `truncated` is ever true; if not, rollouts call the network once a step
+
+
+def autoreset(env: Environment, world: Any, state: State, timestep: Timestep, key: I64[Tensor, "B 2"]) -> State:
+    """The state with every finished row replaced by a fresh one."""
+    return tree.where(timestep.terminated | timestep.truncated, env.reset(env.cfg, world, key), state)

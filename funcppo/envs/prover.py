@@ -13,17 +13,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
-from funcppo.envs.base import Timestep
+from funcppo import tree
+from funcppo.envs.base import Environment, Timestep
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
+from funcppo.queries import draw_training_queries
 from funcppo.types import F32, I32, I64, Bool
 
 RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
 STATUS = ("running", "proved", "failed", "ended", "exhausted")
 Reward = Literal["proof", "signed", "balanced"]
-_TRIES = 8  # draws for one filtered corruption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +79,22 @@ def start(cfg: ProverConfig, world: World, query: I32[Tensor, "B W"], label: Boo
     return EnvState(goals, successors, query, label, depth=zero, status=zero, overflow=successors.overflow)
 
 
-def reset(cfg: ProverConfig, world: World, key: I64[Tensor, "2"], n: int) -> EnvState:
-    """`n` fresh searches for training queries: facts of `train`, and corruptions of them that are not facts."""
-    query, label = training_queries(cfg, world, key, n)
-    return start(cfg, world, query, label)
+def reset(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> EnvState:
+    """Fresh searches for training queries: facts of `train`, and corruptions of them that are not facts."""
+    drawn = draw_training_queries(
+        key,
+        world.kb,
+        cfg.resolve.sizes,
+        world.train,
+        world.hard,
+        positive_fraction=1.0 / (1.0 + cfg.negatives),
+        hard_fraction=cfg.hard_fraction,
+    )
+    return start(cfg, world, drawn.query.to(torch.int32), drawn.label)
 
 
 def step_functional(
-    cfg: ProverConfig, world: World, state: EnvState, action: I64[Tensor, "B"], key: I64[Tensor, "2"]
+    cfg: ProverConfig, world: World, state: EnvState, action: I64[Tensor, "B"], key: I64[Tensor, "B 2"]
 ) -> tuple[EnvState, Timestep]:
     """Follow each running row's chosen successor, or end it; finished rows stay as they are and are paid nothing.
 
@@ -124,6 +132,11 @@ def observe(cfg: ProverConfig, world: World, state: EnvState) -> Observation:
     )
 
 
+def environment(cfg: ProverConfig) -> Environment:
+    """Proof search as the learner takes it. The depth limit is a terminal: what is left of it is observed."""
+    return Environment(cfg=cfg, reset=reset, step_functional=step_functional, observe=observe, truncates=False)
+
+
 def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]) -> F32[Tensor, "B"]:
     """The reward at the end of a search, by the name in `cfg.reward`.
 
@@ -137,38 +150,6 @@ def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B
         return torch.where(proved, right, 0.0)
     rejected = 1.0 / cfg.negatives if cfg.negatives else 0.0
     return torch.where(proved, right, torch.where(label, -1.0, rejected))
-
-
-def training_queries(
-    cfg: ProverConfig, world: World, key: I64[Tensor, "2"], n: int
-) -> tuple[I32[Tensor, "n W"], Bool[Tensor, "n"]]:
-    """Queries and their labels: train facts, and negatives made from them.
-
-    A negative is a train fact with one argument replaced by a uniform constant; of `_TRIES` draws the first that is no
-    fact counts. Where all of them are facts, the row keeps the last, labelled as the positive that it is.
-    """
-    W = world.train.shape[1]
-    pick_key, kind_key, hard_key, side_key, entity_key = random.split(key, 5)
-    positive = world.train[_integers(pick_key, (n,), len(world.train))]
-    arity = (positive[:, None, 1:] > 0).sum(-1)
-    side = 1 + (random.uniform(side_key, (n, _TRIES)) * arity).long()
-    entity = 1 + _integers(entity_key, (n, _TRIES), cfg.resolve.sizes.n_constants)
-    replaced = torch.arange(W, device=positive.device) == side[..., None]
-    tries = torch.where(replaced, entity[..., None].to(torch.int32), positive[:, None])
-    usable = ~kbase.contains(world.kb, cfg.resolve.sizes, tries.long())
-    first = torch.where(usable.any(1), usable.int().argmax(1), _TRIES - 1)
-    negative = tries[torch.arange(n, device=positive.device), first]
-    kind = random.uniform(kind_key, (n,)) * (1.0 + cfg.negatives)  # [0, 1) is a positive
-    if len(world.hard):
-        drawn = world.hard[_integers(hard_key, (n,), len(world.hard))]
-        negative = torch.where((kind < 1.0 + cfg.negatives * cfg.hard_fraction)[:, None], drawn, negative)
-    query = torch.where((kind < 1.0)[:, None], positive, negative)
-    return query, kbase.contains(world.kb, cfg.resolve.sizes, query.long())
-
-
-def _integers(key: Tensor, shape: tuple[int, ...], n: int) -> I64[Tensor, "..."]:
-    """Uniform on 0..n-1; 23 random bits, so the odds of two values differ by at most a factor 1 + n / 2**23."""
-    return (random.uniform(key, shape) * n).long()
 
 
 def _status(

@@ -1,8 +1,11 @@
-"""What every network returns, and the dense layer they are made of."""
+"""What every network returns, how actions are drawn from it, and the dense layer that networks are made of."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +19,69 @@ class PolicyValue(NamedTuple):
 
     logits: F32[Tensor, "B S"]  # the smallest finite number where an action is illegal
     value: F32[Tensor, "B"]
+
+
+class GaussianValue(NamedTuple):
+    """The output of an actor-critic over continuous actions."""
+
+    mean: F32[Tensor, "B D"]
+    log_std: F32[Tensor, "B D"]
+    value: F32[Tensor, "B"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution:
+    """How a network's output is read as a distribution over actions. `out` is the NamedTuple that `apply` returns."""
+
+    sample: Callable[[I64[Tensor, "2"], Any], Tensor]  # (key, out) -> action [B, ...]
+    log_prob: Callable[[Any, Tensor], Tensor]  # (out, action) -> [B]
+    entropy: Callable[[Any], Tensor]  # out -> [B], in nats
+    mode: Callable[[Any], Tensor]  # out -> the most probable action [B, ...]
+
+
+def _log_prob(out: PolicyValue, action: I64[Tensor, "B"]) -> F32[Tensor, "B"]:
+    return torch.log_softmax(out.logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(out: PolicyValue) -> F32[Tensor, "B"]:
+    log_p = torch.log_softmax(out.logits, -1)
+    p = log_p.exp()
+    return -torch.where(p > 0, p * log_p, 0.0).sum(-1)  # a masked action has probability 0 and adds nothing
+
+
+CATEGORICAL = Distribution(
+    sample=lambda key, out: random.categorical(key, torch.log_softmax(out.logits, -1)),
+    log_prob=_log_prob,
+    entropy=_entropy,
+    mode=lambda out: out.logits.argmax(-1),
+)
+
+
+def _normal_sample(key: I64[Tensor, "2"], out: GaussianValue) -> F32[Tensor, "B D"]:
+    return out.mean + out.log_std.exp() * random.normal(key, tuple(out.mean.shape))
+
+
+def _normal_log_prob(out: GaussianValue, action: F32[Tensor, "B D"]) -> F32[Tensor, "B"]:
+    z = (action - out.mean) * torch.exp(-out.log_std)
+    return -(0.5 * z * z + out.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+DIAGONAL_NORMAL = Distribution(
+    sample=_normal_sample,
+    log_prob=_normal_log_prob,
+    entropy=lambda out: (out.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1),
+    mode=lambda out: out.mean,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agent:
+    """A network as two pure functions, its settings, and the distribution that its output stands for."""
+
+    cfg: Any  # a frozen dataclass; handed to init and apply as their first argument
+    init: Callable[[Any, Tensor], Any]  # (cfg, key) -> params
+    apply: Callable[[Any, Any, Any, Any], Any]  # (cfg, world, params, obs) -> PolicyValue or GaussianValue
+    distribution: Distribution = CATEGORICAL
 
 
 class Dense(NamedTuple):

@@ -17,7 +17,7 @@ from funcppo.envs.prover import Observation, World
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.resolve import Goals
-from funcppo.nets.base import Dense, PolicyValue, dense, init_dense
+from funcppo.nets.base import Agent, Dense, PolicyValue, dense, init_dense
 from funcppo.types import F32, I32, I64, Bool
 
 CERTAIN = 1e-6  # confidences are kept this far from 0 and 1, so that log-odds stay finite
@@ -83,6 +83,11 @@ def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> Pol
     logits = torch.cat([score + prior(world.kb, obs.rule, obs.known[:, None] & at_root), dense(params.end, state)], 1)
     logits = torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
     return PolicyValue(logits, dense(params.value, state).squeeze(-1))
+
+
+def agent(cfg: NetConfig) -> Agent:
+    """The prover's network as the learner takes it."""
+    return Agent(cfg=cfg, init=init, apply=apply)
 
 
 def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B 1"]) -> F32[Tensor, "B S"]:

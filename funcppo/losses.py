@@ -1,0 +1,112 @@
+"""The clipped surrogate objective of PPO and its parts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.config import Config, PPOConfig
+from funcppo.types import F32
+
+
+class Scalars(NamedTuple):
+    """What may change from update to update without a new graph."""
+
+    learning_rate: F32[Tensor, ""]
+    clip_eps: F32[Tensor, ""]
+    value_coef: F32[Tensor, ""]
+    entropy_coef: F32[Tensor, ""]
+    max_grad_norm: F32[Tensor, ""]
+    gamma: F32[Tensor, ""]
+    gae_lambda: F32[Tensor, ""]
+
+
+class Batch(NamedTuple):
+    """Transitions to learn from; `N` of them."""
+
+    obs: Any
+    action: Tensor
+    log_prob: F32[Tensor, "N"]  # under the behaviour policy
+    value: F32[Tensor, "N"]  # under the behaviour policy
+    advantage: F32[Tensor, "N"]
+    target: F32[Tensor, "N"]  # of the value
+
+
+class LossMetrics(NamedTuple):
+    """What one evaluation of the loss shows."""
+
+    loss: F32[Tensor, ""]
+    policy_loss: F32[Tensor, ""]
+    value_loss: F32[Tensor, ""]
+    entropy: F32[Tensor, ""]  # nats
+    approx_kl: F32[Tensor, ""]  # KL(behaviour, current), nats
+    clip_fraction: F32[Tensor, ""]  # share of ratios outside the clip range
+
+
+def loss_fn(
+    cfg: Config, world: Any, params: Any, batch: Batch, scalars: Scalars
+) -> tuple[F32[Tensor, ""], LossMetrics]:
+    """policy loss - entropy_coef * entropy + value_coef * value loss, each a mean over the batch.
+
+    The KL estimate is the mean of (ratio - 1) - log ratio.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 9; KL estimator: Schulman 2020, "Approximating KL divergence".
+    """
+    ppo, agent = cfg.ppo, cfg.agent
+    out = agent.apply(agent.cfg, world, params, batch.obs)
+    log_ratio = agent.distribution.log_prob(out, batch.action) - batch.log_prob
+    ratio = log_ratio.exp()
+    policy = policy_loss(ratio, normalised(ppo, batch.advantage), scalars.clip_eps)
+    value = value_loss(ppo, out.value, batch.value, batch.target, scalars.clip_eps)
+    entropy = agent.distribution.entropy(out).mean()
+    loss = policy - scalars.entropy_coef * entropy + scalars.value_coef * value
+    metrics = LossMetrics(
+        loss=loss,
+        policy_loss=policy,
+        value_loss=value,
+        entropy=entropy,
+        approx_kl=(ratio - 1 - log_ratio).mean(),
+        clip_fraction=((ratio - 1).abs() > scalars.clip_eps).to(ratio.dtype).mean(),
+    )
+    return loss, metrics
+
+
+def policy_loss(ratio: F32[Tensor, "N"], advantage: F32[Tensor, "N"], clip_eps: F32[Tensor, ""]) -> F32[Tensor, ""]:
+    """-E[min(r A, clip(r, 1 - eps, 1 + eps) A)], r = pi(a|s) / pi_old(a|s).
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    """
+    clipped = torch.clamp(ratio, 1 - clip_eps, 1 + clip_eps)
+    return -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+
+def value_loss(
+    cfg: PPOConfig,
+    value: F32[Tensor, "N"],
+    old_value: F32[Tensor, "N"],
+    target: F32[Tensor, "N"],
+    clip_eps: F32[Tensor, ""],
+) -> F32[Tensor, ""]:
+    """Mean squared error of the value, or half of it.
+
+    plain: of the value itself. clipped_only: of the value kept within clip_eps of the old one. clipped_max: the larger
+    of the two for each sample.
+    """
+    clipped = old_value + torch.clamp(value - old_value, -clip_eps, clip_eps)
+    plain_error, clipped_error = (value - target) ** 2, (clipped - target) ** 2
+    if cfg.value_loss == "plain":
+        error = plain_error
+    elif cfg.value_loss == "clipped_only":
+        error = clipped_error
+    else:
+        error = torch.maximum(plain_error, clipped_error)
+    return (0.5 if cfg.half_value_loss else 1.0) * error.mean()
+
+
+def normalised(cfg: PPOConfig, advantage: F32[Tensor, "N"]) -> F32[Tensor, "N"]:
+    """(A - mean) / (deviation + 1e-8) over the batch; unchanged where `advantage_ddof` is None."""
+    if cfg.advantage_ddof is None:
+        return advantage
+    return (advantage - advantage.mean()) / (advantage.std(correction=cfg.advantage_ddof) + 1e-8)

@@ -1,0 +1,103 @@
+"""Acting: `n_steps` transitions of every environment under fixed params, time-major."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from funcppo import random, tree
+from funcppo.config import Config
+from funcppo.envs.base import Timestep, autoreset
+from funcppo.types import F32, I64, Bool
+
+Carry = TypeVar("Carry")
+
+
+class Episode(NamedTuple):
+    """The episode that each row is in."""
+
+    total: F32[Tensor, "B"]  # undiscounted sum of rewards so far
+    length: I64[Tensor, "B"]  # steps so far
+
+
+class Actor(NamedTuple):
+    """What a rollout threads."""
+
+    env_state: Any
+    episode: Episode
+    key: I64[Tensor, "2"]
+
+
+class Transition(NamedTuple):
+    """One step of every row; stacked over time it is the trajectory [T, B]."""
+
+    obs: Any  # what the action was chosen on
+    action: Tensor
+    log_prob: F32[Tensor, "... B"]  # under the behaviour policy
+    value: F32[Tensor, "... B"]
+    reward: F32[Tensor, "... B"]
+    terminated: Bool[Tensor, "... B"]
+    truncated: Bool[Tensor, "... B"]
+    final_value: F32[Tensor, "... B"]  # V of the last observation of a truncated episode, else 0
+    episode: Episode  # the transition included
+
+
+def start(cfg: Config, world: Any, key: I64[Tensor, "2"], n: int) -> tuple[Any, Episode]:
+    """`n` fresh rows and their empty episodes."""
+    env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n))
+    return env_state, Episode(torch.zeros(n, device=key.device), torch.zeros(n, dtype=torch.int64, device=key.device))
+
+
+def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, x: Any = None) -> tuple[Actor, Transition]:
+    """Observe, act, step, and restart the rows that finished.
+
+    Keys: one split for the action, one for the environments; a row's key is split into its step's and its reset's.
+    """
+    env, agent = cfg.env, cfg.agent
+    key, action_key = random.split(actor.key).unbind()
+    key, env_key = random.split(key).unbind()
+    step_keys, reset_keys = random.split(random.split(env_key, actor.episode.total.shape[0])).unbind(-2)
+    obs = env.observe(env.cfg, world, actor.env_state)
+    out = agent.apply(agent.cfg, world, params, obs)
+    action = agent.distribution.sample(action_key, out)
+    stepped, timestep = env.step_functional(env.cfg, world, actor.env_state, action, step_keys)
+    done = timestep.terminated | timestep.truncated
+    episode = Episode(actor.episode.total + timestep.reward, actor.episode.length + 1)
+    transition = Transition(
+        obs=obs,
+        action=action,
+        log_prob=agent.distribution.log_prob(out, action),
+        value=out.value,
+        reward=timestep.reward,
+        terminated=timestep.terminated,
+        truncated=timestep.truncated,
+        final_value=_final_value(cfg, world, params, stepped, timestep),
+        episode=episode,
+    )
+    restarted = autoreset(env, world, stepped, timestep, reset_keys)
+    episode = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode)
+    return Actor(restarted, episode, key), transition
+
+
+def _final_value(cfg: Config, world: Any, params: Any, stepped: Any, timestep: Timestep) -> F32[Tensor, "B"]:
+    if not (cfg.env.truncates and cfg.ppo.bootstrap_truncated):
+        return torch.zeros_like(timestep.reward)
+    return torch.where(timestep.truncated, value(cfg, world, params, stepped), 0.0)
+
+
+def value(cfg: Config, world: Any, params: Any, env_state: Any) -> F32[Tensor, "B"]:
+    """V of a state."""
+    obs = cfg.env.observe(cfg.env.cfg, world, env_state)
+    return cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
+
+
+def scan(fn: Callable[[Carry, Any], tuple[Carry, Any]], carry: Carry, xs: Any) -> tuple[Carry, Any]:
+    """Thread `carry` through `fn` over the leading axis of `xs`: the last carry, and the outputs stacked."""
+    ys = []
+    for x in zip(*(leaf.unbind() for leaf in tree.leaves(xs))):
+        carry, y = fn(carry, tree.unflatten(xs, list(x)))
+        ys.append(y)
+    return carry, tree.map(lambda *y: torch.stack(y), *ys)

@@ -1,0 +1,224 @@
+"""One PPO update as a pure function of the training state:
+
+train_step = n_steps x rollout_step . learning_batch . n_epochs x shuffle . (n_epochs n_minibatches) x minibatch_step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from funcppo import optim, random, rollout, tree
+from funcppo.advantages import gae, next_values
+from funcppo.config import Config
+from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
+from funcppo.rollout import Actor, Episode, Transition, rollout_step
+from funcppo.types import F32, I64, Bool
+
+
+class Learner(NamedTuple):
+    """What the minibatches of one update thread."""
+
+    params: Any
+    opt_state: optim.AdamState[Any]
+    active: Bool[Tensor, ""]  # false once the KL limit has stopped this update
+
+
+class TrainState(NamedTuple):
+    """Everything that training threads: saved and restored, it goes on bit for bit."""
+
+    params: Any
+    opt_state: optim.AdamState[Any]
+    env_state: Any
+    episode: Episode
+    key: I64[Tensor, "2"]
+    update: I64[Tensor, ""]  # updates made
+    scalars: Scalars  # before their schedules
+
+
+class RolloutMetrics(NamedTuple):
+    """What one trajectory shows."""
+
+    episodes: F32[Tensor, ""]  # episodes that ended in it
+    episode_return: F32[Tensor, ""]  # sum of their undiscounted returns
+    episode_length: F32[Tensor, ""]  # sum of their lengths, steps
+    truncated: F32[Tensor, ""]  # how many of them were cut
+    explained_variance: F32[Tensor, ""]  # of the value targets by the values, before learning
+
+
+class Metrics(NamedTuple):
+    """What one update shows; of the losses the mean over its minibatches, those after a KL stop left out."""
+
+    rollout: RolloutMetrics
+    loss: LossMetrics
+    grad_norm: F32[Tensor, ""]  # before clipping, mean over the minibatches
+    minibatches: F32[Tensor, ""]  # how many were learnt from
+    learning_rate: F32[Tensor, ""]  # in this update
+
+
+def init(cfg: Config, world: Any, key: I64[Tensor, "2"]) -> TrainState:
+    """The state before the first update."""
+    key, init_key = random.split(key).unbind()
+    key, reset_key = random.split(key).unbind()
+    key, loop_key = random.split(key).unbind()
+    params = cfg.agent.init(cfg.agent.cfg, init_key)
+    env_state, episode = rollout.start(cfg, world, reset_key, cfg.ppo.n_envs)
+    return TrainState(
+        params=params,
+        opt_state=optim.init(params),
+        env_state=env_state,
+        episode=episode,
+        key=loop_key,
+        update=torch.zeros((), dtype=torch.int64, device=key.device),
+        scalars=Scalars(*(torch.full((), getattr(cfg.ppo, name), device=key.device) for name in Scalars._fields)),
+    )
+
+
+def scheduled(cfg: Config, update: I64[Tensor, ""], scalars: Scalars) -> Scalars:
+    """The scalars of update number `update`."""
+    ppo = cfg.ppo
+    factor = partial(optim.schedule_factor, update=update, n_updates=ppo.n_updates)
+    return scalars._replace(
+        learning_rate=scalars.learning_rate * factor(ppo.learning_rate_schedule),
+        clip_eps=scalars.clip_eps * factor(ppo.clip_eps_schedule),
+        entropy_coef=scalars.entropy_coef * factor(ppo.entropy_coef_schedule),
+    )
+
+
+def learning_batch(
+    cfg: Config, world: Any, params: Any, env_state: Any, trajectory: Transition, scalars: Scalars
+) -> tuple[Batch, RolloutMetrics]:
+    """The trajectory with its advantages and targets, flattened to N = T * B, and what it shows.
+
+    Args:
+      env_state: the state after the last transition, finished rows restarted.
+    """
+    last_value = rollout.value(cfg, world, params, env_state)
+    value, done = trajectory.value, trajectory.terminated | trajectory.truncated
+    bootstrap = cfg.ppo.bootstrap_truncated
+    advantage, target = gae(
+        trajectory.reward,
+        trajectory.terminated if bootstrap else done,
+        trajectory.truncated,
+        value,
+        next_values(value, trajectory.final_value, last_value, trajectory.truncated),
+        gamma=scalars.gamma,
+        gae_lambda=scalars.gae_lambda,
+    )
+    batch = Batch(trajectory.obs, trajectory.action, trajectory.log_prob, value, advantage, target)
+    metrics = RolloutMetrics(
+        episodes=done.to(value.dtype).sum(),
+        episode_return=torch.where(done, trajectory.episode.total, 0.0).sum(),
+        episode_length=torch.where(done, trajectory.episode.length, 0).to(value.dtype).sum(),
+        truncated=trajectory.truncated.to(value.dtype).sum(),
+        explained_variance=1 - (target - value).var(correction=0) / target.var(correction=0),
+    )
+    return tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), metrics
+
+
+def shuffle(cfg: Config, key: I64[Tensor, "2"], epoch: Any = None) -> tuple[I64[Tensor, "2"], tuple[Tensor, Tensor]]:
+    """The next key, the rows of every minibatch of one epoch, and which minibatch ends it."""
+    ppo = cfg.ppo
+    key, order_key = random.split(key).unbind()
+    rows = random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1)
+    return key, (rows, torch.arange(ppo.n_minibatches, device=key.device) == ppo.n_minibatches - 1)
+
+
+def gradient(
+    cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
+) -> tuple[Any, LossMetrics]:
+    """The gradient of the loss over some rows of the batch, and what the loss shows."""
+    minibatch = tree.map(lambda x: x[rows], batch)
+    loss = partial(loss_fn, cfg, world)
+    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, minibatch, scalars)
+    return grads, metrics
+
+
+def apply_gradient(
+    cfg: Config, learner: Learner, grads: Any, approx_kl: Tensor, ends_epoch: Tensor, scalars: Scalars
+) -> tuple[Learner, F32[Tensor, ""]]:
+    """The learner after a clipped Adam step, and the gradient's norm before clipping; unchanged once stopped."""
+    ppo = cfg.ppo
+    grads, norm = optim.clip_by_global_norm(grads, scalars.max_grad_norm)
+    stepped = optim.update(ppo.adam, grads, learner.opt_state, learner.params, scalars.learning_rate)
+    if ppo.target_kl is None:
+        return Learner(stepped[0], stepped[1], learner.active), norm
+    beyond = approx_kl > ppo.target_kl
+    stops = beyond & ends_epoch if ppo.kl_stop == "epoch" else beyond
+    steps = learner.active if ppo.kl_stop == "epoch" else learner.active & ~beyond
+    old = (learner.params, learner.opt_state)
+    params, opt_state = tree.map(lambda new, old: torch.where(steps, new, old), stepped, old)
+    return Learner(params, opt_state, learner.active & ~stops), norm
+
+
+def minibatch_step(
+    cfg: Config, world: Any, batch: Batch, scalars: Scalars, learner: Learner, x: tuple[Tensor, Tensor]
+) -> tuple[Learner, tuple[LossMetrics, Tensor, Tensor]]:
+    """Forward, loss, backward, clip and Adam on one minibatch.
+
+    Args:
+      x: rows of the batch, and whether they are the last of an epoch.
+    Returns: the learner, and (loss metrics, gradient norm, whether a step was made).
+    """
+    rows, ends_epoch = x
+    grads, metrics = gradient(cfg, world, learner.params, batch, rows, scalars)
+    after, norm = apply_gradient(cfg, learner, grads, metrics.approx_kl, ends_epoch, scalars)
+    return after, (metrics, norm, after.opt_state.step > learner.opt_state.step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """The functions that `train_step` is made of; a runtime may put compiled ones in their place."""
+
+    scan: Callable[..., Any] = rollout.scan
+    rollout_step: Callable[..., Any] = rollout_step
+    learning_batch: Callable[..., Any] = learning_batch
+    shuffle: Callable[..., Any] = shuffle
+    minibatch_step: Callable[..., Any] = minibatch_step
+
+
+EAGER = Parts()
+
+
+def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> tuple[TrainState, Metrics]:
+    """One update: act, estimate advantages, learn. Reads and returns; writes nothing."""
+    scalars = scheduled(cfg, state.update, state.scalars)
+    actor = Actor(state.env_state, state.episode, state.key)
+    act = partial(parts.rollout_step, cfg, world, state.params)
+    actor, trajectory = parts.scan(act, actor, torch.arange(cfg.ppo.n_steps, device=state.key.device))
+    batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
+    key, epochs = parts.scan(
+        partial(parts.shuffle, cfg), actor.key, torch.arange(cfg.ppo.n_epochs, device=actor.key.device)
+    )
+    minibatches = tree.map(lambda x: x.flatten(0, 1), epochs)
+    learner = Learner(state.params, state.opt_state, torch.ones_like(state.update, dtype=torch.bool))
+    learn = partial(parts.minibatch_step, cfg, world, batch, scalars)
+    learner, (loss, norm, stepped) = parts.scan(learn, learner, minibatches)
+    after = TrainState(
+        params=learner.params,
+        opt_state=learner.opt_state,
+        env_state=actor.env_state,
+        episode=actor.episode,
+        key=key,
+        update=state.update + 1,
+        scalars=state.scalars,
+    )
+    return after, _metrics(shown, loss, norm, stepped, scalars)
+
+
+def _metrics(shown: RolloutMetrics, loss: LossMetrics, norm: Tensor, stepped: Tensor, scalars: Scalars) -> Metrics:
+    weight = stepped.to(norm.dtype)
+    mean = lambda x: (x * weight).sum() / weight.sum().clamp(min=1.0)
+    return Metrics(
+        rollout=shown,
+        loss=tree.map(mean, loss),
+        grad_norm=mean(norm),
+        minibatches=weight.sum(),
+        learning_rate=scalars.learning_rate,
+    )
