@@ -161,7 +161,9 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
 
 
-def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, window: int) -> EvalConfig:
+def evaluation(
+    problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, rows: int, window: int
+) -> EvalConfig:
     """How a policy's scores are computed."""
     return EvalConfig(
         resolve=cfg.env.cfg.resolve,
@@ -170,6 +172,7 @@ def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam:
         max_depth=problem.settings.max_depth,
         slots=slots,
         beam=1 if score == "greedy" else beam,
+        rows=rows,
         window=window,
         refill=True,
     )

@@ -134,8 +134,8 @@ def policy_scorer(run: Run, params: Any, score: Score, step: Any = evaluate_step
     """How the policy scores candidates, with slots and beam that fit the search."""
     width = run.cfg.env.cfg.resolve.max_successors
     beam = 1 if score == "greedy" else 64
-    slots = max(1, min(64, 40_000 // (beam * width)))
-    how = problem.evaluation(run.problem, run.cfg, score, slots=slots, beam=beam, window=512)
+    rows = max(beam, min(512, 16_384 // width))
+    how = problem.evaluation(run.problem, run.cfg, score, slots=4 * rows // 8, beam=beam, rows=rows, window=2048)
     return problem.policy_scorer(how, run.problem, params, step)
 
 

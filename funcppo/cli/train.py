@@ -116,8 +116,8 @@ class Train:
         try:
             with show.progress(console) as bar:
                 task = bar.add_task("training", total=n_updates, completed=int(run.saved.state.update), note="")
-                for run, metrics in training.learn(run, self.out, train_step.EAGER, lambda: bool(asked)):
-                    numbers = training.shown(metrics)
+                for after, metrics in training.learn(run, self.out, train_step.EAGER, lambda: bool(asked)):
+                    run, numbers = after, training.shown(metrics)
                     note = f"return {numbers['return']:.3f}  best valid MRR {float(run.saved.best_valid):.4f}"
                     bar.update(task, completed=int(run.saved.state.update), note=note)
         finally:
