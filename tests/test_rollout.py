@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -78,8 +79,6 @@ def test_episode_lengths_count_up_to_every_end_and_start_again(name):
 
 
 def test_the_network_is_called_once_a_step_where_nothing_is_cut():
-    from dataclasses import replace
-
     for truncates, bootstrap, calls in ((True, True, 2), (True, False, 1), (False, True, 1)):
         cfg, seen = cartpole_config(bootstrap_truncated=bootstrap), []
         apply = cfg.agent.apply

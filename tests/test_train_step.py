@@ -140,8 +140,7 @@ def test_metrics_by_hand():
 def test_explained_variance_is_1_for_a_perfect_critic():
     cfg = cartpole_config(**SMALL)
     state = init(cfg, WORLD, random.key(0))
-    batch, scalars, _, _ = learning_problem(cfg)
-    one_step = scalars._replace(gamma=0 * scalars.gamma)
+    one_step = state.scalars._replace(gamma=0 * state.scalars.gamma)
     actor = Actor(state.env_state, state.episode, state.key)
     actor, traj = rollout.scan(partial(rollout.rollout_step, cfg, WORLD, state.params), actor, torch.arange(8))
     reward = random.uniform(random.key(1), (8, 4))
