@@ -76,3 +76,25 @@ class Config:
     ppo: PPOConfig
     env: Environment
     agent: Agent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProverSettings:
+    """What a data set does not fix about learning to prove its facts."""
+
+    max_height: int | None = None  # rule applications on a branch of a proof; None chooses by the valid split
+    max_depth: int = 20  # resolution steps of one search
+    max_successors: int | None = None  # None: as many as a search can meet, so that none is dropped
+    reward: Literal["proof", "signed", "balanced"] = "balanced"
+    negatives: float = 1.0  # training negatives for each positive
+    hard_fraction: float = 0.0  # share of them that the rules derive; many of those may be true
+    embed_dim: int = 32
+    hidden_dim: int = 64
+    budget: int = 5_000_000  # atoms of T_P held at most
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError naming the field."""
+        if not 0.0 <= self.hard_fraction <= 1.0:
+            raise ValueError(f"hard_fraction={self.hard_fraction}: want a share from 0 to 1")
+        if self.negatives < 0.0:
+            raise ValueError(f"negatives={self.negatives}: want 0 or more")

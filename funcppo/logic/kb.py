@@ -6,7 +6,7 @@ An atom is `[predicate, argument...]`, padded with 0 to the width W of the wides
 Facts are distinct and sorted, so a fact's id is its row. Two kinds of ascending int64 keys answer every lookup by
 `torch.searchsorted`, in log(N) whatever the size of a predicate:
 
-    prefix[j]            the distinct (rank of predicate and arguments before j, argument j): a trie over whole atoms
+    prefix               the whole atom packed into one key, or a short trie of such keys (see `keys`)
     position_keys[j]     (predicate, argument j) of every fact; position_order[j] holds the facts in that order
 """
 
@@ -20,7 +20,10 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.logic import keys
 from funcppo.types import F32, I32, I64, Bool
+
+Pattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +37,13 @@ class Sizes:
     n_rules: int  # R
     rule_atoms: int  # M, atoms of the longest rule, head included
     rules_per_predicate: int  # the most rules that share a head predicate
-    fanout: int  # the most facts that one lookup reached from a ground query can return
 
 
 class KnowledgeBase(NamedTuple):
     """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
 
     facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
-    prefix: tuple[Tensor, ...]  # W - 1 ascending int64 tensors, the trie described above
+    prefix: tuple[Tensor, ...]  # ascending int64 tensors; the last holds a key a fact
     position_keys: I64[
         Tensor, "J N"
     ]  # a row for each of the W - 1 arguments, ascending: predicate * (C + 1) + argument
@@ -63,7 +65,7 @@ def build(
 ) -> tuple[KnowledgeBase, Sizes]:
     """The knowledge base of a fact table and a rule table, and its static sizes.
 
-    `support` and `body_pairs` start at 0; `fixpoint.with_confidence` fills them.
+    `support` and `body_pairs` start at 0; `consequences.with_confidence` fills them.
 
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.
@@ -74,7 +76,8 @@ def build(
     facts, rules = np.asarray(facts), np.asarray(rules)
     _validate(facts, rules, n_constants, n_predicates)
     table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int64)).to(device)
-    table, prefix = _sorted_trie(table, n_constants)
+    rows, prefix = index_atoms(table, n_predicates, n_constants)
+    table = table[rows]
     position_keys, position_order = torch.sort(table[:, :1].T * (n_constants + 1) + table[:, 1:].T, stable=True)
     heads = torch.from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(device)
     rule_order = torch.argsort(heads, stable=True)
@@ -99,19 +102,32 @@ def build(
         n_rules=len(rules),
         rule_atoms=rules.shape[1],
         rules_per_predicate=int((rule_start[1:] - rule_start[:-1]).max()) if len(rules) else 0,
-        fanout=_fanout(kb, rules, n_constants),
     )
     return kb, sizes
 
 
 def fact_id(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
-    rank = atom[..., 0]
-    found = rank > 0
-    for j in range(1, sizes.width):
-        rank, hit = _find(kb.prefix[j - 1], rank * (sizes.n_constants + 1) + atom[..., j])
-        found = found & hit & (atom[..., j] <= sizes.n_constants)
-    return torch.where(found, rank, -1)
+    return locate(kb.prefix, sizes, atom)
+
+
+def locate(prefix: tuple[Tensor, ...], sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+    """The row of each atom in a table that `index_atoms` sorted, -1 where it is not there."""
+    known = (atom[..., 1:] <= sizes.n_constants).all(-1) & (atom[..., 0] > 0) & (atom[..., 0] <= sizes.n_predicates)
+    columns = torch.where(known[..., None], atom, 0).to(torch.int64).unbind(-1)
+    key, found = keys.walk(prefix[:-1], columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width))
+    row, hit = keys.find(prefix[-1], key)
+    return torch.where(known & found & hit, row, -1)
+
+
+def index_atoms(
+    table: I64[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> tuple[I64[Tensor, "n"], tuple[Tensor, ...]]:
+    """The rows of the distinct atoms of a table in lexicographic order, and the index that `locate` reads."""
+    levels, key = keys.pack(table.unbind(1), _atom_bits(n_predicates, n_constants, table.shape[1]))
+    key, order = torch.sort(key, stable=True)
+    first = torch.cat([torch.ones_like(key[:1], dtype=torch.bool), key[1:] != key[:-1]])
+    return order[first], (*levels, key[first])
 
 
 def contains(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
@@ -137,16 +153,16 @@ def facts_for(
     if sizes.n_facts == 0:
         empty = torch.zeros((*goal.shape[:-1], width), dtype=torch.int64, device=goal.device)
         return empty, empty > 0, torch.zeros_like(predicate)
-    keys = kb.position_keys[0]
-    start = torch.searchsorted(keys, predicate * base)
-    count = torch.searchsorted(keys, (predicate + 1) * base) - start
+    first = kb.position_keys[0]
+    start = torch.searchsorted(first, predicate * base)
+    count = torch.searchsorted(first, (predicate + 1) * base) - start
     choice = torch.zeros_like(predicate)
-    for j, keys in enumerate(kb.position_keys):
+    for j, column in enumerate(kb.position_keys):
         argument = goal[..., j + 1]
         bound = (argument > 0) & (argument <= sizes.n_constants)
         key = predicate * base + torch.where(bound, argument, 0)
-        low = torch.searchsorted(keys, key)
-        high = torch.searchsorted(keys, key, right=True)
+        low = torch.searchsorted(column, key)
+        high = torch.searchsorted(column, key, right=True)
         better = bound & (high - low < count) | (bound & (choice == 0) & (high - low <= count))
         start, count = torch.where(better, low, start), torch.where(better, high - low, count)
         choice = torch.where(better, j, choice)
@@ -177,28 +193,31 @@ def confidence(kb: KnowledgeBase, left_out: Bool[Tensor, "... 1"] | bool = False
     return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
 
 
+def fanout(kb: KnowledgeBase, sizes: Sizes, max_height: int) -> int:
+    """The most facts that one lookup can return in a search from a ground query, goals solved left to right.
+
+    Answers are ground, so which arguments of a body atom are bound follows from which arguments of its head are. The
+    binding patterns reached in `max_height` rule applications are few, and each has a widest lookup.
+    """
+    rules_of: dict[int, list[np.ndarray]] = {}
+    for rule in kb.rules.cpu().numpy():
+        rules_of.setdefault(int(rule[0, 0]), []).append(rule)
+    frontier = {(predicate, (True,) * (sizes.width - 1)) for predicate in rules_of}
+    reached: set[Pattern] = set()
+    for _ in range(max_height):
+        rules = [(rule, bound) for predicate, bound in frontier for rule in rules_of.get(predicate, [])]
+        frontier = {p for rule, bound in rules for p in _body_patterns(rule, bound, sizes.n_constants)} - reached
+        reached |= frontier
+    return max((_widest(kb, sizes, predicate, bound) for predicate, bound in reached), default=1)
+
+
 def n_bytes(kb: KnowledgeBase) -> int:
     """The memory that a knowledge base holds, in bytes."""
     return sum(t.numel() * t.element_size() for t in tree.leaves(kb))
 
 
-def _find(keys: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Where `key` stands in ascending `keys`, and whether it does; `keys` may be empty."""
-    if keys.numel() == 0:
-        return torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
-    at = torch.searchsorted(keys, key).clamp_max(keys.numel() - 1)
-    return at, keys[at] == key
-
-
-def _sorted_trie(table: Tensor, n_constants: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The facts distinct and in order, and the trie over them; one `unique` a level."""
-    rank, levels = table[:, 0], []
-    for j in range(1, table.shape[1]):
-        level, rank = torch.unique(rank * (n_constants + 1) + table[:, j], return_inverse=True)
-        levels.append(level)
-    first = torch.zeros(len(levels[-1]), dtype=torch.int64, device=table.device)
-    first = first.scatter(0, rank, torch.arange(len(table), device=table.device))
-    return table[first], tuple(levels)
+def _atom_bits(n_predicates: int, n_constants: int, width: int) -> list[int]:
+    return [n_predicates.bit_length()] + [n_constants.bit_length()] * (width - 1)
 
 
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
@@ -218,29 +237,7 @@ def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicat
             raise ValueError(f"rule {i} {rule.tolist()}: every variable of the head must occur in the body")
 
 
-def _fanout(kb: KnowledgeBase, rules: np.ndarray, n_constants: int) -> int:
-    """The most facts that one lookup can return, over the binding patterns that ground queries reach.
-
-    Goals are solved left to right and answers are ground, so which arguments of a body atom are bound follows
-    from which arguments of its head are: the closure of these patterns is small and exact.
-    """
-    patterns: set[tuple[int, tuple[bool, ...]]] = set()
-    width = kb.facts.shape[1]
-    todo = [(int(p), (True,) * (width - 1)) for p in set(rules[:, 0, 0].tolist())] if len(rules) else []
-    by_head: dict[int, list[np.ndarray]] = {}
-    for rule in rules:
-        by_head.setdefault(int(rule[0, 0]), []).append(rule)
-    while todo:
-        pattern = todo.pop()
-        if pattern in patterns:
-            continue
-        patterns.add(pattern)
-        for rule in by_head.get(pattern[0], []):
-            todo += _body_patterns(rule, pattern[1], n_constants)
-    return max((_lookup_size(kb, p, bound, n_constants) for p, bound in patterns), default=1) or 1
-
-
-def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[tuple[int, tuple[bool, ...]]]:
+def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[Pattern]:
     known = {int(v) for v, b in zip(rule[0, 1:], bound) if b}
     found = []
     for atom in rule[1:]:
@@ -250,14 +247,15 @@ def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) 
     return found
 
 
-def _lookup_size(kb: KnowledgeBase, predicate: int, bound: tuple[bool, ...], n_constants: int) -> int:
+def _widest(kb: KnowledgeBase, sizes: Sizes, predicate: int, bound: tuple[bool, ...]) -> int:
     """An upper bound of `facts_for`'s count for goals of this pattern: the best of their single-argument lookups."""
-    low, high = (
-        int(torch.searchsorted(kb.position_keys[0], torch.tensor(p * (n_constants + 1), device=kb.facts.device)))
-        for p in (predicate, predicate + 1)
-    )
-    sizes = [high - low]
-    for keys, is_bound in zip(kb.position_keys, bound):
-        if is_bound and high > low:
-            sizes.append(int(torch.unique_consecutive(keys[low:high], return_counts=True)[1].max()))
-    return min(sizes)
+    ends = torch.tensor([predicate, predicate + 1], device=kb.facts.device) * (sizes.n_constants + 1)
+    low, high = torch.searchsorted(kb.position_keys[0], ends).tolist()
+    if low == high:
+        return 1
+    widths = [
+        int(torch.unique_consecutive(column[low:high], return_counts=True)[1].max())
+        for column, is_bound in zip(kb.position_keys, bound)
+        if is_bound
+    ]
+    return min([high - low, *widths])

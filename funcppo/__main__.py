@@ -1,0 +1,3 @@
+from funcppo.cli import main
+
+main()

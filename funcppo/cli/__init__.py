@@ -1,0 +1,53 @@
+"""The programs: train, evaluate, prove, provable, doctor. Exit 2 and one line for bad input, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+
+def main() -> NoReturn:
+    """Run the program that the command line names; exit with its status."""
+    try:
+        import rich  # noqa: F401
+        import tyro
+    except ImportError as error:
+        fail(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
+    from funcppo.cli.doctor import Doctor
+    from funcppo.cli.evaluate import Evaluate
+    from funcppo.cli.prove import Prove
+    from funcppo.cli.provable import Provable
+    from funcppo.cli.train import Train
+
+    commands = {"train": Train, "evaluate": Evaluate, "prove": Prove, "provable": Provable, "doctor": Doctor}
+    parsed = tyro.extras.subcommand_cli_from_dict(
+        commands, prog="funcppo", description="Prove links in knowledge graphs, and learn to."
+    )
+    try:
+        status = parsed.run()
+    except (ValueError, OSError) as error:
+        fail(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        fail("interrupted", status=130)
+    sys.exit(status)
+
+
+def fail(line: str, status: int = 2) -> NoReturn:
+    """Print one line on standard error and exit."""
+    print(f"funcppo: {line}", file=sys.stderr)
+    sys.exit(status)
+
+
+def write_json(target: str | None, value: Any) -> None:
+    """Write `value` where `--json` says: a file, `-` for standard output, or nowhere."""
+    if target is None:
+        return
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    from funcppo.checkpoint import write_atomically
+
+    write_atomically(Path(target), lambda file: file.write(text.encode()))

@@ -1,0 +1,152 @@
+"""Clauses as text in each format, quoted so that reading gives the same clauses back; queries from text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from funcppo.data.clauses import Atom, Clause, Var, is_built_in, parse_atom
+from funcppo.data.dataset import Dataset, atom_ids, number
+from funcppo.data.tokens import (
+    is_anyburl_variable,
+    is_bare,
+    is_integer,
+    is_prolog_name,
+    is_variable,
+    line_tokens,
+    quote,
+    shorten,
+)
+
+
+def parse_query(dataset: Dataset, text: str) -> np.ndarray:
+    """int64 [W]: the atom that a text such as `locatedIn(france, X)` stands for, variables from C + 1 on.
+
+    Errors: ValueError, one line, for text that is no atom, an unknown name, a wrong number of arguments, or a
+      predicate that no fact and no rule's head has.
+    """
+    try:
+        tokens = line_tokens(text)
+        atom, at = parse_atom(tokens, 0, prolog=False)
+        if tokens[at].kind != "end":
+            raise ValueError(f"want one atom, got {shorten(tokens[at].text)} after it")
+        ids = atom_ids(dataset, atom, number(dataset.entities), number(dataset.predicates), {})
+        tables = (dataset.facts, dataset.valid, dataset.test, dataset.rules[:, 0])
+        if not any((table[:, 0] == ids[0]).any() for table in tables):
+            raise ValueError(f"want a predicate of some fact or of a rule's head, got {shorten(atom.predicate)}")
+    except ValueError as error:
+        raise ValueError(f"query {shorten(text)}: {error}") from None
+    return np.array(ids + [0] * (dataset.width - len(ids)), np.int64)
+
+
+def show_atom(dataset: Dataset, atom: np.ndarray) -> str:
+    """The text of an atom's ids, as `parse_query` reads it; `locatedIn(france, X)`."""
+    return _atom_text(_atom(dataset, atom), "weighted")
+
+
+def show_rule(dataset: Dataset, rule: np.ndarray) -> str:
+    """The text of a rule's ids, as a weighted rule file holds it; `h(X, Y) :- b(X, Z), c(Z, Y)`."""
+    head, *body = (show_atom(dataset, atom) for atom in rule if atom[0])
+    return f"{head} :- {', '.join(body)}"
+
+
+def clauses_of(dataset: Dataset) -> tuple[list[Clause], list[Clause]]:
+    """The facts and the rules of a data set as clauses; `line` counts each from 1."""
+    facts = [Clause(_atom(dataset, row), (), math.nan, i) for i, row in enumerate(dataset.facts, 1)]
+    rules = []
+    for i, (table, weight) in enumerate(zip(dataset.rules, dataset.rule_weights), 1):
+        head, *body = (_atom(dataset, row) for row in table if row[0])
+        rules.append(Clause(head, tuple(body), float(weight), i))
+    return facts, rules
+
+
+def write_clauses(clauses: Iterable[Clause], form: str) -> str:
+    """The text of a file of that format; `read_clauses` gives the clauses back, but for the names of variables.
+
+    Args:
+      form: weighted, AnyBURL, AMIE or Prolog. Prolog has no place for weights; the counts that AnyBURL and AMIE
+        print are not in a clause and left 0.
+    Errors: ValueError for a clause that the format cannot say: a fact outside Prolog, or an atom that is not binary
+      in AMIE.
+    """
+    return "".join(_WRITERS[form](clause) + "\n" for clause in clauses)
+
+
+def _atom(dataset: Dataset, row: np.ndarray) -> Atom:
+    predicate, *args = (int(i) for i in row[: 1 + dataset.arities[int(row[0]) - 1]])
+    c = dataset.n_constants
+    terms = tuple(dataset.entities[t - 1] if t <= c else Var(_variable_name(t - c - 1)) for t in args)
+    return Atom(dataset.predicates[predicate - 1], terms)
+
+
+def _variable_name(index: int) -> str:
+    """X, Y, Z, W, V1, V2, ... for index 0, 1, ..."""
+    return "XYZW"[index] if index < 4 else f"V{index - 3}"
+
+
+def _renamed(clause: Clause) -> list[Atom]:
+    """Head and body with variables named X, Y, ... by first occurrence."""
+    names: dict[Var, Var] = {}
+    new = lambda t: names.setdefault(t, Var(_variable_name(len(names)))) if isinstance(t, Var) else t
+    return [Atom(atom.predicate, tuple(new(t) for t in atom.args)) for atom in (clause.head, *clause.body)]
+
+
+def _atom_text(atom: Atom, form: str) -> str:
+    name = atom.predicate if _bare_predicate(atom, form) else quote(atom.predicate)
+    terms = ((t.name if isinstance(t, Var) else t if _bare_constant(t, form) else quote(t)) for t in atom.args)
+    separator = "," if form == "AnyBURL" else ", "
+    return f"{name}({separator.join(terms)})" if atom.args else name
+
+
+def _bare_predicate(atom: Atom, form: str) -> bool:
+    name, arity = atom
+    if form == "Prolog":
+        return is_prolog_name(name) and name != "not" and not is_built_in(name, len(arity))
+    return is_bare(name) and (len(arity) > 0 or _bare_constant(name, form))
+
+
+def _bare_constant(name: str, form: str) -> bool:
+    if form == "Prolog":
+        return is_prolog_name(name) or is_integer(name)
+    variable = is_anyburl_variable if form == "AnyBURL" else is_variable
+    return is_bare(name) and not variable(name)
+
+
+def _weight(clause: Clause) -> str:
+    return "" if math.isnan(clause.weight) else repr(clause.weight)
+
+
+def _weighted(clause: Clause) -> str:
+    return f"{_weight(clause)}\t{_rule_text(clause, 'weighted', ':-')}"
+
+
+def _anyburl(clause: Clause) -> str:
+    return f"0\t0\t{_weight(clause)}\t{_rule_text(clause, 'AnyBURL', '<=')}"
+
+
+def _prolog(clause: Clause) -> str:
+    return _rule_text(clause, "Prolog", ":-") + "."
+
+
+def _rule_text(clause: Clause, form: str, arrow: str) -> str:
+    head, *body = (_atom_text(atom, form) for atom in _renamed(clause))
+    if not body and form != "Prolog":
+        raise ValueError(f"want a rule with a body to write as {form}, got the fact {head}")
+    return f"{head} {arrow} {', '.join(body)}" if body else head
+
+
+def _amie(clause: Clause) -> str:
+    head, *body = (_amie_triple(atom) for atom in _renamed(clause))
+    return f"{'  '.join(body)}   => {head}\t0\t{_weight(clause)}"
+
+
+def _amie_triple(atom: Atom) -> str:
+    if len(atom.args) != 2:
+        raise ValueError(f"want binary atoms to write as AMIE, got {shorten(_atom_text(atom, 'weighted'))}")
+    name = lambda t: f"?{t.name.lower()}" if isinstance(t, Var) else t if is_bare(t) else quote(t)
+    return "  ".join((name(atom.args[0]), name(atom.predicate), name(atom.args[1])))
+
+
+_WRITERS = {"weighted": _weighted, "AnyBURL": _anyburl, "AMIE": _amie, "Prolog": _prolog}

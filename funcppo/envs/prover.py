@@ -1,0 +1,169 @@
+"""Proof search as a decision process: the state is a goal list, an action picks one of its successors or END.
+
+No state of a path can recur: a resolution step removes a goal or replaces it by higher ones, none above `max_height`,
+so the multiset of heights falls in a well-founded order (Dershowitz & Manna 1979). Visited states therefore need no
+memory here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo import tree
+from funcppo.envs.base import Environment, Timestep
+from funcppo.logic import kb as kbase
+from funcppo.logic.kb import KnowledgeBase
+from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
+from funcppo.queries import draw_training_queries
+from funcppo.types import F32, I32, I64, Bool
+
+RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
+STATUS = ("running", "proved", "failed", "ended", "exhausted")
+Reward = Literal["proof", "signed", "balanced"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProverConfig:
+    """Static settings of the search and of the queries drawn at a reset."""
+
+    resolve: ResolveConfig
+    max_depth: int  # resolution steps, after which a row is EXHAUSTED
+    reward: Reward
+    negatives: float  # training negatives for each positive
+    hard_fraction: float  # share of the negatives drawn from `World.hard`; the others are uniform corruptions
+
+
+class World(NamedTuple):
+    """What proof search reads and training never writes."""
+
+    kb: KnowledgeBase
+    train: I32[Tensor, "Q W"]  # positive queries
+    hard: I32[Tensor, "Q2 W"]  # provable atoms that are not known; may be empty
+
+
+class EnvState(NamedTuple):
+    """One partial proof a row."""
+
+    goals: Goals  # [B, A, ...]
+    successors: Successors  # [B, S, ...]
+    query: I32[Tensor, "B W"]
+    label: Bool[Tensor, "B"]  # the query is a positive
+    depth: I32[Tensor, "B"]  # resolution steps taken
+    status: I32[Tensor, "B"]  # RUNNING, PROVED, FAILED, ENDED or EXHAUSTED
+    overflow: Bool[Tensor, "B"]  # a successor was dropped somewhere on this path
+
+
+class Observation(NamedTuple):
+    """What a network sees."""
+
+    goals: Goals
+    successors: Goals
+    rule: I32[Tensor, "B S"]  # rule applied, -1 for a fact
+    mask: Bool[Tensor, "B S1"]  # legal actions: S successors, then END
+    query: I32[Tensor, "B W"]
+    known: Bool[Tensor, "B"]  # the query is itself a fact, so confidences leave it out
+    remaining: F32[Tensor, "B"]  # share of the depth limit that is left
+
+
+def start(cfg: ProverConfig, world: World, query: I32[Tensor, "B W"], label: Bool[Tensor, "B"]) -> EnvState:
+    """The state that has each query as its only goal. It is RUNNING even without successors: END is legal."""
+    B, A = query.shape[0], cfg.resolve.max_goals
+    padding = torch.zeros((B, A - 1, query.shape[1]), dtype=torch.int32, device=query.device)
+    goals = Goals(torch.cat([query[:, None], padding], 1), torch.zeros_like(query[:, :1]).expand(-1, A).contiguous())
+    successors = resolve(cfg.resolve, world.kb, goals, query)
+    zero = torch.zeros_like(query[:, 0])
+    return EnvState(goals, successors, query, label, depth=zero, status=zero, overflow=successors.overflow)
+
+
+def reset(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> EnvState:
+    """Fresh searches for training queries: facts of `train`, and corruptions of them that are not facts."""
+    drawn = draw_training_queries(
+        key,
+        world.kb,
+        cfg.resolve.sizes,
+        world.train,
+        world.hard,
+        positive_fraction=1.0 / (1.0 + cfg.negatives),
+        hard_fraction=cfg.hard_fraction,
+    )
+    return start(cfg, world, drawn.query.to(torch.int32), drawn.label)
+
+
+def step_functional(
+    cfg: ProverConfig, world: World, state: EnvState, action: I64[Tensor, "B"], key: I64[Tensor, "B 2"]
+) -> tuple[EnvState, Timestep]:
+    """Follow each running row's chosen successor, or end it; finished rows stay as they are and are paid nothing.
+
+    Args:
+      action: a successor 0..S-1, or S for END. An illegal successor counts as END.
+      key: unused: resolution is deterministic.
+    """
+    S = cfg.resolve.max_successors
+    slot = action.clamp(0, S - 1)
+    active = state.status == RUNNING
+    moves = active & (action < S) & state.successors.mask.gather(1, slot[:, None]).squeeze(1)
+    goals = tree.where(moves, tree.map(lambda x: _pick(x, slot), state.successors.goals), state.goals)
+    depth = torch.where(moves, state.depth + 1, state.depth)
+    successors = tree.where(moves, resolve(cfg.resolve, world.kb, goals, state.query), state.successors)
+    overflow = state.overflow | (moves & successors.overflow)
+    status = _status(cfg, goals, successors, depth, ended=active & ~moves, overflow=overflow)
+    status = torch.where(active, status, state.status)
+    after = EnvState(goals, successors, state.query, state.label, depth, status, overflow)
+    done = active & (status != RUNNING)
+    reward = torch.where(done & ~overflow, outcome(cfg, status == PROVED, state.label), 0.0)
+    return after, Timestep(reward=reward, terminated=status != RUNNING, truncated=torch.zeros_like(done))
+
+
+def observe(cfg: ProverConfig, world: World, state: EnvState) -> Observation:
+    """The tensors a policy decides on; END is legal in every state."""
+    end = torch.ones_like(state.successors.mask[:, :1])
+    return Observation(
+        goals=state.goals,
+        successors=state.successors.goals,
+        rule=state.successors.rule,
+        mask=torch.cat([state.successors.mask, end], 1),
+        query=state.query,
+        known=kbase.contains(world.kb, cfg.resolve.sizes, state.query.long()),
+        remaining=1.0 - state.depth / cfg.max_depth,
+    )
+
+
+def environment(cfg: ProverConfig) -> Environment:
+    """Proof search as the learner takes it. The depth limit is a terminal: what is left of it is observed."""
+    return Environment(cfg=cfg, reset=reset, step_functional=step_functional, observe=observe, truncates=False)
+
+
+def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]) -> F32[Tensor, "B"]:
+    """The reward at the end of a search, by the name in `cfg.reward`.
+
+    proof: +1 for a proved positive. signed: +1 / -1 for proving a positive / negative. balanced: a proved positive +1,
+    a missed one -1, a proved negative -1, a rejected one +1 over the number of negatives per positive.
+    """
+    right = torch.where(label, 1.0, -1.0)
+    if cfg.reward == "proof":
+        return torch.where(proved & label, 1.0, 0.0)
+    if cfg.reward == "signed":
+        return torch.where(proved, right, 0.0)
+    rejected = 1.0 / cfg.negatives if cfg.negatives else 0.0
+    return torch.where(proved, right, torch.where(label, -1.0, rejected))
+
+
+def _status(
+    cfg: ProverConfig, goals: Goals, successors: Successors, depth: Tensor, *, ended: Tensor, overflow: Tensor
+) -> Tensor:
+    """How each row stands after a step, the strongest reason first."""
+    stuck = ~successors.mask.any(-1)
+    status = torch.where(depth >= cfg.max_depth, EXHAUSTED, RUNNING)
+    status = torch.where(stuck, FAILED, status)
+    status = torch.where(ended, ENDED, status)
+    return torch.where(goals.atoms[:, 0, 0] == 0, PROVED, status).to(torch.int32)
+
+
+def _pick(x: Tensor, slot: Tensor) -> Tensor:
+    """Row b's entry `slot[b]` of [B, S, ...]."""
+    index = slot.view(-1, *[1] * (x.ndim - 1)).expand(-1, 1, *x.shape[2:])
+    return x.gather(1, index).squeeze(1)

@@ -1,0 +1,77 @@
+"""Scores that need no training: how sure the rules are of an atom that they derive."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.logic import fixpoint
+from funcppo.logic import kb as kbase
+from funcppo.logic.consequences import each_consequence
+from funcppo.logic.fixpoint import Model
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.types import F32, I32, I64
+
+
+class Derivations(NamedTuple):
+    """Pairs of a listed atom and a rule that derives it in one application, each once."""
+
+    atom: I64[Tensor, "n"]  # row of the list
+    rule: I64[Tensor, "n"]
+
+
+def derivations(
+    kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]
+) -> Derivations:
+    """Which rules derive each atom, their bodies taken from what is derivable one step lower.
+
+    A known fact counts as derived only by bodies that do not hold it (leave-one-out).
+
+    Args:
+      model: holds at least `max_height - 1` steps of T_P.
+      atoms: distinct, in lexicographic order.
+    """
+    below = kb
+    if max_height > 1:
+        below = _with_facts(kb, sizes, model.atoms[model.height < max_height])
+    _, index = kbase.index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
+    wanted = set(torch.unique(atoms[:, 0]).tolist())
+    rules = [i for i, p in enumerate(kb.rules[:, 0, 0].tolist()) if p in wanted]
+    parts = []
+    for part in each_consequence(below, sizes, rules=rules, leave_one_out=True):
+        row = kbase.locate(index, sizes, part.atoms.long())
+        parts.append(Derivations(row[row >= 0], part.rule[row >= 0]))
+    none = torch.zeros(0, dtype=torch.int64, device=atoms.device)
+    return Derivations(*(torch.cat(same) for same in zip(Derivations(none, none), *parts)))
+
+
+def max_confidence(kb: KnowledgeBase, found: Derivations, n_atoms: int) -> F32[Tensor, "L"]:
+    """log max_r confidence(r) over the rules that derive each atom."""
+    best = torch.zeros(n_atoms, device=kb.support.device)
+    return best.scatter_reduce(0, found.atom, kbase.confidence(kb)[found.rule], "amax").log()
+
+
+def noisy_or(kb: KnowledgeBase, found: Derivations, n_atoms: int) -> F32[Tensor, "L"]:
+    """log (1 - prod_r (1 - confidence(r))): some rule is right, were they independent."""
+    none_right = torch.log1p(-kbase.confidence(kb).to(torch.float64))[found.rule]
+    total = torch.zeros(n_atoms, dtype=torch.float64, device=none_right.device).scatter_add(0, found.atom, none_right)
+    return torch.log(-torch.expm1(total)).to(torch.float32)
+
+
+def exists(model: Model, max_height: int, atoms: I32[Tensor, "L W"]) -> F32[Tensor, "L"]:
+    """0 where T_P derives the atom within `max_height` steps, -inf elsewhere."""
+    height = fixpoint.contains(model, atoms.long())
+    return torch.where((height >= 0) & (height <= max_height), 0.0, -torch.inf)
+
+
+def _with_facts(kb: KnowledgeBase, sizes: Sizes, facts: Tensor) -> KnowledgeBase:
+    wider, _ = kbase.build(
+        facts.cpu().numpy(),
+        kb.rules.cpu().numpy(),
+        n_constants=sizes.n_constants,
+        n_predicates=sizes.n_predicates,
+        device=facts.device,
+    )
+    return wider

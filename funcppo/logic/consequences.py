@@ -1,0 +1,166 @@
+"""One application of each rule to the facts: what it derives, and how often it is right.
+
+Atoms are counted once a rule, however many bodies derive them: with `heads(r)` the distinct heads of rule r over the
+facts,
+
+    body_pairs(r) = |heads(r)|,    support(r) = |heads(r) and facts|,    confidence = support / body_pairs
+
+which is the standard confidence of AMIE and AnyBURL, without the closed-world correction.
+
+Source: Galárraga et al. 2013, "AMIE: association rule mining under incomplete evidence", section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.logic import joins, keys
+from funcppo.logic.joins import Columns, Literal, Relation, Unequal
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.rules import Atom, Rule, different_variables, head_columns, query_of, relations_of, rules_of
+from funcppo.types import I32, I64
+
+
+class Consequences(NamedTuple):
+    """Pairs of a derived atom and the rule that derives it, each once, in the order of the rules."""
+
+    atoms: I32[Tensor, "n W"]
+    rule: I64[Tensor, "n"]
+    fact: I64[Tensor, "n"]  # the atom's row among the facts, -1 where it is not one
+
+
+def each_consequence(
+    kb: KnowledgeBase,
+    sizes: Sizes,
+    *,
+    rules: Iterable[int] | None = None,
+    leave_one_out: bool = False,
+    object_identity: bool = False,
+) -> Iterator[Consequences]:
+    """The consequences of one rule after another, so that no more than one rule's are held.
+
+    Args:
+      rules: ids of rules, in the order wanted; None for all.
+      leave_one_out: leave out a known fact that the rule derives only from bodies that hold the fact itself.
+      object_identity: different variables of a rule bind different constants.
+    """
+    relations = relations_of(kb.facts)
+    table = rules_of(kb)
+    for rule in table if rules is None else [table[i] for i in rules]:
+        unequal = different_variables(rule, sizes.n_constants) if object_identity else []
+        columns = _heads(rule, relations, sizes, unequal, kb.facts.device)
+        if leave_one_out:
+            circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
+            kept = ~joins.locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
+            columns = tuple(column[kept] for column in columns)
+        atoms = torch.stack([torch.full_like(columns[0], rule.head[0]), *columns], dim=1)
+        yield Consequences(
+            atoms=atoms.to(torch.int32),
+            rule=torch.full_like(columns[0], rule.id),
+            fact=_fact_ids(rule.head[0], columns, relations, kb, sizes),
+        )
+
+
+def consequences(
+    kb: KnowledgeBase,
+    sizes: Sizes,
+    *,
+    rules: Iterable[int] | None = None,
+    leave_one_out: bool = False,
+    object_identity: bool = False,
+) -> Consequences:
+    """The consequences of all the rules in one table; arguments as for `each_consequence`."""
+    parts = each_consequence(kb, sizes, rules=rules, leave_one_out=leave_one_out, object_identity=object_identity)
+    empty = Consequences(kb.facts[:0], kb.rule_order[:0], kb.rule_order[:0])
+    return Consequences(*(torch.cat(same) for same in zip(empty, *parts)))
+
+
+def with_confidence(kb: KnowledgeBase, sizes: Sizes, *, object_identity: bool = False) -> KnowledgeBase:
+    """The knowledge base with `support` and `body_pairs` counted from its facts."""
+    pairs = [
+        (int((part.fact >= 0).sum()), len(part.fact))
+        for part in each_consequence(kb, sizes, object_identity=object_identity)
+    ]
+    counts = torch.tensor(pairs, dtype=kb.support.dtype, device=kb.support.device).reshape(-1, 2)
+    return kb._replace(support=counts[:, 0].contiguous(), body_pairs=counts[:, 1].contiguous())
+
+
+def _fact_ids(
+    predicate: int, columns: Columns, relations: dict[int, Relation], kb: KnowledgeBase, sizes: Sizes
+) -> Tensor:
+    """The rows of a predicate's atoms among the facts, -1 where they are not there."""
+    if predicate not in relations:
+        return torch.full_like(columns[0], -1)
+    first = torch.searchsorted(kb.facts[:, 0].contiguous(), torch.tensor(predicate, device=kb.facts.device))
+    row, found = joins.locate(columns, relations[predicate], sizes.n_constants)
+    return torch.where(found, first + row, -1)
+
+
+def _heads(
+    rule: Rule, relations: dict[int, Relation], sizes: Sizes, unequal: list[Unequal], device: torch.device
+) -> Columns:
+    """The argument columns of a rule's distinct heads, each once."""
+    empty = tuple(torch.empty(0, dtype=torch.int64, device=device) for _ in rule.head[1:])
+    if any(atom[0] not in relations for atom in rule.body):
+        return empty
+    query = query_of(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, unequal)
+    tables = list(joins.solve(query))
+    return head_columns(rule, joins.union(tables, query.bits), device) if tables else empty
+
+
+def _circular(
+    rule: Rule, relations: dict[int, Relation], sizes: Sizes, unequal: list[Unequal], device: torch.device
+) -> Columns:
+    """The heads of a rule that are facts and that none of its bodies derives without that fact."""
+    n, bits = sizes.n_constants, [sizes.n_constants.bit_length()] * (sizes.width - 1)
+    itself = [atom for atom in rule.body if atom[0] == rule.head[0]]
+    parts = [
+        _heads(_substitute(rule, same), relations, sizes, [_renamed(pair, same) for pair in unequal], device)
+        for same in (_unifier(rule.head, atom, n) for atom in itself)
+        if same is not None
+    ]
+    empty = torch.empty(0, dtype=torch.int64, device=device)
+    suspects = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *parts)), bits)
+    if not suspects[0].numel():
+        return suspects
+    guard = Relation(suspects, suspects[0].numel())
+    query = query_of(rule, [relations[atom[0]] for atom in rule.body], n, unequal)
+    head = Literal(guard, rule.head[1:], frozenset(t for t in rule.head[1:] if t > n))
+    query = replace(
+        query,
+        literals=(head, *query.literals),
+        unequal=(*unequal, *((rule.head[1:], atom[1:]) for atom in itself)),
+    )
+    sound = [head_columns(rule, table, device) for table in joins.solve(query)]
+    sound = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
+    kept = ~joins.locate(suspects, Relation(sound, sound[0].numel()), n)[1]
+    return tuple(column[kept] for column in suspects)
+
+
+def _unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
+    """What to put for each variable so that two atoms are equal, None when nothing does."""
+    same: dict[int, int] = {}
+    for a, b in zip(left, right):
+        a, b = same.get(a, a), same.get(b, b)
+        if a == b:
+            continue
+        if max(a, b) <= n_constants:
+            return None
+        gone, kept = max(a, b), min(a, b)
+        same = {v: kept if t == gone else t for v, t in same.items()} | {gone: kept}
+    return same
+
+
+def _renamed(pair: Unequal, same: dict[int, int]) -> Unequal:
+    left, right = (tuple(same.get(t, t) for t in terms) for terms in pair)
+    return left, right
+
+
+def _substitute(rule: Rule, same: dict[int, int]) -> Rule:
+    head, *body = ((atom[0], *(same.get(t, t) for t in atom[1:])) for atom in (rule.head, *rule.body))
+    return Rule(rule.id, head, tuple(body))

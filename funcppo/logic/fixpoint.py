@@ -1,0 +1,239 @@
+"""T_P, the immediate-consequence operator: what can be derived, and in how many steps.
+
+    T_P(I) = facts + { head s : head :- body is a rule, every atom of body s is in I }
+
+The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. Evaluation is semi-naive:
+step h joins only those bodies that hold an atom of height h - 1.
+
+Source: van Emden and Kowalski 1976, "The semantics of predicate logic as a programming language"; Bancilhon and
+Ramakrishnan 1986, "An amateur's introduction to recursive query processing strategies" (semi-naive evaluation).
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from funcppo.logic import joins, keys
+from funcppo.logic import kb as kb_
+from funcppo.logic.joins import Columns, Query, Relation
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.rules import Atom, Rule, different_variables, head_columns, query_of, relations_of, rules_of
+from funcppo.types import I32, I64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The atoms that T_P derives, a value of the host: it is never seen by a compiled function."""
+
+    atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
+    height: I32[Tensor, "n"]  # the smallest step that derives the atom, 0 for a fact
+    index: tuple[Tensor, ...]  # what `kb.locate` reads
+    counts: tuple[int, ...]  # atoms after step 0 (the facts), 1, 2, ...; every one of these steps is complete
+    complete: bool  # the fixpoint or the height asked for was reached
+    fixpoint: bool  # one more step would derive nothing
+    stopped: str  # why it is not complete, in one line; empty when it is
+    seconds: float  # wall-clock time of the evaluation
+    predicates: frozenset[int]  # those evaluated; of another, nothing is known
+    object_identity: bool
+    sizes: Sizes  # of the knowledge base that it was derived from
+
+
+Progress = Callable[[int, int, float], None]  # step, atoms, seconds
+
+
+def least_model(
+    kb: KnowledgeBase,
+    sizes: Sizes,
+    *,
+    max_height: int | None,
+    budget: int,
+    predicates: Collection[int] | None = None,
+    object_identity: bool = False,
+    progress: Progress | None = None,
+) -> Model:
+    """What `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
+
+    Args:
+      max_height: steps of T_P; None for the fixpoint.
+      budget: the most atoms to hold. A step that would pass it is dropped as a whole, so the model stays exact up to
+        the step before, and `stopped` says so.
+      predicates: derive only these and what their rules depend on; None for all.
+      object_identity: different variables of a rule bind different constants.
+      progress: called after each step.
+    """
+    start = time.perf_counter()
+    covered, rules = _relevant(rules_of(kb), predicates, sizes)
+    known = relations_of(kb.facts, covered)
+    old: dict[int, Relation] = {}
+    delta, runs, counts = known, [known], [_n_atoms(known)]
+    stopped, fixpoint = "", False
+    while not (stopped or fixpoint or len(counts) - 1 == max_height):
+        if progress is not None:
+            progress(len(counts) - 1, counts[-1], time.perf_counter() - start)
+        bodies = (pair for rule in rules for pair in _bodies(rule, old, delta, known, sizes, object_identity))
+        new = _step(bodies, known, sizes, budget - counts[-1], kb.facts.device)
+        if new is None:
+            stopped = f"stopped at {counts[-1]} atoms: step {len(counts)} passes the budget of {budget}, unknown beyond"
+        elif not new:
+            fixpoint = True
+        else:
+            old, delta, known = known, new, known | {p: _merged(known.get(p), r, sizes) for p, r in new.items()}
+            runs.append(new)
+            counts.append(counts[-1] + _n_atoms(new))
+    atoms, height, index = _assemble(runs, sizes, kb.facts.device)
+    return Model(
+        atoms=atoms,
+        height=height,
+        index=index,
+        counts=tuple(counts),
+        complete=not stopped,
+        fixpoint=fixpoint,
+        stopped=stopped,
+        seconds=time.perf_counter() - start,
+        predicates=covered,
+        object_identity=object_identity,
+        sizes=sizes,
+    )
+
+
+class Verdict(enum.IntEnum):
+    """What is known of a query."""
+
+    REFUTED = 0  # absent from a complete model
+    PROVED = 1
+    UNKNOWN = 2  # a budget was hit, or its predicate was not evaluated
+
+
+def contains(model: Model, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+    """The height of each atom, -1 where the model has it not."""
+    row = kb_.locate(model.index, model.sizes, atoms)
+    padded = torch.cat([model.height.to(torch.int64), model.height.new_full((1,), -1, dtype=torch.int64)])
+    return padded[row]
+
+
+def verdict(model: Model, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+    """The `Verdict` on each ground atom, within the height that the model was asked for."""
+    covered = torch.isin(atoms[..., 0], torch.tensor(sorted(model.predicates), device=atoms.device))
+    absent = torch.where(covered & model.complete, int(Verdict.REFUTED), int(Verdict.UNKNOWN))
+    return torch.where(contains(model, atoms) >= 0, int(Verdict.PROVED), absent)
+
+
+def answers(model: Model, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "n"]]:
+    """The atoms of the model that an open atom matches, in order, and their heights.
+
+    Args:
+      atom: predicate and terms; a variable that occurs twice asks for equal arguments.
+    """
+    low, high = torch.searchsorted(
+        model.atoms[:, 0].contiguous(),
+        torch.tensor([atom[0], atom[0] + 1], dtype=torch.int32, device=model.atoms.device),
+    ).tolist()
+    found, height = model.atoms[low:high], model.height[low:high]
+    same = [atom.index(t) if t > model.sizes.n_constants else None for t in atom]
+    masks = [found[:, j] == (t if same[j] is None else found[:, same[j]]) for j, t in enumerate(atom) if j != same[j]]
+    kept = torch.stack(masks).all(0)
+    return found[kept], height[kept]
+
+
+def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: Sizes) -> tuple[frozenset[int], list[Rule]]:
+    """The predicates asked for and those that their rules depend on, and the rules that derive them."""
+    if predicates is None:
+        return frozenset(range(1, sizes.n_predicates + 1)), rules
+    covered: frozenset[int] = frozenset()
+    wider = frozenset(predicates)
+    while wider != covered:
+        covered = wider
+        wider = covered.union(*([atom[0] for atom in rule.body] for rule in rules if rule.head[0] in covered))
+    return covered, [rule for rule in rules if rule.head[0] in covered]
+
+
+def _n_atoms(relations: dict[int, Relation]) -> int:
+    return sum(relation.size for relation in relations.values())
+
+
+def _bodies(
+    rule: Rule,
+    old: dict[int, Relation],
+    delta: dict[int, Relation],
+    known: dict[int, Relation],
+    sizes: Sizes,
+    object_identity: bool,
+) -> Iterator[tuple[Rule, Query]]:
+    """The ways in which a rule's body can hold an atom of the last step: the first such atom at each place in turn."""
+    unequal = different_variables(rule, sizes.n_constants) if object_identity else []
+    names = [atom[0] for atom in rule.body]
+    if not names and not old:
+        yield rule, query_of(rule, [], sizes.n_constants, unequal)
+    for i in range(len(names)):
+        sources = [old] * i + [delta] + [known] * (len(names) - i - 1)
+        if all(p in source for p, source in zip(names, sources)):
+            yield rule, query_of(rule, [source[p] for p, source in zip(names, sources)], sizes.n_constants, unequal)
+
+
+def _step(
+    bodies: Iterator[tuple[Rule, Query]], known: dict[int, Relation], sizes: Sizes, room: int, device: torch.device
+) -> dict[int, Relation] | None:
+    """The heads that are not known yet, by predicate; None when there are more than `room` of them."""
+    new: dict[int, Columns] = {}
+    held: dict[int, list[Columns]] = {}
+    for rule, query in bodies:
+        name = rule.head[0]
+        for table in joins.solve(query):
+            held.setdefault(name, []).append(_unknown(head_columns(rule, table, device), known.get(name), sizes))
+            if _n_rows(held[name]) > max(joins.PIECE, _n_rows([new[name]] if name in new else [])):
+                new[name] = _distinct([*held.pop(name), *([new[name]] if name in new else [])], sizes)
+                if sum(columns[0].numel() for columns in new.values()) > room:
+                    return None
+            if not query.wanted:
+                break
+    for name, parts in held.items():
+        new[name] = _distinct([*parts, *([new[name]] if name in new else [])], sizes)
+    found = {name: Relation(columns, columns[0].numel()) for name, columns in sorted(new.items()) if columns[0].numel()}
+    return found if _n_atoms(found) <= room else None
+
+
+def _n_rows(parts: list[Columns]) -> int:
+    return sum(columns[0].numel() for columns in parts)
+
+
+def _distinct(parts: list[Columns], sizes: Sizes) -> Columns:
+    columns = tuple(torch.cat(same) for same in zip(*parts))
+    return keys.distinct(columns, [sizes.n_constants.bit_length()] * len(columns))
+
+
+def _merged(known: Relation | None, new: Relation, sizes: Sizes) -> Relation:
+    """The union of two disjoint relations."""
+    if known is None:
+        return new
+    columns = _distinct([known.columns, new.columns], sizes)
+    return Relation(columns, known.size + new.size)
+
+
+def _unknown(columns: Columns, known: Relation | None, sizes: Sizes) -> Columns:
+    """The rows that a relation does not hold."""
+    if known is None:
+        return columns
+    fresh = ~joins.locate(columns, known, sizes.n_constants)[1]
+    return tuple(column[fresh] for column in columns)
+
+
+def _assemble(
+    runs: list[dict[int, Relation]], sizes: Sizes, device: torch.device
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """All atoms in lexicographic order, their heights, and the index over them."""
+    tables, heights = [torch.empty((0, sizes.width), dtype=torch.int64, device=device)], []
+    for height, run in enumerate(runs):
+        for name, relation in run.items():
+            tables.append(torch.stack([torch.full_like(relation.columns[0], name), *relation.columns], dim=1))
+            heights.append(height)
+    atoms = torch.cat(tables)
+    counts = torch.tensor([len(table) for table in tables[1:]], dtype=torch.int64, device=device)
+    height = torch.repeat_interleave(torch.tensor(heights, dtype=torch.int32, device=device), counts)
+    rows, index = kb_.index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
+    return atoms[rows].to(torch.int32), height[rows], index

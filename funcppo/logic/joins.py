@@ -1,0 +1,307 @@
+"""Conjunctive queries over relations: joins by sorted keys, in pieces of bounded size.
+
+Literals are joined one at a time, the one with the fewest resulting rows first. A variable that nothing needs any more
+is projected away at once and the rows left are made distinct, so a chain of binary literals never holds more than
+pairs. A step with more than `PIECE` resulting rows is taken in pieces.
+
+Runs on the device of the relations, in a loop on the host: the sizes depend on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from funcppo.logic import keys
+
+_DENSE = 16  # ids per row up to which a view is indexed by id, without a search
+PIECE = 1 << 22  # rows of an intermediate result held at once, 8 bytes a row and column
+
+Columns = tuple[Tensor, ...]
+Unequal = tuple[tuple[int, ...], tuple[int, ...]]  # two tuples of terms that must differ in some place
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Distinct rows, stored by column; `names` are variables. Without columns it has 0 or 1 rows."""
+
+    names: tuple[int, ...]
+    columns: Columns
+    size: int
+
+
+UNIT = Table((), (), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Rows in lexicographic order, and the index over their first columns."""
+
+    columns: Columns
+    size: int
+    levels: tuple[Tensor, ...]
+    keys: Tensor
+    starts: Tensor | None  # where the rows of each value of the first column start, if that is all the index
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A literal to join next: for each row of a table, the rows of the literal's view that agree with it."""
+
+    literal: Literal
+    new: tuple[int, ...]  # the variables that it adds, the last columns of the view
+    view: View
+    low: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Distinct rows of int64 columns in lexicographic order; a view is computed once and kept."""
+
+    columns: Columns
+    size: int
+    views: dict[tuple, View] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A relation, and the term at each of its arguments."""
+
+    relation: Relation
+    terms: tuple[int, ...]
+    variables: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The `wanted` variables of the rows that satisfy all literals and differ somewhere in each `unequal` pair."""
+
+    literals: tuple[Literal, ...]
+    wanted: tuple[int, ...]
+    unequal: tuple[Unequal, ...]
+    n_constants: int  # terms above are variables
+
+    @property
+    def bits(self) -> int:
+        """How many bits hold a constant."""
+        return self.n_constants.bit_length()
+
+    def variables(self, *terms: Sequence[int]) -> set[int]:
+        """The variables among the terms."""
+        return {t for part in terms for t in part if t > self.n_constants}
+
+    def needed(self, literals: Sequence[Literal], unequal: Sequence[Unequal]) -> set[int]:
+        """The variables wanted in the end, or by these literals and inequalities."""
+        return set(self.wanted).union(*(x.variables for x in literals), *(self.variables(*u) for u in unequal))
+
+
+def solve(query: Query) -> Iterator[Table]:
+    """Non-empty tables over `query.wanted` whose union is the answer; a row may come more than once.
+
+    Groups of literals that share no variable are solved apart and multiplied.
+    """
+    if any(left == right for left, right in query.unequal):
+        return
+    groups = _components(query)
+    if len(groups) == 1:
+        yield from _extend(UNIT, query)
+        return
+    crossing = [u for u in query.unequal if not any(query.variables(*u) <= _names(group) for group in groups)]
+    parts = [_part(query, group, crossing) for group in groups]
+    if any(next(_extend(UNIT, part), None) is None for part in parts if not part.wanted):
+        return
+    parts = [part for part in parts if part.wanted]
+    held = [list(_extend(UNIT, part)) for part in parts[:-1]]
+    if not all(held):
+        return
+    tables = [union(pieces, query.bits) for pieces in held]
+    for piece in _extend(UNIT, parts[-1]) if parts else [UNIT]:
+        for product in _multiply(tables, piece):
+            found = project(_filter(product, crossing, query), query.wanted, query)
+            if found.size:
+                yield found
+
+
+def locate(columns: Columns, relation: Relation, n_constants: int) -> tuple[Tensor, Tensor]:
+    """Where each row stands in a relation, and whether it does."""
+    query = Query((), (), (), n_constants)
+    names = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
+    seen = _view(Literal(relation, names, frozenset(names)), names, len(names), query)
+    key, found = keys.walk(seen.levels, columns, [query.bits] * len(columns))
+    at, hit = keys.find(seen.keys, key)
+    return at, found & hit
+
+
+def union(tables: list[Table], bits: int) -> Table:
+    """The distinct rows of some tables over the same variables; of one table, as they are."""
+    if len(tables) == 1:
+        return tables[0]
+    columns = tuple(torch.cat(parts) for parts in zip(*(table.columns for table in tables)))
+    return _distinct(Table(tables[0].names, columns, sum(table.size for table in tables)), bits)
+
+
+def project(table: Table, names: tuple[int, ...], query: Query) -> Table:
+    """The table over some of its variables, each row once."""
+    if names == table.names:
+        return table
+    columns = tuple(table.columns[table.names.index(v)] for v in names)
+    found = Table(names, columns, table.size)
+    return found if len(names) == len(table.names) else _distinct(found, query.bits)
+
+
+def _distinct(table: Table, bits: int) -> Table:
+    if not table.columns:
+        return Table((), (), min(table.size, 1))
+    columns = keys.distinct(table.columns, [bits] * len(table.columns))
+    return Table(table.names, columns, columns[0].numel())
+
+
+def _components(query: Query) -> list[list[Literal]]:
+    """The literals grouped by shared variables."""
+    parts: list[list[Literal]] = []
+    for literal in query.literals:
+        linked = [part for part in parts if _names(part) & literal.variables]
+        joined = [other for part in linked for other in part]
+        parts = [*(part for part in parts if part not in linked), [*joined, literal]]
+    return parts
+
+
+def _names(literals: Sequence[Literal]) -> set[int]:
+    return set().union(*(literal.variables for literal in literals))
+
+
+def _part(query: Query, literals: list[Literal], crossing: list[Unequal]) -> Query:
+    """The query that one group of literals answers by itself."""
+    names = _names(literals)
+    keep = query.needed((), crossing) & names
+    inside = tuple(u for u in query.unequal if u not in crossing and query.variables(*u) <= names)
+    return Query(tuple(literals), tuple(sorted(keep)), inside, query.n_constants)
+
+
+def _multiply(tables: list[Table], piece: Table) -> Iterator[Table]:
+    """The cross product, in pieces."""
+    if not tables:
+        yield piece
+        return
+    other = tables[0]
+    low = torch.zeros_like(piece.columns[0])
+    for row, at in _positions(low, torch.full_like(low, other.size)):
+        columns = tuple(c[row] for c in piece.columns) + tuple(c[at] for c in other.columns)
+        yield from _multiply(tables[1:], Table(piece.names + other.names, columns, row.numel()))
+
+
+def _extend(table: Table, query: Query) -> Iterator[Table]:
+    """The non-empty tables over `query.wanted` that join `table` with every literal of the query."""
+    if not table.size:
+        return
+    if not query.literals:
+        yield project(table, query.wanted, query)
+        return
+    match = _next(table, query)
+    rest = tuple(other for other in query.literals if other is not match.literal)
+    bound = match.literal.variables.union(table.names)
+    now = [u for u in query.unequal if query.variables(*u) <= bound]
+    later = tuple(u for u in query.unequal if u not in now)
+    needed = query.needed(rest, later)
+    keep = tuple(v for v in table.names + match.new if v in needed)
+    tail = replace(query, literals=rest, unequal=later)
+    held: list[Table] = []
+    for piece in _join(table, match):
+        held.append(project(_filter(piece, now, query), keep, query))
+        if sum(t.size for t in held) > PIECE:
+            yield from _extend(union(held, query.bits), tail)
+            held = []
+    if held:
+        yield from _extend(union(held, query.bits), tail)
+
+
+def _next(table: Table, query: Query) -> Match:
+    """The literal to join now: of those that share a variable, the one with the fewest resulting rows."""
+    if not table.names:
+        return _match(table, min(query.literals, key=lambda literal: literal.relation.size), query)
+    matches = [_match(table, literal, query) for literal in query.literals if literal.variables & set(table.names)]
+    return matches[0] if len(matches) == 1 else min(matches, key=lambda match: int(match.count.sum()))
+
+
+def _match(table: Table, literal: Literal, query: Query) -> Match:
+    needed = query.needed([other for other in query.literals if other is not literal], query.unequal)
+    shared = tuple(v for v in table.names if v in literal.variables)
+    new = tuple(v for v in dict.fromkeys(literal.terms) if v in literal.variables & needed and v not in shared)
+    seen = _view(literal, shared + new, len(shared), query)
+    if not shared:
+        return Match(literal, new, seen, seen.keys, seen.keys)
+    columns = [table.columns[table.names.index(v)] for v in shared]
+    if seen.starts is not None:
+        low = seen.starts.index_select(0, columns[0])
+        return Match(literal, new, seen, low, seen.starts.index_select(0, columns[0] + 1) - low)
+    key, found = keys.walk(seen.levels, columns, [query.bits] * len(shared))
+    low = torch.searchsorted(seen.keys, key)
+    return Match(literal, new, seen, low, torch.where(found, torch.searchsorted(seen.keys, key, right=True) - low, 0))
+
+
+def _join(table: Table, match: Match) -> Iterator[Table]:
+    """The join of a table with the view of a match, in pieces."""
+    if not table.names:
+        yield Table(match.new, match.view.columns, match.view.size)
+    elif not match.new:
+        yield _rows(table, match.count > 0)
+    else:
+        added = match.view.columns[-len(match.new) :]
+        for row, at in _positions(match.low, match.count):
+            columns = (*(c.index_select(0, row) for c in table.columns), *(c.index_select(0, at) for c in added))
+            yield Table(table.names + match.new, columns, row.numel())
+
+
+def _positions(low: Tensor, count: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs (row, low[row] + i) for every row and every i < count[row], at most PIECE at a time."""
+    end = torch.cumsum(count, 0)
+    total, shift = int(end[-1]), low - end + count
+    for start in range(0, total, PIECE):
+        stop = min(start + PIECE, total)
+        taken = count if total <= PIECE else end.clamp(start, stop) - (end - count).clamp(start, stop)
+        row = torch.repeat_interleave(taken, output_size=stop - start)
+        yield row, torch.arange(start, stop, device=low.device) + shift.index_select(0, row)
+
+
+def _rows(table: Table, kept: Tensor) -> Table:
+    row = kept.nonzero().squeeze(1)
+    return Table(table.names, tuple(column.index_select(0, row) for column in table.columns), row.numel())
+
+
+def _filter(table: Table, unequal: Sequence[Unequal], query: Query) -> Table:
+    """The rows that differ in some place of each pair; rows stay distinct."""
+    for left, right in unequal:
+        column = dict(zip(table.names, table.columns))
+        places = [column.get(a, a) != column.get(b, b) for a, b in zip(left, right) if a != b]
+        if not any(place is True for place in places):
+            table = _rows(table, torch.stack([torch.as_tensor(place) for place in places]).any(0))
+    return table
+
+
+def _view(literal: Literal, names: tuple[int, ...], indexed: int, query: Query) -> View:
+    """The literal's rows over `names`, found once a relation, pattern of terms and order of columns."""
+    first = {t: literal.terms.index(t) for t in literal.terms}
+    pattern = tuple(-first[t] if t in literal.variables else t + 1 for t in literal.terms)
+    memo = (pattern, tuple(first[v] for v in names), indexed)
+    if memo not in literal.relation.views:
+        literal.relation.views[memo] = _make_view(literal, [first[v] for v in names], indexed, query)
+    return literal.relation.views[memo]
+
+
+def _make_view(literal: Literal, places: list[int], indexed: int, query: Query) -> View:
+    columns, terms = literal.relation.columns, literal.terms
+    same = [t if t not in literal.variables else columns[terms.index(t)] for t in terms]
+    masks = [columns[j] == value for j, value in enumerate(same) if value is not columns[j]]
+    table = Table(tuple(range(len(columns))), columns, columns[0].numel())
+    for mask in [torch.stack(masks).all(0)] if masks else []:
+        table = _rows(table, mask)
+    if tuple(places) != table.names:
+        table = _distinct(Table((), tuple(table.columns[j] for j in places), table.size), query.bits)
+    levels, key = keys.pack(table.columns[:indexed], [query.bits] * indexed) if indexed else ((), torch.empty(0))
+    dense = indexed == 1 and query.n_constants <= _DENSE * table.size
+    every = torch.arange(query.n_constants + 2, device=key.device)
+    return View(table.columns, table.size, levels, key, torch.searchsorted(key, every) if dense else None)

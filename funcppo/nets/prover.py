@@ -1,0 +1,123 @@
+"""The prover's network: atoms to vectors, goal lists to sums of them, successors scored against the state.
+
+A rule's logit is the log-odds of its train confidence plus the network's output, a fact's and END's logit the
+network's output alone. All heads start at zero: an untrained prover follows confidences and picks facts uniformly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo import random
+from funcppo.envs.prover import Observation, World
+from funcppo.logic import kb as kbase
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.resolve import Goals
+from funcppo.nets.base import Agent, Dense, PolicyValue, dense, init_dense
+from funcppo.types import F32, I32, I64, Bool
+
+CERTAIN = 1e-6  # confidences are kept this far from 0 and 1, so that log-odds stay finite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetConfig:
+    """Static sizes of the network."""
+
+    sizes: Sizes
+    n_variables: int  # canonical variables that a goal list can hold
+    max_height: int
+    embed_dim: int  # D
+    hidden_dim: int
+
+
+class Params(NamedTuple):
+    """Tables are looked up by id, the padding id 0 included."""
+
+    term: F32[Tensor, "C1 D"]  # constants, then canonical variables
+    predicate: F32[Tensor, "P1 D"]
+    role: F32[Tensor, "J D"]  # one for each argument position
+    height: F32[Tensor, "H1 D"]
+    rule: F32[Tensor, "R1 D"]  # entry 0 stands for every fact
+    state: Dense
+    hidden: Dense
+    successor: Dense
+    score: Dense  # what successors are scored against
+    end: Dense
+    value: Dense
+
+
+def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
+    """Uniform weights of unit output variance; score, END and value heads are zero."""
+    keys = random.split(key, 8)
+    sizes, D, H = cfg.sizes, cfg.embed_dim, cfg.hidden_dim
+
+    def table(i: int, rows: int) -> Tensor:
+        return 2.0 * random.uniform(keys[i], (rows, D)) - 1.0
+
+    return Params(
+        term=table(0, 1 + sizes.n_constants + cfg.n_variables),
+        predicate=table(1, 1 + sizes.n_predicates),
+        role=table(2, sizes.width - 1),
+        height=table(3, 1 + cfg.max_height),
+        rule=table(4, 1 + sizes.n_rules),
+        state=init_dense(keys[5], 3 * D + 1, H),
+        hidden=init_dense(keys[6], H, H),
+        successor=init_dense(keys[7], D, H),
+        score=init_dense(keys[7], H, H, scale=0.0),
+        end=init_dense(keys[7], H, 1, scale=0.0),
+        value=init_dense(keys[7], H, 1, scale=0.0),
+    )
+
+
+def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> PolicyValue:
+    """Logits over the S successors and END, the smallest finite number where an action is illegal; and the value."""
+    state = _state(params, obs)
+    successor = _embed_goals(params, obs.successors) + params.rule[(obs.rule + 1).long()]
+    successor = torch.nn.functional.gelu(dense(params.successor, successor))
+    score = (successor * dense(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
+    at_root = obs.goals.height[:, :1] == 0
+    logits = torch.cat([score + prior(world.kb, obs.rule, obs.known[:, None] & at_root), dense(params.end, state)], 1)
+    logits = torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
+    return PolicyValue(logits, dense(params.value, state).squeeze(-1))
+
+
+def agent(cfg: NetConfig) -> Agent:
+    """The prover's network as the learner takes it."""
+    return Agent(cfg=cfg, init=init, apply=apply)
+
+
+def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B 1"]) -> F32[Tensor, "B S"]:
+    """Log-odds of each rule's train confidence, 0 for facts (rule -1).
+
+    Args:
+      left_out: the rule is applied to a known fact, which then counts neither as support nor as a pair.
+    """
+    tables = torch.stack([torch.logit(kbase.confidence(kb, less), eps=CERTAIN) for less in (False, True)])
+    none = torch.zeros_like(tables[:, :1])
+    return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
+
+
+def _state(params: Params, obs: Observation) -> F32[Tensor, "B H"]:
+    goals = _embed_goals(params, obs.goals)
+    query = _embed_atoms(params, obs.query, torch.zeros_like(obs.query[:, 0]))
+    arguments = torch.where((obs.query[:, 1:] > 0)[..., None], params.term[obs.query[:, 1:].long()], 1.0)
+    product = params.predicate[obs.query[:, 0].long()] * arguments.prod(1)  # what a bilinear link predictor sees
+    features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
+    hidden = torch.nn.functional.gelu(dense(params.state, features))
+    return torch.nn.functional.gelu(dense(params.hidden, hidden))
+
+
+def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
+    """The sum of a list's atom vectors."""
+    filled = goals.atoms[..., 0] > 0
+    return torch.where(filled[..., None], _embed_atoms(params, goals.atoms, goals.height), 0.0).sum(-2)
+
+
+def _embed_atoms(params: Params, atoms: I32[Tensor, "... W"], height: I32[Tensor, "..."]) -> F32[Tensor, "... D"]:
+    """gelu(predicate + height + sum over arguments j of role_j * term_j)."""
+    arguments = (params.term[atoms[..., 1:].long()] * params.role).sum(-2)
+    return torch.nn.functional.gelu(params.predicate[atoms[..., 0].long()] + params.height[height.long()] + arguments)

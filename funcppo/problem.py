@@ -1,0 +1,191 @@
+"""From a data set to what is learnt and judged on it: the knowledge base, its model, the configuration, the world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo import protocol
+from funcppo.config import Config, PPOConfig, ProverSettings
+from funcppo.data import Dataset
+from funcppo.envs import prover
+from funcppo.evaluate import EvalConfig, Score, best_rule_scores, score_candidates
+from funcppo.logic import baselines, fixpoint, resolve
+from funcppo.logic import kb as kbase
+from funcppo.logic.consequences import with_confidence
+from funcppo.logic.fixpoint import Model
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.nets import prover as net
+from funcppo.protocol import Protocol, Ranking
+
+REGIONS = ("africa", "americas", "asia", "europe", "oceania")
+HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
+ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A data set made ready; a value of the host."""
+
+    dataset: Dataset
+    settings: ProverSettings
+    kb: KnowledgeBase
+    sizes: Sizes
+    model: Model  # T_P up to `max_height`
+    max_height: int
+    pool: Tensor  # entities that queries are ranked against, ascending
+    regions: bool  # the Countries protocol: tails against the five regions
+    notes: tuple[str, ...]  # what was chosen or left out, one line each
+
+
+def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Problem:
+    """The problem of a data set.
+
+    Errors: ValueError when there are no rules, or T_P passes the budget within the height asked for.
+    """
+    if not len(dataset.rules):
+        raise ValueError(f"{dataset.name}: want rules (rules.txt in the folder, or --rules FILE), got none")
+    kb, sizes = kbase.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+        device=device,
+    )
+    kb = with_confidence(kb, sizes)
+    height, model, notes = _model(dataset, settings, kb, sizes)
+    entity = {name: i for i, name in enumerate(dataset.entities, 1)}
+    regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
+    pool = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
+    return Problem(
+        dataset=dataset,
+        settings=settings,
+        kb=kb,
+        sizes=sizes,
+        model=model,
+        max_height=height,
+        pool=torch.tensor(pool, device=device),
+        regions=regions,
+        notes=(*dataset.notes, *notes),
+    )
+
+
+def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes) -> tuple[int, Model, list[str]]:
+    """The height to search to, T_P up to it, and how it was chosen."""
+    run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, budget=settings.budget)
+    if settings.max_height is not None:
+        model = run(settings.max_height)
+        if not model.complete:
+            raise ValueError(f"{dataset.name}: T_P to height {settings.max_height} {model.stopped}")
+        return settings.max_height, model, []
+    model = run(max(HEIGHTS))
+    deepest = len(model.counts) - 1
+    valid = torch.from_numpy(dataset.valid).to(model.atoms.device).long()
+    height = fixpoint.contains(model, valid)
+    share = [float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0 for h in HEIGHTS[:deepest]]
+    if not share:
+        if not model.fixpoint:
+            raise ValueError(f"{dataset.name}: T_P to height 1 {model.stopped}")
+        share = [0.0]
+    chosen = next(h for h, s in enumerate(share, 1) if s >= max(share) - ENOUGH)
+    shown = ", ".join(f"{s:.3f} at {h}" for h, s in enumerate(share, 1))
+    return chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {shown}"]
+
+
+def config(problem: Problem, ppo: PPOConfig) -> Config:
+    """The learning problem."""
+    settings = problem.settings
+    shape = resolve.config(problem.kb, problem.sizes, problem.max_height)
+    if settings.max_successors is not None:
+        shape = replace(shape, max_successors=settings.max_successors)
+    env = prover.ProverConfig(
+        resolve=shape,
+        max_depth=settings.max_depth,
+        reward=settings.reward,
+        negatives=settings.negatives,
+        hard_fraction=settings.hard_fraction,
+    )
+    network = net.NetConfig(
+        sizes=problem.sizes,
+        n_variables=shape.max_goals * (problem.sizes.width - 1),
+        max_height=problem.max_height,
+        embed_dim=settings.embed_dim,
+        hidden_dim=settings.hidden_dim,
+    )
+    return Config(ppo=ppo, env=prover.environment(env), agent=net.agent(network))
+
+
+def world(problem: Problem) -> prover.World:
+    """What training reads: positives are the train facts that some rule's head can meet; others teach nothing.
+
+    Errors: ValueError when no train fact has a rule for its predicate.
+    """
+    train = torch.from_numpy(problem.dataset.train).to(problem.kb.facts.device)
+    heads = problem.kb.rules[:, 0, 0].unique()
+    train = train[torch.isin(train[:, 0], heads)]
+    if not len(train):
+        raise ValueError(f"{problem.dataset.name}: no train fact has the predicate of a rule's head")
+    derived = problem.model.atoms[problem.model.height > 0]
+    hard = derived[torch.isin(derived[:, 0], heads)] if problem.settings.hard_fraction else derived[:0]
+    return prover.World(kb=problem.kb, train=train, hard=hard)
+
+
+def rank(problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol) -> Ranking:
+    """The ranking of some queries under a protocol, filtered by all splits."""
+    dataset, device = problem.dataset, problem.kb.facts.device
+    known = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
+    rows, all_known = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (split, known))
+    return protocol.rank_split(how, problem.sizes, problem.model, rows, all_known, problem.pool, scorer)
+
+
+def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
+    """`exists@H`, `max-confidence` or `noisy-or`.
+
+    Errors: ValueError for another name.
+    """
+    kb, sizes, model, height = problem.kb, problem.sizes, problem.model, problem.max_height
+    if name.startswith("exists@") and name[7:].isdigit():
+        return lambda atoms: baselines.exists(model, int(name[7:]), atoms)
+    rules = {"max-confidence": baselines.max_confidence, "noisy-or": baselines.noisy_or}
+    if name not in rules:
+        raise ValueError(f"score {name!r}: want success, best-proof, greedy, exists@H, max-confidence or noisy-or")
+    return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
+
+
+def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, window: int) -> EvalConfig:
+    """How a policy's scores are computed."""
+    return EvalConfig(
+        resolve=cfg.env.cfg.resolve,
+        agent=cfg.agent,
+        score=score,
+        max_depth=problem.settings.max_depth,
+        slots=slots,
+        beam=1 if score == "greedy" else beam,
+        window=window,
+        refill=True,
+    )
+
+
+def policy_scorer(
+    cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
+) -> protocol.Scorer:
+    """The score of `cfg` under a policy's params; `best-proof` at height 1 needs no search, only the rules that apply."""
+    fixed = prover.World(kb=problem.kb, train=problem.kb.facts[:1], hard=problem.kb.facts[:0])
+    if cfg.score == "best-proof" and problem.max_height == 1:
+        return lambda atoms: _best_rules(cfg, problem, fixed, params, atoms)
+    return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score
+
+
+def _best_rules(cfg: EvalConfig, problem: Problem, fixed: prover.World, params: Any, atoms: Tensor) -> Tensor:
+    found = baselines.derivations(problem.kb, problem.sizes, problem.model, 1, atoms)
+    n_rules, parts = problem.sizes.n_rules, []
+    keys = torch.sort(found.atom * n_rules + found.rule).values
+    for first in range(0, len(atoms), cfg.window):
+        part = atoms[first : first + cfg.window]
+        low, high = torch.searchsorted(keys, torch.tensor([first, first + len(part)], device=keys.device) * n_rules)
+        parts.append(best_rule_scores(cfg, fixed, params, part, keys[low:high] - first * n_rules))
+    return torch.cat(parts) if parts else torch.zeros(0)

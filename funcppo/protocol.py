@@ -1,0 +1,167 @@
+"""The ranking protocol: which candidates a split asks for, what each scores, and what comes of it.
+
+Only candidates that T_P derives need a score: an unprovable one scores 0 and ties at the bottom, so listing the
+provable ones ranks exactly as scoring every entity would (for every score but `greedy`, which lists them all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo import queries as asked
+from funcppo import random, ranking
+from funcppo.logic import fixpoint
+from funcppo.logic.fixpoint import Model
+from funcppo.logic.kb import Sizes
+from funcppo.types import F32, I32, I64, Bool
+
+Scorer = Callable[[Tensor], Tensor]  # distinct atoms [L, W], in lexicographic order -> logarithms of scores [L]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """How a split is ranked."""
+
+    sides: tuple[int, ...] = (asked.HEAD, asked.TAIL)
+    negatives: int | None = None  # corruptions drawn for each query and side; None ranks against the whole pool
+    list_all: bool = False  # score unprovable candidates too
+    seed: int = 0  # of the draws
+
+
+class Asked(NamedTuple):
+    """All candidates that one side of a split lists; N rows for all its queries together."""
+
+    query: I64[Tensor, "N"]  # row of the split
+    atom: I64[Tensor, "N W"]
+    is_answer: Bool[Tensor, "N"]
+    n_candidates: I64[Tensor, "Q"]  # listed or not
+    provable: Bool[Tensor, "Q"]
+
+
+class Ranking(NamedTuple):
+    """Every query of every side, one side after the other."""
+
+    counts: ranking.Counts
+    side: I64[Tensor, "Q"]
+    query: I64[Tensor, "Q"]  # row of the split
+    relation: I64[Tensor, "Q"]
+    provable: Bool[Tensor, "Q"]
+    answer: I64[Tensor, "Q"]  # quantised score of the answer
+    listed: I64[Tensor, "L"]  # quantised scores of all listed candidates
+    is_answer: Bool[Tensor, "L"]
+    atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
+    score: F32[Tensor, "N"]  # their logarithms
+
+
+def rank_split(
+    protocol: Protocol,
+    sizes: Sizes,
+    model: Model,
+    split: I32[Tensor, "Q W"],
+    known: I32[Tensor, "N W"],
+    pool: I64[Tensor, "E"],
+    scorer: Scorer,
+) -> Ranking:
+    """The rank of every query on every side.
+
+    Args:
+      known: the true atoms of all splits, which are filtered from the candidates.
+      pool: the entities to rank against, ascending.
+    Errors: ValueError for a query that cannot be ranked.
+    """
+    sides = [_candidates(protocol, sizes, model, split.long(), known, pool, side) for side in protocol.sides]
+    atoms, row = torch.unique(torch.cat([side.atom for side in sides]), dim=0, return_inverse=True)
+    score = scorer(atoms.to(torch.int32))
+    value = ranking.quantise(score)[row]
+    parts, answers, first = [], [], 0
+    for side in sides:
+        here = value[first : first + len(side.query)]
+        first += len(side.query)
+        parts.append(ranking.compare_listed(side.query, here, side.is_answer, side.n_candidates))
+        unscored = torch.full_like(side.n_candidates, ranking.BOTTOM)
+        answers.append(unscored.scatter(0, side.query[side.is_answer], here[side.is_answer]))
+    each = torch.arange(len(split), device=split.device)
+    return Ranking(
+        counts=ranking.Counts(*(torch.cat(same) for same in zip(*parts))),
+        side=torch.cat([torch.full_like(each, side) for side in protocol.sides]),
+        query=each.repeat(len(sides)),
+        relation=split[:, 0].long().repeat(len(sides)),
+        provable=torch.cat([side.provable for side in sides]),
+        answer=torch.cat(answers),
+        listed=value,
+        is_answer=torch.cat([side.is_answer for side in sides]),
+        atom=atoms,
+        score=score,
+    )
+
+
+def summarise(ranked: Ranking, predicates: list[str], *, with_auc: bool) -> dict[str, Any]:
+    """The headline numbers under `expected` ties, and every policy, side and relation below them.
+
+    Args:
+      with_auc: also the area under the precision-recall curve over all candidates pooled; unprovable ones score 0.
+    """
+    harmonics = ranking.harmonic(int(ranked.counts.n_candidates.max()))
+    summary = ranking.summary(
+        ranked.counts, ranked.side, ranked.relation, ranked.provable, harmonics, n_predicates=len(predicates)
+    )
+    table = ranking.as_dict(summary, predicates)
+    both = table["all"]["both"]
+    headline = {name: both[name]["expected"] for name in ("mrr", "hits@1", "hits@3", "hits@10")}
+    headline |= {"ties": both["n_tied"], "ceiling": both["ceiling"], "n_queries": both["n_queries"]}
+    headline |= {"n_candidates": int(ranked.counts.n_candidates.sum()), "n_scored": len(ranked.atom)}
+    return headline | ({"auc_pr": auc_pr(ranked)} if with_auc else {}) | {"by_group": table}
+
+
+def auc_pr(ranked: Ranking) -> float:
+    """Average precision of the answers over the candidates of all queries pooled; those not listed score 0."""
+    n_hidden = int(ranked.counts.n_candidates.sum()) - len(ranked.listed)
+    n_hidden_answers = len(ranked.query) - int(ranked.is_answer.sum())
+    hidden = torch.full((n_hidden,), ranking.BOTTOM, dtype=torch.int64, device=ranked.listed.device)
+    true = torch.arange(n_hidden, device=hidden.device) < n_hidden_answers
+    pooled = ranking.average_precision(torch.cat([ranked.listed, hidden]), torch.cat([ranked.is_answer, true]))
+    return float(pooled)
+
+
+def _candidates(
+    protocol: Protocol, sizes: Sizes, model: Model, split: Tensor, known: Tensor, pool: Tensor, side: int
+) -> Asked:
+    """Those to score on one side; the answer is listed where it is provable, or where all are."""
+    true = asked.triples(known, sizes.n_constants, pool)
+    derived = asked.triples(model.atoms, sizes.n_constants, pool)
+    provable = asked.holds(derived, split, side)
+    if protocol.negatives is None and not protocol.list_all:
+        found = asked.provable_candidates(true, derived, split, side)
+        total = asked.n_candidates(true, split, side, len(pool))
+        return Asked(found.query, _with(split[found.query], side, found.entity), found.is_answer, total, provable)
+    if protocol.negatives is None:
+        entity, filled = _unfiltered(true, split, pool, side)
+    else:
+        rows = torch.arange(len(split), device=split.device)
+        key = random.key(protocol.seed, split.device)
+        entity, filled = asked.sampled_candidates(key, true, pool, split, side, protocol.negatives, rows)
+    total = filled.sum(1) + 1
+    entity, filled = torch.cat([split[:, side, None], entity], 1), torch.cat([filled[:, :1] | True, filled], 1)
+    atom = _with(split[:, None].expand(-1, entity.shape[1], -1), side, entity)
+    is_answer = torch.arange(entity.shape[1], device=split.device) == 0
+    wanted = filled & (protocol.list_all | (fixpoint.contains(model, atom) >= 0))
+    query, slot = wanted.nonzero(as_tuple=True)
+    return Asked(query, atom[wanted], is_answer[slot], total, provable)
+
+
+def _unfiltered(true: asked.Triples, split: Tensor, pool: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Every entity of the pool for every query, and which of them are candidates other than the answer."""
+    entity = pool.expand(len(split), -1)
+    atom = _with(split[:, None].expand(-1, len(pool), -1), side, entity)
+    return entity, ~asked.holds(true, atom, side) & (entity != split[:, side, None])
+
+
+def _with(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
+    """The atoms with one argument replaced."""
+    here = torch.arange(atoms.shape[-1], device=atoms.device) == side
+    return torch.where(here, entity[..., None], atoms)

@@ -1,0 +1,203 @@
+"""Rule formats: worked lines, printing and reading as inverses, and Prolog itself as the oracle for quoting."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from funcppo.data import from_text
+from funcppo.data.clauses import Atom, Clause, Var
+from funcppo.data.formats import detect, read_clauses
+from funcppo.data.printing import clauses_of, write_clauses
+
+X, Y, Z = Var("X"), Var("Y"), Var("Z")
+NASTY = [
+    *(
+        "X",
+        "_",
+        "_x",
+        "P31",
+        "ann lee",
+        "a,b",
+        "it's",
+        "f(x)",
+        "a:-b",
+        "b.",
+        "\\+",
+        "not",
+        "is",
+        "true",
+        "1",
+        "-7",
+        "-0",
+    ),
+    *(
+        "01",
+        '"',
+        "Å",
+        "#",
+        "?a",
+        "=>",
+        "a<=b",
+        "%",
+        "/*",
+        "\t",
+        "\n",
+        "\\",
+        "a\\nb",
+        "\x1f'",
+        "  ",
+        " => ",
+        "日本",
+        "Rule\t",
+    ),
+    *("\u2028", "0.5", "a  b", "''", "'q'", "/m/02_x.y-z:w", "\U0001f600", "é", ".", "[]", "x|y", "\x00", "nl", "V1"),
+]
+NAMES = st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
+TERMS = st.builds(Var, st.sampled_from("ABCDEF")) | NAMES
+WEIGHTS = st.just(math.nan) | st.floats(allow_nan=False)
+
+
+ARITIES, BINARY = st.integers(0, 3), st.just(2)
+
+
+def atoms(terms, arity):
+    return st.builds(Atom, NAMES, arity.flatmap(lambda n: st.tuples(*[terms] * n)))
+
+
+@st.composite
+def rules(draw, arity):
+    """A safe rule: the head's terms are constants, or come from the body."""
+    body = tuple(draw(st.lists(atoms(TERMS, arity), min_size=1, max_size=3)))
+    bound = [t for atom in body for t in atom.args]
+    head = draw(atoms(st.sampled_from(bound) if bound else NAMES, arity))
+    return Clause(head, body, draw(WEIGHTS), 0)
+
+
+FACTS = st.builds(lambda head: Clause(head, (), math.nan, 0), atoms(NAMES, ARITIES))
+
+
+def canonical(clause):
+    """Variables named by first occurrence, nan made comparable, the line left out."""
+    names = {}
+    rename = lambda t: names.setdefault(t, len(names)) if isinstance(t, Var) else t
+    parts = [(atom.predicate, tuple(map(rename, atom.args))) for atom in (clause.head, *clause.body)]
+    return parts, repr(clause.weight)
+
+
+def read(text):
+    return read_clauses(text, "f", detect(text))
+
+
+def unweighted(clauses):
+    return [clause._replace(weight=math.nan) for clause in clauses]
+
+
+@pytest.mark.parametrize(
+    ("line", "weight"),
+    [
+        ("0.5\tp(X,Y) :- q(X,Z), r(Z,Y)", 0.5),
+        ("\t12\t24\t.5\tp(X, Y):-q(X,Z),r(Z, Y).", math.nan),
+        ("p(X,Y) :- q(X,Z), r(Z,Y)", math.nan),
+        ("24\t12\t0.5\tp(X,Y) <= q(X,A), r(A,Y)", 0.5),
+        ("?a  q  ?c  ?c  r  ?b   => ?a  p  ?b\t0.1\t0.5\t0.7\t12", 0.5),
+        ("?a q ?c ?c r ?b => ?a p ?b", math.nan),
+        ("?a q ?c  ?c r ?b   => ?a p ?b\t0.1\t0.5", 0.5),
+        ("p(X,Y) :-\n  q(X,Z), % a comment\n  /* another. */ r(Z,Y).", math.nan),
+    ],
+)
+def test_one_rule_in_every_format_gives_one_clause(line, weight):
+    want = Clause(Atom("p", (X, Y)), (Atom("q", (X, Z)), Atom("r", (Z, Y))), weight, 1)
+    assert [canonical(c) for c in read(line)] == [canonical(want)]
+
+
+def test_comments_and_header_lines_of_the_line_formats_are_skipped():
+    table = "#source_weight\ttrain_support\trule\n# more\n\n1\t2\tp(X) :- q(X)\n"
+    assert [(c.weight, c.line) for c in read(table)] == [(1.0, 4)]
+    amie = "Rule\tHead Coverage\tStd Confidence\n?a  q  ?b   => ?a  p  ?b\t0.1\t0.2\n"
+    assert [(c.weight, c.line) for c in read(amie)] == [(0.2, 2)]
+
+
+def test_capitals_are_variables_by_the_custom_of_each_format():
+    assert read("1\tp(Paris,Y) :- q(Y,Paris)")[0].head.args == (Var("Paris"), Y)
+    assert read("1\t1\t1\tp(Paris,Y) <= q(Y,A1)")[0].head.args == ("Paris", Y)
+    assert read("?a  q  Paris   => ?a  p  Paris")[0].head.args == (Var("a"), "Paris")
+    assert read("P31(X,Y) :- _q(Y,X)")[0].head == Atom("P31", (X, Y))
+
+
+def test_each_anonymous_variable_is_another_one():
+    (clause,) = read("p(X) :- q(X, _), r(_, X).")
+    a, b = clause.body[0].args[1], clause.body[1].args[0]
+    assert isinstance(a, Var) and isinstance(b, Var) and a != b
+
+
+def test_a_clause_knows_the_line_where_it_starts():
+    program = "% one\n\np(a).\n/* four\n five */ p(b)\n.\n\n\nq(X) :-\n p(X). q(c)."
+    assert [c.line for c in read(program)] == [3, 5, 9, 10]
+
+
+def test_integers_are_read_as_prolog_reads_them():
+    assert from_text("p(007, -0, -12, a1).").entities == ("7", "0", "-12", "a1")
+
+
+@given(st.lists(rules(ARITIES), min_size=1, max_size=4), st.sampled_from(["weighted", "AnyBURL"]))
+@settings(max_examples=300, deadline=None)
+def test_line_formats_read_back_what_they_print(clauses, form):
+    text = write_clauses(clauses, form)
+    assert detect(text) == form
+    assert [canonical(c) for c in read(text)] == [canonical(c) for c in clauses]
+
+
+@given(st.lists(rules(BINARY), min_size=1, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_amie_reads_back_what_it_prints(clauses):
+    text = write_clauses(clauses, "AMIE")
+    assert detect(text) == "AMIE"
+    assert [canonical(c) for c in read(text)] == [canonical(c) for c in clauses]
+
+
+@given(st.lists(rules(ARITIES) | FACTS, min_size=1, max_size=4))
+@example([Clause(Atom(n, (n,) * k), (), math.nan, 0) for n in NASTY for k in range(3)])
+@settings(max_examples=300, deadline=None)
+def test_prolog_reads_back_what_it_prints(clauses):
+    text = write_clauses(clauses, "Prolog")
+    assert detect(text) == "Prolog"
+    assert [canonical(c) for c in read(text)] == [canonical(c) for c in unweighted(clauses)]
+
+
+@given(st.lists(FACTS, min_size=1, max_size=4), st.lists(rules(ARITIES), max_size=3))
+@settings(deadline=None)
+def test_a_data_set_written_as_a_program_is_the_same_data_set(facts, rest):
+    try:
+        dataset = from_text(write_clauses([*facts, *rest], "Prolog"))
+    except ValueError as error:
+        assert "arity clash" in str(error)
+        return
+    known, derived = clauses_of(dataset)
+    assert from_text(write_clauses([*known, *derived], "Prolog")).fingerprint == dataset.fingerprint
+
+
+@pytest.mark.skipif(shutil.which("swipl") is None, reason="no swipl: SWI-Prolog is the oracle here")
+def test_quoting_is_that_of_prolog_in_both_directions(tmp_path):
+    """SWI-Prolog reads our text as the same characters, and we read the text that its writeq gives for them."""
+    names = [*NASTY, *(chr(c) + "a" for c in range(1, 0x250)), *("a" + chr(c) for c in range(1, 0x250))]
+    names = [n for n in names if "\x00" not in n]
+    facts = [Clause(Atom("p", ("k" + str(i), n)), (), math.nan, 0) for i, n in enumerate(names)]
+    (tmp_path / "ours.pl").write_text(write_clauses(facts, "Prolog"), encoding="utf-8")
+    goal = (
+        "forall(p(_, N), (atom_codes(N, C), print(C), nl)),"
+        "forall(p(K, N), (writeq(user_error, q(K, N)), write(user_error, '.\\n')))"
+    )
+    command = ["swipl", "-q", "-g", f"consult('ours.pl'), {goal}", "-t", "halt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, env={**os.environ, "LANG": "C.UTF-8"})
+    codes = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    assert ["".join(map(chr, c)) for c in codes] == names
+    symbols = lambda n: not any(c.isalnum() or c in " _'(,\n\t" for c in n)  # `p(=>)` needs quotes here, not in Prolog
+    theirs = [line for line, n in zip(done.stderr.decode().split(".\n"), names) if not symbols(n)]
+    back = [c.head.args[1] for c in read_clauses(".\n".join(theirs) + ".\n", "theirs", "Prolog")]
+    assert back == [n for n in names if not symbols(n)]

@@ -1,0 +1,474 @@
+"""Laws of proofs: what is built holds, what is tampered with does not, and what is written can be read."""
+
+import dataclasses
+import itertools
+import json
+import random
+import re
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from funcppo.logic import proof as proof_
+from funcppo.logic import replay
+from funcppo.logic.proof import Node, Proof, check
+
+C = 3  # constants 1..3, variables from 4
+X, Y, Z, V = 4, 5, 6, 7
+
+
+def substitute(atom, theta):
+    return (atom[0], *(theta.get(t, t) for t in atom[1:]))
+
+
+def model_of(facts, rules, n_constants):
+    """Every derivable atom with its height and, above 0, the rule and body that give it: sets and all groundings."""
+    model = {fact: (0, None, None) for fact in facts}
+    for height in itertools.count(1):
+        new = {}
+        for i, (head, *body) in enumerate(rules):
+            variables = sorted({t for a in body for t in a[1:] if t > n_constants})
+            for values in itertools.product(range(1, n_constants + 1), repeat=len(variables)):
+                theta = dict(zip(variables, values))
+                instance = [substitute(a, theta) for a in body]
+                if all(a in model for a in instance):
+                    new.setdefault(substitute(head, theta), (height, i, instance))
+        new = {a: how for a, how in new.items() if a not in model}
+        if not new:
+            return model
+        model |= new
+
+
+def traces(program, root, max_height, budget):
+    """Choices of every proof that leftmost resolution finds, breadth first, within a number of resolution steps."""
+    todo, steps = [([(root, 0)], [], itertools.count(1000))], 0
+    while todo and steps < budget:
+        steps += 1
+        ((goal, height), *rest), choices, fresh = todo.pop(0)
+        options = [("rule", i, r) for i, r in enumerate(program.rules) if height < max_height]
+        options += [("fact", i, [f]) for i, f in enumerate(program.facts) if f != root]
+        for kind, i, clause in options:
+            names = {t: next(fresh) for t in sorted({t for a in clause for t in a[1:] if t > program.n_constants})}
+            head, *body = (substitute(a, names) for a in clause)
+            theta = unifier(head, goal, program.n_constants)
+            if theta is None:
+                continue
+            goals = [(substitute(a, theta), h) for a, h in [*((b, height + 1) for b in body), *rest]]
+            goals = [(a, h) for a, h in goals if a == root or a not in program.known]
+            chosen = [*choices, (kind, i, random.Random(steps).random())]
+            if goals:
+                todo.append((goals, chosen, fresh))
+            else:
+                yield chosen
+
+
+def unifier(left, right, n_constants):
+    """An idempotent most general unifier, by rewriting all equations at each step; None if there is none."""
+    if left[0] != right[0]:
+        return None
+    equations, theta = list(zip(left[1:], right[1:])), {}
+    while equations:
+        (s, t), *equations = equations
+        if s == t:
+            continue
+        if s <= n_constants:
+            s, t = t, s
+        if s <= n_constants:
+            return None
+        rewrite = lambda u, s=s, t=t: t if u == s else u
+        equations = [(rewrite(a), rewrite(b)) for a, b in equations]
+        theta = {v: rewrite(u) for v, u in theta.items()} | {s: t}
+    return theta
+
+
+@st.composite
+def programs(draw):
+    """Safe rules over three predicates with recursion, constants and repeated variables; a few facts."""
+    constant, term = st.integers(1, C), st.integers(1, V)
+    facts = draw(st.sets(st.tuples(st.integers(1, 3), constant, constant), min_size=3, max_size=8))
+    rules = []
+    for _ in range(draw(st.integers(2, 4))):
+        body = [(draw(st.integers(1, 3)), draw(term), draw(term)) for _ in range(draw(st.integers(1, 2)))]
+        bound = sorted({t for a in body for t in a[1:]} | {draw(constant)})
+        rules.append([(draw(st.integers(1, 3)), *(draw(st.sampled_from(bound)) for _ in range(2))), *body])
+    return replay.program(sorted(facts), rules, C)
+
+
+def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
+    facts = program.known if facts is None else facts
+    return check(
+        proof,
+        facts,
+        program.rules,
+        n_constants=program.n_constants,
+        max_height=max_height,
+        leave_one_out=leave_one_out,
+    )
+
+
+def proved_by_model(program):
+    """Proofs of all derivable atoms with their heights."""
+    model = model_of(program.known, program.rules, program.n_constants)
+    derive = lambda atom: model[atom][1:]
+    return [(model[atom][0], replay.from_model(program, derive, atom, leave_one_out=False)) for atom in sorted(model)]
+
+
+# -- a worked example
+
+
+NAMES = ["france", "germany", "europe"]
+COUNTRIES = replay.program(
+    [(1, 1, 2), (2, 2, 3)],  # neighborOf(france, germany), locatedIn(germany, europe)
+    [[(2, X, Y), (1, X, Z), (2, Z, Y)], [(1, X, Y), (1, Y, X)]],
+    C,
+)
+
+
+def show_atom(atom):
+    terms = (NAMES[t - 1] if t <= C else "XYZV"[t - X] for t in atom[1:])
+    return f"{['neighborOf', 'locatedIn'][atom[0] - 1]}({', '.join(terms)})"
+
+
+def show_rule(i):
+    head, *body = map(show_atom, COUNTRIES.rules[i])
+    return f"{head} :- {', '.join(body)}"
+
+
+def test_france_is_in_europe_because_germany_is():
+    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)])
+    assert proof.nodes == (
+        Node(goal=(2, 1, 3), rule=0, substitution=((X, 1), (Y, 3), (Z, 2)), probability=0.83, children=(1, 2)),
+        Node(goal=(1, 1, 2), rule=None, substitution=(), probability=0.5, children=()),
+        Node(goal=(2, 2, 3), rule=None, substitution=(), probability=None, children=()),
+    )
+    assert checked(COUNTRIES, proof, max_height=1, leave_one_out=True) == []
+    lost = checked(COUNTRIES, proof, facts={(1, 1, 2)})
+    assert lost == ["root/1: [2, 2, 3] is not a fact"]
+    rule = "locatedIn(X, Y) :- neighborOf(X, Z), locatedIn(Z, Y)"
+    assert proof_.text(proof, show_atom, show_rule) == (
+        f"locatedIn(france, europe)      by rule 0: {rule}   p=0.83\n"
+        "├─ neighborOf(france, germany)      fact   p=0.5\n"
+        "└─ locatedIn(germany, europe)      fact\n"
+    )
+
+
+# -- what is built holds
+
+
+@given(programs())
+@settings(max_examples=60, deadline=None)
+def test_a_proof_from_the_model_holds_within_its_height(program):
+    for height, proof in proved_by_model(program):
+        assert checked(program, proof, max_height=height) == []
+
+
+@given(programs(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(program, data):
+    root = data.draw(
+        st.tuples(st.integers(1, 3), st.integers(1, C), st.integers(1, C)) | st.sampled_from(program.facts)
+    )
+    for choices in itertools.islice(traces(program, root, max_height=3, budget=40), 5):
+        proof = replay.from_trace(program, root, choices)
+        assert proof.nodes[0].goal == root
+        assert checked(program, proof, max_height=3, leave_one_out=True) == []
+        chosen = [node.probability for node in proof.nodes if node.probability is not None]
+        assert sorted(chosen) == sorted(p for _, _, p in choices)
+        rules = [node.rule for node in proof.nodes if node.rule is not None]
+        assert sorted(rules) == sorted(i for kind, i, _ in choices if kind == "rule")
+
+
+def test_bindings_found_later_are_seen_in_earlier_nodes():
+    """p(X,Y) :- q(X,Z), q(Z,Y): Z is open when q(X,Z) is resolved by q(V,W) :- r(V,W); r's fact binds it."""
+    program = replay.program([(3, 1, 2), (2, 2, 3)], [[(1, X, Y), (2, X, Z), (2, Z, Y)], [(2, Y, X), (3, Y, X)]], C)
+    proof = replay.from_trace(program, (1, 1, 3), [("rule", 0, None), ("rule", 1, None), ("fact", 0, None)])
+    assert [node.goal for node in proof.nodes] == [(1, 1, 3), (2, 1, 2), (2, 2, 3), (3, 1, 2)]
+    assert proof.nodes[1].substitution == ((X, 2), (Y, 1))
+
+
+def test_an_open_root_is_bound_by_its_proof():
+    """locatedIn(Y, europe), whose variable has the id of one of the rule's."""
+    proof = replay.from_trace(COUNTRIES, (2, Y, 3), [("rule", 0, None), ("fact", 0, None)])
+    assert proof.nodes[0].goal == (2, 1, 3) and checked(COUNTRIES, proof) == []
+    unsafe = replay.program([(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C)
+    with pytest.raises(ValueError, match="unbound"):
+        replay.from_trace(unsafe, (1, X, Y), [("rule", 0, None), ("fact", 0, None)])
+
+
+def test_a_known_root_is_derived_when_it_is_left_out():
+    """Two neighbours: each is a fact, and the other's symmetric image."""
+    program = replay.program([(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C)
+    derive = lambda atom: (1, [(1, atom[2], atom[1])])
+    proof = replay.from_model(program, derive, (1, 1, 2), leave_one_out=True)
+    assert [node.rule for node in proof.nodes] == [1, None]
+    assert checked(program, proof, max_height=1, leave_one_out=True) == []
+    assert replay.from_trace(program, (1, 1, 2), [("rule", 1, None)]) == proof
+    assert len(replay.from_model(program, derive, (1, 1, 2), leave_one_out=False).nodes) == 1
+
+
+def test_a_root_met_again_is_not_a_fact_there():
+    """p(1, 2) by symmetry twice meets p(1, 2), a fact, which is no leaf of its own proof."""
+    program = replay.program([(1, 1, 2)], COUNTRIES.rules, C)
+    with pytest.raises(ValueError, match="leave 1 goals unproved"):
+        replay.from_trace(program, (1, 1, 2), [("rule", 1, None), ("rule", 1, None)])
+
+
+def test_a_choice_that_does_not_apply_is_named():
+    known = replay.program([(1, 1, 1), (1, 1, 2)], [[(1, X, X), (1, X, Y)]], C)
+    for root, choices, text in (
+        ((1, 1, 2), [("rule", 0, None)], "choice 0: rule 0 does not resolve"),  # p(X, X) and p(1, 2)
+        ((2, 1, 1), [("rule", 0, None)], "choice 0: rule 0 does not resolve"),  # of another predicate
+        ((1, 1, 2), [("fact", 1, None)], "choice 0: fact 1 does not resolve"),  # leave-one-out
+        ((1, 1, 1), [("fact", 2, None)], "choice 0: there is no fact 2"),
+        ((1, 1, 1), [("fact", -1, None)], "choice 0: there is no fact -1"),
+        ((1, 1, 1), [("end", 0, None)], "choice 0: there is no end 0"),
+        ((1, 2, 2), [("rule", 0, None)], "leave 1 goals unproved"),
+        ((1, 1, 1), [], "leave 1 goals unproved"),
+        ((1, 1, 1), [("rule", 0, None), ("fact", 1, None), ("fact", 1, None)], "choice 2: no goal is left"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            replay.from_trace(known, root, choices)
+
+
+# -- what is tampered with does not
+
+
+def changes(program, node, at, n_nodes, other):
+    """Every change of one node that is offered, by name: the fields that it replaces."""
+    substitution, children = node.substitution, node.children
+    if node.rule is None:
+        yield "fact", dict(goal=other)
+        yield "fact with a child", dict(children=(n_nodes - 1,))
+        yield "fact by a rule", dict(rule=0)
+        return
+    yield "goal", dict(goal=other)
+    for rule in {-1, *range(len(program.rules) + 1)} - {node.rule}:
+        yield "rule", dict(rule=rule)
+    for i, (variable, constant) in enumerate(substitution):
+        for value in set(range(C + 2)) - {constant}:
+            yield "binding", dict(substitution=(*substitution[:i], (variable, value), *substitution[i + 1 :]))
+        yield "binding twice", dict(substitution=(*substitution, (variable, constant)))
+        yield "no binding", dict(substitution=(*substitution[:i], *substitution[i + 1 :]))
+    yield "a binding more", dict(substitution=(*substitution, (99, 1)))
+    for i in range(len(children)):
+        yield "missing child", dict(children=(*children[:i], *children[i + 1 :]))
+        yield "cycle", dict(children=(*children[:i], at, *children[i + 1 :]))
+    yield "extra child", dict(children=(*children, n_nodes - 1))
+    if len(set(children)) == 2:
+        yield "swapped children", dict(children=children[::-1])
+
+
+def proves_the_same(program, nodes, node):
+    """Whether a changed node is another instance of a rule, or another fact, that proves its goal after all."""
+    if node.rule is None:
+        return not node.children and not node.substitution and node.goal in program.known
+    if not 0 <= node.rule < len(program.rules):
+        return False
+    clause, theta = program.rules[node.rule], dict(node.substitution)
+    same_variables = sorted(v for v, _ in node.substitution) == sorted({t for a in clause for t in a[1:] if t > C})
+    body = [nodes[c].goal for c in node.children]
+    return same_variables and [substitute(a, theta) for a in clause] == [node.goal, *body]
+
+
+@given(programs(), st.data())
+@settings(max_examples=600, deadline=None)
+def test_a_tampered_proof_is_rejected(program, data):
+    """Only a change that proves the very same goals by another clause may pass."""
+    derived = [proof for height, proof in proved_by_model(program) if height > 0]
+    assume(derived)
+    nodes = data.draw(st.sampled_from(derived), "proof").nodes
+    by_rule = [i for i, node in enumerate(nodes) if node.rule is not None]
+    at = data.draw(st.sampled_from(by_rule) | st.integers(0, len(nodes) - 1), "node")
+    other = data.draw(st.tuples(*[st.integers(1, 3)] * 3).filter(lambda a: a != nodes[at].goal), "atom")
+    offered = list(changes(program, nodes[at], at, len(nodes), other))
+    kind, fields = data.draw(st.sampled_from(sorted({k for k, _ in offered})), "kind"), None
+    fields = data.draw(st.sampled_from([f for k, f in offered if k == kind]), "change")
+    false = [dataclasses.replace(n, **fields) if i == at else n for i, n in enumerate(nodes)]
+    event(kind)
+    same_goals = "goal" not in fields or at == 0
+    assume(not (same_goals and proves_the_same(program, false, false[at])))
+    assert checked(program, Proof(nodes=tuple(false))) != []
+
+
+def test_every_change_of_the_worked_example_is_rejected():
+    nodes = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, None), ("fact", 0, None)]).nodes
+    offered = [(at, *c) for at, n in enumerate(nodes) for c in changes(COUNTRIES, n, at, len(nodes), (1, 2, 3))]
+    assert len({kind for _, kind, _ in offered}) == 13
+    for at, kind, fields in offered:
+        false = tuple(dataclasses.replace(n, **fields) if i == at else n for i, n in enumerate(nodes))
+        assert checked(COUNTRIES, Proof(nodes=false)) != [], (at, kind, fields)
+
+
+@given(programs())
+@settings(max_examples=40, deadline=None)
+def test_a_node_that_supports_nothing_is_rejected(program):
+    for _, proof in proved_by_model(program):
+        unused = Node(goal=program.facts[0], rule=None, substitution=(), probability=None, children=())
+        errors = checked(program, Proof(nodes=(*proof.nodes, unused)))
+        assert errors == [f"node {len(proof.nodes)}: supports itself or nothing"]
+
+
+@given(programs(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_fact_that_the_base_has_not_is_rejected(program, data):
+    """Without the fact of a leaf, the proof fails at that leaf alone, and the error gives the path to it."""
+    proof = data.draw(st.sampled_from([proof for _, proof in reversed(proved_by_model(program))]))
+    leaf = data.draw(st.sampled_from([node.goal for node in proof.nodes if node.rule is None]))
+    errors = checked(program, proof, facts=program.known - {leaf})
+    assert errors and all(re.fullmatch(r"root(/\d)*: \[.*\] is not a fact", e) for e in errors)
+    path = [int(i) for i in errors[0].split(":")[0].split("/")[1:]]
+    node = proof.nodes[0]
+    for ordinal in path:
+        node = proof.nodes[node.children[ordinal]]
+    assert node.goal == leaf
+
+
+@given(programs())
+@settings(max_examples=60, deadline=None)
+def test_a_proof_higher_than_allowed_is_rejected(program):
+    for height, proof in proved_by_model(program):
+        if height > 0:
+            assert any("facts only" in e for e in checked(program, proof, max_height=height - 1))
+
+
+@given(programs())
+@settings(max_examples=60, deadline=None)
+def test_the_root_is_no_fact_of_its_own_proof(program):
+    """With every derivable atom a fact, a proof of itself by itself is a fact's, unless it is left out."""
+    for _, proof in proved_by_model(program):
+        root = proof.nodes[0].goal
+        alone = Proof(nodes=(Node(goal=root, rule=None, substitution=(), probability=None, children=()),))
+        assert checked(program, alone, facts=program.known | {root}) == []
+        assert checked(program, alone, facts=program.known | {root}, leave_one_out=True) != []
+    leaf = Node(goal=(1, 1, 2), rule=None, substitution=(), probability=None, children=())
+    flip = lambda goal, child: Node(
+        goal=goal, rule=1, substitution=((X, goal[1]), (Y, goal[2])), probability=None, children=(child,)
+    )
+    circular = Proof(nodes=(flip((1, 1, 2), 1), flip((1, 2, 1), 2), leaf))
+    assert checked(COUNTRIES, circular) == []
+    assert checked(COUNTRIES, circular, leave_one_out=True) == ["root/0/0: the root is used as a fact in its own proof"]
+
+
+def test_what_is_no_tree_of_nodes_is_rejected():
+    node = lambda *children, p=None: Node(goal=(1, 1, 2), rule=None, substitution=(), probability=p, children=children)
+    for nodes, text in (
+        ((), "no nodes"),
+        ((node(5),), "node 0: children [5], want positions 1 to 0"),
+        ((node(-1), node()), "want positions 1 to 1"),
+        ((node(1), node(0)), "want positions 1 to 1"),
+        ((node(), node(2), node(1)), "node 1: supports itself or nothing"),
+        ((node(1), node()), "root: a fact has no children"),
+        ((node(p=1.5),), "root: probability 1.5"),
+        ((node(p=float("nan")),), "root: probability nan"),
+    ):
+        assert any(text in e for e in checked(COUNTRIES, Proof(nodes=nodes))), text
+
+
+def test_padding_is_no_constant():
+    """q(1) is no q(1, Y), though both are padded to one width."""
+    leaf = Node(goal=(1, 1, 0), rule=None, substitution=(), probability=None, children=())
+    rule = Node(goal=(2, 1, 0), rule=0, substitution=((X, 1), (Y, 0)), probability=None, children=(1,))
+    program = replay.program([(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C)
+    assert checked(program, Proof(nodes=(rule, leaf))) == [
+        "root: want constants from 1 to 3 for variables, got [(4, 1), (5, 0)]"
+    ]
+
+
+# -- proofs thousands deep
+
+
+def chain(n):
+    """even_after(k) from even_after(k - 1): a proof with 2 n + 1 nodes, n deep."""
+    facts = [(1, k, k + 1) for k in range(1, n + 1)] + [(2, 1, 0)]
+    v, w = n + 2, n + 3
+    return replay.program(facts, [[(2, v, 0), (1, w, v), (2, w, 0)]], n + 1)
+
+
+def test_a_proof_thousands_deep_is_built_checked_written_and_read():
+    n = 5000
+    program = chain(n)
+    root = (2, n + 1, 0)
+    by_model = replay.from_model(
+        program, lambda a: (0, [(1, a[1] - 1, a[1]), (2, a[1] - 1, 0)]), root, leave_one_out=True
+    )
+    choices = [step for k in range(n - 1, -1, -1) for step in (("rule", 0, None), ("fact", k, None))]
+    by_trace = replay.from_trace(program, root, choices)
+    for proof in (by_model, by_trace):
+        assert len(proof.nodes) == 2 * n + 1
+        assert checked(program, proof, max_height=n, leave_one_out=True) == []
+        assert checked(program, proof, max_height=n - 1, leave_one_out=True) != []
+        assert proof_.from_json(proof_.to_json(proof, str, str)) == proof
+        assert proof_.to_dot(proof, str, str).count("->") == 2 * n
+    assert proof_.text(by_model, str, str).count("\n") == 2 * n + 1
+
+
+def test_a_subproof_used_often_is_stored_and_shown_once():
+    """Doubling at every height: 2**60 leaves as a tree, 61 nodes here."""
+    program = replay.program([(1, 1, 1)], [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)], 1)
+    proof = replay.from_model(program, lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2), (61, 1, 1), leave_one_out=True)
+    assert len(proof.nodes) == 61 and checked(program, proof, max_height=60) == []
+    shown = proof_.text(proof, str, str).splitlines()
+    assert len(shown) == 121 and sum("as above" in line for line in shown) == 59
+
+
+# -- written and read
+
+
+@given(programs(), st.text())
+@settings(max_examples=40, deadline=None)
+def test_reading_json_gives_the_proof_that_was_written(program, name):
+    for _, proof in proved_by_model(program):
+        assert proof_.from_json(proof_.to_json(proof, lambda a: name, lambda r: name)) == proof
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(["goal", "rule", "substitution", "probability", "children"]), VALUES)
+@settings(max_examples=200, deadline=None)
+def test_json_that_is_no_proof_is_a_value_error_or_is_rejected(field, value):
+    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)])
+    document = json.loads(proof_.to_json(proof, show_atom, show_rule))
+    same = json.dumps(document["nodes"][0][field]) == json.dumps(value)
+    document["nodes"][0][field] = value
+    try:
+        read = proof_.from_json(json.dumps(document))
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        assert same or field == "probability" or checked(COUNTRIES, read) != []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "1", '{"nodes": 1}', '{"nodes": [1]}', "[" * 100_000, '{"nodes": [{}]}']
+)
+def test_what_is_no_json_of_a_proof_is_one_line(text):
+    with pytest.raises(ValueError, match=r"^proof: .*$"):
+        proof_.from_json(text)
+
+
+@given(st.text(), st.text())
+@settings(max_examples=100, deadline=None)
+def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
+    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)])
+    dot = proof_.to_dot(proof, lambda a: name, lambda r: rule)
+    labels = re.findall(r'n\d+ \[label="((?:[^"\\]|\\.)*)"\];', dot, re.DOTALL)
+    read = [re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], label) for label in labels]
+    assert read == [f"{name}\nrule 0: {rule}\np=0.25", f"{name}\nfact", f"{name}\nfact"]
+    assert dot.count(";\n  n0 -> n1;\n  n0 -> n2;\n") == 1
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+@pytest.mark.parametrize("name", ['a "b" \\', "\\N{x} <b>&amp;</b>", "two\nlines", "größe; } //"])
+def test_graphviz_reads_what_is_written(name):
+    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)])
+    dot = proof_.to_dot(proof, lambda a: name, lambda r: name)
+    got = subprocess.run(["dot", "-Tplain"], input=dot.encode(), capture_output=True, check=True)
+    assert got.stdout.decode().count("\nnode ") == 3 and not got.stderr

@@ -1,0 +1,87 @@
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.logic import kb as kbase
+from funcppo.logic.resolve import Goals, config, resolve
+from tests import sld
+
+C, P, W = 4, 3, 3
+
+
+def program(seed: int):
+    """A random safe program with recursion, constants and repeated variables in heads and bodies."""
+    rng = np.random.default_rng(seed)
+    facts = np.stack([rng.integers(1, P + 1, 12), *rng.integers(1, C + 1, (2, 12))], 1)
+    rules = np.zeros((5, 3, W), dtype=np.int64)
+    for rule in rules:
+        n_body = rng.integers(1, 3)
+        rule[: 1 + n_body, 0] = rng.integers(1, P + 1, 1 + n_body)
+        rule[1 : 1 + n_body, 1:] = rng.integers(C - 1, C + 4, (n_body, 2))
+        safe = np.append(np.unique(rule[1 : 1 + n_body, 1:]), rng.integers(1, C + 1))
+        rule[0, 1:] = rng.choice(safe, 2)
+    return facts, rules, rng
+
+
+def unpacked(successors, b):
+    out = []
+    for s in range(successors.mask.shape[1]):
+        if successors.mask[b, s]:
+            kind = "rule" if successors.rule[b, s] >= 0 else "fact"
+            index = int(successors.rule[b, s] if kind == "rule" else successors.fact[b, s])
+            atoms, height = successors.goals.atoms[b, s].tolist(), successors.goals.height[b, s].tolist()
+            out.append((kind, index, tuple((tuple(a), h) for a, h in zip(atoms, height) if a[0])))
+    return out
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
+    rows, steps = 8, 4
+    facts, rules, rng = program(seed)
+    kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
+    cfg = config(kb, sizes, max_height)
+    table = [tuple(f) for f in kb.facts.tolist()]
+    root = np.stack([rng.integers(1, P + 1, rows), *rng.integers(1, C + 1, (2, rows))], 1)
+    root = torch.from_numpy(root).to(torch.int32)
+    atoms = torch.zeros((rows, cfg.max_goals, W), dtype=torch.int32)
+    goals = Goals(torch.cat([root[:, None], atoms[:, 1:]], 1), torch.zeros((rows, cfg.max_goals), dtype=torch.int32))
+    want_goals = [((tuple(r), 0),) for r in root.tolist()]
+    for _ in range(steps):
+        got = resolve(cfg, kb, goals, root)
+        assert not got.overflow.any()
+        choice = torch.zeros(rows, dtype=torch.int64)
+        for b in range(rows):
+            query = tuple(root[b].tolist())
+            want = sld.successors(want_goals[b], query, table, rules.tolist(), C, max_height) if want_goals[b] else []
+            assert unpacked(got, b) == want
+            if want:
+                choice[b] = int(rng.integers(len(want)))
+                want_goals[b] = want[int(choice[b])][2]
+            else:
+                want_goals[b] = ()
+        index = torch.arange(rows)
+        alive = got.mask[index, choice]
+        goals = Goals(
+            torch.where(alive[:, None, None], got.goals.atoms[index, choice], 0),
+            torch.where(alive[:, None], got.goals.height[index, choice], 0),
+        )
+
+
+def test_what_does_not_fit_is_flagged():
+    """p(x, Z) has three facts: two slots cannot hold them; one slot for goals cannot hold a body of two."""
+    facts = np.array([[1, 1, 2], [1, 1, 3], [1, 1, 4]])
+    rules = np.array([[[2, 5, 6], [1, 5, 7], [1, 7, 6]]])
+    kb, sizes = kbase.build(facts, rules, n_constants=4, n_predicates=2)
+    full = config(kb, sizes, 1)
+    root = torch.tensor([[2, 1, 4]], dtype=torch.int32)
+    open_goal = torch.tensor([[[1, 1, 5], [1, 5, 4]]], dtype=torch.int32)
+    goals = Goals(open_goal, torch.ones((1, 2), dtype=torch.int32))
+    assert not resolve(full, kb, goals, root).overflow
+    fields = {f: getattr(full, f) for f in ("sizes", "max_height", "fanout", "max_goals", "max_successors")}
+    for narrow in ({"fanout": 2}, {"max_successors": 2}):
+        assert resolve(type(full)(**{**fields, **narrow}), kb, goals, root).overflow
+    start = Goals(torch.cat([root[:, None], 0 * root[:, None]], 1), torch.zeros((1, 2), dtype=torch.int32))
+    one_goal = type(full)(**{**fields, "max_goals": 1})
+    assert resolve(one_goal, kb, Goals(start.atoms[:, :1], start.height[:, :1]), root).overflow

@@ -1,0 +1,119 @@
+"""Datalog over Python sets, slow and obviously right: the oracle of the fixpoint; and the programs that it runs on."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from hypothesis import strategies as st
+
+Atom = tuple[int, ...]
+Clause = tuple[Atom, ...]  # head, then body
+
+
+@dataclass(frozen=True)
+class Program:
+    """Facts and rules; atoms are not padded."""
+
+    n_constants: int
+    arity: tuple[int, ...]  # of predicates 1, 2, ...
+    facts: tuple[Atom, ...]
+    rules: tuple[Clause, ...]
+
+    def arrays(self) -> dict:
+        """The arguments of `kb.build`."""
+        width = 1 + max(1, *self.arity)
+        longest = max([len(rule) for rule in self.rules], default=1)
+        facts = np.zeros((len(self.facts), width), int)
+        rules = np.zeros((len(self.rules), longest, width), int)
+        for i, fact in enumerate(self.facts):
+            facts[i, : len(fact)] = fact
+        for i, rule in enumerate(self.rules):
+            for j, atom in enumerate(rule):
+                rules[i, j, : len(atom)] = atom
+        return dict(facts=facts, rules=rules, n_constants=self.n_constants, n_predicates=len(self.arity))
+
+    def atoms(self) -> list[Atom]:
+        """Every ground atom."""
+        constants = range(1, self.n_constants + 1)
+        return [(p, *args) for p, n in enumerate(self.arity, 1) for args in itertools.product(constants, repeat=n)]
+
+
+def random_program(random: Random, *, arity: tuple[int, ...] | None = None, n_rules: int = 5) -> Program:
+    """A program with recursion, constants, repeated variables, loose variables and propositions, as chance has it."""
+    n = random.randint(1, 4)
+    arity = arity or tuple(random.choice([0, 1, 2, 2, 2, 3]) for _ in range(random.randint(1, 4)))
+
+    def atom(terms: list[int]) -> Atom:
+        p = random.randrange(len(arity))
+        return (p + 1, *(random.choice(terms) for _ in range(arity[p])))
+
+    constants = list(range(1, n + 1))
+    facts = {atom(constants) for _ in range(random.randint(0, 8))}
+    rules = []
+    for _ in range(random.randint(0, n_rules)):
+        variables = list(range(n + 1, n + 1 + random.randint(1, 4)))
+        body = [atom(variables * 3 + constants) for _ in range(random.randint(0 if random.random() < 0.1 else 1, 3))]
+        bound = sorted({t for a in body for t in a[1:] if t > n})
+        rules.append((atom(bound * 3 + [random.choice(constants)]), *body))
+    return Program(n, arity, tuple(sorted(facts)), tuple(rules))
+
+
+programs = st.builds(random_program, st.randoms(use_true_random=False))
+
+
+def groundings(rule: Clause, atoms: set[Atom], n_constants: int, object_identity: bool = False) -> list[dict[int, int]]:
+    """Every substitution of the variables of a rule that puts its body among the atoms."""
+    found: list[dict[int, int]] = [{}]
+    for goal in rule[1:]:
+        found = [s | new for s in found for a in atoms if (new := match(goal, a, s, n_constants)) is not None]
+    return [s for s in found if not object_identity or len(set(s.values())) == len(s)]
+
+
+def match(goal: Atom, atom: Atom, known: dict[int, int], n_constants: int) -> dict[int, int] | None:
+    """What a goal's variables must be for it to equal a ground atom, given what is known of them."""
+    if goal[0] != atom[0]:
+        return None
+    new: dict[int, int] = {}
+    for term, value in zip(goal[1:], atom[1:]):
+        bound = term if term <= n_constants else known.get(term, new.get(term))
+        if bound is None:
+            new[term] = value
+        elif bound != value:
+            return None
+    return new
+
+
+def put(atom: Atom, substitution: dict[int, int]) -> Atom:
+    """The atom with its variables replaced."""
+    return (atom[0], *(substitution.get(t, t) for t in atom[1:]))
+
+
+def least_model(program: Program, max_height: int | None = None, object_identity: bool = False) -> dict[Atom, int]:
+    """Every derivable atom and its smallest height."""
+    height = dict.fromkeys(program.facts, 0)
+    for step in itertools.count(1):
+        if max_height is not None and step > max_height:
+            return height
+        known = set(height)
+        heads = {
+            put(rule[0], s)
+            for rule in program.rules
+            for s in groundings(rule, known, program.n_constants, object_identity)
+        }
+        if heads <= known:
+            return height
+        height |= dict.fromkeys(heads - known, step)
+    raise AssertionError
+
+
+def consequences(program: Program, leave_one_out: bool, object_identity: bool = False) -> set[tuple[int, Atom]]:
+    """Pairs (rule, head) over the facts; with `leave_one_out` a head never stands in its own body."""
+    return {
+        (i, put(rule[0], s))
+        for i, rule in enumerate(program.rules)
+        for s in groundings(rule, set(program.facts), program.n_constants, object_identity)
+        if not leave_one_out or put(rule[0], s) not in [put(a, s) for a in rule[1:]]
+    }

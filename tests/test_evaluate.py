@@ -1,0 +1,123 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo import random, tree
+from funcppo.envs import prover
+from funcppo.evaluate import NOT_PROVED, EvalConfig, score_candidates
+from funcppo.logic import kb as kbase
+from funcppo.logic import resolve
+from funcppo.nets import prover as net
+from tests.logic.test_resolve import C, P, program
+
+
+def setup(seed: int, score: str, max_height: int = 1, **fields):
+    """A random program, a policy that prefers nothing in particular, and every ground atom as a candidate."""
+    facts, rules, _ = program(seed)
+    kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
+    kb = kb._replace(support=torch.arange(1.0, 6), body_pairs=torch.full((5,), 7.0))
+    shape = resolve.config(kb, sizes, max_height)
+    cfg = net.NetConfig(sizes=sizes, n_variables=shape.max_goals * 2, max_height=max_height, embed_dim=4, hidden_dim=8)
+    params = net.init(cfg, random.key(seed))
+    params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
+    defaults = dict(max_depth=4, slots=6, beam=1 if score == "greedy" else 100, window=16, refill=True)
+    evaluation = EvalConfig(resolve=shape, agent=net.agent(cfg), score=score, **{**defaults, **fields})
+    atoms = np.stack(np.meshgrid(range(1, P + 1), range(1, C + 1), range(1, C + 1), indexing="ij"), -1).reshape(-1, 3)
+    world = prover.World(kb, kb.facts, kb.facts[:0])
+    return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
+
+
+def walk(cfg, world, params, query, visit):
+    """`visit(log-probabilities of the path, of its rule choices, proved)` for every complete path of the policy."""
+    search = prover.ProverConfig(
+        resolve=cfg.resolve, max_depth=cfg.max_depth, reward="proof", negatives=0.0, hard_fraction=0.0
+    )
+    S = cfg.resolve.max_successors
+    todo = [(prover.start(search, world, query[None], torch.tensor([True])), 0.0, 0.0, True)]
+    while todo:
+        state, path, rules, greedy = todo.pop()
+        if state.status[0] != prover.RUNNING:
+            visit(path, rules, bool(state.status[0] == prover.PROVED), greedy)
+            continue
+        obs = prover.observe(search, world, state)
+        logp = torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits, -1)[0]
+        for action in range(S + 1):
+            if obs.mask[0, action]:
+                after, _ = prover.step_functional(search, world, state, torch.tensor([action]), random.key(0))
+                is_rule = action < S and obs.rule[0, action] >= 0
+                step = float(logp[action])
+                todo.append(
+                    (after, path + step, rules + (step if is_rule else 0.0), greedy and action == int(logp.argmax()))
+                )
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=5, deadline=None)
+def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
+    """Tolerance 1e-4 in log space: the grid on which scores are ranked."""
+    cfg, world, params, atoms = setup(seed, score, max_height=1 + seed % 2)
+    atoms = atoms[:: 1 + seed % 5][:8]
+    got, _, _ = score_candidates(cfg, world, params, atoms)
+    assert torch.isneginf(got.pruned).all() or score == "greedy"
+    for i, atom in enumerate(atoms):
+        mass, best, greedy_score = 0.0, -math.inf, None
+
+        def visit(path, rules, proved, greedy):
+            nonlocal mass, best, greedy_score
+            mass += math.exp(path) if proved else 0.0
+            best = max(best, rules if proved else -math.inf)
+            greedy_score = path + (0.0 if proved else NOT_PROVED) if greedy else greedy_score
+
+        walk(cfg, world, params, atom, visit)
+        want = {"success": math.log(mass) if mass else -math.inf, "best-proof": best, "greedy": greedy_score}[score]
+        assert float(got.score[i]) == pytest.approx(want, abs=1e-4)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.integers(7, 60), st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_scores_do_not_depend_on_slots_windows_order_or_refilling(seed, slots, window, refill):
+    cfg, world, params, atoms = setup(seed, "success", beam=6, window=48)
+    want, _, _ = score_candidates(cfg, world, params, atoms)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(atoms)))
+    other = dataclasses.replace(cfg, slots=slots, window=window, refill=refill)
+    got, _, _ = score_candidates(other, world, params, atoms[order])
+    torch.testing.assert_close(got.score, want.score[order], rtol=0, atol=1e-5)
+    assert torch.equal(got.steps, want.steps[order])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+@settings(max_examples=10, deadline=None)
+def test_a_narrow_beam_bounds_the_score(seed, beam):
+    """1e-6 absolute: rounding of float32 sums."""
+    cfg, world, params, atoms = setup(seed, "success")
+    exact, _, _ = score_candidates(cfg, world, params, atoms)
+    narrow, _, _ = score_candidates(dataclasses.replace(cfg, beam=beam), world, params, atoms)
+    low = narrow.score.exp()
+    assert (low <= exact.score.exp() + 1e-6).all()
+    assert (exact.score.exp() <= low + narrow.pruned.exp() + narrow.overflowed.exp() + 1e-6).all()
+
+
+def test_a_trace_replays_to_the_best_proof():
+    cfg, world, params, atoms = setup(3, "success")
+    got, _, _ = score_candidates(cfg, world, params, atoms)
+    proved = torch.isfinite(got.score)
+    assert proved.any()
+    assert ((got.length > 0) == proved).all()
+    for i in proved.nonzero().flatten().tolist():
+        goals = resolve.Goals(
+            torch.zeros((1, cfg.resolve.max_goals, 3), dtype=torch.int32),
+            torch.zeros((1, cfg.resolve.max_goals), dtype=torch.int32),
+        )
+        goals = goals._replace(atoms=torch.cat([atoms[i][None, None], goals.atoms[:, 1:]], 1))
+        for code in got.trace[i, : int(got.length[i])].tolist():
+            successors = resolve.resolve(cfg.resolve, world.kb, goals, atoms[i][None])
+            chosen = (successors.rule[0] == code) if code >= 0 else (successors.fact[0] == -1 - code)
+            slot = int((chosen & successors.mask[0]).nonzero().item())
+            goals = tree.map(lambda x, slot=slot: x[:, slot], successors.goals)
+        assert int(goals.atoms[0, 0, 0]) == 0
