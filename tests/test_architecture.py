@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "funcppo"
-ORDER = ["types", "tree", "random", "logic", "envs", "nets", "rollout", "advantages", "losses", "optim", "train_step"]
-ORDER += ["queries", "ranking", "evaluate"]
+ORDER = ["types", "tree", "random", "logic", "queries", "envs", "nets", "rollout", "advantages", "losses", "optim"]
+ORDER += ["train_step", "ranking", "protocol", "evaluate"]
 MODULES = {str(p.relative_to(ROOT).with_suffix("")): p for p in sorted(ROOT.rglob("*.py"))}
-BOUNDARY = ("data/", "runtime/", "cli", "checkpoint", "config")
+BOUNDARY = ("data/", "runtime/", "cli", "__main__", "checkpoint", "config", "problem", "training", "explain")
+HOST = (
+    "logic/fixpoint",
+    "logic/joins",
+    "logic/proof",
+    "logic/replay",
+    "logic/mine",
+)  # they work on Python's containers
 MATHS = [name for name in MODULES if not name.startswith(BOUNDARY)]
 FORBIDDEN = ("torch.compile", "torch.cuda", "torch.Generator", "manual_seed", "_dynamo", "_inductor", ".item(")
 
@@ -62,13 +69,13 @@ def test_the_maths_never_mentions_the_machinery(name):
 
 @pytest.mark.parametrize("name", MATHS)
 def test_the_maths_overwrites_no_tensor(name):
-    """No in-place method, no assignment to a subscript."""
+    """No in-place method; no assignment to a subscript, but for the host loops, which fill dicts and lists."""
     for node in ast.walk(parsed(name)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             method = node.func.attr
             assert not (method.endswith("_") and not method.startswith("_")), f"line {node.lineno}: {method}"
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and name not in HOST:
             assert not any(isinstance(t, ast.Subscript) for t in targets), f"line {node.lineno}: subscript assignment"
 
 
