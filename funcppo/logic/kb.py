@@ -12,7 +12,7 @@ Facts are distinct and sorted, so a fact's id is its row. Two kinds of ascending
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -113,9 +113,12 @@ def fact_id(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[
 
 def locate(prefix: tuple[Tensor, ...], sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in a table that `index_atoms` sorted, -1 where it is not there."""
-    known = (atom[..., 1:] <= sizes.n_constants).all(-1) & (atom[..., 0] > 0) & (atom[..., 0] <= sizes.n_predicates)
-    columns = torch.where(known[..., None], atom, 0).to(torch.int64).unbind(-1)
-    key, found = keys.walk(prefix[:-1], columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width))
+    bits = _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width)
+    known, columns = atom[..., 0] > 0, []
+    for column, top in zip(atom.unbind(-1), [sizes.n_predicates] + [sizes.n_constants] * (sizes.width - 1)):
+        known = known & (column <= top)
+        columns.append(torch.where(known, column, 0).to(torch.int64))
+    key, found = keys.walk(prefix[:-1], columns, bits)
     row, hit = keys.find(prefix[-1], key)
     return torch.where(known & found & hit, row, -1)
 
@@ -133,6 +136,32 @@ def index_atoms(
 def contains(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
     """Whether each atom is a fact."""
     return fact_id(kb, sizes, atom) >= 0
+
+
+def index_sorted(atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> tuple[Tensor, ...]:
+    """The index that `locate` reads, of distinct atoms in lexicographic order."""
+    levels, key = keys.pack(atoms.unbind(1), _atom_bits(n_predicates, n_constants, atoms.shape[1]))
+    return (*levels, key)
+
+
+def without(kb: KnowledgeBase, sizes: Sizes, fact: I64[Tensor, "W"]) -> tuple[KnowledgeBase, Sizes]:
+    """The knowledge base less one fact, for a query that must not prove itself; as it is when the fact is not there.
+
+    `support` and `body_pairs` stay those of all facts: see `confidence`.
+    """
+    row = int(fact_id(kb, sizes, fact))
+    if row < 0:
+        return kb, sizes
+    kept = torch.arange(sizes.n_facts, device=kb.facts.device) != row
+    order = kb.position_order
+    facts = kb.facts[kept]
+    kb = kb._replace(
+        facts=facts,
+        prefix=index_sorted(facts, sizes.n_predicates, sizes.n_constants),
+        position_keys=kb.position_keys[order != row].view(sizes.width - 1, -1),
+        position_order=(order - (order > row).to(order.dtype))[order != row].view(sizes.width - 1, -1),
+    )
+    return kb, replace(sizes, n_facts=sizes.n_facts - 1)
 
 
 def facts_for(
