@@ -12,7 +12,7 @@ Facts are distinct and sorted, so a fact's id is its row. Two kinds of ascending
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -133,6 +133,32 @@ def index_atoms(
 def contains(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
     """Whether each atom is a fact."""
     return fact_id(kb, sizes, atom) >= 0
+
+
+def index_sorted(atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> tuple[Tensor, ...]:
+    """The index that `locate` reads, of distinct atoms in lexicographic order."""
+    levels, key = keys.pack(atoms.unbind(1), _atom_bits(n_predicates, n_constants, atoms.shape[1]))
+    return (*levels, key)
+
+
+def without(kb: KnowledgeBase, sizes: Sizes, fact: I64[Tensor, "W"]) -> tuple[KnowledgeBase, Sizes]:
+    """The knowledge base less one fact, for a query that must not prove itself; as it is when the fact is not there.
+
+    `support` and `body_pairs` stay those of all facts: see `confidence`.
+    """
+    row = int(fact_id(kb, sizes, fact))
+    if row < 0:
+        return kb, sizes
+    kept = torch.arange(sizes.n_facts, device=kb.facts.device) != row
+    order = kb.position_order
+    facts = kb.facts[kept]
+    kb = kb._replace(
+        facts=facts,
+        prefix=index_sorted(facts, sizes.n_predicates, sizes.n_constants),
+        position_keys=kb.position_keys[order != row].view(sizes.width - 1, -1),
+        position_order=(order - (order > row).to(order.dtype))[order != row].view(sizes.width - 1, -1),
+    )
+    return kb, replace(sizes, n_facts=sizes.n_facts - 1)
 
 
 def facts_for(

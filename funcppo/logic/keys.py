@@ -19,11 +19,11 @@ def pack(columns: Sequence[Tensor], bits: Sequence[int]) -> tuple[tuple[Tensor, 
     """The levels of a table, and the key of every row: rows compare as their keys do.
 
     Args:
-      columns: at least one int64 tensor [N], non-negative.
+      columns: at least one tensor [N] of integers, non-negative.
       bits: how many bits hold any value of each column.
     """
     levels: list[Tensor] = []
-    key, used = columns[0], bits[0]
+    key, used = columns[0].to(torch.int64).contiguous(), bits[0]
     for column, width in zip(columns[1:], bits[1:]):
         if used + width > _WORD:
             level, key = torch.unique(key, return_inverse=True)
