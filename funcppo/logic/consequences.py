@@ -67,9 +67,9 @@ def each_consequence(
             circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
             kept = ~joins.locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
             columns = tuple(column[kept] for column in columns)
-        atoms = torch.stack([torch.full_like(columns[0], rule.head[0]), *columns], dim=1)
+        name = torch.full_like(columns[0], rule.head[0])
         yield Consequences(
-            atoms=atoms.to(torch.int32),
+            atoms=torch.stack([column.to(torch.int32) for column in (name, *columns)], dim=1),
             rule=torch.full_like(columns[0], rule.id),
             fact=_fact_ids(rule.head[0], columns, relations, kb, sizes),
         )

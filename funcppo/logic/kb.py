@@ -113,9 +113,12 @@ def fact_id(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[
 
 def locate(prefix: tuple[Tensor, ...], sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in a table that `index_atoms` sorted, -1 where it is not there."""
-    known = (atom[..., 1:] <= sizes.n_constants).all(-1) & (atom[..., 0] > 0) & (atom[..., 0] <= sizes.n_predicates)
-    columns = torch.where(known[..., None], atom, 0).to(torch.int64).unbind(-1)
-    key, found = keys.walk(prefix[:-1], columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width))
+    bits = _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width)
+    known, columns = atom[..., 0] > 0, []
+    for column, top in zip(atom.unbind(-1), [sizes.n_predicates] + [sizes.n_constants] * (sizes.width - 1)):
+        known = known & (column <= top)
+        columns.append(torch.where(known, column, 0).to(torch.int64))
+    key, found = keys.walk(prefix[:-1], columns, bits)
     row, hit = keys.find(prefix[-1], key)
     return torch.where(known & found & hit, row, -1)
 

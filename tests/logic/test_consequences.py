@@ -150,7 +150,7 @@ def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step():
     _, asked = kb.index_atoms(torch.from_numpy(data.test).to(torch.int64), sizes.n_predicates, sizes.n_constants)
     derived = torch.zeros(len(asked[-1]), dtype=torch.bool)
     for part in each_consequence(world, sizes):
-        row = kb.locate(asked, sizes, part.atoms.to(torch.int64))
+        row = kb.locate(asked, sizes, part.atoms)
         derived = derived.scatter(0, row[row >= 0], True)
     assert int(derived.sum()) == 9299
 
