@@ -11,7 +11,6 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from funcppo.cli import write_json
 from funcppo.cli.target import open_dataset, steps_shown
-from funcppo.config import ProverSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,8 +40,8 @@ class Provable:
     """Steps to take, or all until nothing new is derived; by default 3, and 1 for the train split."""
     object_identity: Annotated[bool, FlagCreatePairsOff] = False
     """Different variables of a rule bind different constants, as AnyBURL counts."""
-    budget: Annotated[int, arg(metavar="N")] = ProverSettings().budget
-    """Atoms to hold at most; a step that would pass it is not taken."""
+    budget: Annotated[int, arg(metavar="N")] = 50_000_000
+    """Atoms to hold at most, at about 110 bytes each; a step that would pass it is not taken."""
     json: Annotated[str | None, arg(metavar="FILE|-")] = None
     """Write the counts as JSON to this file, or to standard output in place of the table for `-`."""
 
@@ -57,7 +56,7 @@ class Provable:
         result["seconds_in_all"] = round(time.perf_counter() - start, 3)
         if self.json != "-":
             _print_table(result)
-        if result["stopped"]:
+        elif result["stopped"]:
             print(f"note: {result['stopped']}", file=sys.stderr)
         write_json(self.json, result)
         return 0
@@ -157,24 +156,18 @@ def _print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    n, names = result["n_queries"], {True: "different variables bind different constants, ", False: ""}
-    title = f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
-    table = Table("height", "atoms", title=title)
-    counted = bool(result["derivable"])
-    if counted:
-        table.add_column(f"{result['split']} derivable", justify="right")
-        table.add_column(f"of {n:,}", justify="right")
+    n, counted = result["n_queries"], bool(result["derivable"])
+    headings = ["height", "atoms", *([f"{result['split']} derivable", f"of {n:,}"] if counted else [])]
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, justify="right")
     for step, atoms in enumerate(result["atoms"]):
-        row = [str(step), f"{atoms:,}"]
-        if counted:
-            found = result["n_known"] if step == 0 else result["derivable"].get(str(step), 0)
-            row += [f"{found:,}", f"{found / n:.4f}" if n else ""]
-        table.add_row(*row)
-    for column in table.columns:
-        column.justify = "right"
-    console = Console()
-    console.print(table)
-    how = "the fixpoint is reached" if result["fixpoint"] else "complete" if result["complete"] else result["stopped"]
-    if result["leave_one_out"]:
-        how += "; a triple counts when a rule derives it from other facts"
-    console.print(f"{names[result['object_identity']]}{how}; {result['seconds']:.2f} s", highlight=False)
+        found = result["n_known"] if step == 0 else result["derivable"].get(str(step), 0)
+        share = f"{found / n:.4f}" if n else ""
+        table.add_row(*[str(step), f"{atoms:,}", f"{found:,}", share][: len(headings)])
+    print(f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules")
+    Console().print(table)
+    how = "the fixpoint is reached" if result["fixpoint"] else result["stopped"] or "complete to this height"
+    how += "; different variables bind different constants" if result["object_identity"] else ""
+    how += "; a triple counts when a rule derives it from other facts" if result["leave_one_out"] else ""
+    print(f"{how}; {result['seconds']:.2f} s")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from funcppo.logic.fixpoint import Model
     from funcppo.logic.kb import KnowledgeBase, Sizes
 
-SHOWN = 10  # answers, or rules that fail, shown when not all are asked for
+SHOWN = 10  # answers shown when not all are asked for
+RULES_SHOWN = 5  # rules that fail
 STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
 
 
@@ -134,7 +135,7 @@ def _headline(result: dict[str, Any], n_matching: int) -> str:
     ending = {
         "proved": f"at height {result['height']}",
         "refuted": f"no proof exists{within}{fixpoint if result['fixpoint'] and n_matching else ''}",
-        "unknown": f"no proof{_within(steps + 1)}; {result['stopped']}",
+        "unknown": f"no proof{_within(steps + 1)}; {result['stopped']} (--budget raises it)",
     }[derivable]
     if not result["is_fact"]:
         return f"{derivable}: {query}: {ending}"
@@ -153,7 +154,7 @@ def _missing(
     from funcppo.logic import ask
 
     rules = ask.matching_rules(kb, sizes, atom)
-    first = [] if asked.height == 0 else rules[:SHOWN]
+    first = [] if asked.height == 0 else rules[:RULES_SHOWN]
     rows = [(rule.id, ask.unsatisfied(model, rule)) for rule in first]
     return [
         {
