@@ -147,8 +147,8 @@ def policy_scorer(
     """How the policy scores candidates, with slots and beam that fit the search."""
     width = run.cfg.env.cfg.resolve.max_successors
     beam = 1 if score == "greedy" else 64
-    rows = max(beam, min(512, 16_384 // width))
-    how = problem.evaluation(run.problem, run.cfg, score, slots=4 * rows // 8, beam=beam, rows=rows, window=2048)
+    rows = max(beam, min(512, 4096 // width))
+    how = problem.evaluation(run.problem, run.cfg, score, slots=max(1, rows // 4), beam=beam, rows=rows, window=2048)
     return problem.policy_scorer(how, run.problem, params, step, on_progress)
 
 
