@@ -20,7 +20,8 @@ from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunCon
 from funcppo.evaluate import Score, evaluate_step
 from funcppo.problem import Problem
 from funcppo.protocol import Protocol
-from funcppo.train_step import Metrics, TrainState
+from funcppo.runtime import compile as ladder
+from funcppo.train_step import EAGER, Metrics, Parts, TrainState
 from funcppo.types import F32, I64
 
 CONFIG, CHECKPOINT, METRICS, RESULTS = "config.json", "checkpoint.npz", "metrics.jsonl", "results.json"
@@ -75,7 +76,21 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
     return prepare(dataclasses.replace(read_config(folder), device=device), folder, resume=True)
 
 
-def learn(run: Run, folder: Path, parts: train_step.Parts, stop: Callable[[], bool]) -> Iterator[tuple[Run, Metrics]]:
+def strategy(run: Run) -> tuple[Parts, str]:
+    """The parts of the training step as this run wants them, and a line that tells which and why.
+
+    Errors: what a strategy that was asked for by name raises.
+    """
+    wanted = run.run.strategy
+    if wanted == "eager" or (wanted == "auto" and run.run.device == "cpu"):
+        return EAGER, "strategy eager: on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
+    fixed = problem.world(run.problem)
+    parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, fixed, run.saved.state, wanted)
+    failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
+    return parts, f"strategy {record.rung} on {record.device}" + (f" ({failed})" if failed else "")
+
+
+def learn(run: Run, folder: Path, parts: Parts, stop: Callable[[], bool]) -> Iterator[tuple[Run, Metrics]]:
     """The run after each update, its files kept up to date at every validation and when it stops.
 
     Args:
@@ -94,7 +109,7 @@ def learn(run: Run, folder: Path, parts: train_step.Parts, stop: Callable[[], bo
         seconds, stopping, row = time.perf_counter() - start, stop(), {}
         if (update + 1) % every == 0 or update + 1 == n_updates:
             run = validate(run)
-            row = {"best_valid": float(run.saved.best_valid)}
+            row = {"best_valid": float(run.saved.best_valid), "best_update": int(run.saved.best_update)}
         _append(folder / METRICS, {"update": update + 1, "seconds": seconds} | shown(metrics) | row)
         if row or stopping:
             save(run, folder)

@@ -40,7 +40,7 @@ def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """A row for each score."""
     columns = [name for name in COLUMNS if any(name in row for row in rows.values())]
     table = Table(title=title, title_justify="left")
-    table.add_column("score")
+    table.add_column("score", no_wrap=True)
     for name in (*columns, "ceiling", "queries"):
         table.add_column(name, justify="right")
     for label, row in rows.items():
