@@ -56,7 +56,7 @@ def holds_in_the_files(data, found, facts, rule_lines):
 
 
 @pytest.mark.parametrize(
-    ("name", "max_height", "n"), [("family", 2, 25), ("family_kns", 3, 25), ("umls", 3, 25), ("wn18rr", 1, 10)]
+    ("name", "max_height", "n"), [("family", 2, 8), ("family_kns", 3, 10), ("umls", 3, 25), ("wn18rr", 1, 6)]
 )
 def test_proofs_hold_by_the_lines_of_the_files(name, max_height, n):
     data, world, sizes = world_of(name)
@@ -77,7 +77,7 @@ def test_proofs_hold_by_the_lines_of_the_files(name, max_height, n):
 def test_facts_are_proved_without_themselves(name):
     data, world, sizes = world_of(name)
     facts = {tuple(fact) for fact in data.facts.tolist()}
-    for atom in Random(1).sample(data.train.tolist(), 15):
+    for atom in Random(1).sample(data.train.tolist(), 8):
         found = ask.ask(world, sizes, tuple(atom), max_height=1, budget=1_000_000)
         assert found.is_fact
         if found.proof:
@@ -92,7 +92,7 @@ def test_tampered_proofs_are_rejected():
     limits = dict(n_constants=sizes.n_constants, max_height=2, leave_one_out=True)
     wrong = lambda proof: check(proof, facts, data.rules.tolist(), **limits) != []
     random, n_rejected = Random(2), 0
-    for atom in random.sample(data.test.tolist(), 20):
+    for atom in random.sample(data.test.tolist(), 12):
         found = ask.ask(world, sizes, tuple(atom), max_height=2, budget=1_000_000).proof
         if found is None:
             continue
@@ -115,4 +115,4 @@ def test_tampered_proofs_are_rejected():
                 nodes[at] = dataclasses.replace(node, **change)
                 assert wrong(dataclasses.replace(found, nodes=tuple(nodes))), (at, change)
                 n_rejected += 1
-    assert n_rejected > 50
+    assert n_rejected > 40
