@@ -16,6 +16,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.envs import cartpole, pendulum
 from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
+from funcppo.runtime import compile
 
 DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data"))
 WORLD = NoWorld()
@@ -48,9 +49,9 @@ def pendulum_config(max_steps: int = 200, **ppo: Any) -> Config:
 
 
 @cache
-def compiled(fn: Any) -> Any:
+def compiled(fn: Any, **options: Any) -> Any:
     """`fn` as one graph, compiled once for the whole run of the tests; a graph break is an error."""
-    return torch.compile(fn, fullgraph=True, dynamic=False, options={"realize_opcount_threshold": 10})
+    return compile.compiled(fn, **options)
 
 
 def double(x: Any) -> Any:

@@ -18,6 +18,7 @@ from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import Actor
+from funcppo.runtime.compile import DRAWS
 from funcppo.train_step import Learner, init, learning_batch, minibatch_step, scheduled, shuffle, train_step
 from funcppo.types import check
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, pendulum_config
@@ -32,7 +33,7 @@ class Case(NamedTuple):
     fn: Callable[..., Any]
     args: Callable[[int], tuple[Any, ...]]
     threads: dict[int, int]
-    inductor: bool = False  # compile to machine code; otherwise down to aot_eager, which is as strict about graphs
+    inductor: dict[str, Any] | None = None  # compile to machine code with these options; otherwise to aot_eager
 
 
 @cache
@@ -91,14 +92,14 @@ def adam(seed: int) -> tuple[Any, ...]:
 CASES = {
     "cartpole step": Case(CARTPOLE.env.step_functional, partial(env_step, CARTPOLE), {0: 2}),
     "pendulum step": Case(PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}),
-    "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, inductor=True),
+    "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, inductor=DRAWS),
     "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
     "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
-    "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, inductor=True),
-    "shuffle": Case(shuffle, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=True),
+    "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, inductor={}),
+    "shuffle": Case(shuffle, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=DRAWS),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
-    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 4}, inductor=True),
+    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 4}, inductor={}),
     "pendulum minibatch_step": Case(minibatch_step, partial(learn, PENDULUM), {0: 4}),
     "train_step": Case(train_step, lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]), {0: 2}),
 }
@@ -133,7 +134,8 @@ def test_it_keeps_structure_shapes_and_dtypes(name):
 def test_compiled_equals_eager_and_is_traced_once(name):
     """Inductor fuses and reorders float32: 1e-5 relative, 1e-6 absolute."""
     case = CASES[name]
-    fast = compiled(case.fn) if case.inductor else torch.compile(case.fn, fullgraph=True, backend="aot_eager")
+    aot_eager = case.inductor is None
+    fast = compiled(case.fn, backend="aot_eager") if aot_eager else compiled(case.fn, **case.inductor)
     with torch.no_grad():
         fast(*case.args(0))
         with torch.compiler.set_stance("fail_on_recompile"):

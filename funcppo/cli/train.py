@@ -118,7 +118,8 @@ class Train:
                 task = bar.add_task("training", total=n_updates, completed=int(run.saved.state.update), note="")
                 for after, metrics in training.learn(run, self.out, train_step.EAGER, lambda: bool(asked)):
                     run, numbers = after, training.shown(metrics)
-                    note = f"return {numbers['return']:.3f}  best valid MRR {float(run.saved.best_valid):.4f}"
+                    best = f"best valid {training.selects(run.problem)} {float(run.saved.best_valid):.4f}"
+                    note = f"return {numbers['return']:.3f}  {best}"
                     bar.update(task, completed=int(run.saved.state.update), note=note)
         finally:
             signal.signal(signal.SIGINT, before)
@@ -151,7 +152,7 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
         "seed": run.run.seed,
         "steps": int(state.update) * run.run.ppo.n_envs * run.run.ppo.n_steps,
         "best_update": int(run.saved.best_update),
-        "best_valid_mrr": float(run.saved.best_valid),
+        "best_valid": float(run.saved.best_valid),
         "test": scores,
         "seconds": seconds,
         "notes": list(run.notes),
