@@ -193,7 +193,7 @@ def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str
         )
     atoms, heights = fixpoint.answers(model, atom)
     order = heights.argsort(stable=True)[: None if asked.all else SHOWN]
-    places = [atom.index(dataset.n_constants + 1 + i) for i in range(len(names))]
+    places = [atom.index(dataset.n_constants + 1 + i, 1) for i in range(len(names))]
     named = [(place, name) for place, name in zip(places, names) if not name.startswith("_")]
     rows = zip(atoms[order].tolist(), heights[order].tolist())
     answers = [_answer(dataset, tuple(found), height, named) for found, height in rows]
