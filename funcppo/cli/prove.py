@@ -5,13 +5,14 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from funcppo.cli import write_json
-from funcppo.cli.target import open_dataset, steps_shown
+from funcppo.cli.target import is_run, open_dataset, steps_shown
 from funcppo.config import ProverSettings
 from funcppo.data import Dataset, parse_query, show_atom, show_rule
 from funcppo.data.tokens import line_tokens
@@ -19,6 +20,7 @@ from funcppo.data.tokens import line_tokens
 if TYPE_CHECKING:
     from funcppo.logic.fixpoint import Model
     from funcppo.logic.kb import KnowledgeBase, Sizes
+    from funcppo.logic.proof import Proof
 
 SHOWN = 10  # answers shown when not all are asked for
 RULES_SHOWN = 5  # rules that fail
@@ -30,11 +32,11 @@ class Prove:
     """Prove a query from facts and rules: print its proof, its answers, or why there is none.
 
     Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (the budget
-    ended the search).
+    ended the search, or the list that --all asks for).
 
     A query without variables never counts as a fact while it is proved: of a known fact it is said that it is stated,
-    and its proof from other facts is shown if there is one. The answers of a query with variables (names that start
-    with a capital or `_`) are what is stated and what is derived.
+    and its proof from other facts is shown if there is one. A trained run shows its policy's most probable proof. The
+    answers of a query with variables (names that start with a capital or `_`) are what is stated and what is derived.
     """
 
     target: Annotated[Positional[str], arg(metavar="TARGET")]
@@ -101,8 +103,10 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
     with steps_shown() as progress:
         kb, sizes = _world(dataset)
         found = ask.ask(kb, sizes, atom, max_height=asked.height, budget=asked.budget, progress=progress)
+    by_policy = _by_policy(asked, atom) if found.proof else None
+    shown = by_policy or found.proof
     names = (lambda goal: show_atom(dataset, np.array(goal))), (lambda rule: show_rule(dataset, dataset.rules[rule]))
-    missing, n_matching = ([], 0) if found.proof else _missing(asked, dataset, kb, sizes, found.model, atom)
+    missing, n_matching = ([], 0) if shown else _missing(asked, dataset, kb, sizes, found.model, atom)
     derivable = found.verdict.name.lower()
     verdict = "proved" if found.is_fact else derivable
     height = 0 if found.is_fact else found.height
@@ -114,18 +118,34 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
         "height": found.height,  # of that derivation
         "n_answers": int(verdict == "proved"),
         "answers": [_answer(dataset, atom, height, [])] if verdict == "proved" else [],
-        "proof": jsonlib.loads(proof.to_json(found.proof, *names)) if found.proof else None,
+        "proof": jsonlib.loads(proof.to_json(shown, *names)) if shown else None,
+        "proof_by": None if not shown else "policy" if by_policy else "T_P",
         "missing": missing,
         **_extent(asked, found.model),
     }
     if asked.format == "dot":
-        return result, proof.to_dot(found.proof, *names) if found.proof else "digraph proof {\n}\n"
+        return result, proof.to_dot(shown, *names) if shown else "digraph proof {\n}\n"
     lines = [_headline(result, n_matching)]
-    if found.proof:
-        lines += ["", proof.text(found.proof, *names).rstrip("\n")]
+    if shown:
+        lines += ["the policy's most probable proof, p of each choice:" if by_policy else ""]
+        lines += [proof.text(shown, *names).rstrip("\n")]
     elif not found.is_fact:
         lines += _why_not(missing, n_matching)
     return result, "\n".join(lines) + "\n"
+
+
+def _by_policy(asked: Prove, atom: tuple[int, ...]) -> Proof | None:
+    """The most probable proof of a trained run, None where there is no run or it looks elsewhere."""
+    if not is_run(asked.target):
+        return None
+    import torch
+
+    from funcppo import explain, training
+
+    run = training.open_run(Path(asked.target))
+    if asked.height is not None and asked.height < run.problem.max_height:
+        return None
+    return explain.best_proof(run.problem, run.cfg, run.saved.best, torch.tensor(atom))
 
 
 def _headline(result: dict[str, Any], n_matching: int) -> str:

@@ -24,8 +24,15 @@ def is_run(target: str) -> bool:
 def open_dataset(target: str, rules: str | None) -> Dataset:
     """The data set of a target, its notes told on standard error.
 
-    Errors: ValueError, one line, for what is neither, or cannot be read.
+    Errors: ValueError, one line, for what is neither a run nor a data set, or rules that a run did not learn with.
     """
+    if is_run(target):
+        from funcppo.training import read_config
+
+        if rules is not None:
+            raise ValueError(f"--rules {rules}: {target} is a trained run, want the rules that it learnt with")
+        run = read_config(Path(target))
+        target, rules = run.dataset, run.rules
     dataset = load(target, rules)
     for line in dataset.notes:
         print(f"note: {line}", file=sys.stderr)

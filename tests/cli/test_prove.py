@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from funcppo import training
+from funcppo.cli import main
+from funcppo.config import ProverSettings, RunConfig
 from funcppo.data import load
 from funcppo.logic import proof as proof_
 from tests import prolog
@@ -318,6 +321,47 @@ def test_a_graph_of_many_answers_is_refused(world):
 def test_a_missing_target_is_one_line():
     with pytest.raises(ValueError, match="unknown data set 'nowhere'"):
         prove("nowhere", "p(a)")
+
+
+def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
+    config = RunConfig(dataset="countries_s1", score="best-proof", prover=ProverSettings(embed_dim=4, hidden_dim=4))
+    training.write_config(config, tmp_path)
+    training.save(training.prepare(config, tmp_path, resume=False), tmp_path)
+    status, result = json_of(capsys, prove, str(tmp_path), "locatedIn(france, europe)")
+    assert (status, result["proof_by"]) == (0, "policy")
+    assert 0 < result["proof"]["nodes"][0]["probability"] < 1
+    assert json_of(capsys, prove, "countries_s1", "locatedIn(france, europe)")[1]["proof_by"] == "T_P"
+    assert prove(str(tmp_path), "locatedIn(france, asia)") == 1
+    with pytest.raises(ValueError, match="is a trained run"):
+        prove(str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["prove", "countries_s1", "locatedIn(france, europe)"], 0),
+        (["prove", "countries_s1", "locatedIn(france, asia)"], 1),
+        (["prove", "countries_s1", "locatedIn(france, atlantis)"], 2),
+        (["prove", "countries_s1"], 2),
+        (["provable", "countries_s1", "--json", "-"], 0),
+        (["provable", "nowhere"], 2),
+    ],
+)
+def test_the_program_exits_with_that_status_and_without_a_traceback(arguments, status, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["funcppo", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == status
+    seen = capsys.readouterr()
+    assert "Traceback" not in seen.err + seen.out
+    assert (seen.out == "") == (status == 2)
+
+
+def test_bad_input_is_one_line_of_the_process():
+    arguments = [sys.executable, "-m", "funcppo", "prove", "countries_s3", "locatedIn(france"]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("funcppo: query 'locatedIn(france': want ") and done.stderr.count("\n") == 1
 
 
 def test_the_help_comes_without_torch():

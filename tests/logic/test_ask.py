@@ -120,7 +120,7 @@ def test_what_is_unsatisfied_is_the_shortest_beginning_of_the_body_without_a_gro
 
 
 def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
-    n = 400
+    n = 150
     chain = Program(
         n,
         (2, 1),
