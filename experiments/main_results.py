@@ -22,7 +22,18 @@ SETS = {
     "countries_S1": [],
     "countries_S2": [],
     "countries_S3": [],
-    "family": ["--ppo.n-envs", "128", "--steps", "80000", "--validations", "5", "--score", "best-proof"],
+    "family": [
+        "--ppo.n-envs",
+        "128",
+        "--steps",
+        "80000",
+        "--ppo.learning-rate",
+        "3e-4",
+        "--prover.hard-fraction",
+        "0.5",
+        "--score",
+        "best-proof",
+    ],
 }
 
 
