@@ -50,7 +50,7 @@ class Provable:
         steps = self._steps()
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules)
-        if not len(dataset.rules):
+        if not len(dataset.rules) and len(dataset.test):
             raise ValueError(f"{dataset.name}: want rules (rules.txt in the folder, or --rules FILE), got none")
         result = _count(self, dataset, steps)
         result["seconds_in_all"] = round(time.perf_counter() - start, 3)

@@ -102,6 +102,9 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
     result = counted(capsys, str(path), "--height", "fixpoint")
     assert (result["split"], result["n_queries"], result["derivable"], result["atoms"]) == (None, 0, {}, [2, 4, 5])
     assert provable(str(path)) == 0
+    path.write_text("e(1,2). e(2,3).")
+    assert counted(capsys, str(path))["atoms"] == [2, 2, 2, 2]
+    assert provable(str(path)) == 0
     assert "derivable" not in capsys.readouterr().out
 
 
