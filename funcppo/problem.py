@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from funcppo import protocol
+from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import EvalConfig, Score, best_rule_scores, score_candidates
+from funcppo.evaluate import best_rule_scores, score_candidates
 from funcppo.logic import baselines, fixpoint, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence

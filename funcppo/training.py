@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from funcppo import checkpoint, data, problem, protocol, queries, random, train_step
+from funcppo.beam import Score
 from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
-from funcppo.evaluate import Score, evaluate_step
+from funcppo.evaluate import evaluate_step
 from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder

@@ -8,8 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from funcppo import random, tree
+from funcppo.beam import NOT_PROVED, EvalConfig
 from funcppo.envs import prover
-from funcppo.evaluate import NOT_PROVED, EvalConfig, score_candidates
+from funcppo.evaluate import score_candidates
 from funcppo.logic import kb as kbase
 from funcppo.logic import resolve
 from funcppo.nets import prover as net
