@@ -1,5 +1,8 @@
 """Candidates through a fixed number of slots, each a beam of partial proofs; finished slots are masked and refilled.
 
+Slots only hold partial proofs. A step extends the R of them that come first, those of one slot always together, so the
+costly part runs on rows that are nearly all filled while most beams are nearly empty.
+
 The score of a candidate is held as a natural logarithm, minus infinity where it is 0. Everything is written to the
 candidate's own row, so neither the order of candidates nor their neighbours in a batch matter.
 """
@@ -18,7 +21,7 @@ from funcppo.envs.prover import Observation, World
 from funcppo.logic import kb as kbase
 from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
 from funcppo.nets.base import Agent
-from funcppo.types import F32, I32, I64
+from funcppo.types import F32, I32, I64, Bool
 
 Score = Literal["success", "best-proof", "greedy"]
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
@@ -35,6 +38,7 @@ class EvalConfig:
     max_depth: int  # resolution steps
     slots: int  # B, candidates under way at once
     beam: int  # K, partial proofs kept for each; 1 for greedy
+    rows: int  # R, partial proofs extended in one step; at least K
     window: int  # candidates that one table holds
     refill: bool  # finished slots take the next candidate at once; otherwise when all are finished
 
@@ -92,16 +96,19 @@ def start(cfg: EvalConfig, table: I32[Tensor, "n W"]) -> Evaluation:
 def evaluate_step(
     cfg: EvalConfig, world: World, params: Any, table: I32[Tensor, "n W"], state: Evaluation
 ) -> Evaluation:
-    """Refill the free slots, then extend every partial proof by one choice.
+    """Refill the free slots, then extend partial proofs by one choice.
 
     Args:
       table: candidates [window + 1, W]; the last row is all 0, and so is any row that pads the window.
     """
     state = _refill(cfg, table, state)
-    search, alive = state.search, torch.isfinite(state.search.log_prob)
-    search = _extend(cfg, world, params, search)
-    results = tree.map(lambda old, new: _write(old, search.candidate, new), state.results, search.result)
-    return Evaluation(search, results, state.next, state.row_steps + alive.sum())
+    search = state.search
+    chosen, source, filled = _choose_rows(cfg, search)
+    children = _children(cfg, world, params, search, source, filled)
+    after = _kept(cfg, search, children)
+    after = tree.where(chosen, after, search)
+    results = tree.map(lambda old, new: _write(old, search.candidate, new), state.results, after.result)
+    return Evaluation(after, results, state.next, state.row_steps + filled.sum())
 
 
 def score_candidates(
@@ -127,7 +134,7 @@ def score_candidates(
         while not done:
             for _ in range(_STEPS_BETWEEN_LOOKS):
                 state = step(cfg, world, params, table, state)
-                taken += cfg.slots * cfg.beam
+                taken += cfg.rows
             done = bool(finished(cfg, state))
             on_progress(first + min(int(state.next), len(part)))
         windows.append(_rows_before(state.results, len(part)))
@@ -185,46 +192,110 @@ def _refill(cfg: EvalConfig, table: Tensor, state: Evaluation) -> Evaluation:
     return state._replace(search=tree.where(free, fresh, search), next=started)
 
 
-def _extend(cfg: EvalConfig, world: World, params: Any, search: Search) -> Search:
-    """One choice more on every partial proof; the beam keeps the most probable of those that are still open."""
-    B, K, S = cfg.slots, cfg.beam, cfg.resolve.max_successors
-    rows = tree.map(lambda x: x.reshape(B * K, *x.shape[2:]), search.goals)
-    query = search.query.repeat_interleave(K, 0)
+class _Children(NamedTuple):
+    """The successors of the rows extended, in the order of slots."""
+
+    goals: Goals  # [R, S, ...]
+    log_prob: F32[Tensor, "R S"]  # of the whole path, -inf where there is none
+    proved: Bool[Tensor, "R S"]
+    code: I32[Tensor, "R S"]  # the choice made
+    overflow: Bool[Tensor, "R"]
+    end: F32[Tensor, "R"]  # log-probability of the policy's best action, whatever it is
+    source: I64[Tensor, "R"]  # slot * K + beam entry; B * K where the row is empty
+
+
+def _choose_rows(cfg: EvalConfig, search: Search) -> tuple[Tensor, Tensor, Tensor]:
+    """Which slots are extended [B], the entries they hold [R], and which of these rows are filled [R]."""
     alive = torch.isfinite(search.log_prob)
-    rows = Goals(torch.where(alive.view(-1, 1, 1), rows.atoms, 0), rows.height)
+    chosen = alive.any(1) & (alive.sum(1).cumsum(0) <= cfg.rows)
+    taken = (alive & chosen[:, None]).flatten()
+    place = torch.where(taken, taken.long().cumsum(0) - 1, cfg.rows)
+    n = cfg.slots * cfg.beam
+    none = torch.full((cfg.rows + 1,), n, dtype=torch.int64, device=place.device)
+    source = none.scatter(0, place, torch.arange(n, device=place.device))[: cfg.rows]
+    filled = torch.arange(cfg.rows, device=place.device) < taken.sum()
+    return chosen, torch.where(filled, source, n), filled
+
+
+def _children(
+    cfg: EvalConfig, world: World, params: Any, search: Search, source: I64[Tensor, "R"], filled: Bool[Tensor, "R"]
+) -> _Children:
+    entry = torch.where(filled, source, 0)
+    slot = entry // cfg.beam
+    rows = tree.map(lambda x: x.flatten(0, 1)[entry], search.goals)
+    rows = Goals(torch.where(filled[:, None, None], rows.atoms, 0), rows.height)
+    query = search.query[slot]
     successors = resolve(cfg.resolve, world.kb, rows, query)
-    depth = search.depth.repeat_interleave(K, 0)
-    log_policy = _log_policy(cfg, world, params, depth, rows, successors, query)
-    choice = _choices(cfg, log_policy, successors).view(B, K, S)
-    child = (search.log_prob[:, :, None] + choice).view(B, K * S)
-    proved = (successors.goals.atoms[:, :, 0, 0] == 0).view(B, K * S)
-    code = torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact).view(B, K * S)
-    still_open = torch.where(proved, -torch.inf, child)
-    order = torch.sort(still_open, dim=1, descending=True, stable=True).indices
-    kept, dropped = order[:, :K], order[:, K:]
-    result = _found(cfg, search, torch.where(proved, child, -torch.inf), code)
-    overflowed = torch.where(successors.overflow.view(B, K), search.log_prob, -torch.inf)
-    result = result._replace(
-        pruned=_add(cfg, result.pruned, still_open.gather(1, dropped)),
-        overflowed=_add(cfg, result.overflowed, overflowed),
-        steps=result.steps + alive.any(1).int(),
+    log_policy = _log_policy(cfg, world, params, search.depth[slot], rows, successors, query)
+    path = torch.where(filled, search.log_prob.flatten()[entry], -torch.inf)
+    return _Children(
+        goals=successors.goals,
+        log_prob=path[:, None] + _choices(cfg, log_policy, successors),
+        proved=successors.goals.atoms[:, :, 0, 0] == 0,
+        code=torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact),
+        overflow=successors.overflow & filled,
+        end=path + log_policy.amax(1),
+        source=source,
     )
-    if cfg.score == "greedy":  # the path so far, END included, at a price unless it is a proof
-        path = search.log_prob[:, 0] + log_policy.amax(1)
-        result = result._replace(score=torch.where(result.length > 0, path, path + NOT_PROVED))
-    log_prob = still_open.gather(1, kept)
+
+
+def _kept(cfg: EvalConfig, search: Search, children: _Children) -> Search:
+    """The search after all slots that have children: of each, the K most probable children that are still open."""
+    S = cfg.resolve.max_successors
+    still_open = torch.where(children.proved, -torch.inf, children.log_prob)
+    target, dropped = _places(cfg, children.source, still_open)
+    n = cfg.slots * cfg.beam
+    none = torch.full((n + 1,), -1, dtype=torch.int64, device=target.device)
+    child = none.scatter(0, target, torch.arange(len(target), device=target.device))[:n]
+    found = child >= 0
+    child = torch.where(found, child, 0)
+    result = _found(cfg, search, children)
+    path = search.log_prob.flatten()[torch.where(children.source < n, children.source, 0)]
+    result = result._replace(
+        pruned=_add(cfg, result.pruned, _by_entry(cfg, children, torch.where(dropped, still_open, -torch.inf))),
+        overflowed=_add(
+            cfg, result.overflowed, _by_entry(cfg, children, torch.where(children.overflow, path, -torch.inf)[:, None])
+        ),
+        steps=result.steps + 1,
+    )
+    log_prob = torch.where(found, still_open.flatten()[child], -torch.inf).view(cfg.slots, cfg.beam)
     log_prob = torch.where((search.depth + 1 < cfg.max_depth)[:, None], log_prob, -torch.inf)
     if cfg.score == "best-proof":  # no open proof can beat one already found
         log_prob = torch.where(log_prob > result.score[:, None], log_prob, -torch.inf)
+    parent = torch.where(found, children.source[child // S], 0)
+    trace = search.trace.flatten(0, 1)[parent].view_as(search.trace)
+    code = children.code.flatten()[child].view(cfg.slots, cfg.beam)
     return Search(
-        goals=tree.map(lambda x: _rows(x.reshape(B, K * S, *x.shape[2:]), kept), successors.goals),
+        goals=tree.map(lambda x, old: x.flatten(0, 1)[child].view_as(old), children.goals, search.goals),
         log_prob=log_prob,
-        trace=_with_choice(_rows(search.trace, kept // S), search.depth, code.gather(1, kept)),
+        trace=_with_choice(trace, search.depth, code),
         query=search.query,
         candidate=search.candidate,
         depth=search.depth + 1,
         result=result,
     )
+
+
+def _places(cfg: EvalConfig, source: I64[Tensor, "R"], still_open: F32[Tensor, "R S"]) -> tuple[Tensor, Tensor]:
+    """Where each child goes [R * S]: slot * K + its rank in the slot, or B * K; and which are dropped [R, S]."""
+    n = cfg.slots * cfg.beam
+    slot = (source // cfg.beam)[:, None].expand_as(still_open).flatten()
+    slot = torch.where(torch.isfinite(still_open.flatten()), slot, cfg.slots)
+    best_first = torch.sort(still_open.flatten(), descending=True, stable=True).indices
+    by_slot = torch.sort(slot[best_first], stable=True)
+    order = best_first[by_slot.indices]
+    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(by_slot.values, by_slot.values)
+    kept = (rank < cfg.beam) & (by_slot.values < cfg.slots)
+    target = torch.zeros_like(order).scatter(0, order, torch.where(kept, by_slot.values * cfg.beam + rank, n))
+    return target, (target == n).view_as(still_open)
+
+
+def _by_entry(cfg: EvalConfig, children: _Children, value: F32[Tensor, "R n"]) -> F32[Tensor, "B K"]:
+    """The mass of each row's children at the beam entry that they come from; -inf elsewhere."""
+    n = cfg.slots * cfg.beam
+    mass = value.amax(1) if cfg.score == "best-proof" else torch.logsumexp(value, 1)
+    none = torch.full((n + 1,), -torch.inf, dtype=value.dtype, device=value.device)
+    return none.scatter(0, children.source, mass)[:n].view(cfg.slots, cfg.beam)
 
 
 def _log_policy(
@@ -254,18 +325,30 @@ def _choices(cfg: EvalConfig, log_policy: F32[Tensor, "BK S1"], successors: Succ
     return torch.where(mask, choice, -torch.inf)
 
 
-def _found(cfg: EvalConfig, search: Search, proved: F32[Tensor, "B KS"], code: Tensor) -> Result:
-    """The results with this step's proofs, whose log-probabilities are `proved`."""
-    result = search.result
-    best, at = proved.max(1)
-    parent = at // cfg.resolve.max_successors
-    trace = _with_choice(_rows(search.trace, parent[:, None]), search.depth, code.gather(1, at[:, None]))[:, 0]
+def _found(cfg: EvalConfig, search: Search, children: _Children) -> Result:
+    """The results with this step's proofs."""
+    result, n = search.result, cfg.slots * cfg.beam
+    proved = torch.where(children.proved, children.log_prob, -torch.inf)
+    at_row, slot_of = proved.max(1)
+    spread = lambda empty, x: (
+        torch.full((n + 1,), empty, dtype=x.dtype, device=x.device)
+        .scatter(0, children.source, x)[:n]
+        .view(cfg.slots, cfg.beam)
+    )
+    best, entry = spread(-torch.inf, at_row).max(1)
+    code = spread(0, _rows(children.code, slot_of[:, None])[:, 0]).gather(1, entry[:, None])
+    trace = _with_choice(_rows(search.trace, entry[:, None]), search.depth, code)[:, 0]
     better = best > result.best
+    score = _add(cfg, result.score, _by_entry(cfg, children, proved))
+    length = torch.where(better, search.depth + 1, result.length)
+    if cfg.score == "greedy":  # the path so far, END included, at a price unless it is a proof
+        path = spread(-torch.inf, children.end)[:, 0]
+        score = torch.where(length > 0, path, path + NOT_PROVED)
     return result._replace(
-        score=_add(cfg, result.score, proved),
+        score=score,
         best=torch.where(better, best, result.best),
         trace=torch.where(better[:, None], trace, result.trace),
-        length=torch.where(better, search.depth + 1, result.length),
+        length=length,
     )
 
 

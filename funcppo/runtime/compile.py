@@ -58,7 +58,7 @@ class Record:
 
 
 def compiled(fn: Callable[..., Any], backend: str = "inductor", **options: Any) -> Callable[..., Any]:
-    """`fn` as one graph of fixed shapes, for up to 64 settings in one process; a graph break is an error."""
+    """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     chosen: Any = options if backend == "inductor" and options else None
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=chosen)

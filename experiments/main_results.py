@@ -1,0 +1,110 @@
+"""Countries S1-S3 and Family: learned scores beside untrained ones, over seeds.
+
+    python experiments/main_results.py --data ../shared/data --out experiments/results/main_results.json
+
+Each row is a run of `funcppo train` on a data set, at some seed; the untrained policy is what learning rate 0 leaves
+(`--learning-rate-0` trains such a row in full). The file is written after every run, and runs in it are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, stdev
+
+SETS = {
+    "countries_S1": [],
+    "countries_S2": [],
+    "countries_S3": [],
+    "family": [
+        "--ppo.n-envs",
+        "128",
+        "--steps",
+        "80000",
+        "--ppo.learning-rate",
+        "3e-4",
+        "--prover.hard-fraction",
+        "0.5",
+        "--score",
+        "best-proof",
+    ],
+}
+
+
+def main() -> None:
+    """Run what the file does not hold yet, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--out", type=Path, default=Path("experiments/results/main_results.json"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=SETS, action="append")
+    args = parser.parse_args()
+    stored = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
+    done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
+    for name in args.only or SETS:
+        for seed, frozen in [*((s, False) for s in range(args.seeds)), (0, True)]:
+            if (name, seed, frozen) not in done:
+                stored["runs"].append(run(args.data / name, name, seed, frozen))
+                stored |= {"machine": machine()}
+                args.out.write_text(json.dumps(stored, indent=1) + "\n")
+    print(table(stored["runs"]))
+
+
+def run(path: Path, name: str, seed: int, frozen: bool) -> dict:
+    """One run of the program, its results without the tables by relation."""
+    with tempfile.TemporaryDirectory() as out:
+        extra = ["--ppo.learning-rate", "0"] if frozen else []
+        command = [sys.executable, "-m", "funcppo", "train", str(path), "--out", out, "--seed", str(seed)]
+        subprocess.run([*command, *SETS[name], *extra], check=True, stdout=sys.stderr)
+        results = json.loads((Path(out) / "results.json").read_text())
+    for row in results["test"].values():
+        del row["by_group"]
+    results["dataset"] = name
+    return {"set": name, "seed": seed, "learning_rate_0": frozen, "commit": commit(), "results": results}
+
+
+def table(runs: list[dict]) -> str:
+    """Markdown: mean and spread over seeds."""
+    lines = ["| data | score | MRR | Hits@1 | AUC-PR | ceiling | seeds |", "|---|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(row["set"] for row in runs):
+        mine = [row for row in runs if row["set"] == name]
+        learned = [row["results"]["test"] for row in mine if not row["learning_rate_0"]]
+        frozen = [row["results"]["test"] for row in mine if row["learning_rate_0"]]
+        groups = {score: [test[score] for test in learned] for score in (learned[0] if learned else {})}
+        groups |= {
+            "trained at learning rate 0": [t[score] for t in frozen for score in t if "trained" in score[-8:]][-1:]
+        }
+        for score, rows in groups.items():
+            cells = [spread([row[key] for row in rows if key in row]) for key in ("mrr", "hits@1", "auc_pr", "ceiling")]
+            lines.append(f"| {name} | {score} | " + " | ".join(cells) + f" | {len(rows)} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the standard deviation over seeds where there is one."""
+    if not values:
+        return ""
+    wide = f" ± {stdev(values):.4f}" if len(values) > 1 and stdev(values) > 0 else ""
+    return f"{mean(values):.4f}{wide}"
+
+
+def machine() -> dict:
+    """Where the numbers come from."""
+    import torch
+
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+def commit() -> str:
+    """The commit that was run."""
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
