@@ -5,6 +5,7 @@ train_step = n_steps x rollout_step . learning_batch . n_epochs x shuffle . (n_e
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -212,6 +213,33 @@ class Parts:
 EAGER = Parts()
 
 
+def vectorised(parts: Parts) -> Parts:
+    """The parts for K learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis K.
+
+    `train_step(cfg, world, states, vectorised(parts))` equals `torch.vmap` of the whole step, and each of its parts can
+    be compiled. Trajectories are [T, K, B] and minibatches [n, K, M]: `scan` goes along the first axis.
+    """
+
+    def over(fn: Callable[..., Any], n_static: int, **dims: Any) -> Callable[..., Any]:
+        def part(*args: Any) -> Any:
+            out = torch.vmap(partial(fn, *args[:n_static]), **dims)(*args[n_static:])
+            return tree.map(lambda x: x.contiguous(), out)  # one layout, so that no second graph is compiled
+
+        return part
+
+    def shuffle(cfg: Config, key: I64[Tensor, "K 2"], _: Any) -> tuple[I64[Tensor, "K 2"], tuple[Tensor, Tensor]]:
+        key, order = over(parts.shuffle, 1)(cfg, key)
+        return key, tree.map(lambda x: x.transpose(0, 1), order)
+
+    return dataclasses.replace(
+        parts,
+        rollout_step=lambda cfg, world, params, actor, _: over(parts.rollout_step, 2)(cfg, world, params, actor),
+        learning_batch=over(parts.learning_batch, 2, in_dims=(0, 0, 1, 0)),
+        shuffle=shuffle,
+        minibatch_step=over(parts.minibatch_step, 2),
+    )
+
+
 class Collected(NamedTuple):
     """What one update learns from."""
 
@@ -257,11 +285,11 @@ def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER)
 
 def _metrics(shown: RolloutMetrics, loss: LossMetrics, norm: Tensor, stepped: Tensor, scalars: Scalars) -> Metrics:
     weight = stepped.to(norm.dtype)
-    mean = lambda x: (x * weight).sum() / weight.sum().clamp(min=1.0)
+    mean = lambda x: (x * weight).sum(0) / weight.sum(0).clamp(min=1.0)
     return Metrics(
         rollout=shown,
         loss=tree.map(mean, loss),
         grad_norm=mean(norm),
-        minibatches=weight.sum(),
+        minibatches=weight.sum(0),
         learning_rate=scalars.learning_rate,
     )

@@ -20,6 +20,7 @@ from funcppo.train_step import (
     scheduled,
     shuffle,
     train_step,
+    vectorised,
 )
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, double, pendulum_config
 
@@ -191,12 +192,15 @@ def test_learners_under_vmap_equal_their_single_runs(make):
         for s, r in zip(states, rates)
     ]
     together = tree.map(lambda *x: torch.stack(x), *states)
-    step = torch.vmap(partial(train_step, cfg, WORLD))
+    vectors = together
     for _ in range(3):
-        together, metrics = step(together)
+        together, metrics = torch.vmap(partial(train_step, cfg, WORLD))(together)
+        vectors, shown = train_step(cfg, WORLD, vectors, vectorised(EAGER))
         pairs = [train_step(cfg, WORLD, s) for s in states]
         states = [s for s, _ in pairs]
-        assert_trees_equal((together, metrics), tree.map(lambda *x: torch.stack(x), *pairs), rtol=0, atol=1e-10)
+        want = tree.map(lambda *x: torch.stack(x), *pairs)
+        assert_trees_equal((together, metrics), want, rtol=0, atol=1e-10)
+        assert_trees_equal((vectors, shown), want, rtol=0, atol=1e-10)
 
 
 def test_a_saved_state_goes_on_where_it_was():
