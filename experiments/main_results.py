@@ -15,25 +15,27 @@ import platform
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean, stdev
 
-SETS = {
+FAMILY = [
+    "--ppo.n-envs",
+    "128",
+    "--ppo.learning-rate",
+    "3e-4",
+    "--prover.hard-fraction",
+    "0.5",
+    "--score",
+    "best-proof",
+]
+SETS: dict[str, list[str]] = {
     "countries_S1": [],
     "countries_S2": [],
     "countries_S3": [],
-    "family": [
-        "--ppo.n-envs",
-        "128",
-        "--steps",
-        "80000",
-        "--ppo.learning-rate",
-        "3e-4",
-        "--prover.hard-fraction",
-        "0.5",
-        "--score",
-        "best-proof",
-    ],
+    "family": [*FAMILY, "--steps", "120000"],
+    "family, RNNLogic rules": [*FAMILY, "--steps", "60000", "--validations", "5", "--prover.max-height", "1"]
+    + ["--rules", "{data}/family/rules_rnnlogic.tsv"],
 }
 
 
@@ -43,25 +45,38 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--out", type=Path, default=Path("experiments/results/main_results.json"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--only", choices=SETS, action="append")
     args = parser.parse_args()
     stored = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
     done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
-    for name in args.only or SETS:
-        for seed, frozen in [*((s, False) for s in range(args.seeds)), (0, True)]:
-            if (name, seed, frozen) not in done:
-                stored["runs"].append(run(args.data / name, name, seed, frozen))
-                stored |= {"machine": machine()}
-                args.out.write_text(json.dumps(stored, indent=1) + "\n")
+    wanted = [(n, s, f) for n in args.only or SETS for s, f in [*((s, False) for s in range(args.seeds)), (0, True)]]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        left = [job for job in wanted if job not in done]
+        for future in as_completed([pool.submit(run, args.data, *job) for job in left]):
+            stored["runs"].append(future.result())
+            stored |= {"machine": machine()}
+            args.out.write_text(json.dumps(stored, indent=1) + "\n")
     print(table(stored["runs"]))
 
 
-def run(path: Path, name: str, seed: int, frozen: bool) -> dict:
+def run(data: Path, name: str, seed: int, frozen: bool) -> dict:
     """One run of the program, its results without the tables by relation."""
     with tempfile.TemporaryDirectory() as out:
         extra = ["--ppo.learning-rate", "0"] if frozen else []
-        command = [sys.executable, "-m", "funcppo", "train", str(path), "--out", out, "--seed", str(seed)]
-        subprocess.run([*command, *SETS[name], *extra], check=True, stdout=sys.stderr)
+        command = [
+            sys.executable,
+            "-m",
+            "funcppo",
+            "train",
+            str(data / name.split(",")[0]),
+            "--out",
+            out,
+            "--seed",
+            str(seed),
+        ]
+        settings = [part.format(data=data) for part in SETS[name]]
+        subprocess.run([*command, *settings, *extra], check=True, stdout=sys.stderr)
         results = json.loads((Path(out) / "results.json").read_text())
     for row in results["test"].values():
         del row["by_group"]
