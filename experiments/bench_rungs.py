@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -139,7 +140,8 @@ def parity() -> dict[str, Any]:
 def machine(device: str) -> dict[str, Any]:
     """Where the numbers come from."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = os.environ.get("FUNCPPO_COMMIT") or git  # FUNCPPO_COMMIT names it where there is no checkout
     return {"device": name, "torch": torch.__version__, "python": platform.python_version(), "commit": commit}
 
 

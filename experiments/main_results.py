@@ -34,8 +34,7 @@ SETS: dict[str, list[str]] = {
     "countries_S2": [],
     "countries_S3": [],
     "family": [*FAMILY, "--steps", "120000"],
-    "family, RNNLogic rules": [*FAMILY, "--steps", "60000", "--validations", "5", "--prover.max-height", "1"]
-    + ["--rules", "{data}/family/rules_rnnlogic.tsv"],
+    "family, RNNLogic rules": [*FAMILY, "--steps", "60000", "--validations", "5", "--prover.max-height", "1", "--rules", "{data}/family/rules_rnnlogic.tsv"],
 }
 
 
@@ -117,8 +116,11 @@ def machine() -> dict:
 
 
 def commit() -> str:
-    """The commit that was run."""
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    """The commit that was run; FUNCPPO_COMMIT names it where there is no checkout."""
+    return (
+        os.environ.get("FUNCPPO_COMMIT")
+        or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    )
 
 
 if __name__ == "__main__":
