@@ -22,7 +22,7 @@ def best_proof(ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int
     Args:
       beam: partial proofs kept.
     """
-    how = problem.evaluation(ready, cfg, "success", slots=1, beam=beam, window=1)
+    how = problem.evaluation(ready, cfg, "success", slots=1, beam=beam, rows=beam, window=1)
     fixed = problem.fixed_world(ready)
     found = score_candidates(how, fixed, params, atom[None].to(torch.int32))[0]
     if not int(found.length[0]):

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from funcppo import protocol
+from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import EvalConfig, Score, best_rule_scores, score_candidates
+from funcppo.evaluate import best_rule_scores, score_candidates
 from funcppo.logic import baselines, fixpoint, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
@@ -161,7 +162,9 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
 
 
-def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, window: int) -> EvalConfig:
+def evaluation(
+    problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, rows: int, window: int
+) -> EvalConfig:
     """How a policy's scores are computed."""
     return EvalConfig(
         resolve=cfg.env.cfg.resolve,
@@ -170,6 +173,7 @@ def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam:
         max_depth=problem.settings.max_depth,
         slots=slots,
         beam=1 if score == "greedy" else beam,
+        rows=rows,
         window=window,
         refill=True,
     )

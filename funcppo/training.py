@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from funcppo import checkpoint, data, problem, protocol, queries, random, train_step
+from funcppo.beam import Score
 from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
-from funcppo.evaluate import Score, evaluate_step
+from funcppo.evaluate import evaluate_step
 from funcppo.problem import Problem
 from funcppo.protocol import Protocol
-from funcppo.train_step import Metrics, TrainState
+from funcppo.runtime import compile as ladder
+from funcppo.train_step import EAGER, Metrics, Parts, TrainState
 from funcppo.types import F32, I64
 
 CONFIG, CHECKPOINT, METRICS, RESULTS = "config.json", "checkpoint.npz", "metrics.jsonl", "results.json"
@@ -32,7 +34,7 @@ class Saved(NamedTuple):
 
     state: TrainState
     best: Any  # params
-    best_valid: F32[Tensor, ""]  # their MRR on the valid queries
+    best_valid: F32[Tensor, ""]  # their MRR (Countries: AUC-PR) on the valid queries
     best_update: I64[Tensor, ""]  # 0: before the first update
 
 
@@ -75,7 +77,21 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
     return prepare(dataclasses.replace(read_config(folder), device=device), folder, resume=True)
 
 
-def learn(run: Run, folder: Path, parts: train_step.Parts, stop: Callable[[], bool]) -> Iterator[tuple[Run, Metrics]]:
+def strategy(run: Run) -> tuple[Parts, str]:
+    """The parts of the training step as this run wants them, and a line that tells which and why.
+
+    Errors: what a strategy that was asked for by name raises.
+    """
+    wanted = run.run.strategy
+    if wanted == "eager" or (wanted == "auto" and run.run.device == "cpu"):
+        return EAGER, "strategy eager: on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
+    fixed = problem.world(run.problem)
+    parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, fixed, run.saved.state, wanted)
+    failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
+    return parts, f"strategy {record.rung} on {record.device}" + (f" ({failed})" if failed else "")
+
+
+def learn(run: Run, folder: Path, parts: Parts, stop: Callable[[], bool]) -> Iterator[tuple[Run, Metrics]]:
     """The run after each update, its files kept up to date at every validation and when it stops.
 
     Args:
@@ -94,7 +110,7 @@ def learn(run: Run, folder: Path, parts: train_step.Parts, stop: Callable[[], bo
         seconds, stopping, row = time.perf_counter() - start, stop(), {}
         if (update + 1) % every == 0 or update + 1 == n_updates:
             run = validate(run)
-            row = {"valid_mrr_best": float(run.saved.best_valid)}
+            row = {"best_valid": float(run.saved.best_valid), "best_update": int(run.saved.best_update)}
         _append(folder / METRICS, {"update": update + 1, "seconds": seconds} | shown(metrics) | row)
         if row or stopping:
             save(run, folder)
@@ -106,16 +122,23 @@ def learn(run: Run, folder: Path, parts: train_step.Parts, stop: Callable[[], bo
 def validate(run: Run) -> Run:
     """The run with its params kept as the best, if they rank the valid queries better than any before."""
     saved = run.saved
-    mrr = judge(run, saved.state.params, valid_sample(run), Protocol(sides=sides(run.problem)))["mrr"]
-    better = mrr > float(saved.best_valid)
-    if not better:
+    if not len(run.problem.dataset.valid):
+        return dataclasses.replace(run, saved=saved._replace(best=saved.state.params, best_update=saved.state.update))
+    quality = judge(run, saved.state.params, valid_sample(run), Protocol(sides=sides(run.problem)))
+    value = quality[selects(run.problem)]
+    if value <= float(saved.best_valid):
         return run
     best = saved._replace(
         best=saved.state.params,
-        best_valid=torch.full_like(saved.best_valid, mrr),
+        best_valid=torch.full_like(saved.best_valid, value),
         best_update=saved.state.update.clone(),
     )
     return dataclasses.replace(run, saved=best)
+
+
+def selects(ready: Problem) -> str:
+    """The number by which params are chosen on valid."""
+    return "auc_pr" if ready.regions else "mrr"
 
 
 def judge(run: Run, params: Any, split: np.ndarray, how: Protocol, score: Score | None = None) -> dict[str, Any]:
@@ -130,13 +153,19 @@ def untrained(run: Run) -> Any:
     return train_step.init(run.cfg, problem.world(run.problem), random.key(run.run.seed, run.run.device)).params
 
 
-def policy_scorer(run: Run, params: Any, score: Score, step: Any = evaluate_step) -> protocol.Scorer:
+def policy_scorer(
+    run: Run,
+    params: Any,
+    score: Score,
+    step: Any = evaluate_step,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> protocol.Scorer:
     """How the policy scores candidates, with slots and beam that fit the search."""
     width = run.cfg.env.cfg.resolve.max_successors
     beam = 1 if score == "greedy" else 64
-    slots = max(1, min(64, 40_000 // (beam * width)))
-    how = problem.evaluation(run.problem, run.cfg, score, slots=slots, beam=beam, window=512)
-    return problem.policy_scorer(how, run.problem, params, step)
+    rows = max(beam, min(512, 4096 // width))
+    how = problem.evaluation(run.problem, run.cfg, score, slots=max(1, rows // 4), beam=beam, rows=rows, window=2048)
+    return problem.policy_scorer(how, run.problem, params, step, on_progress)
 
 
 def sides(ready: Problem) -> tuple[int, ...]:
@@ -145,14 +174,19 @@ def sides(ready: Problem) -> tuple[int, ...]:
 
 
 def valid_sample(run: Run) -> np.ndarray:
-    """Valid queries, at most `valid_queries` of them, as many of each relation as there are; always the same ones."""
-    valid, n = run.problem.dataset.valid, run.run.valid_queries
-    order = np.random.default_rng(0).permutation(len(valid))
-    place = np.zeros(len(valid), dtype=np.int64)  # how many of its relation come before each
-    for relation in np.unique(valid[:, 0]):
-        mine = order[valid[order, 0] == relation]
+    """The valid queries that training looks at, always the same ones."""
+    valid = run.problem.dataset.valid
+    return valid[stratified(valid, run.run.valid_queries)]
+
+
+def stratified(split: np.ndarray, n: int) -> np.ndarray:
+    """Rows of at most `n` queries, as many of each relation as there are, ascending; always the same ones."""
+    order = np.random.default_rng(0).permutation(len(split))
+    place = np.zeros(len(split), dtype=np.int64)  # how many of its relation come before each
+    for relation in np.unique(split[:, 0]):
+        mine = order[split[order, 0] == relation]
         place[mine] = np.arange(len(mine))
-    return valid[np.sort(np.lexsort((order, place))[:n])]
+    return np.sort(np.lexsort((order, place))[:n])
 
 
 def save(run: Run, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -39,10 +40,10 @@ def notes(console: Console, lines: Iterable[str]) -> None:
 def results_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """A row for each score."""
     columns = [name for name in COLUMNS if any(name in row for row in rows.values())]
-    table = Table(title=title, title_justify="left")
-    table.add_column("score")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("score", no_wrap=True)
     for name in (*columns, "ceiling", "queries"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for label, row in rows.items():
         cells = [f"{row[name]:.4f}" if name in row else "" for name in (*columns, "ceiling")]
         table.add_row(label, *cells, str(row["n_queries"]))

@@ -14,12 +14,14 @@ import torch
 import tyro
 from rich.console import Console
 
-from funcppo import explain, problem, protocol, train_step, training
+from funcppo import explain, problem, protocol, training
 from funcppo.cli import show, write_json
 from funcppo.config import PPOConfig, ProverSettings, RunConfig
 from funcppo.data import show_atom, show_rule
 from funcppo.logic import proof
 from funcppo.protocol import Protocol
+from funcppo.runtime.compile import RUNGS
+from funcppo.train_step import Parts
 from funcppo.training import Run
 
 _DEFAULT = RunConfig(dataset="")
@@ -46,6 +48,9 @@ class Train:
     """Of weights, queries and actions."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train."""
+    strategy: str = "auto"
+    """How a training step runs: eager, forward, two-graphs, one-graph; auto takes eager on a CPU, where compiling takes
+    longer than a usual run, and the highest rung that works on a GPU."""
     score: Literal["auto", "success", "best-proof"] = "auto"
     """How candidates are scored; auto takes the better of the two on the valid split."""
     resume: bool = False
@@ -74,7 +79,9 @@ class Train:
         show.notes(console, run.notes)
         if not len(dataset.test):
             console.print("note: no test split, so nothing will be judged", style="dim")
-        run, finished = self._learn(run, console)
+        parts, how = training.strategy(run)
+        show.notes(console, [how])
+        run, finished = self._learn(run, parts, console)
         if not finished:
             update = int(run.saved.state.update)
             console.print(
@@ -101,6 +108,8 @@ class Train:
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunConfig) if hasattr(self, f.name)}
         config = RunConfig(**given)
+        if config.strategy not in ("auto", *RUNGS):
+            raise ValueError(f"strategy {config.strategy!r}: want auto, {', '.join(RUNGS)}")
         run = training.prepare(config, self.out, resume=False)
         self.out.mkdir(parents=True, exist_ok=True)
         for name in (training.CHECKPOINT, training.METRICS, training.RESULTS):
@@ -108,7 +117,7 @@ class Train:
         training.write_config(config, self.out)
         return run
 
-    def _learn(self, run: Run, console: Console) -> tuple[Run, bool]:
+    def _learn(self, run: Run, parts: Parts, console: Console) -> tuple[Run, bool]:
         """The run after its last update or a Ctrl-C, and whether it was the former."""
         asked: list[int] = []
         before = signal.signal(signal.SIGINT, lambda *_: _interrupt(asked))
@@ -116,9 +125,10 @@ class Train:
         try:
             with show.progress(console) as bar:
                 task = bar.add_task("training", total=n_updates, completed=int(run.saved.state.update), note="")
-                for run, metrics in training.learn(run, self.out, train_step.EAGER, lambda: bool(asked)):
-                    numbers = training.shown(metrics)
-                    note = f"return {numbers['return']:.3f}  best valid MRR {float(run.saved.best_valid):.4f}"
+                for after, metrics in training.learn(run, self.out, parts, lambda: bool(asked)):
+                    run, numbers = after, training.shown(metrics)
+                    best = f"best valid {training.selects(run.problem)} {float(run.saved.best_valid):.4f}"
+                    note = f"return {numbers['return']:.3f}  {best}"
                     bar.update(task, completed=int(run.saved.state.update), note=note)
         finally:
             signal.signal(signal.SIGINT, before)
@@ -151,7 +161,7 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
         "seed": run.run.seed,
         "steps": int(state.update) * run.run.ppo.n_envs * run.run.ppo.n_steps,
         "best_update": int(run.saved.best_update),
-        "best_valid_mrr": float(run.saved.best_valid),
+        "best_valid": float(run.saved.best_valid),
         "test": scores,
         "seconds": seconds,
         "notes": list(run.notes),

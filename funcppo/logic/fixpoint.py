@@ -132,12 +132,12 @@ def answers(model: Model, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "
       atom: predicate and terms; a variable that occurs twice asks for equal arguments.
     """
     n = model.sizes.n_constants
-    fixed = next((j for j, t in enumerate(atom) if t > n), len(atom))  # how many leading terms are constants
+    fixed = next((j for j, t in enumerate(atom) if j and t > n), len(atom))  # how many leading terms are constants
     row = lambda i: model.atoms[i, :fixed].tolist()
     low, high = (side(range(len(model.atoms)), list(atom[:fixed]), key=row) for side in (bisect_left, bisect_right))
     found, height = model.atoms[low:high], model.height[low:high]
     for j in range(fixed, len(atom)):
-        first = atom.index(atom[j])
+        first = atom.index(atom[j], 1)
         if atom[j] <= n or first < j:
             kept = (found[:, j] == (atom[j] if atom[j] <= n else found[:, first])).nonzero().squeeze(1)
             found, height = found[kept], height[kept]
