@@ -34,7 +34,11 @@ SETS: dict[str, list[str]] = {
     "countries_S2": [],
     "countries_S3": [],
     "family": [*FAMILY, "--steps", "120000"],
-    "family, RNNLogic rules": [*FAMILY, "--steps", "60000", "--validations", "5", "--prover.max-height", "1", "--rules", "{data}/family/rules_rnnlogic.tsv"],
+    "family, RNNLogic rules": [
+        *FAMILY,
+        *("--steps", "60000", "--validations", "5", "--prover.max-height", "1"),
+        *("--rules", "{data}/family/rules_rnnlogic.tsv"),
+    ],
 }
 
 
