@@ -50,7 +50,7 @@ class Claim:
 CLAIMS = {
     "cartpole": Claim(
         cfg=Config(
-            ppo=PPOConfig(n_updates=977),
+            ppo=PPOConfig(),
             env=cartpole.environment(cartpole.CartPoleConfig()),
             agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
         ),
