@@ -129,7 +129,7 @@ def _circular(
     n, bits = sizes.n_constants, [sizes.n_constants.bit_length()] * (sizes.width - 1)
     itself = [atom for atom in rule.body if atom[0] == rule.head[0]]
     parts = [
-        _heads(substitute(rule, same), relations, sizes, [_renamed(pair, same) for pair in unequal], device)
+        _heads(substitute(rule, same), relations, sizes, [], device)
         for same in (unifier(rule.head, atom, n) for atom in itself)
         if same is not None
     ]
@@ -149,8 +149,3 @@ def _circular(
     sound = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
     kept = ~joins.locate(suspects, Relation(sound, sound[0].numel()), n)[1]
     return tuple(column[kept] for column in suspects)
-
-
-def _renamed(pair: Unequal, same: dict[int, int]) -> Unequal:
-    left, right = (tuple(same.get(t, t) for t in terms) for terms in pair)
-    return left, right

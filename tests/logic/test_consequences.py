@@ -81,11 +81,13 @@ def test_confidence_worked_by_hand():
 def test_consequences_are_the_heads_of_one_application(program):
     for leave_one_out in (False, True):
         for identity in (False, True):
-            found = consequences(*build(program), leave_one_out=leave_one_out, object_identity=identity)
-            pairs = pairs_of(found)
+            world, sizes = build(program)
+            found = consequences(world, sizes, leave_one_out=leave_one_out, object_identity=identity)
+            pairs, known = pairs_of(found), found.fact >= 0
             assert len(pairs) == len(set(pairs))
             assert set(pairs) == oracles.consequences(program, leave_one_out, identity)
-            assert [a in program.facts for _, a in pairs] == (found.fact >= 0).tolist()
+            assert [a in program.facts for _, a in pairs] == known.tolist()
+            assert torch.equal(world.facts[found.fact[known]], found.atoms[known])
 
 
 @given(programs)

@@ -141,6 +141,28 @@ def test_ids_too_wide_for_one_key_give_the_same_model(program):
     assert heights(model_of(moved)) == {wide(a): h for a, h in heights(model_of(program)).items()}
 
 
+def test_a_wide_atom_is_no_other_that_shares_its_last_argument():
+    top = 2**30  # three such ids take two keys, the second of which holds the last argument
+    x, y, z = top + 1, top + 2, top + 3
+    facts = ((1, top, 1, 5), (1, top, 3, 5), (2, top, 2, 5), (2, top, 3, 5))
+    both = ((3, x, y, z), (1, x, y, z), (2, x, y, z))
+    assert set(heights(model_of(Program(top, (3, 3, 3), facts, (both,))))) == {*facts, (3, top, 3, 5)}
+
+
+def test_a_join_is_taken_in_pieces(monkeypatch):
+    """A product of 40 x 40 x 40 rows with two variables wanted: no table is larger than two pieces."""
+    monkeypatch.setattr(joins, "PIECE", 100)
+    seen = []
+    project = joins.project
+    monkeypatch.setattr(joins, "project", lambda table, *rest: seen.append(table.size) or project(table, *rest))
+    facts = tuple((p, 1, c) for p in (1, 2, 3) for c in range(2, 42))
+    a, b, c, d = 50, 51, 52, 53
+    rule = ((4, b, c), (1, a, b), (2, a, c), (3, a, d), (3, d, d))
+    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule,))).counts == (120,)
+    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule[:3],))).counts == (120, 120 + 40 * 40)
+    assert 0 < max(seen) <= 200
+
+
 @given(programs)
 @settings(max_examples=100, deadline=None)
 def test_a_budget_stops_after_a_whole_step_and_says_so(program):
