@@ -1,0 +1,6 @@
+def whole(r):
+    return ""
+
+
+def rewrite(a, b):
+    pass
