@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 train: .venv/installed
-	$(BIN)/funcppo train countries_s3 --out runs/countries_s3
+	$(BIN)/funcppo train countries_s3 --out runs/countries_s3 --overwrite
 
 test: .venv/installed
 	$(BIN)/python -m pytest

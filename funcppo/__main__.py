@@ -1,3 +1,5 @@
+"""`python -m funcppo`: the same programs as `funcppo`."""
+
 from funcppo.cli import main
 
 main()

@@ -98,3 +98,33 @@ class ProverSettings:
             raise ValueError(f"hard_fraction={self.hard_fraction}: want a share from 0 to 1")
         if self.negatives < 0.0:
             raise ValueError(f"negatives={self.negatives}: want 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """One training run on a data set; what `config.json` in its folder holds."""
+
+    dataset: str  # an embedded name, a folder or a program
+    rules: str | None = None  # a rule file in place of the data set's own
+    steps: int = 120_000  # environment steps; rounded up to whole rollouts
+    seed: int = 0
+    device: str = "cpu"
+    strategy: str = "auto"  # how a training step is run; auto takes the fastest that works here
+    score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
+    validations: int = 12  # looks at the valid split while training; the params of the best one are kept
+    valid_queries: int = 300  # valid queries ranked at each, drawn evenly over relations
+    prover: ProverSettings = ProverSettings()
+    ppo: PPOConfig = PPOConfig(
+        n_envs=64,
+        n_steps=32,
+        n_epochs=2,
+        n_minibatches=4,
+        learning_rate=1e-3,
+        learning_rate_schedule=Schedule(kind="linear"),
+    )
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError naming the field."""
+        for name in ("steps", "validations", "valid_queries"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from funcppo import protocol
+from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import EvalConfig, Score, best_rule_scores, score_candidates
+from funcppo.evaluate import best_rule_scores, score_candidates
 from funcppo.logic import baselines, fixpoint, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
@@ -134,6 +135,11 @@ def world(problem: Problem) -> prover.World:
     return prover.World(kb=problem.kb, train=train, hard=hard)
 
 
+def fixed_world(problem: Problem) -> prover.World:
+    """A world to search in; nothing is drawn from it."""
+    return prover.World(kb=problem.kb, train=problem.kb.facts[:0], hard=problem.kb.facts[:0])
+
+
 def rank(problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol) -> Ranking:
     """The ranking of some queries under a protocol, filtered by all splits."""
     dataset, device = problem.dataset, problem.kb.facts.device
@@ -156,7 +162,9 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
 
 
-def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, window: int) -> EvalConfig:
+def evaluation(
+    problem: Problem, cfg: Config, score: Score, *, slots: int, beam: int, rows: int, window: int
+) -> EvalConfig:
     """How a policy's scores are computed."""
     return EvalConfig(
         resolve=cfg.env.cfg.resolve,
@@ -165,6 +173,7 @@ def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam:
         max_depth=problem.settings.max_depth,
         slots=slots,
         beam=1 if score == "greedy" else beam,
+        rows=rows,
         window=window,
         refill=True,
     )
@@ -173,8 +182,8 @@ def evaluation(problem: Problem, cfg: Config, score: Score, *, slots: int, beam:
 def policy_scorer(
     cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
 ) -> protocol.Scorer:
-    """The score of `cfg` under a policy's params; `best-proof` at height 1 needs no search, only the rules that apply."""
-    fixed = prover.World(kb=problem.kb, train=problem.kb.facts[:1], hard=problem.kb.facts[:0])
+    """The score of `cfg` under a policy; `best-proof` at height 1 needs no search, only the rules that apply."""
+    fixed = fixed_world(problem)
     if cfg.score == "best-proof" and problem.max_height == 1:
         return lambda atoms: _best_rules(cfg, problem, fixed, params, atoms)
     return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score

@@ -46,6 +46,7 @@ class Asked(NamedTuple):
 class Ranking(NamedTuple):
     """Every query of every side, one side after the other."""
 
+    split: I32[Tensor, "Q0 W"]  # what was asked
     counts: ranking.Counts
     side: I64[Tensor, "Q"]
     query: I64[Tensor, "Q"]  # row of the split
@@ -87,6 +88,7 @@ def rank_split(
         answers.append(unscored.scatter(0, side.query[side.is_answer], here[side.is_answer]))
     each = torch.arange(len(split), device=split.device)
     return Ranking(
+        split=split,
         counts=ranking.Counts(*(torch.cat(same) for same in zip(*parts))),
         side=torch.cat([torch.full_like(each, side) for side in protocol.sides]),
         query=each.repeat(len(sides)),

@@ -5,6 +5,7 @@ train_step = n_steps x rollout_step . learning_batch . n_epochs x shuffle . (n_e
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -130,23 +131,35 @@ def shuffle(cfg: Config, key: I64[Tensor, "2"], epoch: Any = None) -> tuple[I64[
     return key, (rows, torch.arange(ppo.n_minibatches, device=key.device) == ppo.n_minibatches - 1)
 
 
+def minibatch_loss(
+    cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
+) -> tuple[F32[Tensor, ""], LossMetrics]:
+    """The loss over some rows of the batch."""
+    return loss_fn(cfg, world, params, tree.map(lambda x: x[rows], batch), scalars)
+
+
 def gradient(
     cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
 ) -> tuple[Any, LossMetrics]:
     """The gradient of the loss over some rows of the batch, and what the loss shows."""
-    minibatch = tree.map(lambda x: x[rows], batch)
-    loss = partial(loss_fn, cfg, world)
-    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, minibatch, scalars)
+    loss = partial(minibatch_loss, cfg, world)
+    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, batch, rows, scalars)
     return grads, metrics
 
 
 def apply_gradient(
-    cfg: Config, learner: Learner, grads: Any, approx_kl: Tensor, ends_epoch: Tensor, scalars: Scalars
+    cfg: Config,
+    learner: Learner,
+    grads: Any,
+    approx_kl: F32[Tensor, ""],
+    ends_epoch: Bool[Tensor, ""],
+    scalars: Scalars,
+    adam: Callable[..., Any] = optim.update,
 ) -> tuple[Learner, F32[Tensor, ""]]:
     """The learner after a clipped Adam step, and the gradient's norm before clipping; unchanged once stopped."""
     ppo = cfg.ppo
     grads, norm = optim.clip_by_global_norm(grads, scalars.max_grad_norm)
-    stepped = optim.update(ppo.adam, grads, learner.opt_state, learner.params, scalars.learning_rate)
+    stepped = adam(ppo.adam, grads, learner.opt_state, learner.params, scalars.learning_rate)
     if ppo.target_kl is None:
         return Learner(stepped[0], stepped[1], learner.active), norm
     beyond = approx_kl > ppo.target_kl
@@ -158,7 +171,14 @@ def apply_gradient(
 
 
 def minibatch_step(
-    cfg: Config, world: Any, batch: Batch, scalars: Scalars, learner: Learner, x: tuple[Tensor, Tensor]
+    cfg: Config,
+    world: Any,
+    batch: Batch,
+    scalars: Scalars,
+    learner: Learner,
+    x: tuple[Tensor, Tensor],
+    gradient: Callable[..., Any] = gradient,
+    apply_gradient: Callable[..., Any] = apply_gradient,
 ) -> tuple[Learner, tuple[LossMetrics, Tensor, Tensor]]:
     """Forward, loss, backward, clip and Adam on one minibatch.
 
@@ -174,51 +194,102 @@ def minibatch_step(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """The functions that `train_step` is made of; a runtime may put compiled ones in their place."""
+    """The functions that `train_step` is made of; a runtime may put compiled ones in their place.
+
+    `minibatch_step` is `gradient` and `apply_gradient` in one, `gradient` the derivative of `minibatch_loss`: those
+    three are here for a runtime that cannot compile the whole.
+    """
 
     scan: Callable[..., Any] = rollout.scan
     rollout_step: Callable[..., Any] = rollout_step
     learning_batch: Callable[..., Any] = learning_batch
     shuffle: Callable[..., Any] = shuffle
     minibatch_step: Callable[..., Any] = minibatch_step
+    gradient: Callable[..., Any] = gradient
+    apply_gradient: Callable[..., Any] = apply_gradient
+    minibatch_loss: Callable[..., Any] = minibatch_loss
 
 
 EAGER = Parts()
 
 
-def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> tuple[TrainState, Metrics]:
-    """One update: act, estimate advantages, learn. Reads and returns; writes nothing."""
+def vectorised(parts: Parts) -> Parts:
+    """The parts for K learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis K.
+
+    `train_step(cfg, world, states, vectorised(parts))` equals `torch.vmap` of the whole step, and each of its parts can
+    be compiled. Trajectories are [T, K, B] and minibatches [n, K, M]: `scan` goes along the first axis.
+    """
+
+    def over(fn: Callable[..., Any], n_static: int, **dims: Any) -> Callable[..., Any]:
+        def part(*args: Any) -> Any:
+            out = torch.vmap(partial(fn, *args[:n_static]), **dims)(*args[n_static:])
+            return tree.map(lambda x: x.contiguous(), out)  # one layout, so that no second graph is compiled
+
+        return part
+
+    def shuffle(cfg: Config, key: I64[Tensor, "K 2"], _: Any) -> tuple[I64[Tensor, "K 2"], tuple[Tensor, Tensor]]:
+        key, order = over(parts.shuffle, 1)(cfg, key)
+        return key, tree.map(lambda x: x.transpose(0, 1), order)
+
+    return dataclasses.replace(
+        parts,
+        rollout_step=lambda cfg, world, params, actor, _: over(parts.rollout_step, 2)(cfg, world, params, actor),
+        learning_batch=over(parts.learning_batch, 2, in_dims=(0, 0, 1, 0)),
+        shuffle=shuffle,
+        minibatch_step=over(parts.minibatch_step, 2),
+    )
+
+
+class Collected(NamedTuple):
+    """What one update learns from."""
+
+    actor: Actor  # after the rollout; its key is spent
+    key: I64[Tensor, "2"]  # the next one
+    learner: Learner
+    batch: Batch
+    scalars: Scalars  # of this update
+    minibatches: tuple[Tensor, Tensor]  # rows, and whether they end an epoch, for every minibatch of every epoch
+    shown: RolloutMetrics
+
+
+def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> Collected:
+    """Act, estimate advantages, and choose the order to learn in."""
+    ppo, device = cfg.ppo, state.key.device
     scalars = scheduled(cfg, state.update, state.scalars)
     actor = Actor(state.env_state, state.episode, state.key)
     act = partial(parts.rollout_step, cfg, world, state.params)
-    actor, trajectory = parts.scan(act, actor, torch.arange(cfg.ppo.n_steps, device=state.key.device))
+    actor, trajectory = parts.scan(act, actor, torch.arange(ppo.n_steps, device=device))
     batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
-    key, epochs = parts.scan(
-        partial(parts.shuffle, cfg), actor.key, torch.arange(cfg.ppo.n_epochs, device=actor.key.device)
-    )
+    key, epochs = parts.scan(partial(parts.shuffle, cfg), actor.key, torch.arange(ppo.n_epochs, device=device))
     minibatches = tree.map(lambda x: x.flatten(0, 1), epochs)
     learner = Learner(state.params, state.opt_state, torch.ones_like(state.update, dtype=torch.bool))
-    learn = partial(parts.minibatch_step, cfg, world, batch, scalars)
-    learner, (loss, norm, stepped) = parts.scan(learn, learner, minibatches)
+    return Collected(actor, key, learner, batch=batch, scalars=scalars, minibatches=minibatches, shown=shown)
+
+
+def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> tuple[TrainState, Metrics]:
+    """One update: collect, then learn. Reads and returns; writes nothing."""
+    got = collect(cfg, world, state, parts)
+    learn = partial(parts.minibatch_step, cfg, world, got.batch, got.scalars)
+    learner, (loss, norm, stepped) = parts.scan(learn, got.learner, got.minibatches)
     after = TrainState(
         params=learner.params,
         opt_state=learner.opt_state,
-        env_state=actor.env_state,
-        episode=actor.episode,
-        key=key,
+        env_state=got.actor.env_state,
+        episode=got.actor.episode,
+        key=got.key,
         update=state.update + 1,
         scalars=state.scalars,
     )
-    return after, _metrics(shown, loss, norm, stepped, scalars)
+    return after, _metrics(got.shown, loss, norm, stepped, got.scalars)
 
 
 def _metrics(shown: RolloutMetrics, loss: LossMetrics, norm: Tensor, stepped: Tensor, scalars: Scalars) -> Metrics:
     weight = stepped.to(norm.dtype)
-    mean = lambda x: (x * weight).sum() / weight.sum().clamp(min=1.0)
+    mean = lambda x: (x * weight).sum(0) / weight.sum(0).clamp(min=1.0)
     return Metrics(
         rollout=shown,
         loss=tree.map(mean, loss),
         grad_norm=mean(norm),
-        minibatches=weight.sum(),
+        minibatches=weight.sum(0),
         learning_rate=scalars.learning_rate,
     )

@@ -28,8 +28,9 @@ def unflatten(like: T, tensors: list[Tensor]) -> T:
 
 
 def paths(tree: Any) -> list[str]:
-    """The name of each leaf, as in `params.torso.weight`, in the order of `leaves`."""
-    return [".".join(str(entry) for entry in path) for path in optree.treespec_paths(optree.tree_structure(tree))]
+    """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
+    accessors = optree.treespec_accessors(optree.tree_structure(tree))
+    return [".".join(str(getattr(entry, "field", entry.entry)) for entry in path) for path in accessors]
 
 
 def zeros_like(tree: T) -> T:

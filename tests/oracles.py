@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 Atom = tuple[int, ...]
 Clause = tuple[Atom, ...]  # head, then body
+N_CONSTANTS = 6  # of every random program, used or not, so that programs can be put together
 
 
 @dataclass(frozen=True)
@@ -35,30 +36,25 @@ class Program:
                 rules[i, j, : len(atom)] = atom
         return dict(facts=facts, rules=rules, n_constants=self.n_constants, n_predicates=len(self.arity))
 
-    def atoms(self) -> list[Atom]:
-        """Every ground atom."""
-        constants = range(1, self.n_constants + 1)
-        return [(p, *args) for p, n in enumerate(self.arity, 1) for args in itertools.product(constants, repeat=n)]
 
-
-def random_program(random: Random, *, arity: tuple[int, ...] | None = None, n_rules: int = 5) -> Program:
+def random_program(random: Random) -> Program:
     """A program with recursion, constants, repeated variables, loose variables and propositions, as chance has it."""
-    n = random.randint(1, 4)
-    arity = arity or tuple(random.choice([0, 1, 2, 2, 2, 3]) for _ in range(random.randint(1, 4)))
+    constants = list(range(1, random.randint(1, N_CONSTANTS) + 1))
+    arity = tuple(random.choice([0, 1, 2, 2, 2, 2, 2, 3]) for _ in range(random.randint(1, 3)))
 
     def atom(terms: list[int]) -> Atom:
         p = random.randrange(len(arity))
         return (p + 1, *(random.choice(terms) for _ in range(arity[p])))
 
-    constants = list(range(1, n + 1))
-    facts = {atom(constants) for _ in range(random.randint(0, 8))}
-    rules = []
-    for _ in range(random.randint(0, n_rules)):
-        variables = list(range(n + 1, n + 1 + random.randint(1, 4)))
-        body = [atom(variables * 3 + constants) for _ in range(random.randint(0 if random.random() < 0.1 else 1, 3))]
-        bound = sorted({t for a in body for t in a[1:] if t > n})
-        rules.append((atom(bound * 3 + [random.choice(constants)]), *body))
-    return Program(n, arity, tuple(sorted(facts)), tuple(rules))
+    def rule() -> Clause:
+        variables = list(range(N_CONSTANTS + 1, N_CONSTANTS + 1 + random.randint(1, 4)))
+        length = random.choice([0, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3])
+        body = [atom(variables * 4 + constants[:1]) for _ in range(length)]
+        bound = sorted({t for a in body for t in a[1:] if t > N_CONSTANTS})
+        return (atom(bound * 3 + [random.choice(constants)]), *body)
+
+    facts = {atom(constants) for _ in range(random.randint(0, 14))}
+    return Program(N_CONSTANTS, arity, tuple(sorted(facts)), tuple(rule() for _ in range(random.randint(0, 7))))
 
 
 programs = st.builds(random_program, st.randoms(use_true_random=False))
@@ -117,3 +113,12 @@ def consequences(program: Program, leave_one_out: bool, object_identity: bool = 
         for s in groundings(rule, set(program.facts), program.n_constants, object_identity)
         if not leave_one_out or put(rule[0], s) not in [put(a, s) for a in rule[1:]]
     }
+
+
+def together(programs: list[Program]) -> tuple[Program, list[int]]:
+    """One program that holds all of them side by side, and what was added to the predicates of each."""
+    shifts = list(itertools.accumulate((len(p.arity) for p in programs), initial=0))[:-1]
+    shifted = lambda atoms, by: tuple((a[0] + by, *a[1:]) for a in atoms)
+    facts = [fact for p, by in zip(programs, shifts) for fact in shifted(p.facts, by)]
+    rules = [shifted(rule, by) for p, by in zip(programs, shifts) for rule in p.rules]
+    return Program(N_CONSTANTS, sum((p.arity for p in programs), ()), tuple(facts), tuple(rules)), shifts

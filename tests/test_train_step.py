@@ -1,16 +1,30 @@
-"""The training step learns, and is the same compiled as eager."""
+"""The training step: what it is made of, what stops it, and that it learns."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from funcppo import random
-from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
-from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
-from funcppo.train_step import init, train_step
+from funcppo import losses, optim, random, rollout, tree
+from funcppo.config import PPOConfig, Schedule
+from funcppo.rollout import Actor
+from funcppo.train_step import (
+    EAGER,
+    Learner,
+    init,
+    learning_batch,
+    minibatch_step,
+    scheduled,
+    shuffle,
+    train_step,
+    vectorised,
+)
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, double, pendulum_config
+
+SMALL = {"n_envs": 4, "n_steps": 8, "n_updates": 10, "n_epochs": 3, "n_minibatches": 2, "learning_rate": 1e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +36,200 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def cartpole_config(**ppo) -> Config:
-    return Config(
-        ppo=PPOConfig(**ppo),
-        env=cartpole.environment(cartpole.CartPoleConfig()),
-        agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
-    )
+def learning_problem(cfg, seed=0):
+    """A learner about to learn from a real trajectory, float64: (batch, scalars, learner, minibatches)."""
+    state = double(init(cfg, WORLD, random.key(seed)))
+    actor = Actor(state.env_state, state.episode, state.key)
+    act = partial(rollout.rollout_step, cfg, WORLD, state.params)
+    actor, trajectory = rollout.scan(act, actor, torch.arange(cfg.ppo.n_steps))
+    scalars = scheduled(cfg, state.update, state.scalars)
+    batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, trajectory, scalars)
+    _, epochs = rollout.scan(partial(shuffle, cfg), actor.key, torch.arange(cfg.ppo.n_epochs))
+    learner = Learner(state.params, state.opt_state, torch.tensor(True))
+    return batch, scalars, learner, tree.map(lambda x: x.flatten(0, 1), epochs)
+
+
+def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
+    """The same minibatches by autograd and torch.optim.Adam, with `break` where `stop` says so."""
+    leaves = [p.clone().requires_grad_() for p in tree.leaves(params)]
+    adam = torch.optim.Adam(leaves, lr=float(scalars.learning_rate), eps=cfg.ppo.adam.eps)
+    for i, index in enumerate(rows):
+        minibatch = tree.map(lambda x, index=index: x[index], batch)
+        loss, metrics = losses.loss_fn(cfg, WORLD, tree.unflatten(params, leaves), minibatch, scalars)
+        kl = float(metrics.approx_kl)
+        if stop(i, kl, "before"):
+            break
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(leaves, float(scalars.max_grad_norm))
+        adam.step()
+        if stop(i, kl, "after"):
+            break
+    return tree.unflatten(params, [p.detach() for p in leaves])
+
+
+def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_adam():
+    """Three updates in float64, 1e-10: one graph, no break, nothing compiled again."""
+    cfg = cartpole_config(**SMALL)
+    batch, scalars, learner, (rows, ends) = learning_problem(cfg)
+    want = torch_learner(cfg, learner.params, batch, scalars, rows[:3])
+    torch._dynamo.utils.counters.clear()
+    step = compiled(minibatch_step)
+    with torch.no_grad():
+        learner, _ = step(cfg, WORLD, batch, scalars, learner, (rows[0], ends[0]))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for i in (1, 2):
+                learner, _ = step(cfg, WORLD, batch, scalars, learner, (rows[i], ends[i]))
+    assert_trees_equal(learner.params, want, rtol=0, atol=1e-10)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_every_row_is_learnt_from_once_an_epoch():
+    cfg = cartpole_config(**SMALL)
+    key, (rows, ends) = shuffle(cfg, random.key(0))
+    assert torch.equal(rows.flatten().sort().values, torch.arange(32)) and ends.tolist() == [False, True]
+    assert not torch.equal(rows, shuffle(cfg, key)[1][0])
+
+
+@pytest.mark.parametrize("target_kl", [1e-9, 0.002, 0.01, 1e9])
+@pytest.mark.parametrize("kl_stop", ["epoch", "minibatch"])
+def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
+    """CleanRL breaks after an epoch whose last estimate is beyond; Stable-Baselines3 before the step itself."""
+    cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
+    batch, scalars, learner, (rows, ends) = learning_problem(cfg)
+
+    def stop(i, kl, when):
+        here = when == "before" if kl_stop == "minibatch" else when == "after" and bool(ends[i])
+        return here and kl > target_kl
+
+    want = torch_learner(cfg, learner.params, batch, scalars, rows, stop)
+    got, _ = rollout.scan(partial(minibatch_step, cfg, WORLD, batch, scalars), learner, (rows, ends))
+    assert_trees_equal(got.params, want, rtol=0, atol=1e-10)
+
+
+def test_the_kl_limits_of_the_test_above_stop_at_different_places():
+    made = []
+    for kl_stop in ("epoch", "minibatch"):
+        for target_kl in (1e-9, 0.002, 1e9):
+            cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
+            batch, scalars, learner, xs = learning_problem(cfg)
+            step = partial(minibatch_step, cfg, WORLD, batch, scalars)
+            made.append(int(rollout.scan(step, learner, xs)[0].opt_state.step))
+    assert made[0] == 2 and made[2] == made[5] == 6 and 1 <= made[3] < 6 and made[3] <= made[4]
+
+
+def test_metrics_leave_out_what_came_after_a_kl_stop():
+    cfg = cartpole_config(**SMALL, target_kl=1e-9)
+    _, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+    assert float(metrics.minibatches) == 2
+    free = replace(cfg, ppo=replace(cfg.ppo, target_kl=None, n_epochs=1))
+    _, want = train_step(free, WORLD, init(free, WORLD, random.key(0)))
+    assert_trees_equal(metrics.loss, want.loss, rtol=1e-6, atol=1e-7)
+
+
+def test_metrics_by_hand():
+    """Episodes of at most 5 steps in 4 x 8: return and length sums count finished episodes only."""
+    cfg = cartpole_config(max_steps=5, **SMALL)
+    _, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+    shown = metrics.rollout
+    assert float(shown.episodes) == float(shown.truncated) == 4  # one ends in each row at step 5, none before step 8
+    assert float(shown.episode_return) == float(shown.episode_length) == 20
+    assert float(metrics.minibatches) == 6
+
+
+def test_explained_variance_is_1_for_a_perfect_critic():
+    cfg = cartpole_config(**SMALL)
+    state = init(cfg, WORLD, random.key(0))
+    one_step = state.scalars._replace(gamma=0 * state.scalars.gamma)
+    actor = Actor(state.env_state, state.episode, state.key)
+    actor, traj = rollout.scan(partial(rollout.rollout_step, cfg, WORLD, state.params), actor, torch.arange(8))
+    reward = random.uniform(random.key(1), (8, 4))
+    perfect = traj._replace(reward=reward, value=reward)
+    _, shown = learning_batch(cfg, WORLD, state.params, actor.env_state, perfect, one_step)
+    assert float(shown.explained_variance) == pytest.approx(1.0)
+    useless = perfect._replace(value=torch.zeros_like(reward))
+    _, shown = learning_batch(cfg, WORLD, state.params, actor.env_state, useless, one_step)
+    assert float(shown.explained_variance) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_without_bootstrapping_a_truncation_counts_as_an_end():
+    """Targets of the last step of a cut episode: its reward alone, or with gamma V of the last state."""
+    for bootstrap in (True, False):
+        cfg = cartpole_config(max_steps=5, **SMALL, bootstrap_truncated=bootstrap)
+        state = init(cfg, WORLD, random.key(0))
+        actor = Actor(state.env_state, state.episode, state.key)
+        actor, traj = rollout.scan(partial(rollout.rollout_step, cfg, WORLD, state.params), actor, torch.arange(8))
+        batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, traj, state.scalars)
+        want = 1 + (0.99 * traj.final_value[4] if bootstrap else torch.zeros(4))
+        torch.testing.assert_close(batch.target.view(8, 4)[4], want)
+        assert traj.final_value[4].any() == bootstrap
+
+
+def test_scheduled_scalars_follow_their_schedules_and_leave_the_state_alone():
+    ppo = {**SMALL, "entropy_coef_schedule": Schedule(kind="cosine"), "clip_eps_schedule": Schedule(warmup=1)}
+    cfg = cartpole_config(**ppo)
+    base = init(cfg, WORLD, random.key(0)).scalars
+    later = scheduled(cfg, torch.tensor(5), base)
+    assert float(later.learning_rate) == pytest.approx(1e-2 * 0.5)
+    assert float(later.entropy_coef) == pytest.approx(0.01 * 0.5)
+    assert float(scheduled(cfg, torch.tensor(0), base).clip_eps) == pytest.approx(0.1)
+    state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0))._replace(update=torch.tensor(5)))
+    assert float(metrics.learning_rate) == pytest.approx(5e-3)
+    assert torch.equal(state.scalars.learning_rate, base.learning_rate) and int(state.update) == 6
+
+
+@pytest.mark.parametrize("make", [cartpole_config, pendulum_config])
+def test_learners_under_vmap_equal_their_single_runs(make):
+    """Three learners of different seeds and learning rates, float64, 1e-10 after three updates."""
+    cfg = make(max_steps=5, **SMALL)
+    states = [double(init(cfg, WORLD, random.key(seed))) for seed in range(3)]
+    rates = (1e-2, 1e-3, 3e-2)
+    states = [
+        s._replace(
+            scalars=s.scalars._replace(learning_rate=s.scalars.learning_rate * 0 + r, gamma=s.scalars.gamma * 0 + 1 - r)
+        )
+        for s, r in zip(states, rates)
+    ]
+    together = tree.map(lambda *x: torch.stack(x), *states)
+    vectors = together
+    for _ in range(3):
+        together, metrics = torch.vmap(partial(train_step, cfg, WORLD))(together)
+        vectors, shown = train_step(cfg, WORLD, vectors, vectorised(EAGER))
+        pairs = [train_step(cfg, WORLD, s) for s in states]
+        states = [s for s, _ in pairs]
+        want = tree.map(lambda *x: torch.stack(x), *pairs)
+        assert_trees_equal((together, metrics), want, rtol=0, atol=1e-10)
+        assert_trees_equal((vectors, shown), want, rtol=0, atol=1e-10)
+
+
+def test_a_saved_state_goes_on_where_it_was():
+    """Two updates in a row equal one, a copy of the whole state, and another."""
+    cfg = cartpole_config(**SMALL)
+    once, _ = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+    straight, _ = train_step(cfg, WORLD, once)
+    resumed, _ = train_step(cfg, WORLD, tree.map(torch.clone, once))
+    assert_trees_equal(resumed, straight, rtol=0, atol=0)
+
+
+def test_the_number_of_minibatches_must_divide_the_batch():
+    with pytest.raises(ValueError, match=r"n_minibatches=3: want a divisor of n_envs \* n_steps = 512"):
+        PPOConfig(n_minibatches=3)
 
 
 def test_cartpole_improves():
     """From about 22 steps an episode to above 60 within 20 updates of 32 environments."""
     cfg = cartpole_config(n_envs=32, n_steps=32, learning_rate=2.5e-3, n_updates=20)
-    state, returns = init(cfg, NoWorld(), random.key(0)), []
+    state, returns = init(cfg, WORLD, random.key(0)), []
     with torch.no_grad():
         for _ in range(20):
-            state, metrics = train_step(cfg, NoWorld(), state)
+            state, metrics = train_step(cfg, WORLD, state, EAGER)
             returns.append(float(metrics.rollout.episode_return / metrics.rollout.episodes))
     assert returns[0] < 30
     assert sum(returns[-3:]) / 3 > 60
+
+
+def test_adam_counts_one_step_a_minibatch():
+    cfg = cartpole_config(**SMALL)
+    state, _ = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+    assert isinstance(state.opt_state, optim.AdamState) and float(state.opt_state.step) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 
 def main() -> NoReturn:
@@ -17,8 +17,8 @@ def main() -> NoReturn:
         fail(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
     from funcppo.cli.doctor import Doctor
     from funcppo.cli.evaluate import Evaluate
-    from funcppo.cli.prove import Prove
     from funcppo.cli.provable import Provable
+    from funcppo.cli.prove import Prove
     from funcppo.cli.train import Train
 
     commands = {"train": Train, "evaluate": Evaluate, "prove": Prove, "provable": Provable, "doctor": Doctor}

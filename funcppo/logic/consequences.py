@@ -22,7 +22,16 @@ from torch import Tensor
 from funcppo.logic import joins, keys
 from funcppo.logic.joins import Columns, Literal, Relation, Unequal
 from funcppo.logic.kb import KnowledgeBase, Sizes
-from funcppo.logic.rules import Atom, Rule, different_variables, head_columns, query_of, relations_of, rules_of
+from funcppo.logic.rules import (
+    Rule,
+    different_variables,
+    head_columns,
+    query_of,
+    relations_of,
+    rules_of,
+    substitute,
+    unifier,
+)
 from funcppo.types import I32, I64
 
 
@@ -58,9 +67,9 @@ def each_consequence(
             circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
             kept = ~joins.locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
             columns = tuple(column[kept] for column in columns)
-        atoms = torch.stack([torch.full_like(columns[0], rule.head[0]), *columns], dim=1)
+        name = torch.full_like(columns[0], rule.head[0])
         yield Consequences(
-            atoms=atoms.to(torch.int32),
+            atoms=torch.stack([column.to(torch.int32) for column in (name, *columns)], dim=1),
             rule=torch.full_like(columns[0], rule.id),
             fact=_fact_ids(rule.head[0], columns, relations, kb, sizes),
         )
@@ -120,8 +129,8 @@ def _circular(
     n, bits = sizes.n_constants, [sizes.n_constants.bit_length()] * (sizes.width - 1)
     itself = [atom for atom in rule.body if atom[0] == rule.head[0]]
     parts = [
-        _heads(_substitute(rule, same), relations, sizes, [_renamed(pair, same) for pair in unequal], device)
-        for same in (_unifier(rule.head, atom, n) for atom in itself)
+        _heads(substitute(rule, same), relations, sizes, [_renamed(pair, same) for pair in unequal], device)
+        for same in (unifier(rule.head, atom, n) for atom in itself)
         if same is not None
     ]
     empty = torch.empty(0, dtype=torch.int64, device=device)
@@ -142,25 +151,6 @@ def _circular(
     return tuple(column[kept] for column in suspects)
 
 
-def _unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
-    """What to put for each variable so that two atoms are equal, None when nothing does."""
-    same: dict[int, int] = {}
-    for a, b in zip(left, right):
-        a, b = same.get(a, a), same.get(b, b)
-        if a == b:
-            continue
-        if max(a, b) <= n_constants:
-            return None
-        gone, kept = max(a, b), min(a, b)
-        same = {v: kept if t == gone else t for v, t in same.items()} | {gone: kept}
-    return same
-
-
 def _renamed(pair: Unequal, same: dict[int, int]) -> Unequal:
     left, right = (tuple(same.get(t, t) for t in terms) for terms in pair)
     return left, right
-
-
-def _substitute(rule: Rule, same: dict[int, int]) -> Rule:
-    head, *body = ((atom[0], *(same.get(t, t) for t in atom[1:])) for atom in (rule.head, *rule.body))
-    return Rule(rule.id, head, tuple(body))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -86,11 +87,11 @@ def least_model(
             old, delta, known = known, new, known | {p: _merged(known.get(p), r, sizes) for p, r in new.items()}
             runs.append(new)
             counts.append(counts[-1] + _n_atoms(new))
-    atoms, height, index = _assemble(runs, sizes, kb.facts.device)
+    atoms, height = _assemble(known, runs, sizes, kb.facts.device)
     return Model(
         atoms=atoms,
         height=height,
-        index=index,
+        index=kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
         counts=tuple(counts),
         complete=not stopped,
         fixpoint=fixpoint,
@@ -130,15 +131,17 @@ def answers(model: Model, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "
     Args:
       atom: predicate and terms; a variable that occurs twice asks for equal arguments.
     """
-    low, high = torch.searchsorted(
-        model.atoms[:, 0].contiguous(),
-        torch.tensor([atom[0], atom[0] + 1], dtype=torch.int32, device=model.atoms.device),
-    ).tolist()
+    n = model.sizes.n_constants
+    fixed = next((j for j, t in enumerate(atom) if j and t > n), len(atom))  # how many leading terms are constants
+    row = lambda i: model.atoms[i, :fixed].tolist()
+    low, high = (side(range(len(model.atoms)), list(atom[:fixed]), key=row) for side in (bisect_left, bisect_right))
     found, height = model.atoms[low:high], model.height[low:high]
-    same = [atom.index(t) if t > model.sizes.n_constants else None for t in atom]
-    masks = [found[:, j] == (t if same[j] is None else found[:, same[j]]) for j, t in enumerate(atom) if j != same[j]]
-    kept = torch.stack(masks).all(0)
-    return found[kept], height[kept]
+    for j in range(fixed, len(atom)):
+        first = atom.index(atom[j], 1)
+        if atom[j] <= n or first < j:
+            kept = (found[:, j] == (atom[j] if atom[j] <= n else found[:, first])).nonzero().squeeze(1)
+            found, height = found[kept], height[kept]
+    return found, height
 
 
 def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: Sizes) -> tuple[frozenset[int], list[Rule]]:
@@ -224,16 +227,17 @@ def _unknown(columns: Columns, known: Relation | None, sizes: Sizes) -> Columns:
 
 
 def _assemble(
-    runs: list[dict[int, Relation]], sizes: Sizes, device: torch.device
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """All atoms in lexicographic order, their heights, and the index over them."""
-    tables, heights = [torch.empty((0, sizes.width), dtype=torch.int64, device=device)], []
-    for height, run in enumerate(runs):
-        for name, relation in run.items():
-            tables.append(torch.stack([torch.full_like(relation.columns[0], name), *relation.columns], dim=1))
-            heights.append(height)
-    atoms = torch.cat(tables)
-    counts = torch.tensor([len(table) for table in tables[1:]], dtype=torch.int64, device=device)
-    height = torch.repeat_interleave(torch.tensor(heights, dtype=torch.int32, device=device), counts)
-    rows, index = kb_.index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
-    return atoms[rows].to(torch.int32), height[rows], index
+    known: dict[int, Relation], runs: list[dict[int, Relation]], sizes: Sizes, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """All atoms in lexicographic order, and their heights."""
+    tables, heights = [torch.empty((0, sizes.width), dtype=torch.int32, device=device)], []
+    for name, relation in sorted(known.items()):
+        columns = (torch.full_like(relation.columns[0], name), *relation.columns)
+        tables.append(torch.stack([column.to(torch.int32) for column in columns], dim=1))
+        height = torch.zeros(relation.size, dtype=torch.int32, device=device)
+        for step, run in enumerate(runs[1:], 1):
+            if name in run:
+                at, _ = joins.locate(run[name].columns, relation, sizes.n_constants)
+                height = height.scatter(0, at, step)
+        heights.append(height)
+    return torch.cat(tables), torch.cat([torch.empty(0, dtype=torch.int32, device=device), *heights])

@@ -18,7 +18,7 @@ from torch import Tensor
 from funcppo.logic import keys
 
 _DENSE = 16  # ids per row up to which a view is indexed by id, without a search
-PIECE = 1 << 22  # rows of an intermediate result held at once, 8 bytes a row and column
+PIECE = 1 << 20  # rows of an intermediate result held at once, 8 bytes a row and column
 
 Columns = tuple[Tensor, ...]
 Unequal = tuple[tuple[int, ...], tuple[int, ...]]  # two tuples of terms that must differ in some place
@@ -302,6 +302,7 @@ def _make_view(literal: Literal, places: list[int], indexed: int, query: Query) 
     if tuple(places) != table.names:
         table = _distinct(Table((), tuple(table.columns[j] for j in places), table.size), query.bits)
     levels, key = keys.pack(table.columns[:indexed], [query.bits] * indexed) if indexed else ((), torch.empty(0))
-    dense = indexed == 1 and query.n_constants <= _DENSE * table.size
-    every = torch.arange(query.n_constants + 2, device=key.device)
-    return View(table.columns, table.size, levels, key, torch.searchsorted(key, every) if dense else None)
+    starts = None
+    if indexed == 1 and query.n_constants <= _DENSE * table.size:
+        starts = torch.searchsorted(key, torch.arange(query.n_constants + 2, device=key.device))
+    return View(table.columns, table.size, levels, key, starts)

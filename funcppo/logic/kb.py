@@ -3,17 +3,14 @@
 Ids: 0 is padding, 1..C are constants, above C are variables; predicates count from 1 in a space of their own.
 An atom is `[predicate, argument...]`, padded with 0 to the width W of the widest predicate.
 
-Facts are distinct and sorted, so a fact's id is its row. Two kinds of ascending int64 keys answer every lookup by
-`torch.searchsorted`, in log(N) whatever the size of a predicate:
-
-    prefix               the whole atom packed into one key, or a short trie of such keys (see `keys`)
-    position_keys[j]     (predicate, argument j) of every fact; position_order[j] holds the facts in that order
+Facts are distinct and sorted, so a fact's id is its row. Two hash tables answer every lookup, at a cost that hardly
+depends on how many facts there are: `atoms` by the whole atom, `pairs` by (argument place, predicate, argument).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +18,11 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.logic import keys
+from funcppo.logic.keys import HashTable
 from funcppo.types import F32, I32, I64, Bool
 
+_HALF = 31  # bits of a fact id
+_NO_LIMIT = 1 << _HALF  # more facts than there can be
 Pattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
 
 
@@ -43,11 +43,11 @@ class KnowledgeBase(NamedTuple):
     """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
 
     facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
-    prefix: tuple[Tensor, ...]  # ascending int64 tensors; the last holds a key a fact
-    position_keys: I64[
-        Tensor, "J N"
-    ]  # a row for each of the W - 1 arguments, ascending: predicate * (C + 1) + argument
-    position_order: I32[Tensor, "J N"]  # the fact ids in that order
+    levels: tuple[Tensor, ...]  # of the atoms' keys, see `keys`; none unless atoms are wide
+    atoms: HashTable  # the key of each fact -> its id
+    pairs: HashTable  # each (argument place, predicate, argument) -> start and number of its facts in `pair_facts`
+    pair_facts: I32[Tensor, "JN"]  # fact ids, ascending within a pair
+    fact_start: I32[Tensor, "P2"]  # facts of predicate p: fact_start[p] to fact_start[p + 1]
     rules: I32[Tensor, "R M W"]  # head first, then the body; empty atoms are 0
     rule_start: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
     rule_order: I64[Tensor, "R"]  # rule ids grouped by head predicate, in file order
@@ -75,19 +75,14 @@ def build(
     """
     facts, rules = np.asarray(facts), np.asarray(rules)
     _validate(facts, rules, n_constants, n_predicates)
-    table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int64)).to(device)
-    rows, prefix = index_atoms(table, n_predicates, n_constants)
-    table = table[rows]
-    position_keys, position_order = torch.sort(table[:, :1].T * (n_constants + 1) + table[:, 1:].T, stable=True)
+    table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
+    table = table[index_atoms(table, n_predicates, n_constants)[0]]
     heads = torch.from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(device)
     rule_order = torch.argsort(heads, stable=True)
     rule_start = torch.searchsorted(heads[rule_order], torch.arange(n_predicates + 2, device=device))
     zeros = torch.zeros(len(rules), device=device)
     kb = KnowledgeBase(
-        facts=table.to(torch.int32),
-        prefix=prefix,
-        position_keys=position_keys.contiguous(),
-        position_order=position_order.to(torch.int32).contiguous(),
+        **_fact_index(table, n_predicates, n_constants),
         rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(device),
         rule_start=rule_start,
         rule_order=rule_order,
@@ -108,16 +103,26 @@ def build(
 
 def fact_id(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
-    return locate(kb.prefix, sizes, atom)
+    key, known = _atom_keys(kb.levels, sizes, atom)
+    row, found = keys.look_up(kb.atoms, key)
+    return torch.where(known & found, row, -1)
 
 
-def locate(prefix: tuple[Tensor, ...], sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def _atom_keys(levels: tuple[Tensor, ...], sizes: Sizes, atom: Tensor) -> tuple[Tensor, Tensor]:
+    """The key of each atom, and whether it has one: a ground atom whose ids are in range."""
+    known, columns = atom[..., 0] > 0, []
+    for column, top in zip(atom.unbind(-1), [sizes.n_predicates] + [sizes.n_constants] * (sizes.width - 1)):
+        known = known & (column <= top)
+        columns.append(torch.where(known, column, 0).to(torch.int64))
+    key, found = keys.walk(levels, columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width))
+    return key, known & found
+
+
+def locate(index: tuple[Tensor, ...], sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in a table that `index_atoms` sorted, -1 where it is not there."""
-    known = (atom[..., 1:] <= sizes.n_constants).all(-1) & (atom[..., 0] > 0) & (atom[..., 0] <= sizes.n_predicates)
-    columns = torch.where(known[..., None], atom, 0).to(torch.int64).unbind(-1)
-    key, found = keys.walk(prefix[:-1], columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width))
-    row, hit = keys.find(prefix[-1], key)
-    return torch.where(known & found & hit, row, -1)
+    key, known = _atom_keys(index[:-1], sizes, atom)
+    row, hit = keys.find(index[-1], key)
+    return torch.where(known & hit, row, -1)
 
 
 def index_atoms(
@@ -135,6 +140,25 @@ def contains(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> Boo
     return fact_id(kb, sizes, atom) >= 0
 
 
+def index_sorted(atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> tuple[Tensor, ...]:
+    """The index that `locate` reads, of distinct atoms in lexicographic order."""
+    levels, key = keys.pack(atoms.unbind(1), _atom_bits(n_predicates, n_constants, atoms.shape[1]))
+    return (*levels, key)
+
+
+def without(kb: KnowledgeBase, sizes: Sizes, fact: I64[Tensor, "W"]) -> tuple[KnowledgeBase, Sizes]:
+    """The knowledge base less one fact, for a query that must not prove itself; as it is when the fact is not there.
+
+    `support` and `body_pairs` stay those of all facts: see `confidence`.
+    """
+    row = int(fact_id(kb, sizes, fact))
+    if row < 0:
+        return kb, sizes
+    facts = torch.cat([kb.facts[:row], kb.facts[row + 1 :]])
+    kb = kb._replace(**_fact_index(facts, sizes.n_predicates, sizes.n_constants))
+    return kb, replace(sizes, n_facts=sizes.n_facts - 1)
+
+
 def facts_for(
     kb: KnowledgeBase, sizes: Sizes, goal: I64[Tensor, "... W"], width: int
 ) -> tuple[I64[Tensor, "... F"], Bool[Tensor, "... F"], I64[Tensor, "..."]]:
@@ -148,28 +172,24 @@ def facts_for(
       fact ids in ascending order, which of them are filled, and how many there are in all; more than F
       is the caller's to flag, never to ignore.
     """
-    base = sizes.n_constants + 1
-    predicate = goal[..., 0]
     if sizes.n_facts == 0:
         empty = torch.zeros((*goal.shape[:-1], width), dtype=torch.int64, device=goal.device)
-        return empty, empty > 0, torch.zeros_like(predicate)
-    first = kb.position_keys[0]
-    start = torch.searchsorted(first, predicate * base)
-    count = torch.searchsorted(first, (predicate + 1) * base) - start
-    choice = torch.zeros_like(predicate)
-    for j, column in enumerate(kb.position_keys):
-        argument = goal[..., j + 1]
-        bound = (argument > 0) & (argument <= sizes.n_constants)
-        key = predicate * base + torch.where(bound, argument, 0)
-        low = torch.searchsorted(column, key)
-        high = torch.searchsorted(column, key, right=True)
-        better = bound & (high - low < count) | (bound & (choice == 0) & (high - low <= count))
-        start, count = torch.where(better, low, start), torch.where(better, high - low, count)
-        choice = torch.where(better, j, choice)
+        return empty, empty > 0, torch.zeros_like(goal[..., 0])
+    predicate = torch.where((goal[..., 0] > 0) & (goal[..., 0] <= sizes.n_predicates), goal[..., 0], 0)
+    argument = goal[..., 1:].movedim(-1, 0)
+    bound = (argument > 0) & (argument <= sizes.n_constants)
+    key = _pair_keys(predicate, torch.where(bound, argument, 0), sizes.n_predicates, sizes.n_constants)
+    span, _ = keys.look_up(kb.pairs, key)
+    count, place = torch.where(bound, span & ((1 << _HALF) - 1), _NO_LIMIT).min(0)
+    first, last = kb.fact_start[predicate].to(torch.int64), kb.fact_start[predicate + 1].to(torch.int64)
+    unbound = count == _NO_LIMIT  # the facts of the first place are in the order of all facts
+    count = torch.where(unbound, last - first, count)
+    start = torch.where(unbound, first, span.gather(0, place[None]).squeeze(0) >> _HALF)
     slot = torch.arange(width, device=goal.device)
     filled = slot < count[..., None]
     row = torch.where(filled, start[..., None] + slot, 0)
-    return kb.position_order[choice[..., None].expand_as(row), row].to(torch.int64), filled, count
+    fact = kb.pair_facts.index_select(0, row.reshape(-1)).reshape(row.shape)
+    return fact.to(torch.int64), filled, count
 
 
 def rules_for(
@@ -220,6 +240,40 @@ def _atom_bits(n_predicates: int, n_constants: int, width: int) -> list[int]:
     return [n_predicates.bit_length()] + [n_constants.bit_length()] * (width - 1)
 
 
+def _pair_keys(predicate: Tensor, arguments: Tensor, n_predicates: int, n_constants: int) -> Tensor:
+    """The key of each argument [J, ...]: ascending by place, then predicate, then argument."""
+    place = torch.arange(len(arguments), device=arguments.device).view(-1, *[1] * predicate.dim())
+    return (place * (n_predicates + 1) + predicate) * (n_constants + 1) + arguments
+
+
+def _fact_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> dict[str, Any]:
+    """The fields of a KnowledgeBase that follow from its facts, which are distinct and in order."""
+    *levels, atom_keys = index_sorted(table, n_predicates, n_constants)
+    edges = torch.arange(n_predicates + 2, device=table.device, dtype=torch.int32)
+    return {
+        "facts": table,
+        "levels": tuple(levels),
+        "atoms": keys.hash_table(torch.stack([atom_keys, torch.arange(len(table), device=table.device)], dim=1)),
+        "fact_start": torch.searchsorted(table[:, 0].contiguous(), edges, out_int32=True),
+        **_pair_index(table, n_predicates, n_constants),
+    }
+
+
+def _pair_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> dict[str, Any]:
+    """The fields that find facts by one argument; large tables are let go as soon as they are used."""
+    predicate, arguments = table[:, 0].to(torch.int64), table[:, 1:].T
+    key, order = torch.sort(_pair_keys(predicate, arguments, n_predicates, n_constants).view(-1), stable=True)
+    order = (order % max(len(table), 1)).to(torch.int32)
+    return {"pairs": keys.hash_table(_spans(key)), "pair_facts": order}
+
+
+def _spans(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
+    """Each distinct value of an ascending tensor, with the start and the length of its run in one number."""
+    first = torch.cat([torch.ones_like(key[:1], dtype=torch.bool), key[1:] != key[:-1]]).nonzero().squeeze(1)
+    count = torch.diff(first, append=first.new_tensor([len(key)]))
+    return torch.stack([key.index_select(0, first), first << _HALF | count], dim=1)
+
+
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
     if facts.ndim != 2 or facts.shape[1] < 2 or rules.ndim != 3 or rules.shape[2] != facts.shape[1]:
         raise ValueError(f"want facts [N, W] and rules [R, M, W] of one width, got {facts.shape} and {rules.shape}")
@@ -249,13 +303,9 @@ def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) 
 
 def _widest(kb: KnowledgeBase, sizes: Sizes, predicate: int, bound: tuple[bool, ...]) -> int:
     """An upper bound of `facts_for`'s count for goals of this pattern: the best of their single-argument lookups."""
-    ends = torch.tensor([predicate, predicate + 1], device=kb.facts.device) * (sizes.n_constants + 1)
-    low, high = torch.searchsorted(kb.position_keys[0], ends).tolist()
+    low, high = kb.fact_start[predicate : predicate + 2].tolist()
     if low == high:
         return 1
-    widths = [
-        int(torch.unique_consecutive(column[low:high], return_counts=True)[1].max())
-        for column, is_bound in zip(kb.position_keys, bound)
-        if is_bound
-    ]
+    columns = kb.facts[low:high, 1:].unbind(1)
+    widths = [int(torch.unique(c, return_counts=True)[1].max()) for c, is_bound in zip(columns, bound) if is_bound]
     return min([high - low, *widths])

@@ -1,4 +1,4 @@
-"""Order-preserving int64 keys of integer rows, and their lookup by `torch.searchsorted`.
+"""Order-preserving int64 keys of integer rows, and two ways to look a key up: by search, and by hash.
 
 A row is packed column by column, `key << bits | column`, as long as 63 bits hold it. Where they do not, the key so far
 is replaced by its rank among the distinct keys so far: a *level*. Two ids of an atom over 5 million constants fit one
@@ -8,22 +8,69 @@ key; a wide atom makes a short trie of levels, whatever its arity.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from funcppo.types import I32, I64, Bool
+
 _WORD = 63  # bits of a non-negative int64
+_MULTIPLIER = 0x2545F4914F6CDD1D  # odd; Steele and Vigna 2021, arXiv:2001.05304
+
+
+class HashTable(NamedTuple):
+    """Distinct keys grouped by bucket, so that a lookup reads memory in two places however many keys there are."""
+
+    start: I32[Tensor, "..."]  # [buckets + 1]: bucket b holds places start[b] to start[b + 1]; a power of two of them
+    places: I64[Tensor, "..."]  # [2 D]: key and value in turn, by bucket
+    slots: I64[Tensor, "..."]  # [fullest]: 0, 1, ... for each key of the fullest bucket
+
+
+def hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
+    """The table of entries (key, value), whose keys are distinct and not negative."""
+    if not len(entries):
+        entries = torch.full((1, 2), -1, device=entries.device)
+    start, order = _by_bucket(entries[:, 0])
+    return HashTable(
+        start=start,
+        places=entries.index_select(0, order).view(-1),
+        slots=torch.arange(int((start[1:] - start[:-1]).max()), device=entries.device),
+    )
+
+
+def _by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
+    n_buckets = 1 << max(keys.numel() - 1, 1).bit_length() - 1
+    bucket, order = torch.sort(_bucket(keys, n_buckets).to(torch.int32))
+    edges = torch.arange(n_buckets + 1, device=keys.device, dtype=torch.int32)
+    return torch.searchsorted(bucket, edges, out_int32=True), order
+
+
+def look_up(table: HashTable, key: I64[Tensor, "..."]) -> tuple[I64[Tensor, "..."], Bool[Tensor, "..."]]:
+    """The value of each key, 0 where there is none, and whether the table holds it."""
+    flat, fullest = key.reshape(-1), table.slots.numel()
+    windows = table.places.unfold(0, 2 * fullest, 2)
+    start = table.start.index_select(0, _bucket(flat, table.start.numel() - 1)).clamp_max(len(windows) - 1)
+    found = windows.index_select(0, start).view(-1, fullest, 2)
+    same = found[..., 0] == flat[:, None]
+    value = torch.where(same, found[..., 1], 0).sum(1)
+    return value.view(key.shape), same.any(1).view(key.shape)
+
+
+def _bucket(key: Tensor, n_buckets: int) -> Tensor:
+    mixed = key * _MULTIPLIER
+    return (mixed ^ (mixed >> 32)) & (n_buckets - 1)
 
 
 def pack(columns: Sequence[Tensor], bits: Sequence[int]) -> tuple[tuple[Tensor, ...], Tensor]:
     """The levels of a table, and the key of every row: rows compare as their keys do.
 
     Args:
-      columns: at least one int64 tensor [N], non-negative.
+      columns: at least one tensor [N] of integers, non-negative.
       bits: how many bits hold any value of each column.
     """
     levels: list[Tensor] = []
-    key, used = columns[0], bits[0]
+    key, used = columns[0].to(torch.int64).contiguous(), bits[0]
     for column, width in zip(columns[1:], bits[1:]):
         if used + width > _WORD:
             level, key = torch.unique(key, return_inverse=True)

@@ -34,20 +34,32 @@ def relations_of(atoms: I32[Tensor, "N W"], predicates: Collection[int] | None =
     """The argument columns of each predicate that has an atom, from a table of distinct sorted atoms."""
     present, counts = torch.unique_consecutive(atoms[:, 0], return_counts=True)
     parts = torch.split(atoms, counts.tolist())
-    return {
-        p: Relation(tuple(column.to(torch.int64) for column in part[:, 1:].unbind(1)), len(part))
-        for p, part in zip(present.tolist(), parts)
-        if predicates is None or p in predicates
-    }
+    wanted = set(present.tolist()) if predicates is None else predicates
+    return {p: relation_of(part) for p, part in zip(present.tolist(), parts) if p in wanted}
 
 
-def query_of(rule: Rule, relations: Sequence[Relation], n_constants: int, unequal: Sequence[Unequal]) -> Query:
-    """The query for the distinct heads of a rule, its body atoms read from one relation each."""
+def relation_of(atoms: I32[Tensor, "N W"]) -> Relation:
+    """The argument columns of distinct sorted atoms of one predicate."""
+    return Relation(tuple(column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)), len(atoms))
+
+
+def query_of(
+    rule: Rule,
+    relations: Sequence[Relation],
+    n_constants: int,
+    unequal: Sequence[Unequal],
+    wanted: tuple[int, ...] | None = None,
+) -> Query:
+    """The query over a rule's body, its atoms read from one relation each.
+
+    Args:
+      wanted: variables of the answer; None for those of the head.
+    """
     literals = tuple(
-        Literal(relation, atom[1:], frozenset(t for t in atom[1:] if t > n_constants))
+        Literal(relation, atom[1:], frozenset(variables(atom, n_constants)))
         for relation, atom in zip(relations, rule.body)
     )
-    return Query(literals, variables(rule.head, n_constants), tuple(unequal), n_constants)
+    return Query(literals, variables(rule.head, n_constants) if wanted is None else wanted, tuple(unequal), n_constants)
 
 
 def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
@@ -66,3 +78,23 @@ def different_variables(rule: Rule, n_constants: int) -> list[Unequal]:
 def variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
     """The distinct variables of an atom in order of occurrence."""
     return tuple(dict.fromkeys(t for t in atom[1:] if t > n_constants))
+
+
+def unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
+    """What to put for each variable so that two atoms are equal, None when nothing does."""
+    same: dict[int, int] = {}
+    for a, b in zip(left, right):
+        a, b = same.get(a, a), same.get(b, b)
+        if a == b:
+            continue
+        gone, kept = max(a, b), min(a, b)
+        if gone <= n_constants:
+            return None
+        same = {v: kept if t == gone else t for v, t in same.items()} | {gone: kept}
+    return same
+
+
+def substitute(rule: Rule, same: dict[int, int]) -> Rule:
+    """The rule with its variables replaced."""
+    head, *body = ((atom[0], *(same.get(t, t) for t in atom[1:])) for atom in (rule.head, *rule.body))
+    return Rule(rule.id, head, tuple(body))

@@ -85,10 +85,10 @@ class Agent:
 
 
 class Dense(NamedTuple):
-    """An affine map."""
+    """An affine map, or a stack of them. Sizes differ from layer to layer, so no axis has a name of its own."""
 
-    weight: F32[Tensor, "In Out"]
-    bias: F32[Tensor, "Out"]
+    weight: Tensor  # [..., In, Out]
+    bias: Tensor  # [Out]; [..., 1, Out] in a stack
 
 
 def init_dense(key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0) -> Dense:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding, gelu
 
 from funcppo import random
 from funcppo.envs.prover import Observation, World
@@ -76,8 +77,8 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
 def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> PolicyValue:
     """Logits over the S successors and END, the smallest finite number where an action is illegal; and the value."""
     state = _state(params, obs)
-    successor = _embed_goals(params, obs.successors) + params.rule[(obs.rule + 1).long()]
-    successor = torch.nn.functional.gelu(dense(params.successor, successor))
+    successor = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
+    successor = gelu(dense(params.successor, successor))
     score = (successor * dense(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
     logits = torch.cat([score + prior(world.kb, obs.rule, obs.known[:, None] & at_root), dense(params.end, state)], 1)
@@ -107,8 +108,8 @@ def _state(params: Params, obs: Observation) -> F32[Tensor, "B H"]:
     arguments = torch.where((obs.query[:, 1:] > 0)[..., None], params.term[obs.query[:, 1:].long()], 1.0)
     product = params.predicate[obs.query[:, 0].long()] * arguments.prod(1)  # what a bilinear link predictor sees
     features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
-    hidden = torch.nn.functional.gelu(dense(params.state, features))
-    return torch.nn.functional.gelu(dense(params.hidden, hidden))
+    hidden = gelu(dense(params.state, features))
+    return gelu(dense(params.hidden, hidden))
 
 
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
@@ -119,5 +120,9 @@ def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
 
 def _embed_atoms(params: Params, atoms: I32[Tensor, "... W"], height: I32[Tensor, "..."]) -> F32[Tensor, "... D"]:
     """gelu(predicate + height + sum over arguments j of role_j * term_j)."""
-    arguments = (params.term[atoms[..., 1:].long()] * params.role).sum(-2)
-    return torch.nn.functional.gelu(params.predicate[atoms[..., 0].long()] + params.height[height.long()] + arguments)
+    n_heights = params.height.shape[0]
+    kind = (params.predicate[:, None] + params.height).flatten(0, 1)  # small tables are combined before the lookups
+    vector = embedding(atoms[..., 0] * n_heights + height, kind)
+    for j, role in enumerate(params.role):
+        vector = vector + embedding(atoms[..., j + 1], params.term * role)
+    return gelu(vector)

@@ -1,0 +1,127 @@
+"""Countries S1-S3 and Family: learned scores beside untrained ones, over seeds.
+
+    python experiments/main_results.py --data ../shared/data --out experiments/results/main_results.json
+
+Each row is a run of `funcppo train` on a data set, at some seed; the untrained policy is what learning rate 0 leaves
+(`--learning-rate-0` trains such a row in full). The file is written after every run, and runs in it are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from statistics import mean, stdev
+
+FAMILY = [
+    "--ppo.n-envs",
+    "128",
+    "--ppo.learning-rate",
+    "3e-4",
+    "--prover.hard-fraction",
+    "0.5",
+    "--score",
+    "best-proof",
+]
+SETS: dict[str, list[str]] = {
+    "countries_S1": [],
+    "countries_S2": [],
+    "countries_S3": [],
+    "family": [*FAMILY, "--steps", "120000"],
+    "family, RNNLogic rules": [*FAMILY, "--steps", "60000", "--validations", "5", "--prover.max-height", "1", "--rules", "{data}/family/rules_rnnlogic.tsv"],
+}
+
+
+def main() -> None:
+    """Run what the file does not hold yet, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--out", type=Path, default=Path("experiments/results/main_results.json"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--only", choices=SETS, action="append")
+    args = parser.parse_args()
+    stored = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
+    done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
+    wanted = [(n, s, f) for n in args.only or SETS for s, f in [*((s, False) for s in range(args.seeds)), (0, True)]]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        left = [job for job in wanted if job not in done]
+        for future in as_completed([pool.submit(run, args.data, *job) for job in left]):
+            stored["runs"].append(future.result())
+            stored |= {"machine": machine()}
+            args.out.write_text(json.dumps(stored, indent=1) + "\n")
+    print(table(stored["runs"]))
+
+
+def run(data: Path, name: str, seed: int, frozen: bool) -> dict:
+    """One run of the program, its results without the tables by relation."""
+    with tempfile.TemporaryDirectory() as out:
+        extra = ["--ppo.learning-rate", "0"] if frozen else []
+        command = [
+            sys.executable,
+            "-m",
+            "funcppo",
+            "train",
+            str(data / name.split(",")[0]),
+            "--out",
+            out,
+            "--seed",
+            str(seed),
+        ]
+        settings = [part.format(data=data) for part in SETS[name]]
+        subprocess.run([*command, *settings, *extra], check=True, stdout=sys.stderr)
+        results = json.loads((Path(out) / "results.json").read_text())
+    for row in results["test"].values():
+        del row["by_group"]
+    results["dataset"] = name
+    return {"set": name, "seed": seed, "learning_rate_0": frozen, "commit": commit(), "results": results}
+
+
+def table(runs: list[dict]) -> str:
+    """Markdown: mean and spread over seeds."""
+    lines = ["| data | score | MRR | Hits@1 | AUC-PR | ceiling | seeds |", "|---|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(row["set"] for row in runs):
+        mine = [row for row in runs if row["set"] == name]
+        learned = [row["results"]["test"] for row in mine if not row["learning_rate_0"]]
+        frozen = [row["results"]["test"] for row in mine if row["learning_rate_0"]]
+        groups = {score: [test[score] for test in learned] for score in (learned[0] if learned else {})}
+        groups |= {
+            "trained at learning rate 0": [t[score] for t in frozen for score in t if "trained" in score[-8:]][-1:]
+        }
+        for score, rows in groups.items():
+            cells = [spread([row[key] for row in rows if key in row]) for key in ("mrr", "hits@1", "auc_pr", "ceiling")]
+            lines.append(f"| {name} | {score} | " + " | ".join(cells) + f" | {len(rows)} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the standard deviation over seeds where there is one."""
+    if not values:
+        return ""
+    wide = f" ± {stdev(values):.4f}" if len(values) > 1 and stdev(values) > 0 else ""
+    return f"{mean(values):.4f}{wide}"
+
+
+def machine() -> dict:
+    """Where the numbers come from."""
+    import torch
+
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+def commit() -> str:
+    """The commit that was run; FUNCPPO_COMMIT names it where there is no checkout."""
+    return (
+        os.environ.get("FUNCPPO_COMMIT")
+        or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    )
+
+
+if __name__ == "__main__":
+    main()

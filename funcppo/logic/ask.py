@@ -1,0 +1,118 @@
+"""A query put to T_P: proved with a proof, refuted with what each rule lacks, or unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from funcppo.logic import fixpoint, joins, proof, replay
+from funcppo.logic import kb as kbase
+from funcppo.logic.derivations import derivation
+from funcppo.logic.fixpoint import Model, Progress, Verdict
+from funcppo.logic.joins import Relation
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.proof import Proof
+from funcppo.logic.rules import Atom, Rule, query_of, relation_of, rules_of, substitute, unifier
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What is known of a ground atom; a value of the host."""
+
+    verdict: Verdict  # on its derivation, in which it never counts as a fact
+    is_fact: bool  # it is stated
+    height: int | None  # of the proof
+    proof: Proof | None  # of the smallest height, from other facts
+    model: Model  # without the atom as a fact, up to where its verdict is certain
+
+
+def ask(
+    kb: KnowledgeBase,
+    sizes: Sizes,
+    atom: Atom,
+    *,
+    max_height: int | None,
+    budget: int,
+    progress: Progress | None = None,
+) -> Outcome:
+    """The verdict on a ground atom, and a checked proof of the smallest height if it has one.
+
+    T_P is taken 0, 1, 3, 7, ... steps and no further than the atom needs; the step after them is taken for the atom
+    alone. So what is derived at once costs little although the fixpoint may be out of reach.
+
+    Args:
+      atom: padded to the width of the knowledge base.
+      max_height: as for `least_model`, as are the others.
+    Errors: AssertionError when the proof does not hold, which no input may cause.
+    """
+    root = torch.tensor(atom, device=kb.facts.device)
+    is_fact = bool(kbase.contains(kb, sizes, root))
+    kb, sizes = kbase.without(kb, sizes, root)
+    rules = [] if max_height == 0 else matching_rules(kb, sizes, atom)
+    last = None if max_height is None else max(0, max_height - 1)
+    steps = 0
+    while True:
+        limit = steps if last is None else min(steps, last)
+        model = fixpoint.least_model(
+            kb, sizes, max_height=limit, budget=budget, predicates={atom[0]}, progress=progress
+        )
+        model = _with_next(model, atom, rules)
+        height = int(fixpoint.contains(model, root))
+        if height > 0 or model.fixpoint or model.stopped or limit == last or not rules:
+            break
+        steps = 2 * steps + 1
+    verdict = Verdict.PROVED if height > 0 else Verdict.UNKNOWN if model.stopped else Verdict.REFUTED
+    return Outcome(
+        verdict=verdict,
+        is_fact=is_fact,
+        height=height if height > 0 else None,
+        proof=_proof(kb, sizes, model, atom, height) if height > 0 else None,
+        model=model,
+    )
+
+
+def _with_next(model: Model, atom: Atom, rules: list[Rule]) -> Model:
+    """The model with the atom in it if one of the rules derives it in one step more."""
+    row = torch.tensor([atom], dtype=model.atoms.dtype, device=model.atoms.device)
+    if int(fixpoint.contains(model, row)) >= 0 or all(unsatisfied(model, rule) for rule in rules):
+        return model
+    order, index = kbase.index_atoms(
+        torch.cat([model.atoms, row]).long(), model.sizes.n_predicates, model.sizes.n_constants
+    )
+    height = torch.cat([model.height, model.height.new_full((1,), len(model.counts))])
+    return replace(model, atoms=torch.cat([model.atoms, row])[order], height=height[order], index=index)
+
+
+def _proof(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom, height: int) -> Proof:
+    """The proof that the model holds of an atom, which is no fact of the knowledge base."""
+    used = torch.isin(kb.facts[:, 0], torch.tensor(sorted(model.predicates), device=kb.facts.device))
+    program = replay.program(kb.facts[used].tolist(), kb.rules.tolist(), sizes.n_constants)
+    found = replay.from_model(program, lambda goal: derivation(kb, sizes, model, goal), atom, leave_one_out=False)
+    errors = proof.check(
+        found,
+        program.known,
+        kb.rules.tolist(),
+        n_constants=sizes.n_constants,
+        max_height=height,
+        leave_one_out=True,
+    )
+    assert not errors, errors
+    return found
+
+
+def matching_rules(kb: KnowledgeBase, sizes: Sizes, atom: Atom) -> list[Rule]:
+    """The rules whose head unifies with an atom, as that makes them."""
+    same = ((rule, unifier(rule.head, atom, sizes.n_constants)) for rule in rules_of(kb) if rule.head[0] == atom[0])
+    return [substitute(rule, found) for rule, found in same if found is not None]
+
+
+def unsatisfied(model: Model, rule: Rule) -> tuple[Atom, ...]:
+    """The shortest beginning of a rule's body that no atoms of the model satisfy; empty when they satisfy the whole."""
+    relations: list[Relation] = []
+    for size, goal in enumerate(rule.body, 1):
+        relations.append(relation_of(fixpoint.answers(model, goal)[0]))
+        query = query_of(Rule(rule.id, rule.head, rule.body[:size]), relations, model.sizes.n_constants, [], ())
+        if not relations[-1].size or not any(table.size for table in joins.solve(query)):
+            return rule.body[:size]
+    return ()

@@ -1,0 +1,65 @@
+"""The last step of a derivation, read back from a model: from these a proof is built along decreasing height."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from funcppo.logic import fixpoint, joins
+from funcppo.logic.fixpoint import Model
+from funcppo.logic.joins import Relation
+from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.rules import Atom, Rule, different_variables, query_of, relation_of, substitute, unifier, variables
+
+
+def derivation(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom) -> tuple[int, tuple[Atom, ...]]:
+    """A rule that derives an atom of the model and its ground body, all of whose atoms have smaller heights.
+
+    The first rule in file order that has such a body; of its bodies, the one whose variables, in order of occurrence,
+    have the smallest constants.
+
+    Errors: ValueError when the atom is a fact (it needs no rule) or is not in the model.
+    """
+    height = int(fixpoint.contains(model, torch.tensor(atom, device=kb.facts.device)))
+    if height < 1:
+        raise ValueError(f"{list(atom)}: want a derived atom of the model, got " + ("a fact", "none")[height])
+    start, stop = kb.rule_start[atom[0]], kb.rule_start[atom[0] + 1]
+    for i in kb.rule_order[start:stop].tolist():
+        head, *body = (tuple(row) for row in kb.rules[i].tolist() if row[0])
+        rule = Rule(i, head, tuple(body))
+        same = unifier(head, atom, sizes.n_constants)
+        found = None if same is None else _ground(rule, same, model, height)
+        if found is not None:
+            return i, found.body
+    raise ValueError(f"{list(atom)}: no rule derives it; the model belongs to other rules")
+
+
+def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule | None:
+    """The rule's smallest ground instance with a body of smaller heights, None if there is none."""
+    n = model.sizes.n_constants
+    pairs = different_variables(rule, n) if model.object_identity else []
+    rule = substitute(rule, same)
+    relations = [_below(model, atom, height) for atom in rule.body]
+    if not all(relation.size for relation in relations):
+        return None
+    names = tuple(dict.fromkeys(v for atom in rule.body for v in variables(atom, n)))
+    for name in (None, *names):  # None: is there an instance at all?
+        unequal = [(_put(left, same), _put(right, same)) for left, right in pairs]
+        tables = list(joins.solve(query_of(rule, relations, n, unequal, () if name is None else (name,))))
+        if not tables:
+            return None
+        if name is not None:
+            same = {**same, name: min(int(table.columns[0].min()) for table in tables)}
+            rule = substitute(rule, same)
+    return rule
+
+
+def _put(terms: Sequence[int], same: dict[int, int]) -> tuple[int, ...]:
+    return tuple(same.get(t, t) for t in terms)
+
+
+def _below(model: Model, atom: Atom, height: int) -> Relation:
+    """The atoms of smaller height that an open atom matches."""
+    found, heights = fixpoint.answers(model, atom)
+    return relation_of(found[heights < height])

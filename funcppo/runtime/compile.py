@@ -1,0 +1,186 @@
+"""How a training step is compiled here: a ladder of rungs, tried from the top, and a record of what each one met.
+
+    one-graph   forward, loss, backward, clip and Adam of a minibatch in one graph
+    two-graphs  the gradient in one graph, clip and Adam in another
+    forward     forward and loss compiled, backward by autograd, fused Adam
+    eager       nothing of the learning compiled
+
+A rung counts only if its step equals the eager one: some compilers are fast and wrong. Acting (rollout, advantages,
+shuffling) is compiled part by part beside the ladder. Nothing is tried on a user's state but pure functions, so a
+trial leaves no trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from funcppo import tree
+
+RUNGS = ("one-graph", "two-graphs", "forward", "eager")
+ACTING = ("rollout_step", "learning_batch", "shuffle")
+PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
+# Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
+DRAWS = {"realize_opcount_threshold": 10}
+
+
+class ParityError(RuntimeError):
+    """A compiled step that runs, and gives other numbers than the eager one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a rung, or a part of acting, is not in use."""
+
+    name: str
+    error: str  # exception class
+    message: str  # its first line
+    torch: str  # version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """How the training step runs on this machine, and why not better."""
+
+    rung: str  # in use
+    failures: tuple[Failure, ...]  # of the rungs above it, from the top, and of parts of acting that run eagerly
+    torch: str
+    device: str
+    backend: str
+    replay: str = "none"  # how the compiled step is replayed: manual graph, graph trees, none
+
+
+def compiled(fn: Callable[..., Any], backend: str = "inductor", **options: Any) -> Callable[..., Any]:
+    """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times."""
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    chosen: Any = options if backend == "inductor" and options else None
+    return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=chosen)
+
+
+def strategy(
+    collect: Callable[..., Any],
+    parts: Any,
+    cfg: Any,
+    world: Any,
+    state: Any,
+    name: str = "auto",
+    backend: str = "inductor",
+) -> tuple[Any, Record]:
+    """The parts of the training step as fast as they run here, and the record of what was tried.
+
+    Args:
+      collect: `train_step.collect`.
+      parts: the eager parts, `train_step.EAGER`.
+      state: a training state; the trials learn from it and drop the result.
+      name: a rung to force, or "auto".
+    Errors: ValueError when there is no such rung; whatever a forced rung raises.
+    """
+    if name not in ("auto", *RUNGS):
+        raise ValueError(f"strategy {name!r}: want auto, {', '.join(RUNGS)}")
+    failures: list[Failure] = []
+    if name != "eager":
+        parts = _with_acting(collect, parts, cfg, world, state, backend, failures if name == "auto" else None)
+    got = collect(cfg, world, state, parts)
+    args = (cfg, world, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
+    rung = name
+    for rung in RUNGS if name == "auto" else (name,):
+        try:
+            step = _rung(rung, parts, backend)
+            _check(step, parts.minibatch_step, args)
+            parts = dataclasses.replace(parts, minibatch_step=step)
+            break
+        except Exception as error:
+            if name != "auto" or rung == "eager":
+                raise
+            failures.append(_failure(rung, error))
+    record = Record(
+        rung=rung, failures=tuple(failures), torch=torch.__version__, device=str(state.key.device), backend=backend
+    )
+    return parts, record
+
+
+def _with_acting(
+    collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any, backend: str, failures: list | None
+) -> Any:
+    """The parts of acting compiled; where one fails it stays eager, or raises where failures are not collected."""
+    for name in ACTING:
+        options = {} if name == "learning_batch" else DRAWS
+        faster = dataclasses.replace(parts, **{name: compiled(getattr(parts, name), backend, **options)})
+        try:
+            collect(cfg, world, state, faster)
+            parts = faster
+        except Exception as error:
+            if failures is None:
+                raise
+            failures.append(_failure(name, error))
+    return parts
+
+
+def _rung(name: str, parts: Any, backend: str) -> Callable[..., Any]:
+    if name == "one-graph":
+        return compiled(parts.minibatch_step, backend)
+    if name == "two-graphs":
+        halves = {half: compiled(getattr(parts, half), backend) for half in ("gradient", "apply_gradient")}
+        return partial(parts.minibatch_step, **halves)
+    if name == "forward":
+        gradient = partial(_autograd, compiled(parts.minibatch_loss, backend))
+        return partial(
+            parts.minibatch_step, gradient=gradient, apply_gradient=partial(parts.apply_gradient, adam=fused_adam)
+        )
+    return parts.minibatch_step
+
+
+def _autograd(loss: Callable[..., Any], cfg: Any, world: Any, params: Any, *args: Any) -> tuple[Any, Any]:
+    """The gradient of `loss` by the autograd engine, and its metrics."""
+    leaves = [x.detach().requires_grad_() for x in tree.leaves(params)]
+    with torch.enable_grad():
+        value, metrics = loss(cfg, world, tree.unflatten(params, leaves), *args)
+    grads = torch.autograd.grad(value, leaves, materialize_grads=True)
+    return tree.unflatten(params, list(grads)), tree.map(torch.Tensor.detach, metrics)
+
+
+def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Tensor) -> tuple[Any, Any]:
+    """As `optim.update`, by PyTorch's fused kernel on copies."""
+    new, mu, nu = ([x.clone() for x in tree.leaves(t)] for t in (params, state.mu, state.nu))
+    steps = [state.step.to(torch.float32, copy=True) for _ in new]
+    adam(
+        new,
+        tree.leaves(grads),
+        mu,
+        nu,
+        [],
+        steps,
+        fused=True,
+        decoupled_weight_decay=cfg.decoupled,
+        amsgrad=False,
+        beta1=cfg.b1,
+        beta2=cfg.b2,
+        lr=learning_rate,
+        weight_decay=cfg.weight_decay,
+        eps=cfg.eps,
+        maximize=False,
+    )
+    after = state._replace(step=state.step + 1, mu=tree.unflatten(params, mu), nu=tree.unflatten(params, nu))
+    return tree.unflatten(params, new), after
+
+
+def _check(step: Callable[..., Any], eager: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Errors: ParityError when a step's learner differs from the eager one's by more than PARITY of its change."""
+    before, got, want = (tree.leaves(x) for x in (args[4], step(*args)[0], eager(*args)[0]))
+    floats = [i for i, x in enumerate(want) if x.dtype.is_floating_point]
+    off = tree.global_norm([(got[i] - want[i]).double() for i in floats])
+    change = tree.global_norm([(want[i] - before[i]).double() for i in floats])
+    if not bool(off <= PARITY * change):
+        raise ParityError(f"differs from eager by {float(off):.3g}, where the step changes {float(change):.3g}")
+
+
+def _failure(name: str, error: Exception) -> Failure:
+    lines = str(error).strip().splitlines() or [""]
+    return Failure(name=name, error=type(error).__name__, message=lines[0], torch=torch.__version__)

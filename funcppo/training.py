@@ -1,0 +1,258 @@
+"""A training run on disk: learn, validate, keep the best, stop and go on bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo import checkpoint, data, problem, protocol, queries, random, train_step
+from funcppo.beam import Score
+from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
+from funcppo.evaluate import evaluate_step
+from funcppo.problem import Problem
+from funcppo.protocol import Protocol
+from funcppo.runtime import compile as ladder
+from funcppo.train_step import EAGER, Metrics, Parts, TrainState
+from funcppo.types import F32, I64
+
+CONFIG, CHECKPOINT, METRICS, RESULTS = "config.json", "checkpoint.npz", "metrics.jsonl", "results.json"
+COSTLY = 3e7  # successors that a validation by `success` may have to look at, by a rough count
+
+
+class Saved(NamedTuple):
+    """A checkpoint: where training stands, and the params that ranked valid best so far."""
+
+    state: TrainState
+    best: Any  # params
+    best_valid: F32[Tensor, ""]  # their MRR (Countries: AUC-PR) on the valid queries
+    best_update: I64[Tensor, ""]  # 0: before the first update
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run ready to go on; a value of the host."""
+
+    run: RunConfig
+    problem: Problem
+    cfg: Config
+    score: Score
+    saved: Saved
+    notes: tuple[str, ...]
+
+
+def prepare(run: RunConfig, folder: Path, *, resume: bool) -> Run:
+    """The run that `run` describes, at its start or where the checkpoint in `folder` left it.
+
+    Errors: ValueError for bad data or settings, or a checkpoint of something else.
+    """
+    ready = problem.build(data.load(run.dataset, run.rules), run.prover, run.device)
+    n_updates = math.ceil(run.steps / (run.ppo.n_envs * run.ppo.n_steps))
+    cfg = problem.config(ready, dataclasses.replace(run.ppo, n_updates=n_updates))
+    state = train_step.init(cfg, problem.world(ready), random.key(run.seed, run.device))
+    zero = torch.zeros((), dtype=torch.int64, device=run.device)
+    saved = Saved(state=state, best=state.params, best_valid=zero.float() - 1.0, best_update=zero)
+    if resume:
+        saved, meta = checkpoint.restore(folder / CHECKPOINT, saved, ready.dataset.fingerprint)
+        return Run(run=run, problem=ready, cfg=cfg, score=meta["score"], saved=saved, notes=ready.notes)
+    draft = Run(run=run, problem=ready, cfg=cfg, score="best-proof", saved=saved, notes=ready.notes)
+    score, notes = _choose_score(draft)
+    return dataclasses.replace(draft, score=score, notes=(*ready.notes, *notes))
+
+
+def open_run(folder: Path, device: str = "cpu") -> Run:
+    """The run in a folder, to be judged or gone on with.
+
+    Errors: ValueError when it is none, or its data set has changed since.
+    """
+    return prepare(dataclasses.replace(read_config(folder), device=device), folder, resume=True)
+
+
+def strategy(run: Run) -> tuple[Parts, str]:
+    """The parts of the training step as this run wants them, and a line that tells which and why.
+
+    Errors: what a strategy that was asked for by name raises.
+    """
+    wanted = run.run.strategy
+    if wanted == "eager" or (wanted == "auto" and run.run.device == "cpu"):
+        return EAGER, "strategy eager: on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
+    fixed = problem.world(run.problem)
+    parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, fixed, run.saved.state, wanted)
+    failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
+    return parts, f"strategy {record.rung} on {record.device}" + (f" ({failed})" if failed else "")
+
+
+def learn(run: Run, folder: Path, parts: Parts, stop: Callable[[], bool]) -> Iterator[tuple[Run, Metrics]]:
+    """The run after each update, its files kept up to date at every validation and when it stops.
+
+    Args:
+      stop: asked after each update whether to save and end here.
+    """
+    ready, cfg = run.problem, run.cfg
+    fixed, n_updates = problem.world(ready), cfg.ppo.n_updates
+    every = max(1, n_updates // run.run.validations)
+    if int(run.saved.state.update) == 0:
+        run = validate(run)
+    _truncate_metrics(folder / METRICS, int(run.saved.state.update))
+    while (update := int(run.saved.state.update)) < n_updates:
+        start = time.perf_counter()
+        state, metrics = train_step.train_step(cfg, fixed, run.saved.state, parts)
+        run = dataclasses.replace(run, saved=run.saved._replace(state=state))
+        seconds, stopping, row = time.perf_counter() - start, stop(), {}
+        if (update + 1) % every == 0 or update + 1 == n_updates:
+            run = validate(run)
+            row = {"best_valid": float(run.saved.best_valid), "best_update": int(run.saved.best_update)}
+        _append(folder / METRICS, {"update": update + 1, "seconds": seconds} | shown(metrics) | row)
+        if row or stopping:
+            save(run, folder)
+        yield run, metrics
+        if stopping:
+            return
+
+
+def validate(run: Run) -> Run:
+    """The run with its params kept as the best, if they rank the valid queries better than any before."""
+    saved = run.saved
+    if not len(run.problem.dataset.valid):
+        return dataclasses.replace(run, saved=saved._replace(best=saved.state.params, best_update=saved.state.update))
+    quality = judge(run, saved.state.params, valid_sample(run), Protocol(sides=sides(run.problem)))
+    value = quality[selects(run.problem)]
+    if value <= float(saved.best_valid):
+        return run
+    best = saved._replace(
+        best=saved.state.params,
+        best_valid=torch.full_like(saved.best_valid, value),
+        best_update=saved.state.update.clone(),
+    )
+    return dataclasses.replace(run, saved=best)
+
+
+def selects(ready: Problem) -> str:
+    """The number by which params are chosen on valid."""
+    return "auc_pr" if ready.regions else "mrr"
+
+
+def judge(run: Run, params: Any, split: np.ndarray, how: Protocol, score: Score | None = None) -> dict[str, Any]:
+    """The ranking quality of a policy on a split."""
+    scorer = policy_scorer(run, params, score or run.score)
+    ranked = problem.rank(run.problem, split, scorer, how)
+    return protocol.summarise(ranked, list(run.problem.dataset.predicates), with_auc=run.problem.regions)
+
+
+def untrained(run: Run) -> Any:
+    """The params that the run started from."""
+    return train_step.init(run.cfg, problem.world(run.problem), random.key(run.run.seed, run.run.device)).params
+
+
+def policy_scorer(
+    run: Run,
+    params: Any,
+    score: Score,
+    step: Any = evaluate_step,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> protocol.Scorer:
+    """How the policy scores candidates, with slots and beam that fit the search."""
+    width = run.cfg.env.cfg.resolve.max_successors
+    beam = 1 if score == "greedy" else 64
+    rows = max(beam, min(512, 4096 // width))
+    how = problem.evaluation(run.problem, run.cfg, score, slots=max(1, rows // 4), beam=beam, rows=rows, window=2048)
+    return problem.policy_scorer(how, run.problem, params, step, on_progress)
+
+
+def sides(ready: Problem) -> tuple[int, ...]:
+    """Both sides; of the Countries protocol the tail alone."""
+    return (queries.TAIL,) if ready.regions else (queries.HEAD, queries.TAIL)
+
+
+def valid_sample(run: Run) -> np.ndarray:
+    """The valid queries that training looks at, always the same ones."""
+    valid = run.problem.dataset.valid
+    return valid[stratified(valid, run.run.valid_queries)]
+
+
+def stratified(split: np.ndarray, n: int) -> np.ndarray:
+    """Rows of at most `n` queries, as many of each relation as there are, ascending; always the same ones."""
+    order = np.random.default_rng(0).permutation(len(split))
+    place = np.zeros(len(split), dtype=np.int64)  # how many of its relation come before each
+    for relation in np.unique(split[:, 0]):
+        mine = order[split[order, 0] == relation]
+        place[mine] = np.arange(len(mine))
+    return np.sort(np.lexsort((order, place))[:n])
+
+
+def save(run: Run, folder: Path) -> None:
+    """Write the checkpoint."""
+    meta = {"fingerprint": run.problem.dataset.fingerprint, "score": run.score}
+    checkpoint.save(folder / CHECKPOINT, run.saved, meta)
+
+
+def write_config(run: RunConfig, folder: Path) -> None:
+    """Write `config.json`."""
+    text = json.dumps(dataclasses.asdict(run), indent=2) + "\n"
+    checkpoint.write_atomically(folder / CONFIG, lambda file: file.write(text.encode()))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """What `write_config` wrote.
+
+    Errors: ValueError when the folder holds no run, or a field is not known.
+    """
+    path = folder / CONFIG
+    try:
+        raw = json.loads(path.read_text())
+        ppo, prover = raw.pop("ppo"), raw.pop("prover")
+        schedules = {k: Schedule(**v) for k, v in ppo.items() if k.endswith("_schedule")}
+        ppo = PPOConfig(**(ppo | schedules | {"adam": AdamConfig(**ppo["adam"])}))
+        return RunConfig(**raw, ppo=ppo, prover=ProverSettings(**prover))
+    except FileNotFoundError:
+        raise ValueError(f"{folder}: want a folder that `funcppo train` wrote, found no {CONFIG} in it") from None
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: want the settings of a run: {error}") from None
+
+
+def shown(metrics: Metrics) -> dict[str, float]:
+    """The metrics of one update as numbers."""
+    rollout, n = metrics.rollout, max(float(metrics.rollout.episodes), 1.0)
+    means = {"return": float(rollout.episode_return) / n, "length": float(rollout.episode_length) / n}
+    losses = {name: float(value) for name, value in zip(metrics.loss._fields, metrics.loss)}
+    rest = {"grad_norm": float(metrics.grad_norm), "learning_rate": float(metrics.learning_rate)}
+    return {"episodes": float(rollout.episodes)} | means | losses | rest
+
+
+def _choose_score(draft: Run) -> tuple[Score, list[str]]:
+    """The score that ranks valid better before any training, where looking at both is affordable."""
+    if draft.run.score != "auto":
+        return draft.run.score, []
+    sample, how = valid_sample(draft), Protocol(sides=sides(draft.problem))
+    if not len(sample):
+        return "best-proof", ["score best-proof: there are no valid queries to choose by"]
+    width = draft.cfg.env.cfg.resolve.max_successors
+    n = len(problem.rank(draft.problem, sample, lambda atoms: torch.zeros(len(atoms)), how).atom)
+    cost = n * min(64, width) * width * 3 * draft.problem.max_height
+    if cost > COSTLY:
+        return "best-proof", [f"score best-proof: success would look at about {cost:.0e} successors a validation"]
+    names: tuple[Score, ...] = ("best-proof", "success")
+    mrr = {name: judge(draft, draft.saved.best, sample, how, name)["mrr"] for name in names}
+    chosen = max(names, key=lambda name: mrr[name])
+    return chosen, [f"score {chosen} chosen: MRR on valid " + ", ".join(f"{v:.4f} by {k}" for k, v in mrr.items())]
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with open(path, "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _truncate_metrics(path: Path, update: int) -> None:
+    """Drop the rows after the checkpoint that a resumed run starts from."""
+    if path.exists():
+        rows = [line for line in path.read_text().splitlines() if line and json.loads(line)["update"] <= update]
+        checkpoint.write_atomically(path, lambda file: file.write("".join(r + "\n" for r in rows).encode()))

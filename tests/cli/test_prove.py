@@ -1,0 +1,369 @@
+"""`prove`: a proof worked by hand; the answers of Prolog; exit statuses, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from funcppo import training
+from funcppo.cli import main
+from funcppo.config import ProverSettings, RunConfig
+from funcppo.data import load
+from funcppo.logic import proof as proof_
+from tests import prolog
+from tests.cli.runner import json_of, prove
+
+WORLD = """
+path(X, Y) :- path(X, Z), edge(Z, Y).
+path(X, Y) :- edge(X, Y).
+edge(a, b). edge(b, c). edge(c, a). edge(c, 'D').
+path(a, 'D'). path('D', 'D').
+wet :- rain. rain. dry :- sun.
+far(X, Y) :- path(Y, X), edge(X, Z), edge(Z, X).
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    path = tmp_path / "world.pl"
+    path.write_text(WORLD)
+    return str(path)
+
+
+# -- worked by hand
+
+
+def test_france_is_in_europe_because_its_part_of_europe_is(capsys):
+    assert prove("countries_s3", "locatedIn(france, europe)") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "proved: locatedIn(france, europe): at height 1",
+        "",
+        "locatedIn(france, europe)      by rule 0: locatedIn(X, Y) :- locatedIn(X, Z), locatedIn(Z, Y)",
+        "├─ locatedIn(france, western_europe)      fact",
+        "└─ locatedIn(western_europe, europe)      fact",
+    ]
+
+
+def test_a_refutation_tells_what_each_rule_lacks(world, capsys):
+    assert prove(world, "far(a, b)") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "refuted: far(a, b): no proof exists (fixpoint after 3 steps, 17 atoms)",
+        "rule 4: far(X, Y) :- path(Y, X), edge(X, Z), edge(Z, X)",
+        "    nothing derived satisfies path(b, a), edge(a, Z), edge(Z, a)",
+    ]
+    assert prove(world, "dry") == 1
+    assert "nothing derived satisfies sun" in capsys.readouterr().out
+    assert prove(world, "edge(a, a)") == 1
+    assert "no rule's head matches it" in capsys.readouterr().out
+
+
+def test_a_known_fact_is_told_from_what_also_follows_from_others(world, capsys):
+    assert prove(world, "path(a, 'D')") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("proved: path(a, 'D'): stated as a fact; also derived from other facts, at height 3\n")
+    assert "├─ path(a, c)      by rule 0" in out
+    assert prove(world, "path('D', 'D')") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("proved: path('D', 'D'): stated as a fact; from other facts, no proof exists (fixpoint")
+    assert len(out.splitlines()) == 1
+
+
+def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
+    assert prove(world, "path(b, To)") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "4 answers to path(b, To)",
+        "  path(b, c)      height 1",
+        "  path(b, a)      height 2",
+        "  path(b, 'D')      height 2",
+        "  path(b, b)      height 3",
+    ]
+
+
+def test_a_dozen_answers_are_cut_unless_all_are_asked_for(tmp_path, capsys):
+    path = tmp_path / "many.pl"
+    path.write_text("".join(f"p({i}).\n" for i in range(12)))
+    assert prove(str(path), "p(X)") == 0
+    assert "  ... and 2 more (--all lists them)\n" in capsys.readouterr().out
+    assert len(json_of(capsys, prove, str(path), "p(X)")[1]["answers"]) == 10
+    assert prove(str(path), "p(X)", "--all") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 13
+
+
+def test_an_entity_spelt_like_a_variable_is_pointed_out(world, capsys):
+    assert prove(world, "edge(c, D)") == 0
+    seen = capsys.readouterr()
+    assert seen.err == "note: D is a variable here; the entity is 'D', in single quotes\n"
+    assert seen.out.startswith("2 answers")
+
+
+# -- the answers of Prolog
+
+TRICKY = {
+    "left recursion": """
+        e(1, 2). e(2, 3). e(3, 4).
+        p(X, Y) :- p(X, Z), e(Z, Y).
+        p(X, Y) :- e(X, Y).""",
+    "recursion on both sides in a cycle": """
+        e(1, 2). e(2, 1). e(2, 3).
+        p(X, Y) :- p(X, Z), p(Z, Y).
+        p(X, Y) :- e(X, Y).""",
+    "mutual recursion": """
+        z(0). s(0, 1). s(1, 2). s(2, 3). s(3, 0). s(3, 4).
+        even(X) :- z(X).
+        even(Y) :- s(X, Y), odd(X).
+        odd(Y) :- s(X, Y), even(X).""",
+    "a rule that needs itself": """
+        q(a). r(b).
+        p(X) :- p(X), q(X).
+        q(X) :- p(X).
+        r(X) :- q(X), r(X).""",
+    "constants in heads": """
+        e(a, b). e(b, c).
+        p(a, X) :- e(X, _).
+        p(X, c) :- e(_, X).
+        r(c, c) :- p(a, a).
+        r(b, a) :- r(c, c), r(C, C).""",
+    "repeated variables in heads": """
+        e(a, b). e(b, b).
+        p(X, X) :- e(X, _).
+        t(X, Y, X) :- e(X, Y).
+        q(X) :- t(X, X, X).""",
+    "repeated variables in bodies": """
+        e(a, a). e(a, b). e(b, a). e(b, c).
+        l(X) :- e(X, X).
+        m(X, Y) :- e(X, Y), e(Y, X).
+        n(X) :- m(X, Y), l(Y).""",
+    "propositions": """
+        rain. who(ann).
+        wet :- rain.
+        cold :- wet, wind.
+        wind :- cold.
+        go(X) :- wet, who(X).
+        stay :- dry.""",
+    "three arguments": """
+        b(1, 2, 3). b(2, 3, 1). b(3, 1, 2). b(1, 1, 2).
+        r(X, Y, Z) :- b(Y, Z, X).
+        r(X, Y, Z) :- r(Z, X, Y), b(X, _, _).
+        c(X, Z) :- r(X, Y, _), r(Y, _, Z).""",
+    "variables that join nothing": """
+        a(1). a(2). b(x).
+        c(X, Y) :- a(X), b(Y).
+        d(X) :- a(X), c(_, _).
+        f(9) :- a(7).
+        g(X) :- b(X), f(_).""",
+    "the same generation": """
+        up(a, e). up(a, f). up(f, m). up(g, n). flat(g, f). flat(m, n). flat(e, f). down(n, f). down(f, b).
+        sg(X, Y) :- flat(X, Y).
+        sg(X, Y) :- up(X, U), sg(U, V), down(V, Y).""",
+    "facts of a derived predicate": """
+        p(a, b). e(b, c). e(c, c).
+        p(X, Z) :- p(X, Y), e(Y, Z).
+        p(X, X) :- e(X, _).
+        top(X) :- p(_, X).""",
+    "quoted names": """
+        'has Part'('New York', 'it''s'). 'has Part'('it''s', x).
+        'P'(X) :- 'has Part'('New York', Y), 'has Part'(Y, X).
+        'P'('X') :- 'P'(x).""",
+}
+
+
+@pytest.mark.skipif(not prolog.AVAILABLE, reason="no swipl on this machine")
+@pytest.mark.parametrize("name", TRICKY)
+def test_all_answers_are_those_of_prolog(name, tmp_path, capsys):
+    path = tmp_path / "program.pl"
+    path.write_text(TRICKY[name])
+    dataset = load(path)
+    names = list(zip(dataset.predicates, dataset.arities))
+    for predicate, arity in names:
+        query = f"'{predicate}'" + (f"({', '.join('ABC'[:arity])})" if arity else "")
+        if not any(row[0] == predicate_id(dataset, predicate) for row in [*dataset.facts, *dataset.rules[:, 0]]):
+            continue  # no clause: bad input
+        status, found = json_of(capsys, prove, str(path), query, "--all")
+        expected = swi_answers(path, names, query, arity)
+        assert sorted(tuple(answer["args"]) for answer in found["answers"]) == sorted(expected)
+        assert (status, found["n_answers"], found["complete"]) == (0 if expected else 1, len(expected), True)
+        for answer in found["answers"]:
+            assert answer["bindings"] == dict(zip("ABC", answer["args"]))
+
+
+def predicate_id(dataset, predicate):
+    return dataset.predicates.index(predicate) + 1
+
+
+def swi_answers(path, names, query, arity):
+    tables = "".join(f":- table '{p}'/{n}.\n" for p, n in names)
+    variables = f"[{', '.join('ABC'[:arity])}]"
+    goal = f"forall({query}, (atomic_list_concat({variables}, '\\t', L), writeln(L)))"
+    empty = "".join(f"'{p}'" + (f"({', '.join('ABC'[:n])})" if n else "") + " :- fail.\n" for p, n in names)
+    text = f":- style_check(-discontiguous).\n:- style_check(-singleton).\n{tables}{empty}"
+    other = path.with_name("tabled.pl")
+    other.write_text(text + path.read_text())
+    done = subprocess.run(
+        ["swipl", "-q", "-g", goal, "-t", "halt", str(other)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return [tuple(line.split("\t")) if arity else () for line in done.stdout.splitlines()]
+
+
+# -- exit statuses, and what is printed for machines
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "status"),
+    [
+        ("path(a, a)", [], 0),
+        ("path('D', a)", [], 1),
+        ("path(a, a)", ["--height", "2"], 1),
+        ("path(a, a)", ["--height", "3"], 0),
+        ("path(b, a)", ["--budget", "6"], 3),
+        ("path(b, c)", ["--budget", "6"], 0),
+        ("path(X, X)", [], 0),
+        ("far(X, Y)", [], 1),
+        ("far(X, Y)", ["--budget", "7"], 3),
+        ("path(X, Y)", ["--budget", "7"], 0),
+        ("path(X, Y)", ["--budget", "7", "--all"], 3),
+        ("edge(a, b)", ["--budget", "1"], 0),
+    ],
+)
+def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
+    assert prove(world, query, *options) == status
+    assert capsys.readouterr().out.split()[0] in ("proved:", "refuted:", "unknown:", "at", *"0123456789")
+    again, result = json_of(capsys, prove, world, query, *options)
+    assert (again, result["verdict"]) == (status, {0: "proved", 1: "refuted", 3: "unknown"}[status])
+    assert result["complete"] == (result["stopped"] == "")
+
+
+def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
+    _, result = json_of(capsys, prove, world, "path(a, a)")
+    dataset = load(world)
+    found = proof_.from_json(json.dumps(result["proof"]))
+    facts = {tuple(fact) for fact in dataset.facts.tolist()}
+    limits = dict(n_constants=dataset.n_constants, max_height=result["height"], leave_one_out=True)
+    assert proof_.check(found, facts, dataset.rules.tolist(), **limits) == []
+    assert proof_.check(found, facts - {tuple(dataset.facts[0].tolist())}, dataset.rules.tolist(), **limits) != []
+    assert result["proof"]["nodes"][0]["goal_text"] == result["query"] == "path(a, a)"
+
+
+def test_a_file_for_the_json_leaves_the_text_where_it_is(world, tmp_path, capsys):
+    assert prove(world, "path(a, a)", "--json", str(tmp_path / "out.json")) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("proved: path(a, a)")
+    assert '"verdict": "proved"' in (tmp_path / "out.json").read_text()
+
+
+def test_the_formats_are_text_json_and_dot(world, capsys):
+    assert prove(world, "path(a, a)", "--format", "dot") == 0
+    assert capsys.readouterr().out.startswith("digraph proof {\n")
+    assert prove(world, "path(a, a)", "--format", "json") == 0
+    assert capsys.readouterr().out.startswith("{\n")
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("path(a, nobody)", "unknown entity 'nobody'"),
+        ("road(a, b)", "unknown relation 'road'"),
+        ("path(a)", "want 2 arguments for 'path'"),
+        ("path(a, b", "got the end of the line"),
+        ("", "want a predicate"),
+        ("path(f(a), b)", "compound term"),
+        ("\\+ path(a, b)", "want one atom"),
+        ("path(a, b), path(b, c)", "want one atom"),
+        ("sun", "want a predicate of some fact or of a rule's head"),
+        ("path(" * 100_000, "compound term"),
+    ],
+)
+def test_a_bad_query_is_one_line(world, query, expected):
+    with pytest.raises(ValueError, match="query") as error:
+        prove(world, query)
+    assert expected in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("p(X, Y) :- q(X).\nq(a).", ":1: "),
+        ("p(a).\np(a, b).", ":2: "),
+        ("p(f(a)).", "compound term"),
+        ("p(X) :- \\+ q(X).\nq(a).", "negation"),
+        ("p(a)", "the end of the file"),
+    ],
+)
+def test_a_bad_program_is_one_line(tmp_path, text, expected):
+    path = tmp_path / "bad.pl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"bad\.pl") as error:
+        prove(str(path), "p(a)")
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--height", "-1"], "--height -1"),
+        (["--budget", "0"], "--budget 0"),
+        (["--rules", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_a_bad_option_is_one_line(world, options, expected):
+    with pytest.raises(ValueError, match=expected):
+        prove(world, "path(a, b)", *options)
+
+
+def test_a_graph_of_many_answers_is_refused(world):
+    with pytest.raises(ValueError, match="want no variables for --format dot"):
+        prove(world, "path(a, X)", "--format", "dot")
+
+
+def test_a_missing_target_is_one_line():
+    with pytest.raises(ValueError, match="unknown data set 'nowhere'"):
+        prove("nowhere", "p(a)")
+
+
+def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
+    config = RunConfig(dataset="countries_s1", score="best-proof", prover=ProverSettings(embed_dim=4, hidden_dim=4))
+    training.write_config(config, tmp_path)
+    training.save(training.prepare(config, tmp_path, resume=False), tmp_path)
+    status, result = json_of(capsys, prove, str(tmp_path), "locatedIn(france, europe)")
+    assert (status, result["proof_by"]) == (0, "policy")
+    assert 0 < result["proof"]["nodes"][0]["probability"] < 1
+    assert json_of(capsys, prove, "countries_s1", "locatedIn(france, europe)")[1]["proof_by"] == "T_P"
+    assert prove(str(tmp_path), "locatedIn(france, asia)") == 1
+    with pytest.raises(ValueError, match="is a trained run"):
+        prove(str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["prove", "countries_s1", "locatedIn(france, europe)"], 0),
+        (["prove", "countries_s1", "locatedIn(france, asia)"], 1),
+        (["prove", "countries_s1", "locatedIn(france, atlantis)"], 2),
+        (["prove", "countries_s1"], 2),
+        (["provable", "countries_s1", "--json", "-"], 0),
+        (["provable", "nowhere"], 2),
+    ],
+)
+def test_the_program_exits_with_that_status_and_without_a_traceback(arguments, status, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["funcppo", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == status
+    seen = capsys.readouterr()
+    assert "Traceback" not in seen.err + seen.out
+    assert (seen.out == "") == (status == 2)
+
+
+def test_bad_input_is_one_line_of_the_process():
+    arguments = [sys.executable, "-m", "funcppo", "prove", "countries_s3", "locatedIn(france"]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("funcppo: query 'locatedIn(france': want ") and done.stderr.count("\n") == 1
+
+
+def test_the_help_comes_without_torch():
+    code = "import sys, funcppo.cli.prove, funcppo.cli.provable; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,126 @@
+"""The programs `train` and `evaluate`, run in this process as a user would run them."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from funcppo import checkpoint, cli, training
+from funcppo.data import load
+from funcppo.train_step import EAGER
+
+SMALL = ["--ppo.n-envs", "8", "--ppo.n-steps", "4", "--ppo.n-minibatches", "2", "--prover.embed-dim", "4"]
+SMALL += ["--prover.hidden-dim", "8", "--validations", "2", "--valid-queries", "6", "--score", "best-proof"]
+
+
+def funcppo(monkeypatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["funcppo", *map(str, args)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert (
+            funcppo(monkeypatch, "train", "countries_s1", "--out", out, "--steps", "128", "--strategy", "eager", *SMALL)
+            == 0
+        )
+    return out
+
+
+def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
+    rows = [json.loads(line) for line in (trained / training.METRICS).read_text().splitlines()]
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert training.read_config(trained).steps == 128
+    results = json.loads((trained / training.RESULTS).read_text())
+    assert set(results["test"]) == {
+        "exists@1", "max-confidence", "noisy-or", "best-proof, untrained", "best-proof, trained"
+    }  # fmt: skip
+    assert all(0.0 < row["mrr"] <= 1.0 and "auc_pr" in row for row in results["test"].values())
+
+
+def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
+    """The first half of the same run, stopped by an interrupt after update 2, then resumed."""
+    whole, _ = checkpoint.read(trained / training.CHECKPOINT)
+    config = training.read_config(trained)
+    training.write_config(config, tmp_path)
+    run = training.prepare(config, tmp_path, resume=False)
+    stops = iter([False, True])
+    for _ in training.learn(run, tmp_path, EAGER, lambda: next(stops)):
+        pass
+    again = training.prepare(config, tmp_path, resume=True)
+    assert int(again.saved.state.update) == 2
+    for _ in training.learn(again, tmp_path, EAGER, lambda: False):
+        pass
+    resumed, _ = checkpoint.read(tmp_path / training.CHECKPOINT)
+    assert set(resumed) == set(whole)
+    for name in whole:
+        assert np.array_equal(resumed[name], whole[name]), name
+    updates = [json.loads(line)["update"] for line in (tmp_path / training.METRICS).read_text().splitlines()]
+    assert updates == [1, 2, 3, 4]
+
+
+def test_evaluate_reports_the_documented_keys(trained, monkeypatch, capsys, tmp_path):
+    details = tmp_path / "ranks.jsonl"
+    assert funcppo(monkeypatch, "evaluate", trained, "--json", "-", "--details", details) == 0
+    result = json.loads(capsys.readouterr().out)
+    keys = ("mrr", "hits@1", "hits@3", "hits@10", "ties", "ceiling", "n_queries", "n_candidates", "seconds", "score")
+    assert all(key in result for key in keys)
+    lines = [json.loads(line) for line in details.read_text().splitlines()]
+    expected = [np.mean([1 / (x["better"] + 1 + i) for i in range(x["equal"] + 1)]) for x in lines]
+    assert result["mrr"] == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("score", ["exists@1", "max-confidence", "noisy-or", "greedy", "success"])
+def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
+    args = ("evaluate", trained, "--score", score, "--negatives", "3", "--split", "valid", "--json", "-")
+    assert funcppo(monkeypatch, *args) == 0
+    assert json.loads(capsys.readouterr().out)["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("train", "no_such_set", "--out", "{tmp}/x"), "no_such_set"),
+        (("train", "countries_s1", "--out", "{run}"), "holds a run already"),
+        (("train", "countries_s2", "--out", "{run}", "--resume"), "holds a run on countries_s1"),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--steps", "0"), "steps=0: want 1 or more"),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--prover.hard-fraction", "2"), "want a share from 0 to 1"),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--ppo.n-minibatches", "7"), "n_minibatches=7: want a divisor"),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--strategy", "magic"), "strategy 'magic': want auto"),
+        (("evaluate", "{run}", "--negatives", "-3"), "want all, or a number"),
+        (("evaluate", "{run}", "--score", "loud"), "want success, best-proof, greedy, exists@H"),
+        (("evaluate", "countries_s1", "--score", "success"), "no trained run"),
+        (("evaluate", "{tmp}"), "train.txt"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(trained, monkeypatch, capsys, tmp_path, args, line):
+    before = (trained / training.CHECKPOINT).read_bytes()
+    filled = [a.format(tmp=tmp_path, run=trained) for a in args]
+    assert (
+        funcppo(monkeypatch, *filled, *(SMALL if args[0] == "train" and "--ppo.n-minibatches" not in args else ())) == 2
+    )
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert line in " ".join(re.sub("[│╭╰─]", " ", error).split())
+    assert ("Value error" in error) != (sum(row.startswith("funcppo: ") for row in error.splitlines()) == 1)
+    assert (trained / training.CHECKPOINT).read_bytes() == before
+
+
+def test_a_checkpoint_of_another_data_set_or_shape_is_refused(trained, tmp_path):
+    run = training.open_run(trained)
+    path = trained / training.CHECKPOINT
+    with pytest.raises(ValueError, match="made for another data set"):
+        checkpoint.restore(path, run.saved, load("countries_s2").fingerprint)
+    term = run.saved.best.term[:, :2]
+    wrong = run.saved._replace(best=run.saved.best._replace(term=term))
+    with pytest.raises(ValueError, match=r"best\.term: want .* got "):
+        checkpoint.restore(path, wrong, run.problem.dataset.fingerprint)
+    (tmp_path / "c.npz").write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="none or a damaged one"):
+        checkpoint.read(tmp_path / "c.npz")

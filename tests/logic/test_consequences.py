@@ -1,0 +1,159 @@
+"""One application of each rule: equal to counting over Python sets, and to the counts in the rule files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from funcppo.data import load
+from funcppo.logic import kb
+from funcppo.logic.consequences import consequences, each_consequence, with_confidence
+from tests import oracles
+from tests.oracles import Program, programs
+
+DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
+LIKES = 1
+X, Y, Z = 4, 5, 6
+FRIENDS = Program(  # likes(X, Y) :- likes(Y, X).   likes(X, Y) :- likes(X, Z), likes(Z, Y).
+    3,
+    (2,),
+    ((LIKES, 1, 1), (LIKES, 1, 2), (LIKES, 2, 1), (LIKES, 2, 3)),
+    (((LIKES, X, Y), (LIKES, Y, X)), ((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y))),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(program):
+    return kb.build(**program.arrays())
+
+
+def pairs_of(found):
+    return list(zip(found.rule.tolist(), [tuple(t for t in row if t) for row in found.atoms.tolist()]))
+
+
+def test_consequences_worked_by_hand():
+    found = consequences(*build(FRIENDS))
+    assert {a[1:] for i, a in pairs_of(found) if i == 0} == {(1, 1), (2, 1), (1, 2), (3, 2)}
+    assert {a[1:] for i, a in pairs_of(found) if i == 1} == {(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)}
+    facts = build(FRIENDS)[0].facts
+    known = found.fact >= 0
+    assert torch.equal(facts[found.fact[known]], found.atoms[known])
+    assert {a[1:] for (_, a), is_known in zip(pairs_of(found), known.tolist()) if not is_known} == {
+        (3, 2), (2, 2), (1, 3)
+    }  # fmt: skip
+
+
+def test_a_fact_left_out_does_not_derive_itself():
+    """likes(1,1) follows by the first rule from itself alone; by the second from likes(1,2), likes(2,1).
+
+    likes(1,2) follows by the second rule only through likes(1,1), likes(1,2), which holds it.
+    """
+    found = consequences(*build(FRIENDS), leave_one_out=True)
+    assert {a[1:] for i, a in pairs_of(found) if i == 0} == {(2, 1), (1, 2), (3, 2)}
+    assert {a[1:] for i, a in pairs_of(found) if i == 1} == {(1, 1), (2, 2), (1, 3)}
+
+
+def test_confidence_worked_by_hand():
+    world = with_confidence(*build(FRIENDS))
+    assert world.support.tolist() == [3.0, 3.0]
+    assert world.body_pairs.tolist() == [4.0, 5.0]
+    assert kb.confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
+    assert kb.confidence(world, torch.tensor([True])).tolist() == pytest.approx([2 / 3, 2 / 4])
+
+
+@given(programs)
+@settings(max_examples=300, deadline=None)
+def test_consequences_are_the_heads_of_one_application(program):
+    for leave_one_out in (False, True):
+        for identity in (False, True):
+            found = consequences(*build(program), leave_one_out=leave_one_out, object_identity=identity)
+            pairs = pairs_of(found)
+            assert len(pairs) == len(set(pairs))
+            assert set(pairs) == oracles.consequences(program, leave_one_out, identity)
+            assert [a in program.facts for _, a in pairs] == (found.fact >= 0).tolist()
+
+
+@given(programs)
+@settings(max_examples=100, deadline=None)
+def test_confidence_counts_each_derived_atom_once_a_rule(program):
+    pairs = oracles.consequences(program, leave_one_out=False)
+    world = with_confidence(*build(program))
+    for i in range(len(program.rules)):
+        heads = [a for j, a in pairs if j == i]
+        assert world.body_pairs[i] == len(heads)
+        assert world.support[i] == sum(a in program.facts for a in heads)
+
+
+@given(programs)
+@settings(max_examples=60, deadline=None)
+def test_rules_come_one_by_one_in_the_order_asked_for(program):
+    world, sizes = build(program)
+    ids = list(reversed(range(len(program.rules))))
+    parts = list(each_consequence(world, sizes, rules=ids))
+    assert [set(part.rule.tolist()) <= {i} for i, part in zip(ids, parts, strict=True)] == [True] * len(ids)
+    whole = consequences(world, sizes, rules=ids)
+    assert torch.equal(whole.atoms, torch.cat([world.facts[:0], *(part.atoms for part in parts)]))
+
+
+@given(programs)
+@settings(max_examples=100, deadline=None)
+def test_a_fact_kept_by_leave_one_out_is_derived_without_it(program):
+    """The pair of a fact and a rule survives exactly when the rule still derives the fact from all the others."""
+    world, sizes = build(program)
+    kept = set(pairs_of(consequences(world, sizes, leave_one_out=True)))
+    for fact in program.facts:
+        others = build(replace(program, facts=tuple(f for f in program.facts if f != fact)))
+        assert {p for p in pairs_of(consequences(*others)) if p[1] == fact} == {p for p in kept if p[1] == fact}
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "rules", "every"),
+    [
+        ("wn18rr", "rules_kns_amie_full.tsv", 1),
+        ("wn18rr", "rules_rnnlogic.tsv", 60),
+        ("family", "rules_rnnlogic.tsv", 4),
+        ("fb15k-237", "rules_kns.tsv", 4),
+        ("fb15k-237", "rules_rnnlogic_top.tsv.gz", 20),
+    ],
+)
+def test_support_and_body_pairs_are_those_of_the_rule_file(name, rules, every):
+    """The columns train_support and train_body_pairs, counted elsewhere: exactly."""
+    path = DATA / name / rules
+    data = load(DATA / name, path)
+    lines = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode().splitlines()
+    columns = np.array([line.split("\t")[1:3] for line in lines if not line.startswith("#")], dtype=float)[::every]
+    world, sizes = _world(replace(data, rules=data.rules[::every]))
+    world = with_confidence(world, sizes)
+    assert np.array_equal(world.support, columns[:, 0]) and np.array_equal(world.body_pairs, columns[:, 1])
+
+
+@needs_data
+def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step():
+    data = load(DATA / "fb15k-237", DATA / "fb15k-237" / "rules.txt")
+    world, sizes = _world(data)
+    _, asked = kb.index_atoms(torch.from_numpy(data.test).to(torch.int64), sizes.n_predicates, sizes.n_constants)
+    derived = torch.zeros(len(asked[-1]), dtype=torch.bool)
+    for part in each_consequence(world, sizes):
+        row = kb.locate(asked, sizes, part.atoms)
+        derived = derived.scatter(0, row[row >= 0], True)
+    assert int(derived.sum()) == 9299
+
+
+def _world(data):
+    return kb.build(data.facts, data.rules, n_constants=data.n_constants, n_predicates=data.n_predicates)

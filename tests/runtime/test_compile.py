@@ -1,0 +1,143 @@
+"""The ladder takes the highest rung that works and is right, and says why it passed over those above it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from funcppo import optim, random, tree
+from funcppo.config import AdamConfig
+from funcppo.runtime.compile import RUNGS, ParityError, fused_adam, strategy
+from funcppo.train_step import EAGER, collect, init, train_step
+from tests.learning import WORLD, assert_trees_equal, cartpole_config
+
+CFG = cartpole_config(max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2)
+BREAKABLE = {"one-graph": "minibatch_step", "two-graphs": "gradient", "forward": "minibatch_loss"}
+
+
+@cache
+def state():
+    return init(CFG, WORLD, random.key(0))
+
+
+def ladder(parts=EAGER, name="auto", backend="aot_eager"):
+    return strategy(collect, parts, CFG, WORLD, state(), name, backend)
+
+
+def broken(name: str, why: str = "broken on purpose") -> Any:
+    """A part that works eagerly and breaks the graph when it is compiled."""
+
+    def part(*args, **kwargs):
+        torch._dynamo.graph_break(msg=why)
+        return getattr(EAGER, name)(*args, **kwargs)
+
+    return part
+
+
+def wrong(*args, **kwargs):
+    """A minibatch step that is fast and wrong: compiled, it forgets half of what it learnt."""
+    after, shown = EAGER.minibatch_step(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        params = tree.map(lambda new, old: 0.5 * (new + old), after.params, args[4].params)
+        after = after._replace(params=params, opt_state=args[4].opt_state)
+    return after, shown
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_learns_what_eager_learns(rung):
+    """One update of 4 minibatches, 1e-5 of parameters that move by up to 1e-3."""
+    parts, record = ladder(name=rung)
+    want, _ = train_step(CFG, WORLD, state())
+    got, _ = train_step(CFG, WORLD, state(), parts)
+    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+    assert record.rung == rung and record.failures == () and record.torch == torch.__version__
+
+
+def test_the_whole_step_in_one_graph_is_what_inductor_takes():
+    parts, record = ladder(backend="inductor")
+    assert (record.rung, record.failures, record.backend, record.device) == ("one-graph", (), "inductor", "cpu")
+    got, want = train_step(CFG, WORLD, state(), parts), train_step(CFG, WORLD, state())
+    assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_broken", [1, 2, 3])
+def test_each_rung_that_fails_is_passed_over_and_recorded(n_broken):
+    failing = RUNGS[:n_broken]
+    parts, record = ladder(replace(EAGER, **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing}))
+    assert record.rung == RUNGS[n_broken]
+    assert tuple(f.name for f in record.failures) == failing
+    for failure in record.failures:
+        assert failure.error == "Unsupported" and failure.torch == torch.__version__
+        assert failure.message and "\n" not in failure.message
+    got, want = train_step(CFG, WORLD, state(), parts)[0], train_step(CFG, WORLD, state())[0]
+    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+
+
+def test_a_rung_that_is_fast_and_wrong_is_passed_over():
+    _, record = ladder(replace(EAGER, minibatch_step=wrong))
+    assert record.rung == "two-graphs"
+    assert [(f.name, f.error) for f in record.failures] == [("one-graph", "ParityError")]
+    assert "differs from eager" in record.failures[0].message
+
+
+def test_a_forced_rung_that_fails_raises():
+    for rung, part in BREAKABLE.items():
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            ladder(replace(EAGER, **{part: broken(part)}), name=rung)
+    with pytest.raises(ParityError):
+        ladder(replace(EAGER, minibatch_step=wrong), name="one-graph")
+
+
+def test_a_part_of_acting_that_cannot_be_compiled_stays_eager_and_is_recorded():
+    parts, record = ladder(replace(EAGER, shuffle=broken("shuffle")))
+    assert record.rung == "one-graph" and [(f.name, f.error) for f in record.failures] == [("shuffle", "Unsupported")]
+    train_step(CFG, WORLD, state(), parts)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        ladder(replace(EAGER, shuffle=broken("shuffle")), name="two-graphs")
+
+
+def test_eager_compiles_nothing():
+    parts, record = ladder(name="eager")
+    assert parts == EAGER and record.rung == "eager"
+
+
+def test_what_fails_eagerly_too_is_no_matter_of_the_ladder():
+    def fails(*_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ladder(replace(EAGER, minibatch_step=fails, gradient=fails, minibatch_loss=fails))
+
+
+def test_an_unknown_rung_is_one_line_that_names_the_rungs():
+    with pytest.raises(ValueError, match=r"^strategy 'fast': want auto, one-graph, two-graphs, forward, eager$"):
+        ladder(name="fast")
+
+
+def test_trying_the_rungs_leaves_the_state_as_it_was():
+    before = [x.clone() for x in tree.leaves(state())]
+    versions = [x._version for x in tree.leaves(state())]
+    ladder()
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(state()), before))
+    assert [x._version for x in tree.leaves(state())] == versions
+
+
+@pytest.mark.parametrize(
+    "cfg", [AdamConfig(), AdamConfig(weight_decay=0.1), AdamConfig(weight_decay=0.1, decoupled=False)]
+)
+def test_fused_adam_equals_ours_and_writes_to_no_argument(cfg):
+    """Ten steps in float32, 1e-6."""
+    params = state().params
+    results = []
+    for update in (fused_adam, optim.update):
+        p, s = params, optim.init(params)
+        for i in range(10):
+            grads = tree.map(lambda x, i=i: torch.sin(100 * x + i), params)
+            p, s = update(cfg, grads, s, p, torch.tensor(1e-3))
+        results.append((p, s))
+    assert_trees_equal(*results, rtol=1e-5, atol=1e-6)
+    assert all(x._version == y._version for x, y in zip(tree.leaves(params), tree.leaves(state().params)))

@@ -1,0 +1,169 @@
+"""Laws that every public transition obeys: it writes to no argument, keeps the structure of what it threads,
+and is one graph that equals the eager function and is traced once.
+
+A case names a function, its arguments made from a seed, and which output threads which argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from funcppo import losses, optim, random, rollout, tree
+from funcppo.advantages import gae
+from funcppo.config import AdamConfig
+from funcppo.nets.base import PolicyValue
+from funcppo.rollout import Actor
+from funcppo.runtime.compile import DRAWS
+from funcppo.train_step import Learner, init, learning_batch, minibatch_step, scheduled, shuffle, train_step
+from funcppo.types import check
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, pendulum_config
+
+SMALL = {"n_envs": 4, "n_steps": 8, "n_updates": 10, "n_epochs": 2, "n_minibatches": 2}
+CARTPOLE, PENDULUM = cartpole_config(max_steps=5, **SMALL), pendulum_config(max_steps=5, **SMALL)
+
+
+class Case(NamedTuple):
+    """One transition. `threads` maps the position of an output to the position of the argument it replaces."""
+
+    fn: Callable[..., Any]
+    args: Callable[[int], tuple[Any, ...]]
+    threads: dict[int, int]
+    inductor: dict[str, Any] | None = None  # compile to machine code with these options; otherwise to aot_eager
+
+
+@cache
+def rolled(cfg: Any, seed: int) -> Any:
+    """A state and a trajectory from it."""
+    state = init(cfg, WORLD, random.key(seed))
+    actor = Actor(state.env_state, state.episode, state.key)
+    act = partial(rollout.rollout_step, cfg, WORLD, state.params)
+    return state, *rollout.scan(act, actor, torch.arange(cfg.ppo.n_steps))
+
+
+@cache
+def batched(cfg: Any, seed: int) -> Any:
+    """What a minibatch step takes."""
+    state, actor, trajectory = rolled(cfg, seed)
+    scalars = scheduled(cfg, state.update, state.scalars)
+    batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, trajectory, scalars)
+    return batch, scalars, Learner(state.params, state.opt_state, torch.tensor(True)), shuffle(cfg, actor.key)[1]
+
+
+def env_step(cfg: Any, seed: int) -> tuple[Any, ...]:
+    state, actor, trajectory = rolled(cfg, seed)
+    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], random.split(state.key, 4)
+
+
+def act(cfg: Any, seed: int) -> tuple[Any, ...]:
+    state, actor, _ = rolled(cfg, seed)
+    return cfg, WORLD, state.params, actor
+
+
+def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
+    state, actor, trajectory = rolled(cfg, seed)
+    return cfg, WORLD, state.params, actor.env_state, trajectory, state.scalars
+
+
+def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
+    batch, scalars, learner, (rows, ends) = batched(cfg, seed)
+    return cfg, WORLD, batch, scalars, learner, (rows[0], ends[0])
+
+
+def advantages(seed: int) -> tuple[Any, ...]:
+    traj = rolled(CARTPOLE, seed)[2]
+    return traj.reward, traj.terminated, traj.truncated, traj.value, traj.value
+
+
+def evaluate_loss(seed: int) -> tuple[Any, ...]:
+    batch, scalars, learner, _ = batched(CARTPOLE, seed)
+    return CARTPOLE, WORLD, learner.params, batch, scalars
+
+
+def adam(seed: int) -> tuple[Any, ...]:
+    state = init(CARTPOLE, WORLD, random.key(seed))
+    return AdamConfig(weight_decay=0.1), state.params, state.opt_state, state.params, state.scalars.learning_rate
+
+
+CASES = {
+    "cartpole step": Case(CARTPOLE.env.step_functional, partial(env_step, CARTPOLE), {0: 2}),
+    "pendulum step": Case(PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}),
+    "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, inductor=DRAWS),
+    "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
+    "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
+    "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, inductor={}),
+    "shuffle": Case(shuffle, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=DRAWS),
+    "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
+    "adam": Case(optim.update, adam, {0: 3, 1: 2}),
+    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 4}, inductor={}),
+    "pendulum minibatch_step": Case(minibatch_step, partial(learn, PENDULUM), {0: 4}),
+    "train_step": Case(train_step, lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]), {0: 2}),
+}
+COMPILED = [name for name in CASES if name != "train_step"]  # its parts are compiled, one by one
+
+
+def tensors(tree_: Any) -> list[torch.Tensor]:
+    return [x for x in tree.leaves(tree_) if isinstance(x, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_writes_to_no_argument(name):
+    case = CASES[name]
+    args = case.args(0)
+    values, versions = [x.clone() for x in tensors(args)], [x._version for x in tensors(args)]
+    case.fn(*args)
+    assert [x._version for x in tensors(args)] == versions
+    assert all(torch.equal(a, b) for a, b in zip(tensors(args), values))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.threads])
+def test_it_keeps_structure_shapes_and_dtypes(name):
+    case = CASES[name]
+    args = case.args(0)
+    out = case.fn(*args)
+    spec = lambda x: (tree.paths(x), [(t.shape, t.dtype) for t in tensors(x)])
+    for output, argument in case.threads.items():
+        assert spec(out[output]) == spec(args[argument])
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_equals_eager_and_is_traced_once(name):
+    """Inductor fuses and reorders float32: 1e-5 relative, 1e-6 absolute."""
+    case = CASES[name]
+    aot_eager = case.inductor is None
+    fast = compiled(case.fn, backend="aot_eager") if aot_eager else compiled(case.fn, **case.inductor)
+    with torch.no_grad():
+        fast(*case.args(0))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for seed in range(3):
+                assert_trees_equal(fast(*case.args(seed)), case.fn(*case.args(seed)), rtol=1e-5, atol=1e-6)
+
+
+def test_the_laws_catch_a_function_that_writes():
+    def writes(x):
+        x[0] = 1.0
+        return x
+
+    CASES["writes"] = Case(writes, lambda seed: (torch.zeros(2),), {})
+    try:
+        with pytest.raises(AssertionError):
+            test_it_writes_to_no_argument("writes")
+    finally:
+        del CASES["writes"]
+
+
+@pytest.mark.parametrize("cfg", [CARTPOLE, PENDULUM])
+def test_records_have_the_axes_that_their_annotations_name(cfg):
+    state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+    assert check(state.episode)["B"] == check(state.env_state)["B"] == 4
+    for record in (state, metrics, metrics.loss, metrics.rollout, state.scalars, batched(cfg, 0)[0]):
+        check(record)
+
+
+def test_check_names_the_field_that_is_wrong():
+    with pytest.raises(TypeError, match=r"PolicyValue\.value: want torch.float32 \[B\] with {'B': 3, 'S': 2}"):
+        check(PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4)))

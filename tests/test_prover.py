@@ -1,0 +1,205 @@
+"""The prover as an environment and a policy: the laws of proof search, and what an untrained policy ranks by."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo import data, problem, protocol, random, train_step, tree
+from funcppo.config import PPOConfig, ProverSettings
+from funcppo.envs import prover
+from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
+from funcppo.evaluate import evaluate_step, start
+from funcppo.logic import baselines
+from funcppo.protocol import Protocol
+from funcppo.types import check
+
+PPO = PPOConfig(n_envs=8, n_steps=6, n_epochs=1, n_minibatches=2)
+SETTINGS = ProverSettings(max_height=2, max_depth=5, embed_dim=4, hidden_dim=8, hard_fraction=0.3)
+
+
+@cache
+def ready(name: str = "countries_s2", **fields):
+    return problem.build(data.load(name), dataclasses.replace(SETTINGS, **fields))
+
+
+@cache
+def learning(**fields):
+    made = ready(**fields)
+    cfg = problem.config(made, PPO)
+    return cfg, problem.world(made), train_step.init(cfg, problem.world(made), random.key(1))
+
+
+def searches(seed: int, steps: int):
+    """A batch of searches after some random legal actions, END among them."""
+    cfg, world, _ = learning()
+    key, reset_key = random.split(random.key(seed)).unbind()
+    state = prover.reset(cfg.env.cfg, world, random.split(reset_key, 8))
+    for t in range(steps):
+        action_key, step_key = random.split(random.fold_in(key, t)).unbind()
+        mask = prover.observe(cfg.env.cfg, world, state).mask
+        action = random.categorical(action_key, torch.where(mask, 0.0, -1e9))
+        state, _ = prover.step_functional(cfg.env.cfg, world, state, action, random.split(step_key, 8))
+    return cfg.env.cfg, world, state
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_finished_rows_stay_as_they_are_and_are_paid_nothing(seed):
+    cfg, world, state = searches(seed, 3)
+    after, timestep = prover.step_functional(
+        cfg, world, state, torch.zeros(8, dtype=torch.int64), random.split(random.key(0), 8)
+    )
+    done = state.status != RUNNING
+    for old, new in zip(tree.leaves(state), tree.leaves(after)):
+        assert torch.equal(old[done], new[done])
+    assert (timestep.reward[done] == 0).all()
+    assert timestep.terminated[done].all()
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_a_status_says_how_the_path_ended(seed):
+    cfg, _, state = searches(seed, 6)
+    empty = state.goals.atoms[:, 0, 0] == 0
+    assert torch.equal(empty, state.status == PROVED)
+    assert not state.successors.mask[state.status == FAILED].any()
+    assert (state.depth[state.status == EXHAUSTED] == cfg.max_depth).all()
+    assert (state.status != RUNNING).all() or (state.depth < cfg.max_depth)[state.status == RUNNING].all()
+    assert not state.overflow.any()
+
+
+def test_an_illegal_action_counts_as_end():
+    cfg, world, state = searches(5, 0)
+    illegal = (~state.successors.mask).int().argmax(1)
+    assert not state.successors.mask.gather(1, illegal[:, None]).any()
+    after, _ = prover.step_functional(cfg, world, state, illegal, random.split(random.key(0), 8))
+    assert (after.status == ENDED).all()
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_heights_fall_along_a_path_so_no_state_recurs(seed):
+    """Sorted from the highest, the numbers of goals still allowed above each goal fall lexicographically."""
+    cfg, _, before = searches(seed, 0)
+
+    def measure(goals, b):
+        filled = goals.atoms[b, :, 0] > 0
+        return sorted((cfg.resolve.max_height - goals.height[b][filled]).tolist(), reverse=True)
+
+    for b in range(8):
+        for s in before.successors.mask[b].nonzero().flatten().tolist():
+            child = tree.map(lambda x, s=s: x[:, s], before.successors.goals)
+            assert measure(child, b) < measure(before.goals, b)
+
+
+@pytest.mark.parametrize(
+    ("reward", "want"),
+    [("proof", [1.0, 0.0, 0.0, 0.0]), ("signed", [1.0, 0.0, -1.0, 0.0]), ("balanced", [1.0, -1.0, -1.0, 0.25])],
+)
+def test_rewards_are_those_of_their_names(reward, want):
+    """A positive proved and missed, a negative proved and rejected, at four negatives a positive."""
+    cfg = dataclasses.replace(learning()[0].env.cfg, reward=reward, negatives=4.0)
+    proved, label = torch.tensor([True, False, True, False]), torch.tensor([True, True, False, False])
+    assert prover.outcome(cfg, proved, label).tolist() == want
+
+
+def test_states_observations_and_params_have_the_shapes_they_say():
+    cfg, world, state = learning()
+    sizes = check(state.env_state)
+    assert sizes["B"] == 8
+    check(prover.observe(cfg.env.cfg, world, state.env_state))
+    check(state.params)
+    check(world.kb)
+
+
+def _step(cfg, world, state):
+    action, keys = torch.zeros(8, dtype=torch.int64), random.split(state.key, 8)
+    return prover.step_functional, (cfg.env.cfg, world, state.env_state, action, keys)
+
+
+def _observe(cfg, world, state):
+    return prover.observe, (cfg.env.cfg, world, state.env_state)
+
+
+def _apply(cfg, world, state):
+    return cfg.agent.apply, (cfg.agent.cfg, world, state.params, prover.observe(cfg.env.cfg, world, state.env_state))
+
+
+def _evaluation(cfg, world, state):
+    how = problem.evaluation(ready(), cfg, "success", slots=3, beam=4, rows=8, window=9)
+    table = torch.cat([ready().kb.facts[:9], torch.zeros_like(ready().kb.facts[:1])])
+    return evaluate_step, (how, world, state.params, table, start(how, table))
+
+
+@pytest.mark.parametrize("case", [_step, _observe, _apply, _evaluation])
+def test_it_compiles_whole_equals_eager_and_writes_to_no_argument(case):
+    """One graph by aot_eager; floats within 1e-5, the rest equal."""
+    fn, args = case(*learning())
+    versions = [x._version for x in tree.leaves(args[1:])]
+    want = fn(*args)
+    got = torch.compile(fn, fullgraph=True, dynamic=False, backend="aot_eager")(*args)
+    assert [x._version for x in tree.leaves(args[1:])] == versions
+    for a, b in zip(tree.leaves(got), tree.leaves(want)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_training_keeps_the_structure_and_learning_rate_0_changes_no_params():
+    made = ready()
+    cfg = problem.config(made, dataclasses.replace(PPO, learning_rate=0.0))
+    state = train_step.init(cfg, problem.world(made), random.key(2))
+    after, _ = train_step.train_step(cfg, problem.world(made), state)
+    assert [(x.shape, x.dtype) for x in tree.leaves(after)] == [(x.shape, x.dtype) for x in tree.leaves(state)]
+    for a, b in zip(tree.leaves(after.params), tree.leaves(state.params)):
+        assert torch.equal(a, b)
+    cfg, world, state = learning()
+    learnt, _ = train_step.train_step(cfg, world, state)
+    assert any(not torch.equal(a, b) for a, b in zip(tree.leaves(learnt.params), tree.leaves(state.params)))
+
+
+@pytest.mark.parametrize("name", ["family_tree:120:3", "countries_s1"])
+def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
+    """Height 1. Candidates of one query are ordered alike: no pair is strictly one way here and the other there."""
+    made = ready(name, max_height=1, hard_fraction=0.0)
+    cfg = problem.config(made, PPO)
+    params = train_step.init(cfg, problem.world(made), random.key(0)).params
+    how = problem.evaluation(made, cfg, "best-proof", slots=8, beam=64, rows=64, window=64)
+    scorers = problem.policy_scorer(how, made, params, None), problem.untrained_scorer(made, "max-confidence")
+    mine, theirs = (problem.rank(made, made.dataset.test[:80], scorer, Protocol()) for scorer in scorers)
+    assert torch.equal(mine.counts.n_better, theirs.counts.n_better)
+    assert torch.equal(mine.counts.n_equal, theirs.counts.n_equal)
+    assert int(mine.counts.n_better.sum()) + int(mine.counts.n_equal.sum()) > 0
+
+
+def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
+    made = ready("family_tree:120:3", max_height=1, hard_fraction=0.0)
+    cfg = problem.config(made, PPO)
+    params = train_step.init(cfg, problem.world(made), random.key(0)).params
+    params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
+    how = problem.evaluation(made, cfg, "best-proof", slots=8, beam=64, rows=64, window=64)
+    atoms = torch.unique(torch.from_numpy(made.dataset.test[:60]), dim=0)
+    quick = problem.policy_scorer(how, made, params, None)(atoms)
+    searched = problem.score_candidates(how, problem.fixed_world(made), params, atoms)[0]
+    torch.testing.assert_close(quick, searched.score, rtol=0, atol=1e-5)
+    assert torch.isfinite(quick).any()
+
+
+def test_listing_provable_candidates_ranks_as_scoring_every_one():
+    made = ready("family_tree:60:1", max_height=1, hard_fraction=0.0)
+    scorer = problem.untrained_scorer(made, "noisy-or")
+
+    def everywhere(atoms):
+        found = baselines.derivations(made.kb, made.sizes, made.model, 1, atoms)
+        return baselines.noisy_or(made.kb, found, len(atoms))
+
+    some, every = (
+        problem.rank(made, made.dataset.test[:20], s, Protocol(list_all=whole))
+        for s, whole in ((scorer, False), (everywhere, True))
+    )
+    assert len(every.atom) > len(some.atom)
+    for a, b in zip(some.counts, every.counts):
+        assert torch.equal(a, b)
+    assert protocol.auc_pr(some) == pytest.approx(protocol.auc_pr(every), abs=1e-12)

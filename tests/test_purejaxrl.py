@@ -1,0 +1,105 @@
+"""Six updates of PureJaxRL's ppo.py on CartPole, from the same key and initial weights, number by number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import random, tree
+from funcppo.nets import mlp
+from funcppo.nets.base import Dense
+from funcppo.train_step import EAGER, init, train_step
+from tests.learning import WORLD, cartpole_config, oracle
+
+PARTS = ("rollout_step", "learning_batch", "shuffle", "minibatch_step")
+
+
+def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.Params:
+    """The recorded layers 0-2 (actor) and 3-5 (critic) in the shape of our network."""
+
+    def layer(i: int) -> Dense:
+        return Dense(*(torch.tensor(run[f"{prefix}/params/Dense_{i}/{x}"][update]) for x in ("kernel", "bias")))
+
+    def stacked(a: Dense, b: Dense) -> Dense:
+        return Dense(torch.stack([a.weight, b.weight]), torch.stack([a.bias, b.bias]).unsqueeze(1))
+
+    hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
+    return mlp.Params(hidden=hidden, policy=layer(2), value=layer(5))
+
+
+def replay(run: dict[str, np.ndarray]):
+    """Each update's outputs of every part, and the state after it."""
+    seed, n_envs, n_steps, n_updates, n_epochs, n_minibatches = run["config"].tolist()
+    cfg = cartpole_config(
+        n_envs=n_envs,
+        n_steps=n_steps,
+        n_updates=n_updates,
+        n_epochs=n_epochs,
+        n_minibatches=n_minibatches,
+        advantage_ddof=0,
+        bootstrap_truncated=False,
+    )
+    state = init(cfg, WORLD, random.key(seed))
+    np.testing.assert_array_equal(state.env_state.motion.numpy(), run["init_obs"])
+    state = state._replace(params=weights(run, "init_params"))
+    for _ in range(n_updates):
+        log: dict[str, list[Any]] = {name: [] for name in PARTS}
+
+        def recorded(name: str, log: dict[str, list[Any]] = log):
+            def call(*args: Any) -> Any:
+                log[name].append(getattr(EAGER, name)(*args))
+                return log[name][-1]
+
+            return call
+
+        with torch.no_grad():
+            state, _ = train_step(cfg, WORLD, state, replace(EAGER, **{name: recorded(name) for name in PARTS}))
+        yield log, state
+
+
+@pytest.fixture(scope="module")
+def updates():
+    run = oracle("purejaxrl_cartpole.npz")
+    return run, list(replay(run))
+
+
+def stacked(log, name: str) -> np.ndarray:
+    return torch.stack([getattr(transition, name) for _, transition in log["rollout_step"]]).numpy()
+
+
+def test_resets_actions_ends_and_permutations_are_equal(updates):
+    run, steps = updates
+    for u, (log, _) in enumerate(steps):
+        np.testing.assert_array_equal(stacked(log, "action"), run["action"][u])
+        np.testing.assert_array_equal(stacked(log, "terminated") | stacked(log, "truncated"), run["done"][u])
+        rows = torch.stack([rows.flatten() for _, (rows, _) in log["shuffle"]])
+        np.testing.assert_array_equal(rows.numpy(), run["permutation"][u])
+        obs, done = stacked(log, "obs"), run["done"][u]
+        np.testing.assert_array_equal(obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]])  # straight after a reset
+
+
+def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
+    run, steps = updates
+    close = lambda got, want: np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+    for u, (log, _) in enumerate(steps):
+        for ours, theirs in (("obs", "obs"), ("value", "value"), ("log_prob", "log_prob"), ("reward", "reward")):
+            close(stacked(log, ours), run[theirs][u])
+        batch = log["learning_batch"][0][0]
+        close(batch.advantage.view(run["advantages"][u].shape).numpy(), run["advantages"][u])
+        close(batch.target.view(run["targets"][u].shape).numpy(), run["targets"][u])
+        losses = [metrics for _, (metrics, _, _) in log["minibatch_step"]]
+        for name, key in (("loss", "0"), ("value_loss", "1/0"), ("policy_loss", "1/1"), ("entropy", "1/2")):
+            want = run[f"loss/{key}"][u]
+            close(torch.stack([getattr(m, name) for m in losses]).view(want.shape).numpy(), want)
+
+
+def test_parameters_agree_within_1e_6_after_every_update(updates):
+    """A hundred times tighter than asked; an update moves them by up to 2e-3."""
+    run, steps = updates
+    for u, (_, state) in enumerate(steps):
+        for got, want in zip(tree.leaves(state.params), tree.leaves(weights(run, "params", u))):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=0, atol=1e-6)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from funcppo import random, rollout, tree
+from funcppo.rollout import Actor, rollout_step, scan
+from tests.learning import WORLD, cartpole_config, pendulum_config
+
+CONFIGS = {"cartpole": cartpole_config(max_steps=9), "pendulum": pendulum_config(max_steps=9)}
+
+
+def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
+    key, params_key, reset_key = random.split(random.key(seed), 3)
+    params = cfg.agent.init(cfg.agent.cfg, params_key)
+    actor = Actor(*rollout.start(cfg, WORLD, reset_key, n_envs), key)
+    return params, actor, *scan(partial(rollout_step, cfg, WORLD, params), actor, torch.arange(n_steps))
+
+
+def test_scan_by_hand():
+    carry, ys = scan(lambda c, x: (c + x, c * x), torch.tensor(1), torch.tensor([2, 3, 4]))
+    assert int(carry) == 10 and ys.tolist() == [2, 9, 24]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_trajectory_equals_a_loop_over_single_rows(name):
+    """The same keys, one environment at a time, restarted by an if."""
+    cfg = CONFIGS[name]
+    env, agent = cfg.env, cfg.agent
+    params, actor, _, traj = trajectory(cfg)
+    keys, key = [], actor.key
+    for _ in range(30):
+        key, action_key = random.split(key)
+        key, env_key = random.split(key)
+        keys.append((action_key, random.split(env_key, 6)))
+    for b in range(6):
+        state = tree.map(lambda x, b=b: x[b : b + 1], actor.env_state)
+        total = 0.0
+        for t, (_, rows) in enumerate(keys):
+            step_key, reset_key = random.split(rows[b])
+            obs = env.observe(env.cfg, WORLD, state)
+            torch.testing.assert_close(traj.obs[t, b], obs[0], rtol=1e-6, atol=1e-6)
+            out = agent.apply(agent.cfg, WORLD, params, obs)
+            action = traj.action[t, b : b + 1]
+            torch.testing.assert_close(traj.log_prob[t, b], agent.distribution.log_prob(out, action)[0])
+            torch.testing.assert_close(traj.value[t, b], out.value[0])
+            state, step = env.step_functional(env.cfg, WORLD, state, action, step_key[None])
+            total += float(step.reward)
+            torch.testing.assert_close(traj.reward[t, b], step.reward[0], rtol=1e-6, atol=1e-5)
+            assert float(traj.episode.total[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
+            last = env.observe(env.cfg, WORLD, state)
+            want = agent.apply(agent.cfg, WORLD, params, last).value[0] if step.truncated else torch.tensor(0.0)
+            torch.testing.assert_close(traj.final_value[t, b], want, rtol=1e-5, atol=1e-5)
+            if step.terminated or step.truncated:
+                state, total = env.reset(env.cfg, WORLD, reset_key[None]), 0.0
+
+
+def test_actions_are_drawn_from_the_policy_with_the_action_key():
+    cfg = CONFIGS["cartpole"]
+    params, actor, _, traj = trajectory(cfg)
+    _, action_key = random.split(actor.key)
+    out = cfg.agent.apply(cfg.agent.cfg, WORLD, params, traj.obs[0])
+    assert torch.equal(traj.action[0], cfg.agent.distribution.sample(action_key, out))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_episode_lengths_count_up_to_every_end_and_start_again(name):
+    _, _, last, traj = trajectory(CONFIGS[name])
+    length = torch.zeros(6, dtype=torch.int64)
+    for t in range(30):
+        length = length + 1
+        assert torch.equal(traj.episode.length[t], length)
+        length = torch.where(traj.terminated[t] | traj.truncated[t], 0, length)
+    assert torch.equal(last.episode.length, length)
+    assert traj.truncated.any()
+
+
+def test_the_network_is_called_once_a_step_where_nothing_is_cut():
+    for truncates, bootstrap, calls in ((True, True, 2), (True, False, 1), (False, True, 1)):
+        cfg, seen = cartpole_config(bootstrap_truncated=bootstrap), []
+        apply = cfg.agent.apply
+        counted = lambda *args, seen=seen, apply=apply: seen.append(1) or apply(*args)
+        agent, env = replace(cfg.agent, apply=counted), replace(cfg.env, truncates=truncates)
+        trajectory(replace(cfg, agent=agent, env=env), n_steps=1)
+        assert len(seen) == calls
