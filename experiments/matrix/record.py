@@ -21,6 +21,7 @@ from experiments.matrix.registry import Way
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 COMPARED = ("status", "graphs", "parity_ok")
+MATHS = ("losses", "optim", "tree", "nets.base", "nets.mlp")  # what of the library decides how a cell ends
 
 
 def path(folder: Path, version: str, device: str) -> Path:
@@ -91,20 +92,23 @@ def _words(outcome: tuple[Any, ...]) -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree; empty where there is no repository."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    """The commit of the working tree; FUNCPPO_COMMIT names it where there is no repository."""
+    if "FUNCPPO_COMMIT" in os.environ:
+        return os.environ["FUNCPPO_COMMIT"]
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return found.stdout.strip()
 
 
 def source(way: Way) -> str:
-    """A hash of the code of the project that a cell runs, docstrings apart: with another one it is run again."""
-    files = _closure(_file(way.build.__module__)) | _closure(_file("experiments.matrix.measure"))
+    """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
+    files = {_file(f"funcppo.{name}") for name in MATHS}
+    files |= _closure(_file(way.build.__module__)) | _closure(_file("experiments.matrix.measure"))
     return hashlib.sha256("".join(_code(file) for file in sorted(files)).encode()).hexdigest()[:12]
 
 
 @functools.cache
 def _code(file: str) -> str:
-    """A file without comments and docstrings, the same for every version of Python that can run it."""
+    """A file without comments and docstrings."""
     parsed = ast.parse(Path(file).read_text())
     for node in ast.walk(parsed):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
@@ -121,7 +125,7 @@ def _file(module: str) -> str:
 
 @functools.cache
 def _closure(file: str) -> frozenset[str]:
-    """A file and all files of the project that it imports."""
+    """A file and all files of the matrix that it imports."""
     seen, todo = set(), [file]
     while todo:
         current = todo.pop()
@@ -134,4 +138,4 @@ def _closure(file: str) -> frozenset[str]:
 def _imports(file: str) -> list[str]:
     nodes = [node for node in ast.walk(ast.parse(Path(file).read_text())) if isinstance(node, ast.ImportFrom)]
     names = [name for n in nodes if n.module for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))]
-    return [name for name in names if name.startswith(("experiments.", "funcppo"))]
+    return [name for name in names if name.startswith("experiments.")]
