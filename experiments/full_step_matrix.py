@@ -91,6 +91,7 @@ def run(args: argparse.Namespace, file: Path) -> dict[str, Any]:
     commit, progress = record.commit(), Progress(len(todo))
 
     def done(name: str, result: dict[str, Any]) -> None:
+        now.update(record.load(file))  # another run may have added to it
         now["cells"][name] = {**describe(chosen[name]), **result, "source": sources[name], "commit": commit}
         record.save(file, now)
         progress(name, result)

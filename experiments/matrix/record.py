@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,8 @@ def _words(outcome: tuple[Any, ...]) -> str:
 
 def commit() -> str:
     """The commit of the working tree; FUNCPPO_COMMIT names it where there is no repository."""
-    if "FUNCPPO_COMMIT" in os.environ:
-        return os.environ["FUNCPPO_COMMIT"]
+    if "FUNCPPO_COMMIT" in os.environ or shutil.which("git") is None:
+        return os.environ.get("FUNCPPO_COMMIT", "")
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return found.stdout.strip()
 

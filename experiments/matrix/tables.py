@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.matrix import record
+from experiments.matrix import record, registry
 from experiments.matrix.causes import CAUSES
 
 Record = dict[str, Any]
@@ -112,25 +112,26 @@ def times(of: list[Record]) -> str:
 
 
 def _times(of: Record) -> str:
-    modes = [
-        m for m in ("default", "reduce-overhead", "manual graph") if any(c["mode"] == m for c in of["cells"].values())
-    ]
-    base = of["cells"].get(BASELINE, {}).get("step_us")
+    """Microseconds from a GPU; from a CPU, whose clock others share, ratios only."""
+    modes = [m for m in registry.MODES if any(c["mode"] == m for c in of["cells"].values())]
+    base, gpu = of["cells"].get(BASELINE, {}).get("step_us"), of["device"] != "cpu"
     rows = []
     for approach, title, variant in variants([of], ("0", *REPORT, *"ABCDEFGH")):
         backend = "none" if f"{approach}/{variant}/none/default" in of["cells"] else "inductor"
         cells = [of["cells"].get(f"{approach}/{variant}/{backend}/{mode}", {}) for mode in modes]
         if any("step_us" in c for c in cells):
-            seconds = f"{cells[0]['compile_s']:.0f}" if "step_us" in cells[0] and backend != "none" else ""
-            rows.append([approach, f"{title}: {variant}", seconds, *(_time(c, base) for c in cells)])
-    return grid(["", "way", "compile, s", *(f"{mode}, µs a step (x baseline)" for mode in modes)], rows)
+            compiled = "step_us" in cells[0] and backend != "none"
+            seconds = f"{cells[0]['compile_s']:.0f}" if compiled else ""
+            rows.append([approach, f"{title}: {variant}", seconds, *(_time(c, base, gpu) for c in cells)])
+    unit = "µs a step (speed-up over row 1)" if gpu else "speed-up over row 1"
+    return grid(["", "way", "compile, s", *(f"{mode}: {unit}" for mode in modes)], rows)
 
 
-def _time(cell: Record, base: float | None) -> str:
+def _time(cell: Record, base: float | None, gpu: bool) -> str:
     if "step_us" not in cell:
         return outcome(cell) if cell else ""
-    ratio = f" ({base / cell['step_us']:.1f}x)" if base else ""
-    return f"{cell['step_us']:.0f}{ratio}"
+    ratio = f"{base / cell['step_us']:.1f}x" if base else ""
+    return f"{cell['step_us']:.0f} ({ratio})" if gpu else ratio
 
 
 def replays(of: list[Record]) -> str:
