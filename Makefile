@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check clean
+.PHONY: train test check matrix clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,15 @@ check: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+
+# `make matrix` runs the cells that the record lacks; `make matrix TORCH=2.9.1` in an environment of its own.
+matrix: .venv$(addprefix -,$(TORCH))/installed
+	.venv$(addprefix -,$(TORCH))/bin/python experiments/full_step_matrix.py $(MATRIX)
+
+.venv-%/installed:
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet torch==$* optree numpy
+	touch $@
 
 clean:
 	rm -rf .venv runs

@@ -36,14 +36,8 @@ SETS: dict[str, list[str]] = {
     "family": [*FAMILY, "--steps", "120000"],
     "family, RNNLogic rules": [
         *FAMILY,
-        "--steps",
-        "60000",
-        "--validations",
-        "5",
-        "--prover.max-height",
-        "1",
-        "--rules",
-        "{data}/family/rules_rnnlogic.tsv",
+        *("--steps", "60000", "--validations", "5", "--prover.max-height", "1"),
+        *("--rules", "{data}/family/rules_rnnlogic.tsv"),
     ],
 }
 

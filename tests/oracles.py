@@ -40,10 +40,11 @@ class Program:
 def random_program(random: Random) -> Program:
     """A program with recursion, constants, repeated variables, loose variables and propositions, as chance has it."""
     constants = list(range(1, random.randint(1, N_CONSTANTS) + 1))
-    arity = tuple(random.choice([0, 1, 2, 2, 2, 2, 2, 3]) for _ in range(random.randint(1, 3)))
+    unused = random.choice([0, 8])  # predicates, so that the others' ids are also those of variables
+    arity = (0,) * unused + tuple(random.choice([0, 1, 2, 2, 2, 2, 2, 3]) for _ in range(random.randint(1, 3)))
 
     def atom(terms: list[int]) -> Atom:
-        p = random.randrange(len(arity))
+        p = random.randrange(unused, len(arity))
         return (p + 1, *(random.choice(terms) for _ in range(arity[p])))
 
     def rule() -> Clause:

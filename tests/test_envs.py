@@ -10,7 +10,9 @@ import torch
 from funcppo import random, tree
 from funcppo.envs import cartpole, pendulum
 from funcppo.envs.base import Timestep, autoreset
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, double, pendulum_config
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, double, one_thread, pendulum_config
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 ENVS = {"cartpole": cartpole_config(max_steps=7).env, "pendulum": pendulum_config(max_steps=7).env}
 

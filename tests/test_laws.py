@@ -21,7 +21,9 @@ from funcppo.rollout import Actor
 from funcppo.runtime.compile import DRAWS
 from funcppo.train_step import Learner, init, learning_batch, minibatch_step, scheduled, shuffle, train_step
 from funcppo.types import check
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, pendulum_config
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, one_thread, pendulum_config
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 SMALL = {"n_envs": 4, "n_steps": 8, "n_updates": 10, "n_epochs": 2, "n_minibatches": 2}
 CARTPOLE, PENDULUM = cartpole_config(max_steps=5, **SMALL), pendulum_config(max_steps=5, **SMALL)

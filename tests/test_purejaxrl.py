@@ -13,7 +13,9 @@ from funcppo import random, tree
 from funcppo.nets import mlp
 from funcppo.nets.base import Dense
 from funcppo.train_step import EAGER, init, train_step
-from tests.learning import WORLD, cartpole_config, oracle
+from tests.learning import WORLD, cartpole_config, one_thread, oracle
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 PARTS = ("rollout_step", "learning_batch", "shuffle", "minibatch_step")
 

@@ -8,7 +8,9 @@ import torch
 
 from funcppo import random, rollout, tree
 from funcppo.rollout import Actor, rollout_step, scan
-from tests.learning import WORLD, cartpole_config, pendulum_config
+from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 CONFIGS = {"cartpole": cartpole_config(max_steps=9), "pendulum": pendulum_config(max_steps=9)}
 

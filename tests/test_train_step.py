@@ -22,18 +22,12 @@ from funcppo.train_step import (
     train_step,
     vectorised,
 )
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, double, pendulum_config
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, double, one_thread, pendulum_config
 
 SMALL = {"n_envs": 4, "n_steps": 8, "n_updates": 10, "n_epochs": 3, "n_minibatches": 2, "learning_rate": 1e-2}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors: a second thread costs more than it brings."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 def learning_problem(cfg, seed=0):

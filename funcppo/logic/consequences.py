@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import joins, keys
-from funcppo.logic.joins import Columns, Literal, Relation, Unequal
+from funcppo.logic.joins import Columns, Relation, Unequal
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.rules import (
     Rule,
@@ -105,9 +105,8 @@ def _fact_ids(
     """The rows of a predicate's atoms among the facts, -1 where they are not there."""
     if predicate not in relations:
         return torch.full_like(columns[0], -1)
-    first = torch.searchsorted(kb.facts[:, 0].contiguous(), torch.tensor(predicate, device=kb.facts.device))
     row, found = joins.locate(columns, relations[predicate], sizes.n_constants)
-    return torch.where(found, first + row, -1)
+    return torch.where(found, kb.fact_start[predicate] + row, -1)
 
 
 def _heads(
@@ -139,7 +138,7 @@ def _circular(
         return suspects
     guard = Relation(suspects, suspects[0].numel())
     query = query_of(rule, [relations[atom[0]] for atom in rule.body], n, unequal)
-    head = Literal(guard, rule.head[1:], frozenset(t for t in rule.head[1:] if t > n))
+    head = joins.literal_of(guard, rule.head[1:], n)
     query = replace(
         query,
         literals=(head, *query.literals),

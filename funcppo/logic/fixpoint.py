@@ -71,9 +71,7 @@ def least_model(
     start = time.perf_counter()
     covered, rules = _relevant(rules_of(kb), predicates, sizes)
     known = relations_of(kb.facts, covered)
-    old: dict[int, Relation] = {}
-    delta, runs, counts = known, [known], [_n_atoms(known)]
-    stopped, fixpoint = "", False
+    old, delta, runs, counts, stopped, fixpoint = {}, known, [known], [_n_atoms(known)], "", False
     while not (stopped or fixpoint or len(counts) - 1 == max_height):
         if progress is not None:
             progress(len(counts) - 1, counts[-1], time.perf_counter() - start)
@@ -88,10 +86,11 @@ def least_model(
             runs.append(new)
             counts.append(counts[-1] + _n_atoms(new))
     atoms, height = _assemble(known, runs, sizes, kb.facts.device)
+    index = kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants)
     return Model(
         atoms=atoms,
         height=height,
-        index=kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
+        index=index,
         counts=tuple(counts),
         complete=not stopped,
         fixpoint=fixpoint,
@@ -114,8 +113,9 @@ class Verdict(enum.IntEnum):
 def contains(model: Model, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The height of each atom, -1 where the model has it not."""
     row = kb_.locate(model.index, model.sizes, atoms)
-    padded = torch.cat([model.height.to(torch.int64), model.height.new_full((1,), -1, dtype=torch.int64)])
-    return padded[row]
+    if not len(model.height):
+        return row
+    return torch.where(row >= 0, model.height[row.clamp_min(0)].to(torch.int64), -1)
 
 
 def verdict(model: Model, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:

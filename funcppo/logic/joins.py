@@ -99,6 +99,11 @@ class Query:
         return set(self.wanted).union(*(x.variables for x in literals), *(self.variables(*u) for u in unequal))
 
 
+def literal_of(relation: Relation, terms: tuple[int, ...], n_constants: int) -> Literal:
+    """The literal of a relation at some terms; those above `n_constants` are variables."""
+    return Literal(relation, terms, frozenset(t for t in terms if t > n_constants))
+
+
 def solve(query: Query) -> Iterator[Table]:
     """Non-empty tables over `query.wanted` whose union is the answer; a row may come more than once.
 
@@ -128,10 +133,9 @@ def solve(query: Query) -> Iterator[Table]:
 
 def locate(columns: Columns, relation: Relation, n_constants: int) -> tuple[Tensor, Tensor]:
     """Where each row stands in a relation, and whether it does."""
-    query = Query((), (), (), n_constants)
-    names = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
-    seen = _view(Literal(relation, names, frozenset(names)), names, len(names), query)
-    key, found = keys.walk(seen.levels, columns, [query.bits] * len(columns))
+    names, bits = tuple(range(n_constants + 1, n_constants + 1 + len(columns))), n_constants.bit_length()
+    seen = _view(literal_of(relation, names, n_constants), names, len(names), n_constants)
+    key, found = keys.walk(seen.levels, columns, [bits] * len(columns))
     at, hit = keys.find(seen.keys, key)
     return at, found & hit
 
@@ -231,7 +235,7 @@ def _match(table: Table, literal: Literal, query: Query) -> Match:
     needed = query.needed([other for other in query.literals if other is not literal], query.unequal)
     shared = tuple(v for v in table.names if v in literal.variables)
     new = tuple(v for v in dict.fromkeys(literal.terms) if v in literal.variables & needed and v not in shared)
-    seen = _view(literal, shared + new, len(shared), query)
+    seen = _view(literal, shared + new, len(shared), query.n_constants)
     if not shared:
         return Match(literal, new, seen, seen.keys, seen.keys)
     columns = [table.columns[table.names.index(v)] for v in shared]
@@ -282,27 +286,27 @@ def _filter(table: Table, unequal: Sequence[Unequal], query: Query) -> Table:
     return table
 
 
-def _view(literal: Literal, names: tuple[int, ...], indexed: int, query: Query) -> View:
+def _view(literal: Literal, names: tuple[int, ...], indexed: int, n_constants: int) -> View:
     """The literal's rows over `names`, found once a relation, pattern of terms and order of columns."""
     first = {t: literal.terms.index(t) for t in literal.terms}
     pattern = tuple(-first[t] if t in literal.variables else t + 1 for t in literal.terms)
     memo = (pattern, tuple(first[v] for v in names), indexed)
     if memo not in literal.relation.views:
-        literal.relation.views[memo] = _make_view(literal, [first[v] for v in names], indexed, query)
+        literal.relation.views[memo] = _make_view(literal, [first[v] for v in names], indexed, n_constants)
     return literal.relation.views[memo]
 
 
-def _make_view(literal: Literal, places: list[int], indexed: int, query: Query) -> View:
-    columns, terms = literal.relation.columns, literal.terms
+def _make_view(literal: Literal, places: list[int], indexed: int, n_constants: int) -> View:
+    columns, terms, bits = literal.relation.columns, literal.terms, n_constants.bit_length()
     same = [t if t not in literal.variables else columns[terms.index(t)] for t in terms]
     masks = [columns[j] == value for j, value in enumerate(same) if value is not columns[j]]
     table = Table(tuple(range(len(columns))), columns, columns[0].numel())
     for mask in [torch.stack(masks).all(0)] if masks else []:
         table = _rows(table, mask)
     if tuple(places) != table.names:
-        table = _distinct(Table((), tuple(table.columns[j] for j in places), table.size), query.bits)
-    levels, key = keys.pack(table.columns[:indexed], [query.bits] * indexed) if indexed else ((), torch.empty(0))
+        table = _distinct(Table((), tuple(table.columns[j] for j in places), table.size), bits)
+    levels, key = keys.pack(table.columns[:indexed], [bits] * indexed) if indexed else ((), torch.empty(0))
     starts = None
-    if indexed == 1 and query.n_constants <= _DENSE * table.size:
-        starts = torch.searchsorted(key, torch.arange(query.n_constants + 2, device=key.device))
+    if indexed == 1 and n_constants <= _DENSE * table.size:
+        starts = torch.searchsorted(key, torch.arange(n_constants + 2, device=key.device))
     return View(table.columns, table.size, levels, key, starts)

@@ -21,8 +21,7 @@ from funcppo.logic import keys
 from funcppo.logic.keys import HashTable
 from funcppo.types import F32, I32, I64, Bool
 
-_HALF = 31  # bits of a fact id
-_NO_LIMIT = 1 << _HALF  # more facts than there can be
+_NO_LIMIT = 1 << keys.HALF  # more facts than there can be
 Pattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
 
 
@@ -180,11 +179,11 @@ def facts_for(
     bound = (argument > 0) & (argument <= sizes.n_constants)
     key = _pair_keys(predicate, torch.where(bound, argument, 0), sizes.n_predicates, sizes.n_constants)
     span, _ = keys.look_up(kb.pairs, key)
-    count, place = torch.where(bound, span & ((1 << _HALF) - 1), _NO_LIMIT).min(0)
+    count, place = torch.where(bound, span & ((1 << keys.HALF) - 1), _NO_LIMIT).min(0)
     first, last = kb.fact_start[predicate].to(torch.int64), kb.fact_start[predicate + 1].to(torch.int64)
     unbound = count == _NO_LIMIT  # the facts of the first place are in the order of all facts
     count = torch.where(unbound, last - first, count)
-    start = torch.where(unbound, first, span.gather(0, place[None]).squeeze(0) >> _HALF)
+    start = torch.where(unbound, first, span.gather(0, place[None]).squeeze(0) >> keys.HALF)
     slot = torch.arange(width, device=goal.device)
     filled = slot < count[..., None]
     row = torch.where(filled, start[..., None] + slot, 0)
@@ -264,14 +263,7 @@ def _pair_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) 
     predicate, arguments = table[:, 0].to(torch.int64), table[:, 1:].T
     key, order = torch.sort(_pair_keys(predicate, arguments, n_predicates, n_constants).view(-1), stable=True)
     order = (order % max(len(table), 1)).to(torch.int32)
-    return {"pairs": keys.hash_table(_spans(key)), "pair_facts": order}
-
-
-def _spans(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
-    """Each distinct value of an ascending tensor, with the start and the length of its run in one number."""
-    first = torch.cat([torch.ones_like(key[:1], dtype=torch.bool), key[1:] != key[:-1]]).nonzero().squeeze(1)
-    count = torch.diff(first, append=first.new_tensor([len(key)]))
-    return torch.stack([key.index_select(0, first), first << _HALF | count], dim=1)
+    return {"pairs": keys.hash_table(keys.spans(key)), "pair_facts": order}
 
 
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:

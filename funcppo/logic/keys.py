@@ -15,6 +15,7 @@ from torch import Tensor
 
 from funcppo.types import I32, I64, Bool
 
+HALF = 31  # bits of a number of rows; two of them share a value
 _WORD = 63  # bits of a non-negative int64
 _MULTIPLIER = 0x2545F4914F6CDD1D  # odd; Steele and Vigna 2021, arXiv:2001.05304
 
@@ -44,6 +45,13 @@ def _by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
     bucket, order = torch.sort(_bucket(keys, n_buckets).to(torch.int32))
     edges = torch.arange(n_buckets + 1, device=keys.device, dtype=torch.int32)
     return torch.searchsorted(bucket, edges, out_int32=True), order
+
+
+def spans(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
+    """Each distinct value of an ascending tensor, with the start and the length of its run in one number."""
+    first = torch.cat([torch.ones_like(key[:1], dtype=torch.bool), key[1:] != key[:-1]]).nonzero().squeeze(1)
+    count = torch.diff(first, append=first.new_tensor([len(key)]))
+    return torch.stack([key.index_select(0, first), first << HALF | count], dim=1)
 
 
 def look_up(table: HashTable, key: I64[Tensor, "..."]) -> tuple[I64[Tensor, "..."], Bool[Tensor, "..."]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from funcppo.logic.joins import Columns, Literal, Query, Relation, Table, Unequal
+from funcppo.logic.joins import Columns, Query, Relation, Table, Unequal, literal_of
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.types import I32
 
@@ -55,10 +55,7 @@ def query_of(
     Args:
       wanted: variables of the answer; None for those of the head.
     """
-    literals = tuple(
-        Literal(relation, atom[1:], frozenset(variables(atom, n_constants)))
-        for relation, atom in zip(relations, rule.body)
-    )
+    literals = tuple(literal_of(relation, atom[1:], n_constants) for relation, atom in zip(relations, rule.body))
     return Query(literals, variables(rule.head, n_constants) if wanted is None else wanted, tuple(unequal), n_constants)
 
 
@@ -82,8 +79,10 @@ def variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
 
 def unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
     """What to put for each variable so that two atoms are equal, None when nothing does."""
+    if left[0] != right[0]:
+        return None
     same: dict[int, int] = {}
-    for a, b in zip(left, right):
+    for a, b in zip(left[1:], right[1:]):
         a, b = same.get(a, a), same.get(b, b)
         if a == b:
             continue

@@ -16,6 +16,7 @@ def test_a_chain_of_variables_becomes_one():
     assert unifier((1, 3, 4, 5), (1, 4, 5, 2), 2) == {3: 2, 4: 2, 5: 2}
     assert unifier((1, 3, 3), (1, 1, 2), 2) is None
     assert unifier((1, 3), (2, 3), 2) is None
+    assert unifier((4, 1), (5, 1), 2) is None  # predicates are no variables
 
 
 @given(terms, terms)

@@ -13,7 +13,9 @@ from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
 from funcppo.runtime.compile import RUNGS, ParityError, fused_adam, strategy
 from funcppo.train_step import EAGER, collect, init, train_step
-from tests.learning import WORLD, assert_trees_equal, cartpole_config
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 CFG = cartpole_config(max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2)
 BREAKABLE = {"one-graph": "minibatch_step", "two-graphs": "gradient", "forward": "minibatch_loss"}

@@ -1,0 +1,143 @@
+"""Claim: the whole PPO step - forward, loss, backward, clipping, Adam - compiles into one graph, and here is how.
+
+    python experiments/full_step_matrix.py                       run what the record lacks, rewrite the tables
+    python experiments/full_step_matrix.py --out DIR --jobs 12   write elsewhere, 12 cells at a time (timed one by one)
+    python experiments/full_step_matrix.py --only 6/ --fresh     run some cells again
+    python experiments/full_step_matrix.py --report              rewrite the tables only
+
+Writes full_step_matrix-<torch>-<device>.json and .md. Exits 1 when a cell does not end as the committed record for this
+version and device says: status, graphs or parity; times are not compared. An interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import torch  # noqa: E402
+
+from experiments.matrix import (  # noqa: E402, F401
+    baselines,
+    hopes,
+    measure,
+    pool,
+    record,
+    registry,
+    report_backward,
+    report_functional,
+    report_variations,
+    routes,
+    routes_traced,
+    tables,
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status."""
+    args = arguments().parse_args(argv)
+    if args.worker:
+        return worker(args.worker, args.device)
+    if args.report:
+        tables.rewrite(ROOT / "INVESTIGATION.md", record.RESULTS)
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = record.path(args.out, torch.__version__, record.device_kind())
+    committed = record.load(record.path(record.RESULTS, torch.__version__, record.device_kind()))
+    now = run(args, file)
+    file.with_suffix(".md").write_text(tables.whole(now))
+    if args.out == record.RESULTS:
+        tables.rewrite(ROOT / "INVESTIGATION.md", record.RESULTS)
+    changed = record.changes(committed, now)
+    for line in changed:
+        print(f"changed: {line}")
+    print(f"{len(now['cells'])} cells in {file}, {len(changed)} changed from the committed record")
+    return 1 if changed else 0
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder of the record")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="part of a cell's name, or * ? [ ]")
+    parser.add_argument("--fresh", action="store_true", help="run cells that the record has, too")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds that one cell may take")
+    parser.add_argument("--jobs", type=int, default=1, help="cells examined at a time")
+    parser.add_argument("--wave", type=int, default=48, help="processes that wait to be timed, at most")
+    parser.add_argument("--list", action="store_true", help="name the cells that would run, and stop")
+    parser.add_argument("--report", action="store_true", help="rewrite the tables of INVESTIGATION.md, and stop")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help=argparse.SUPPRESS)
+    return parser
+
+
+def run(args: argparse.Namespace, file: Path) -> dict[str, Any]:
+    """The record with every chosen cell in it, saved after each."""
+    now = record.load(file)
+    chosen = {cell.id: cell for cell in registry.cells(args.device == "cuda", tuple(args.only))}
+    sources = {name: record.source(cell.way) for name, cell in chosen.items()}
+    todo = [n for n in chosen if args.fresh or now["cells"].get(n, {}).get("source") != sources[n]]
+    print(f"{len(chosen)} cells, {len(chosen) - len(todo)} of them in the record already")
+    if args.list:
+        print("\n".join(todo))
+        return now
+    commit, progress = record.commit(), Progress(len(todo))
+
+    def done(name: str, result: dict[str, Any]) -> None:
+        now.update(record.load(file))  # another run may have added to it
+        now["cells"][name] = {**describe(chosen[name]), **result, "source": sources[name], "commit": commit}
+        record.save(file, now)
+        progress(name, result)
+
+    pool.run(todo, args.device, args.limit, args.jobs, args.wave, done)
+    return now
+
+
+def describe(cell: registry.Cell) -> dict[str, str]:
+    """What a cell is, for the record."""
+    way = cell.way
+    return {
+        "approach": way.approach,
+        "title": way.title,
+        "variant": way.variant,
+        "backend": cell.backend,
+        "mode": cell.mode,
+    }
+
+
+class Progress:
+    """One line for every finished cell."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.n, self.start = total, 0, time.perf_counter()
+
+    def __call__(self, name: str, result: dict[str, Any]) -> None:
+        """Print it."""
+        self.n += 1
+        left = (time.perf_counter() - self.start) / self.n * (self.total - self.n)
+        bar = "#" * (20 * self.n // self.total)
+        line = f"[{bar:<20}] {self.n}/{self.total}  {result['status']:<14} {name}  {result['seconds']:.0f} s"
+        print(f"{line}; about {left / 60:.0f} min left", flush=True)
+
+
+def worker(cell_id: str, device: str) -> int:
+    """Examine one cell, print what was found, and time it when the parent says so."""
+    torch.set_num_threads(1)
+    cell = registry.by_id(cell_id)
+    send: Callable[[Any], None] = lambda result: print(f"{pool.MARK}{json.dumps(result)}", flush=True)
+    result, ready = measure.examine(cell, device)
+    send(result)
+    if sys.stdin.readline():
+        send({"step_us": measure.microseconds(ready, cell, device)} if ready else {})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Processes, one for each cell: examined side by side, timed one after another when nothing else runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MARK = "@cell "  # begins a line that is meant for the parent
+TIMING_LIMIT = 60.0  # seconds
+SCRIPT = Path(__file__).parents[1] / "full_step_matrix.py"
+Result = dict[str, Any]
+
+
+class Worker:
+    """A process that examines one cell, waits, and times it."""
+
+    def __init__(self, cell_id: str, device: str, limit: float) -> None:
+        self.cell_id, self.device, self.limit = cell_id, device, limit
+        self.folder = tempfile.mkdtemp(prefix="matrix-")
+        self.process: subprocess.Popen[str] | None = None
+        self.timed_out = False
+
+    def start(self) -> Result:
+        """What it found; a status of its own where the process ended or hung instead."""
+        env = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": self.folder,
+            "TRITON_CACHE_DIR": f"{self.folder}/triton",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": self.folder,
+        }
+        began = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), "--worker", self.cell_id, "--device", self.device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(f"{self.folder}/stderr", "w"),  # noqa: SIM115
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
+        result = self._read(self.limit)
+        return {**(result or self._ended()), "seconds": round(time.perf_counter() - began, 1)}
+
+    def time(self) -> Result:
+        """Its microseconds a step; nothing where that failed."""
+        if self.process is None or self.process.poll() is not None:
+            return {}
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self._read(TIMING_LIMIT) or {}
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        if self.process is not None and self.process.poll() is None:
+            self._kill()
+        if self.process is not None:
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self, limit: float) -> Result | None:
+        assert self.process is not None and self.process.stdout is not None
+        timer = threading.Timer(limit, self._time_out)
+        timer.start()
+        line = next((line for line in self.process.stdout if line.startswith(MARK)), None)
+        timer.cancel()
+        return json.loads(line.removeprefix(MARK)) if line else None
+
+    def _time_out(self) -> None:
+        self.timed_out = True
+        self._kill()
+
+    def _kill(self) -> None:
+        """Its compilers too: it leads a group of its own."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _ended(self) -> Result:
+        assert self.process is not None
+        code = self.process.wait()
+        if self.timed_out:
+            return {"parity": {}, "status": "timeout", "limit_s": self.limit}
+        lines = Path(f"{self.folder}/stderr").read_text().strip().splitlines()
+        error = {"type": f"exit {code}", "message": (lines or [""])[-1][:200], "cause": "", "dtype": ""}
+        return {"parity": {}, "status": "crash", "error": error}
+
+
+def run(
+    cell_ids: list[str], device: str, limit: float, jobs: int, wave: int, done: Callable[[str, Result], None]
+) -> None:
+    """Call `done` with the result of every cell.
+
+    Args:
+      limit: seconds that examining one cell may take.
+      jobs: cells examined at a time; 1 times each right after.
+      wave: how many finished processes wait to be timed, at most.
+    """
+    size = wave if jobs > 1 else 1
+    for start in range(0, len(cell_ids), size):
+        _wave([Worker(name, device, limit) for name in cell_ids[start : start + size]], jobs, done)
+
+
+def _wave(workers: list[Worker], jobs: int, done: Callable[[str, Result], None]) -> None:
+    found: dict[str, Result] = {}
+    slots = threading.Semaphore(jobs)
+
+    def examine(worker: Worker) -> None:
+        with slots:
+            found[worker.cell_id] = worker.start()
+
+    threads = [threading.Thread(target=examine, args=(worker,)) for worker in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for worker in workers:
+            done(worker.cell_id, {**found[worker.cell_id], **worker.time()})
+    finally:
+        for worker in workers:
+            worker.close()

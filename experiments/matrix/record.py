@@ -1,0 +1,142 @@
+"""The JSON file of one PyTorch version on one kind of device: where it lies, what may be skipped, what changed."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.matrix import problem
+from experiments.matrix.measure import TOLERANCE, parity_ok
+from experiments.matrix.registry import Way
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results"
+COMPARED = ("status", "graphs", "parity_ok")
+MATHS = ("losses", "optim", "tree", "nets.base", "nets.mlp")  # what of the library decides how a cell ends
+
+
+def path(folder: Path, version: str, device: str) -> Path:
+    """As in full_step_matrix-2.13.0-cpu.json."""
+    return folder / f"full_step_matrix-{version.split('+')[0]}-{device}.json"
+
+
+def device_kind() -> str:
+    """cpu, or the GPU's name as a word: h200."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "-")
+
+
+def empty() -> dict[str, Any]:
+    """A record without cells, and what all its cells share."""
+    gpu = torch.cuda.is_available()
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "processor": _processor(),
+        "seed": 0,
+        "threads": 1,
+        "shape": {"obs": problem.N_OBS, "hidden": problem.HIDDEN, "actions": problem.N_ACTIONS, "rows": problem.ROWS},
+        "tolerance": {str(dtype).removeprefix("torch."): value for dtype, value in TOLERANCE.items()},
+        "cells": {},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def load(file: Path) -> dict[str, Any]:
+    """A record; an empty one where there is no file."""
+    return json.loads(file.read_text()) if file.exists() else empty()
+
+
+def save(file: Path, record: dict[str, Any]) -> None:
+    """Write a record whole or not at all."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps({**record, "cells": dict(sorted(record["cells"].items()))}, indent=1) + "\n")
+    os.replace(part, file)
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """One line for each cell, in both records, that does not end as it did; times are not compared."""
+    lines = []
+    for name in sorted(old["cells"].keys() & new["cells"].keys()):
+        before, after = (_outcome(record["cells"][name]) for record in (old, new))
+        if before != after:
+            lines.append(f"{name}: {_words(before)} -> {_words(after)}")
+    return lines
+
+
+def _outcome(cell: dict[str, Any]) -> tuple[Any, ...]:
+    filled = {**cell, "parity_ok": parity_ok(cell)}
+    return tuple(filled.get(key) for key in COMPARED)
+
+
+def _words(outcome: tuple[Any, ...]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in zip(COMPARED, outcome))
+
+
+def commit() -> str:
+    """The commit of the working tree; FUNCPPO_COMMIT names it where there is no repository."""
+    if "FUNCPPO_COMMIT" in os.environ or shutil.which("git") is None:
+        return os.environ.get("FUNCPPO_COMMIT", "")
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+def source(way: Way) -> str:
+    """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
+    files = {_file(f"funcppo.{name}") for name in MATHS}
+    files |= _closure(_file(way.build.__module__)) | _closure(_file("experiments.matrix.measure"))
+    return hashlib.sha256("".join(_code(file) for file in sorted(files)).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _code(file: str) -> str:
+    """A file without comments and docstrings."""
+    parsed = ast.parse(Path(file).read_text())
+    for node in ast.walk(parsed):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.unparse(parsed)
+
+
+def _file(module: str) -> str:
+    """The file of a module of the project; empty for others."""
+    stem = ROOT / module.replace(".", "/")
+    candidates = (stem.with_suffix(".py"), stem / "__init__.py")
+    return next((str(file) for file in candidates if file.exists()), "")
+
+
+@functools.cache
+def _closure(file: str) -> frozenset[str]:
+    """A file and all files of the matrix that it imports."""
+    seen, todo = set(), [file]
+    while todo:
+        current = todo.pop()
+        if current and current not in seen:
+            seen.add(current)
+            todo += [_file(name) for name in _imports(current)]
+    return frozenset(seen)
+
+
+def _imports(file: str) -> list[str]:
+    nodes = [node for node in ast.walk(ast.parse(Path(file).read_text())) if isinstance(node, ast.ImportFrom)]
+    names = [name for n in nodes if n.module for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))]
+    return [name for name in names if name.startswith("experiments.")]

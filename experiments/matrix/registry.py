@@ -1,0 +1,126 @@
+"""What a cell is, and the list of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from experiments.matrix.problem import Problem
+from funcppo.losses import Batch
+
+BACKENDS = ("eager", "aot_eager", "inductor")
+MODES = ("default", "reduce-overhead", "manual graph")
+
+
+class Training(NamedTuple):
+    """A learner built by a cell: it changes its own parameters."""
+
+    step: Callable[[Batch], Any]
+    params: Callable[[], list[Tensor]]
+    minibatches: int = 1  # updates that one step makes, each on its share of the rows
+    learners: int = 1  # copies that learn at once, on the leading axis of every parameter
+    graphs: int | None = None  # graphs made without Dynamo, whose counters do not see them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One variant of one approach."""
+
+    approach: str  # number or letter
+    title: str
+    variant: str
+    build: Callable[[Problem, Compiler], Training]
+    backends: tuple[str, ...]
+    modes: tuple[str, ...]  # those run on a GPU
+    residual: bool
+    compiled: bool  # it claims to be: a run without a graph is then no success
+
+
+class Cell(NamedTuple):
+    """A way, and how it is compiled and replayed."""
+
+    way: Way
+    backend: str
+    mode: str
+
+    @property
+    def id(self) -> str:
+        """As in `6/as written/inductor/default`."""
+        return f"{self.way.approach}/{self.way.variant}/{self.backend}/{self.mode}"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """torch.compile with the backend and the mode of a cell."""
+
+    backend: str
+    mode: str
+
+    def __call__(self, fn: Callable[..., Any], fullgraph: bool = True, **options: Any) -> Callable[..., Any]:
+        """`fn` compiled; by default a graph break is an error."""
+        mode = "reduce-overhead" if self.mode == "reduce-overhead" else None
+        return torch.compile(fn, backend=self.backend, mode=mode, fullgraph=fullgraph, dynamic=False, **options)
+
+
+WAYS: list[Way] = []
+
+
+def way(
+    approach: str,
+    title: str,
+    variant: str,
+    *,
+    backends: tuple[str, ...] = BACKENDS,
+    modes: tuple[str, ...] = MODES,
+    residual: bool = False,
+    compiled: bool = True,
+) -> Callable[[Callable[[Problem, Compiler], Training]], Callable[[Problem, Compiler], Training]]:
+    """Put the decorated function into the list."""
+
+    def register(build: Callable[[Problem, Compiler], Training]) -> Callable[[Problem, Compiler], Training]:
+        WAYS.append(
+            Way(
+                approach=approach,
+                title=title,
+                variant=variant,
+                build=build,
+                backends=backends,
+                modes=modes,
+                residual=residual,
+                compiled=compiled,
+            )
+        )
+        return build
+
+    return register
+
+
+def cells(gpu: bool, patterns: tuple[str, ...]) -> list[Cell]:
+    """The cells for a machine; modes other than the default are tried on a GPU, for the backend inductor.
+
+    Args:
+      patterns: shell patterns of which a cell's id must match one; a pattern without a wildcard is looked for anywhere.
+    """
+    every = [
+        Cell(way, backend, mode)
+        for way in WAYS
+        for backend in way.backends
+        for mode in way.modes
+        if mode == "default" or (gpu and backend in ("none", "inductor"))
+    ]
+    wild = [p if any(c in p for c in "*?[") else f"*{p}*" for p in patterns]
+    return [cell for cell in every if any(fnmatch(cell.id, p) for p in wild)]
+
+
+def by_id(cell_id: str) -> Cell:
+    """The cell of this name; KeyError when there is none."""
+    approach, variant, backend, mode = cell_id.split("/")
+    for way in WAYS:
+        if (way.approach, way.variant) == (approach, variant):
+            return Cell(way, backend, mode)
+    raise KeyError(cell_id)

@@ -1,0 +1,279 @@
+"""The matrix tells right from wrong, resumes, notices changes; its records and INVESTIGATION.md say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments import full_step_matrix
+from experiments.matrix import causes, measure, pool, problem, record, registry, steps, tables
+from funcppo import optim, tree
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "INVESTIGATION.md").read_text()
+RECORDS = tables.records(record.RESULTS)
+NAMES = [tables.label(r) for r in RECORDS]
+EAGER = "0/eager, fused Adam/none/default"
+
+
+@pytest.fixture(autouse=True)
+def default_dtype():
+    """Cells change it."""
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# the oracle and the verdicts
+
+
+def test_the_oracle_equals_the_pure_step():
+    """autograd + clip_grad_norm_ + torch.optim.Adam against func.grad_and_value + optim; float64, so 1e-12."""
+    torch.set_default_dtype(torch.float64)
+    given = problem.make(torch.float64, "cpu")
+    params, opt_state = given.params, optim.init(given.params)
+    for batch in given.batches:
+        params, opt_state = steps.pure_step(given)(params, opt_state, batch)
+    for got, want in zip(tree.leaves(params), problem.oracle(given, list(given.batches)), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+def verdict(build, compiled=True, **options) -> str:
+    """The status of an eager cell made of `build`."""
+    way = registry.Way(
+        approach="T",
+        title="",
+        variant="",
+        build=build,
+        backends=("none",),
+        modes=("default",),
+        residual=False,
+        compiled=compiled,
+    )
+    return measure.examine(registry.Cell(way, "none", "default"), "cpu")[0]["status"]
+
+
+def test_a_right_cell_is_called_right():
+    assert verdict(lambda given, _: steps.training(given, steps.pure_step(given)), compiled=False) == "eager"
+
+
+def test_a_cell_that_claims_a_graph_and_has_none_is_no_success():
+    assert verdict(lambda given, _: steps.training(given, steps.pure_step(given))) == "not compiled"
+
+
+def test_a_cell_that_forgets_to_clip_is_called_wrong():
+    def build(given, _):
+        loose = given.scalars._replace(max_grad_norm=torch.tensor(1e9))
+        return steps.training(given, steps.pure_step(replace(given, scalars=loose)))
+
+    assert verdict(build) == "wrong"
+
+
+def test_a_cell_with_its_data_baked_in_is_called_wrong():
+    def build(given, _):
+        step = steps.pure_step(given)
+        return steps.training(given, lambda params, opt_state, batch: step(params, opt_state, given.batches[0]))
+
+    assert verdict(build) == "wrong"
+
+
+def test_a_cell_that_does_not_write_back_is_called_wrong():
+    def build(given, _):
+        return steps.training(given, steps.pure_step(given))._replace(step=lambda batch: None)
+
+    assert verdict(build) == "wrong"
+
+
+def test_not_a_number_is_wrong():
+    assert not measure.parity_ok({"parity": {"float64": float("nan")}})
+
+
+def test_an_exception_is_told_in_one_line_with_its_cause():
+    inner = ValueError("\n  torch.autograd.grad is off\nmore")
+    outer = RuntimeError("backend='inductor' raised:\ntorch.autograd.grad is off")
+    outer.inner_exception = inner  # type: ignore[attr-defined]
+    told = causes.describe(outer, "float64")
+    assert told["type"] == "ValueError"
+    assert told["message"] == "torch.autograd.grad is off"
+    assert told["cause"] == "autograd engine not traced"
+
+
+# cells, processes, resuming
+
+
+def test_every_cell_has_a_name_of_its_own_and_is_found_by_it():
+    cells = registry.cells(True, ("*",))
+    assert len({cell.id for cell in cells}) == len(cells)
+    for cell in cells:
+        assert registry.by_id(cell.id) == cell
+
+
+def test_a_machine_without_a_gpu_runs_the_default_mode_only():
+    assert {cell.mode for cell in registry.cells(False, ("*",))} == {"default"}
+    assert {cell.mode for cell in registry.cells(True, ("*",))} == set(registry.MODES)
+
+
+def test_a_hanging_cell_times_out():
+    worker = pool.Worker(EAGER, "cpu", 0.05)
+    assert worker.start()["status"] == "timeout"
+    worker.close()
+
+
+def test_a_dying_cell_is_a_crash_with_its_last_words():
+    worker = pool.Worker("no/such/cell/default", "cpu", 60.0)
+    result = worker.start()
+    worker.close()
+    assert result["status"] == "crash"
+    assert "no/such/cell/default" in result["error"]["message"]
+
+
+def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status(tmp_path, monkeypatch, capsys):
+    args = ["--out", str(tmp_path), "--only", EAGER]
+    assert full_step_matrix.main(args) == 0
+    assert "1/1" in capsys.readouterr().out
+    assert full_step_matrix.main(args) == 0
+    assert "1 of them in the record already" in capsys.readouterr().out
+    (file,) = tmp_path.glob("*.json")
+    committed = json.loads(file.read_text())
+    committed["cells"][EAGER]["status"] = "one graph"
+    committed["cells"][EAGER]["step_us"] = 1.0
+    (tmp_path / "committed").mkdir()
+    (tmp_path / "committed" / file.name).write_text(json.dumps(committed))
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "committed")
+    assert full_step_matrix.main(args) == 1
+    assert f"changed: {EAGER}: status one graph" in capsys.readouterr().out
+
+
+OUTCOMES = st.fixed_dictionaries(
+    {
+        "status": st.sampled_from(["one graph", "several graphs", "wrong"]),
+        "graphs": st.integers(0, 2),
+        "parity": st.fixed_dictionaries({"float64": st.sampled_from([0.0, 1e-16, 1e-3])}),
+        "step_us": st.floats(1, 9),
+    }
+)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), OUTCOMES), st.dictionaries(st.sampled_from("abc"), OUTCOMES))
+@settings(max_examples=60, deadline=None)
+def test_a_change_is_one_of_status_graphs_or_parity(old, new):
+    """Against the definition written out; times are no change, nor are cells that only one record has."""
+    outcome = lambda c: (c["status"], c["graphs"], c["parity"]["float64"] <= 1e-10)
+    want = [name for name in sorted(set(old) & set(new)) if outcome(old[name]) != outcome(new[name])]
+    assert [line.split(":")[0] for line in record.changes({"cells": old}, {"cells": new})] == want
+
+
+# what the text says of the records
+
+
+def cells_of(of, approaches, variant="", backend="inductor") -> list[dict]:
+    """The cells of some approaches, in the default mode."""
+    found = [c for c in of["cells"].values() if c["approach"] in approaches and c["mode"] == "default"]
+    return [c for c in found if c["variant"].startswith(variant) and c["backend"] == backend]
+
+
+@pytest.mark.parametrize("of", RECORDS, ids=NAMES)
+def test_as_written_the_report_is_right_that_these_fail(of):
+    wanted = {"1": 0, "2": 0, "3": 0, "4": 1, "5": 2, "6": 3, "8": 3, "9": 3}
+    for approach, cause in wanted.items():
+        for cell in cells_of(of, (approach,), "as written"):
+            assert cell["status"] == "fails", cell
+            assert cell["error"]["cause"] == list(causes.CAUSES)[cause], cell
+
+
+@pytest.mark.parametrize("of", RECORDS, ids=NAMES)
+def test_repaired_the_whole_step_is_one_graph(of):
+    """Approach 6 and route A on every version; 1 and 3 where the flag exists."""
+    late = of["torch"].split(".")[:2] >= ["2", "11"]
+    approaches = ("1", "3", "6", "B", "C") if late else ("6",)
+    repaired = cells_of(of, approaches, "repaired") + cells_of(of, ("A",), "written back outside")
+    assert len(repaired) >= 2
+    for cell in repaired + cells_of(of, ("B", "C") if late else ()):
+        assert cell["status"] == "one graph", cell
+        assert cell["parity"]["float64"] <= 1e-10
+
+
+@pytest.mark.parametrize("of", RECORDS, ids=NAMES)
+def test_an_option_that_does_not_exist_fails(of):
+    for name in ("trace_backward", "trace_grad_and_opt"):
+        for cell in cells_of(of, ("H",), f"torch.compile({name}"):
+            assert cell["error"]["cause"] == "no such option"
+
+
+@pytest.mark.parametrize("of", RECORDS, ids=NAMES)
+def test_every_silent_failure_is_in_the_text(of):
+    for name, cell in of["cells"].items():
+        if cell["status"] in ("wrong", "not compiled"):
+            assert f"| {tables.label(of)} | {name} |" in TEXT
+
+
+# the text
+
+
+def test_its_tables_are_those_of_the_records():
+    assert tables.rewritten(TEXT, RECORDS) == TEXT
+
+
+def test_outside_its_tables_it_holds_no_measured_number():
+    prose = tables.PLACE.sub("", TEXT)
+    assert not re.findall(r"\d[\d.,]*\s*(?:µs|us|ms|s|seconds|x|times|%)(?!\w)", prose)
+
+
+def test_every_section_ends_in_the_name_of_a_test_that_exists():
+    for section in TEXT.split("\n## ")[1:]:
+        named = re.findall(r"`(tests/\S+\.py)::(\w+)`", section.strip().splitlines()[-1])
+        assert named, section.splitlines()[0]
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / file).read_text(), test
+
+
+# the four causes, and write-backs
+
+
+def said(name: str) -> list[str]:
+    """What a reproducer prints."""
+    script = ROOT / "experiments" / "reproducers" / f"{name}.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_autograd_engine_is_traced_only_where_the_flag_says_so():
+    off, on = said("autograd_engine_not_traced")
+    assert "trace_autograd_ops=False" in off
+    assert on == "flag True: tensor([0., 1., 2.])"
+
+
+def test_functional_call_reaches_forward_only():
+    method, wrapper = said("functional_call_reaches_forward_only")
+    assert "unexpected keyword argument 'actions'" in method
+    assert wrapper.startswith("Judge tensor(")
+
+
+def test_an_in_place_write_destroys_what_backward_needs_compiled_or_not():
+    over, beside = said("in_place_over_saved_tensor")
+    assert "modified by an inplace operation" in over
+    assert beside.startswith("in place False: tensor([")
+
+
+def test_an_eager_transform_cannot_see_into_a_compiled_function():
+    refused, silent, inside = said("transform_over_compiled_function")
+    assert "Unsupported functorch tracing attempt" in refused
+    assert silent.endswith("graphs 0")
+    assert inside.endswith("graphs 1")
+
+
+def test_write_backs_inside_a_compiled_function_may_be_lost():
+    """A line that no longer fits is good news: the fault is gone, and the text may say from which version."""
+    eager, aot, inductor = said("write_backs_lost")
+    wanted = "wanted [1, 1], [0, 0]"
+    assert f"[1.0, 1.0], [0.0, 0.0], {wanted}; count = 1.0" in eager
+    assert f"[1.0, 1.0], [0.0, 0.0], {wanted}; count = 0.0" in aot
+    assert f"[1.0, 1.0], [1.0, 1.0], {wanted}; count = 0.0" in inductor
