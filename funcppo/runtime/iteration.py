@@ -1,0 +1,42 @@
+"""A whole iteration - rollout, advantages, epochs, minibatches - as one graph, its loops kept as loops.
+
+A Python loop would be unrolled, and 128 rollout steps take minutes to compile; `scan` compiles its body once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._higher_order_ops.scan import scan
+
+from funcppo import tree
+from funcppo.runtime.compile import DRAWS, compiled
+
+
+def graph_scan(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
+    """As `rollout.scan`, inside a compiled function only.
+
+    Bodies may return no NamedTuple and no tensor that they received: leaves are listed and cloned. The structure of the
+    outputs is that of one call beside the loop, whose operations the compiler drops.
+    """
+    _, like = fn(carry, tree.map(lambda x: x[0], xs))
+
+    def body(carry_leaves: list[torch.Tensor], x_leaves: list[torch.Tensor]) -> tuple[Any, Any]:
+        after, y = fn(tree.unflatten(carry, carry_leaves), tree.unflatten(xs, x_leaves))
+        return [leaf.clone() for leaf in tree.leaves(after)], [leaf.clone() for leaf in tree.leaves(y)]
+
+    last, ys = scan(body, tree.leaves(carry), tree.leaves(xs))
+    return tree.unflatten(carry, list(last)), tree.unflatten(like, list(ys))
+
+
+def whole(train_step: Callable[..., Any], parts: Any, backend: str = "inductor") -> Callable[..., Any]:
+    """`train_step(cfg, world, state)` as one graph.
+
+    Args:
+      parts: the eager parts, with `scan=graph_scan`.
+    """
+    options = DRAWS if backend == "inductor" else {}
+    step = compiled(train_step, backend, **options)
+    return lambda cfg, world, state: step(cfg, world, state, parts)

@@ -1,0 +1,48 @@
+"""A whole iteration in one graph is the iteration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.plug_in import Corridor, config
+from funcppo import random, rollout
+from funcppo.runtime.iteration import graph_scan, whole
+from funcppo.train_step import EAGER, init, train_step
+from tests.learning import WORLD, assert_trees_equal, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+def test_a_scan_in_a_graph_equals_the_loop():
+    """A running sum and product of 1 to 5, the carry a NamedTuple."""
+
+    def step(carry, x):
+        return rollout.Episode(carry.total + x, carry.length * x.long()), {"seen": carry.total}["seen"]
+
+    start = rollout.Episode(torch.zeros(2), torch.ones(2, dtype=torch.int64))
+    xs = torch.arange(1.0, 6.0)
+    got = torch.compile(lambda: graph_scan(step, start, xs), fullgraph=True, backend="aot_eager")()
+    assert_trees_equal(got, rollout.scan(step, start, xs), rtol=0, atol=0)
+
+
+def test_a_whole_iteration_is_one_graph_and_equals_eager():
+    """Three updates; the second and third compile nothing."""
+    cfg = config(Corridor(n_cells=5, max_steps=9))
+    cfg = replace(cfg, ppo=replace(cfg.ppo, n_envs=4, n_steps=6, n_epochs=2, n_minibatches=2))
+    torch._dynamo.utils.counters.clear()
+    step = whole(train_step, replace(EAGER, scan=graph_scan), backend="aot_eager")
+    got = want = init(cfg, WORLD, random.key(0))
+    with torch.no_grad():
+        got, shown = step(cfg, WORLD, got)
+        want, expected = train_step(cfg, WORLD, want)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for _ in range(2):
+                got, shown = step(cfg, WORLD, got)
+                want, expected = train_step(cfg, WORLD, want)
+    assert_trees_equal(got, want, rtol=1e-5, atol=1e-6)
+    assert_trees_equal(shown.loss, expected.loss, rtol=1e-5, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
