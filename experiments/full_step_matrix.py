@@ -1,7 +1,8 @@
 """Claim: the whole PPO step - forward, loss, backward, clipping, Adam - compiles into one graph, and here is how.
 
     python experiments/full_step_matrix.py                       run what the record lacks, rewrite the tables
-    python experiments/full_step_matrix.py --out DIR --jobs 12   write elsewhere, 12 cells at a time (timed one by one)
+    python experiments/full_step_matrix.py --out DIR --jobs 16 --time none inductor
+                                                                 write elsewhere, 16 cells at a time, timed one by one
     python experiments/full_step_matrix.py --only 6/ --fresh     run some cells again
     python experiments/full_step_matrix.py --report              rewrite the tables only
 
@@ -69,6 +70,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="part of a cell's name, or * ? [ ]")
     parser.add_argument("--fresh", action="store_true", help="run cells that the record has, too")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds that one cell may take")
+    parser.add_argument("--time", nargs="+", default=["*"], metavar="PATTERN", help="of those, cells to time")
     parser.add_argument("--jobs", type=int, default=1, help="cells examined at a time")
     parser.add_argument("--wave", type=int, default=48, help="processes that wait to be timed, at most")
     parser.add_argument("--list", action="store_true", help="name the cells that would run, and stop")
@@ -92,24 +94,13 @@ def run(args: argparse.Namespace, file: Path) -> dict[str, Any]:
 
     def done(name: str, result: dict[str, Any]) -> None:
         now.update(record.load(file))  # another run may have added to it
-        now["cells"][name] = {**describe(chosen[name]), **result, "source": sources[name], "commit": commit}
+        now["cells"][name] = {**record.describe(chosen[name]), **result, "source": sources[name], "commit": commit}
         record.save(file, now)
         progress(name, result)
 
-    pool.run(todo, args.device, args.limit, args.jobs, args.wave, done)
+    timed = {cell.id for cell in registry.cells(args.device == "cuda", tuple(args.time))}
+    pool.run(todo, pool.Plan(args.device, args.limit, args.jobs, args.wave, timed.__contains__), done)
     return now
-
-
-def describe(cell: registry.Cell) -> dict[str, str]:
-    """What a cell is, for the record."""
-    way = cell.way
-    return {
-        "approach": way.approach,
-        "title": way.title,
-        "variant": way.variant,
-        "backend": cell.backend,
-        "mode": cell.mode,
-    }
 
 
 class Progress:

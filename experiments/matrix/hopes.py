@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from experiments.matrix.problem import Policy, Problem, adam, learn
 from experiments.matrix.registry import Compiler, Training, way
 from experiments.matrix.routes_traced import StepModule, flat_step, packaged, train_flat
-from experiments.matrix.steps import module_training, pure_step
-from funcppo import optim, tree
+from experiments.matrix.steps import module_training
+from funcppo import tree
 
 ONCE = {"backends": ("inductor",), "modes": ("default",)}
 HOPE = "hoped-for API"
@@ -58,23 +58,20 @@ def export_usual(problem: Problem, compiler: Compiler) -> Training:
     return module_training(module.policy, lambda batch: program(tree.leaves(batch)), graphs=1)
 
 
-class PureStep(StepModule):
-    """The pure step over leaves, traced by torch.export itself."""
-
-    def __init__(self, problem: Problem) -> None:
-        structure = (problem.params, optim.init(problem.params), problem.batches[0])
-        step = pure_step(problem)
-        super().__init__(lambda *leaves: tree.leaves(step(*tree.unflatten(structure, list(leaves)))))
+def export_as_it_stands(problem: Problem) -> torch.export.ExportedProgram:
+    """torch.export tracing the pure step itself."""
+    fn, leaves = flat_step(problem)
+    return torch.export.export(StepModule(fn), (leaves,), strict=True)
 
 
 @way("H", HOPE, "export of the pure step", backends=("eager",), modes=("default",))
 def export_pure(problem: Problem, compiler: Compiler) -> Training:
     """torch.export of func.grad_and_value and Adam as they stand."""
-    program = torch.export.export(PureStep(problem), (flat_step(problem)[1],), strict=True).module()
+    program = export_as_it_stands(problem).module()
     return train_flat(problem, lambda *leaves: program(list(leaves)), graphs=1)
 
 
 @way("H", HOPE, "AOTInductor package of the pure step", backends=("inductor",), modes=("default", "manual graph"))
 def package_pure(problem: Problem, compiler: Compiler) -> Training:
     """That export, compiled to a package and loaded again."""
-    return packaged(problem, torch.export.export(PureStep(problem), (flat_step(problem)[1],), strict=True))
+    return packaged(problem, export_as_it_stands(problem))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "@cell "  # begins a line that is meant for the parent
 TIMING_LIMIT = 60.0  # seconds
@@ -55,16 +55,18 @@ class Worker:
 
     def time(self) -> Result:
         """Its microseconds a step; nothing where that failed."""
-        if self.process is None or self.process.poll() is not None:
-            return {}
-        assert self.process.stdin is not None
+        assert self.process is not None and self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         return self._read(TIMING_LIMIT) or {}
 
+    def alive(self) -> bool:
+        """Whether it waits."""
+        return self.process is not None and self.process.poll() is None
+
     def close(self) -> None:
         """End the process and remove its folder."""
-        if self.process is not None and self.process.poll() is None:
+        if self.alive():
             self._kill()
         if self.process is not None:
             self.process.wait()
@@ -97,28 +99,41 @@ class Worker:
         return {"parity": {}, "status": "crash", "error": error}
 
 
-def run(
-    cell_ids: list[str], device: str, limit: float, jobs: int, wave: int, done: Callable[[str, Result], None]
-) -> None:
-    """Call `done` with the result of every cell.
+class Plan(NamedTuple):
+    """How cells are run."""
 
-    Args:
-      limit: seconds that examining one cell may take.
-      jobs: cells examined at a time; 1 times each right after.
-      wave: how many finished processes wait to be timed, at most.
-    """
-    size = wave if jobs > 1 else 1
-    for start in range(0, len(cell_ids), size):
-        _wave([Worker(name, device, limit) for name in cell_ids[start : start + size]], jobs, done)
+    device: str
+    limit: float  # seconds that examining one cell may take
+    jobs: int  # cells examined at a time
+    wave: int  # finished processes that wait until all is quiet, to be timed, at most
+    timed: Callable[[str], bool]  # whether a cell is timed
 
 
-def _wave(workers: list[Worker], jobs: int, done: Callable[[str, Result], None]) -> None:
-    found: dict[str, Result] = {}
-    slots = threading.Semaphore(jobs)
+def run(cell_ids: list[str], plan: Plan, done: Callable[[str, Result], None]) -> None:
+    """Call `done` with the result of every cell; one job at a time keeps the order."""
+    if plan.jobs == 1:
+        waves = [[name] for name in cell_ids]
+    else:
+        timed = [name for name in cell_ids if plan.timed(name)]
+        waves = [[name for name in cell_ids if not plan.timed(name)]]
+        waves += [timed[start : start + plan.wave] for start in range(0, len(timed), plan.wave)]
+    for wave in waves:
+        _wave([Worker(name, plan.device, plan.limit) for name in wave], plan, done)
+
+
+def _wave(workers: list[Worker], plan: Plan, done: Callable[[str, Result], None]) -> None:
+    slots, report = threading.Semaphore(plan.jobs), threading.Lock()
+    waiting: list[tuple[Worker, Result]] = []
 
     def examine(worker: Worker) -> None:
         with slots:
-            found[worker.cell_id] = worker.start()
+            result = worker.start()
+        if plan.timed(worker.cell_id) and worker.alive():
+            waiting.append((worker, result))
+            return
+        worker.close()
+        with report:
+            done(worker.cell_id, result)
 
     threads = [threading.Thread(target=examine, args=(worker,)) for worker in workers]
     try:
@@ -126,8 +141,8 @@ def _wave(workers: list[Worker], jobs: int, done: Callable[[str, Result], None])
             thread.start()
         for thread in threads:
             thread.join()
-        for worker in workers:
-            done(worker.cell_id, {**found[worker.cell_id], **worker.time()})
+        for worker, result in waiting:
+            done(worker.cell_id, {**result, **worker.time()})
     finally:
         for worker in workers:
             worker.close()

@@ -17,12 +17,14 @@ import torch
 
 from experiments.matrix import problem
 from experiments.matrix.measure import TOLERANCE, parity_ok
-from experiments.matrix.registry import Way
+from experiments.matrix.registry import Cell, Way
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 COMPARED = ("status", "graphs", "parity_ok")
 MATHS = ("losses", "optim", "tree", "nets.base", "nets.mlp")  # what of the library decides how a cell ends
+
+LOSS_ONLY = ("0/loss compiled", "6/as written", "6/the same", "7/as written", "8/as written", "9/as written")
 
 
 def path(folder: Path, version: str, device: str) -> Path:
@@ -71,6 +73,19 @@ def save(file: Path, record: dict[str, Any]) -> None:
     part = file.with_suffix(".part")
     part.write_text(json.dumps({**record, "cells": dict(sorted(record["cells"].items()))}, indent=1) + "\n")
     os.replace(part, file)
+
+
+def describe(cell: Cell) -> dict[str, str]:
+    """What a cell is; `compiles` says what its graphs hold: there are ways that compile the loss alone."""
+    way = cell.way
+    return {
+        "approach": way.approach,
+        "title": way.title,
+        "variant": way.variant,
+        "backend": cell.backend,
+        "mode": cell.mode,
+        "compiles": "loss" if cell.id.startswith(LOSS_ONLY) else "step" if way.compiled else "nothing",
+    }
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -22,17 +22,23 @@ AHEAD = ("default", "manual graph")
 
 
 def flat_step(problem: Problem) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
-    """The pure step over a list of tensors, and such a list."""
-    structure = (problem.params, optim.init(problem.params), problem.batches[0])
-    step = pure_step(problem)
-    fn = lambda *leaves: tree.leaves(step(*tree.unflatten(structure, list(leaves))))
-    return fn, tree.leaves(structure)
+    """The pure step over a list of tensors, and such a list.
+
+    The scalars are among them: a tensor from outside would be baked in, or refused.
+    """
+    structure = (problem.params, optim.init(problem.params), problem.batches[0], problem.scalars)
+
+    def step(*leaves: Tensor) -> list[Tensor]:
+        *state, scalars = tree.unflatten(structure, list(leaves))
+        return tree.leaves(pure_step(replace(problem, scalars=scalars))(*state))
+
+    return step, tree.leaves(structure)
 
 
 def train_flat(problem: Problem, compiled: Callable[..., Any], **options: Any) -> Training:
     """A training around a compiled function of leaves."""
     like = (problem.params, optim.init(problem.params))
-    step = lambda *args: tree.unflatten(like, list(compiled(*tree.leaves(args))))
+    step = lambda *args: tree.unflatten(like, list(compiled(*tree.leaves(args), *problem.scalars)))
     return training(problem, step, **options)
 
 
@@ -51,10 +57,9 @@ def traced_and_lowered(problem: Problem, compiler: Compiler) -> Training:
     from torch._subclasses import FakeTensorMode
 
     fn, leaves = flat_step(problem)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with FakeTensorMode() as mode:
         fake = [mode.from_tensor(leaf) for leaf in leaves]
-        graph = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*fake)
-        lowered = compile_fx_inner(graph, fake)
+        lowered = compile_fx_inner(make_fx(fn, decomposition_table=select_decomp_table())(*fake), fake)
     return train_flat(problem, lambda *leaves: lowered(list(leaves)), graphs=1)
 
 

@@ -46,7 +46,9 @@ def outcome(cell: Record) -> str:
         return "**wrong result**"
     if cell["status"] == "not compiled":
         return "**no graph at all**"
-    return f"**{cell['status']}**" if cell["status"] == "one graph" else cell["status"]
+    if cell["status"] == "one graph":
+        return "**one graph**" if cell["compiles"] == "step" else "one graph, of the loss only"
+    return cell["status"]
 
 
 def variants(of: list[Record], approaches: tuple[str, ...]) -> list[tuple[str, str, str]]:

@@ -116,6 +116,14 @@ def test_every_cell_has_a_name_of_its_own_and_is_found_by_it():
         assert registry.by_id(cell.id) == cell
 
 
+def test_a_way_that_compiles_the_loss_alone_says_so():
+    """Its functions say it: each is made of a compiled loss that eager code differentiates."""
+    by_hand = {"loss_compiled", "transform_outside", "transform_outside_broken", "transform_outside_aot"}
+    by_hand |= {"minibatch_disabled", "no_grad_over_compiled_loss"}
+    for cell in registry.cells(True, ("*",)):
+        assert (record.describe(cell)["compiles"] == "loss") == (cell.way.build.__name__ in by_hand), cell.id
+
+
 def test_a_machine_without_a_gpu_runs_the_default_mode_only():
     assert {cell.mode for cell in registry.cells(False, ("*",))} == {"default"}
     assert {cell.mode for cell in registry.cells(True, ("*",))} == set(registry.MODES)
@@ -197,7 +205,7 @@ def test_repaired_the_whole_step_is_one_graph(of):
     repaired = cells_of(of, approaches, "repaired") + cells_of(of, ("A",), "written back outside")
     assert len(repaired) >= 2
     for cell in repaired + cells_of(of, ("B", "C") if late else ()):
-        assert cell["status"] == "one graph", cell
+        assert (cell["status"], cell["compiles"]) == ("one graph", "step"), cell
         assert cell["parity"]["float64"] <= 1e-10
 
 
