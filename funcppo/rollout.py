@@ -28,7 +28,14 @@ class Actor(NamedTuple):
 
     env_state: Any
     episode: Episode
-    key: I64[Tensor, "2"]
+
+
+class StepKeys(NamedTuple):
+    """The keys of one step; with a leading axis T those of a rollout, drawn together because one by one costs more."""
+
+    action: I64[Tensor, "... 2"]
+    step: I64[Tensor, "... B 2"]  # of the environments, one a row
+    reset: I64[Tensor, "... B 2"]  # of the rows that restart
 
 
 class Transition(NamedTuple):
@@ -51,19 +58,20 @@ def start(cfg: Config, world: Any, key: I64[Tensor, "2"], n: int) -> tuple[Any, 
     return env_state, Episode(torch.zeros(n, device=key.device), torch.zeros(n, dtype=torch.int64, device=key.device))
 
 
-def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, x: Any = None) -> tuple[Actor, Transition]:
-    """Observe, act, step, and restart the rows that finished.
+def step_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> StepKeys:
+    """Independent keys for every step of a rollout."""
+    action_key, env_key = random.split(key).unbind()
+    step, reset = random.split(random.split(random.split(env_key, n_steps), n_envs)).unbind(-2)
+    return StepKeys(action=random.split(action_key, n_steps), step=step, reset=reset)
 
-    Keys: one split for the action, one for the environments; a row's key is split into its step's and its reset's.
-    """
+
+def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepKeys) -> tuple[Actor, Transition]:
+    """Observe, act, step, and restart the rows that finished."""
     env, agent = cfg.env, cfg.agent
-    key, action_key = random.split(actor.key).unbind()
-    key, env_key = random.split(key).unbind()
-    step_keys, reset_keys = random.split(random.split(env_key, actor.episode.total.shape[0])).unbind(-2)
     obs = env.observe(env.cfg, world, actor.env_state)
     out = agent.apply(agent.cfg, world, params, obs)
-    action = agent.distribution.sample(action_key, out)
-    stepped, timestep = env.step_functional(env.cfg, world, actor.env_state, action, step_keys)
+    action = agent.distribution.sample(keys.action, out)
+    stepped, timestep = env.step_functional(env.cfg, world, actor.env_state, action, keys.step)
     done = timestep.terminated | timestep.truncated
     episode = Episode(actor.episode.total + timestep.reward, actor.episode.length + 1)
     transition = Transition(
@@ -77,9 +85,9 @@ def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, x: Any = No
         final_value=_final_value(cfg, world, params, stepped, timestep),
         episode=episode,
     )
-    restarted = autoreset(env, world, stepped, timestep, reset_keys)
+    restarted = autoreset(env, world, stepped, timestep, keys.reset)
     episode = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode)
-    return Actor(restarted, episode, key), transition
+    return Actor(restarted, episode), transition
 
 
 def _final_value(cfg: Config, world: Any, params: Any, stepped: Any, timestep: Timestep) -> F32[Tensor, "B"]:

@@ -1,6 +1,6 @@
 """One PPO update as a pure function of the training state:
 
-train_step = n_steps x rollout_step . learning_batch . n_epochs x shuffle . (n_epochs n_minibatches) x minibatch_step
+train_step = plan . n_steps x rollout_step . learning_batch . (n_epochs * n_minibatches) x minibatch_step
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from funcppo import optim, random, rollout, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
-from funcppo.rollout import Actor, Episode, Transition, rollout_step
+from funcppo.rollout import Actor, Episode, StepKeys, Transition, rollout_step
 from funcppo.types import F32, I64, Bool
 
 
@@ -29,6 +29,13 @@ class Learner(NamedTuple):
     params: Any
     opt_state: optim.AdamState[Any]
     active: Bool[Tensor, ""]  # false once the KL limit has stopped this update
+
+
+class Minibatches(NamedTuple):
+    """All minibatches of an update, of all its epochs; without its first axis, one of them."""
+
+    rows: I64[Tensor, "... M"]  # of the batch
+    ends_epoch: Bool[Tensor, "..."]
 
 
 class TrainState(NamedTuple):
@@ -123,12 +130,15 @@ def learning_batch(
     return tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), metrics
 
 
-def shuffle(cfg: Config, key: I64[Tensor, "2"], epoch: Any = None) -> tuple[I64[Tensor, "2"], tuple[Tensor, Tensor]]:
-    """The next key, the rows of every minibatch of one epoch, and which minibatch ends it."""
+def plan(cfg: Config, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], StepKeys, Minibatches]:
+    """The next key, the keys of every rollout step, and which rows every minibatch learns from."""
     ppo = cfg.ppo
-    key, order_key = random.split(key).unbind()
-    rows = random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1)
-    return key, (rows, torch.arange(ppo.n_minibatches, device=key.device) == ppo.n_minibatches - 1)
+    key, rollout_key, order_key = random.split(key, 3).unbind()
+    keys = rollout.step_keys(rollout_key, ppo.n_steps, ppo.n_envs)
+    order = random.permutation(random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps)
+    number = torch.arange(ppo.n_epochs * ppo.n_minibatches, device=key.device)
+    ends_epoch = (number + 1) % ppo.n_minibatches == 0
+    return key, keys, Minibatches(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
 
 
 def minibatch_loss(
@@ -176,19 +186,16 @@ def minibatch_step(
     batch: Batch,
     scalars: Scalars,
     learner: Learner,
-    x: tuple[Tensor, Tensor],
+    minibatch: Minibatches,
     gradient: Callable[..., Any] = gradient,
     apply_gradient: Callable[..., Any] = apply_gradient,
 ) -> tuple[Learner, tuple[LossMetrics, Tensor, Tensor]]:
     """Forward, loss, backward, clip and Adam on one minibatch.
 
-    Args:
-      x: rows of the batch, and whether they are the last of an epoch.
     Returns: the learner, and (loss metrics, gradient norm, whether a step was made).
     """
-    rows, ends_epoch = x
-    grads, metrics = gradient(cfg, world, learner.params, batch, rows, scalars)
-    after, norm = apply_gradient(cfg, learner, grads, metrics.approx_kl, ends_epoch, scalars)
+    grads, metrics = gradient(cfg, world, learner.params, batch, minibatch.rows, scalars)
+    after, norm = apply_gradient(cfg, learner, grads, metrics.approx_kl, minibatch.ends_epoch, scalars)
     return after, (metrics, norm, after.opt_state.step > learner.opt_state.step)
 
 
@@ -201,9 +208,9 @@ class Parts:
     """
 
     scan: Callable[..., Any] = rollout.scan
+    plan: Callable[..., Any] = plan
     rollout_step: Callable[..., Any] = rollout_step
     learning_batch: Callable[..., Any] = learning_batch
-    shuffle: Callable[..., Any] = shuffle
     minibatch_step: Callable[..., Any] = minibatch_step
     gradient: Callable[..., Any] = gradient
     apply_gradient: Callable[..., Any] = apply_gradient
@@ -227,15 +234,16 @@ def vectorised(parts: Parts) -> Parts:
 
         return part
 
-    def shuffle(cfg: Config, key: I64[Tensor, "K 2"], _: Any) -> tuple[I64[Tensor, "K 2"], tuple[Tensor, Tensor]]:
-        key, order = over(parts.shuffle, 1)(cfg, key)
-        return key, tree.map(lambda x: x.transpose(0, 1), order)
+    def plan(cfg: Config, key: I64[Tensor, "K 2"]) -> tuple[I64[Tensor, "K 2"], StepKeys, Minibatches]:
+        key, *ahead = over(parts.plan, 1)(cfg, key)
+        keys, minibatches = tree.map(lambda x: x.transpose(0, 1).contiguous(), ahead)
+        return key, keys, minibatches
 
     return dataclasses.replace(
         parts,
-        rollout_step=lambda cfg, world, params, actor, _: over(parts.rollout_step, 2)(cfg, world, params, actor),
+        plan=plan,
+        rollout_step=over(parts.rollout_step, 2),
         learning_batch=over(parts.learning_batch, 2, in_dims=(0, 0, 1, 0)),
-        shuffle=shuffle,
         minibatch_step=over(parts.minibatch_step, 2),
     )
 
@@ -243,27 +251,24 @@ def vectorised(parts: Parts) -> Parts:
 class Collected(NamedTuple):
     """What one update learns from."""
 
-    actor: Actor  # after the rollout; its key is spent
-    key: I64[Tensor, "2"]  # the next one
+    key: I64[Tensor, "2"]  # of the next update
+    actor: Actor  # after the rollout
     learner: Learner
     batch: Batch
     scalars: Scalars  # of this update
-    minibatches: tuple[Tensor, Tensor]  # rows, and whether they end an epoch, for every minibatch of every epoch
+    minibatches: Minibatches
     shown: RolloutMetrics
 
 
 def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> Collected:
-    """Act, estimate advantages, and choose the order to learn in."""
-    ppo, device = cfg.ppo, state.key.device
+    """Draw what is random, act, and estimate advantages."""
     scalars = scheduled(cfg, state.update, state.scalars)
-    actor = Actor(state.env_state, state.episode, state.key)
+    key, keys, minibatches = parts.plan(cfg, state.key)
     act = partial(parts.rollout_step, cfg, world, state.params)
-    actor, trajectory = parts.scan(act, actor, torch.arange(ppo.n_steps, device=device))
+    actor, trajectory = parts.scan(act, Actor(state.env_state, state.episode), keys)
     batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
-    key, epochs = parts.scan(partial(parts.shuffle, cfg), actor.key, torch.arange(ppo.n_epochs, device=device))
-    minibatches = tree.map(lambda x: x.flatten(0, 1), epochs)
     learner = Learner(state.params, state.opt_state, torch.ones_like(state.update, dtype=torch.bool))
-    return Collected(actor, key, learner, batch=batch, scalars=scalars, minibatches=minibatches, shown=shown)
+    return Collected(key, actor, learner, batch, scalars=scalars, minibatches=minibatches, shown=shown)
 
 
 def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> tuple[TrainState, Metrics]:

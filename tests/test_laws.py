@@ -19,7 +19,7 @@ from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import Actor
 from funcppo.runtime.compile import DRAWS
-from funcppo.train_step import Learner, init, learning_batch, minibatch_step, scheduled, shuffle, train_step
+from funcppo.train_step import collect, init, learning_batch, minibatch_step, plan, train_step
 from funcppo.types import check
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, one_thread, pendulum_config
 
@@ -40,50 +40,41 @@ class Case(NamedTuple):
 
 @cache
 def rolled(cfg: Any, seed: int) -> Any:
-    """A state and a trajectory from it."""
+    """A state, the keys of a rollout, the actor after it, and the trajectory."""
     state = init(cfg, WORLD, random.key(seed))
-    actor = Actor(state.env_state, state.episode, state.key)
+    _, keys, _ = plan(cfg, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return state, *rollout.scan(act, actor, torch.arange(cfg.ppo.n_steps))
-
-
-@cache
-def batched(cfg: Any, seed: int) -> Any:
-    """What a minibatch step takes."""
-    state, actor, trajectory = rolled(cfg, seed)
-    scalars = scheduled(cfg, state.update, state.scalars)
-    batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, trajectory, scalars)
-    return batch, scalars, Learner(state.params, state.opt_state, torch.tensor(True)), shuffle(cfg, actor.key)[1]
+    return state, keys, *rollout.scan(act, Actor(state.env_state, state.episode), keys)
 
 
 def env_step(cfg: Any, seed: int) -> tuple[Any, ...]:
-    state, actor, trajectory = rolled(cfg, seed)
-    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], random.split(state.key, 4)
+    _, keys, actor, trajectory = rolled(cfg, seed)
+    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], keys.step[0]
 
 
 def act(cfg: Any, seed: int) -> tuple[Any, ...]:
-    state, actor, _ = rolled(cfg, seed)
-    return cfg, WORLD, state.params, actor
+    state, keys, actor, _ = rolled(cfg, seed)
+    return cfg, WORLD, state.params, actor, tree.map(lambda x: x[0], keys)
 
 
 def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
-    state, actor, trajectory = rolled(cfg, seed)
+    state, _, actor, trajectory = rolled(cfg, seed)
     return cfg, WORLD, state.params, actor.env_state, trajectory, state.scalars
 
 
 def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
-    batch, scalars, learner, (rows, ends) = batched(cfg, seed)
-    return cfg, WORLD, batch, scalars, learner, (rows[0], ends[0])
+    got = collect(cfg, WORLD, rolled(cfg, seed)[0])
+    return cfg, WORLD, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches)
 
 
 def advantages(seed: int) -> tuple[Any, ...]:
-    traj = rolled(CARTPOLE, seed)[2]
+    traj = rolled(CARTPOLE, seed)[3]
     return traj.reward, traj.terminated, traj.truncated, traj.value, traj.value
 
 
 def evaluate_loss(seed: int) -> tuple[Any, ...]:
-    batch, scalars, learner, _ = batched(CARTPOLE, seed)
-    return CARTPOLE, WORLD, learner.params, batch, scalars
+    got = collect(CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0])
+    return CARTPOLE, WORLD, got.learner.params, got.batch, got.scalars
 
 
 def adam(seed: int) -> tuple[Any, ...]:
@@ -98,7 +89,7 @@ CASES = {
     "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
     "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
     "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, inductor={}),
-    "shuffle": Case(shuffle, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=DRAWS),
+    "plan": Case(plan, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=DRAWS),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
     "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 4}, inductor={}),
@@ -162,7 +153,7 @@ def test_the_laws_catch_a_function_that_writes():
 def test_records_have_the_axes_that_their_annotations_name(cfg):
     state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
     assert check(state.episode)["B"] == check(state.env_state)["B"] == 4
-    for record in (state, metrics, metrics.loss, metrics.rollout, state.scalars, batched(cfg, 0)[0]):
+    for record in (state, metrics, metrics.loss, metrics.rollout, state.scalars, collect(cfg, WORLD, state).batch):
         check(record)
 
 

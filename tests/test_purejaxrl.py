@@ -1,4 +1,7 @@
-"""Six updates of PureJaxRL's ppo.py on CartPole, from the same key and initial weights, number by number."""
+"""Six updates of PureJaxRL's ppo.py on CartPole, from the same key and initial weights, number by number.
+
+Only `plan` is replaced: which random numbers come when is a matter of taste, and ours are drawn all at once.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from funcppo import random, tree
+from funcppo.config import Config
 from funcppo.nets import mlp
 from funcppo.nets.base import Dense
-from funcppo.train_step import EAGER, init, train_step
+from funcppo.rollout import StepKeys
+from funcppo.train_step import EAGER, Minibatches, init, train_step
 from tests.learning import WORLD, cartpole_config, one_thread, oracle
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-PARTS = ("rollout_step", "learning_batch", "shuffle", "minibatch_step")
+PARTS = ("plan", "rollout_step", "learning_batch", "minibatch_step")
+
+
+def chained_plan(cfg: Config, key: Tensor) -> tuple[Tensor, StepKeys, Minibatches]:
+    """PureJaxRL's order: one split after another through steps and epochs, and in each row's step one more."""
+    ppo, actions, rows, orders = cfg.ppo, [], [], []
+    for _ in range(ppo.n_steps):
+        key, action_key = random.split(key)
+        key, env_key = random.split(key)
+        actions.append(action_key)
+        rows.append(random.split(random.split(env_key, ppo.n_envs)))
+    for _ in range(ppo.n_epochs):
+        key, order_key = random.split(key)
+        orders.append(random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1))
+    _, _, minibatches = EAGER.plan(cfg, key)
+    step, reset = torch.stack(rows).unbind(-2)
+    return key, StepKeys(torch.stack(actions), step=step, reset=reset), minibatches._replace(rows=torch.cat(orders))
+
+
+PUREJAXRL = replace(EAGER, plan=chained_plan)
 
 
 def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.Params:
@@ -53,13 +78,13 @@ def replay(run: dict[str, np.ndarray]):
 
         def recorded(name: str, log: dict[str, list[Any]] = log):
             def call(*args: Any) -> Any:
-                log[name].append(getattr(EAGER, name)(*args))
+                log[name].append(getattr(PUREJAXRL, name)(*args))
                 return log[name][-1]
 
             return call
 
         with torch.no_grad():
-            state, _ = train_step(cfg, WORLD, state, replace(EAGER, **{name: recorded(name) for name in PARTS}))
+            state, _ = train_step(cfg, WORLD, state, replace(PUREJAXRL, **{name: recorded(name) for name in PARTS}))
         yield log, state
 
 
@@ -78,8 +103,8 @@ def test_resets_actions_ends_and_permutations_are_equal(updates):
     for u, (log, _) in enumerate(steps):
         np.testing.assert_array_equal(stacked(log, "action"), run["action"][u])
         np.testing.assert_array_equal(stacked(log, "terminated") | stacked(log, "truncated"), run["done"][u])
-        rows = torch.stack([rows.flatten() for _, (rows, _) in log["shuffle"]])
-        np.testing.assert_array_equal(rows.numpy(), run["permutation"][u])
+        rows = log["plan"][0][2].rows
+        np.testing.assert_array_equal(rows.reshape(run["permutation"][u].shape).numpy(), run["permutation"][u])
         obs, done = stacked(log, "obs"), run["done"][u]
         np.testing.assert_array_equal(obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]])  # straight after a reset
 

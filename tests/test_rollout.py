@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
-from funcppo.rollout import Actor, rollout_step, scan
+from funcppo.rollout import Actor, rollout_step, scan, step_keys
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -18,8 +18,8 @@ CONFIGS = {"cartpole": cartpole_config(max_steps=9), "pendulum": pendulum_config
 def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     key, params_key, reset_key = random.split(random.key(seed), 3)
     params = cfg.agent.init(cfg.agent.cfg, params_key)
-    actor = Actor(*rollout.start(cfg, WORLD, reset_key, n_envs), key)
-    return params, actor, *scan(partial(rollout_step, cfg, WORLD, params), actor, torch.arange(n_steps))
+    actor, keys = Actor(*rollout.start(cfg, WORLD, reset_key, n_envs)), step_keys(key, n_steps, n_envs)
+    return params, actor, keys, *scan(partial(rollout_step, cfg, WORLD, params), actor, keys)
 
 
 def test_scan_by_hand():
@@ -32,17 +32,12 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
     """The same keys, one environment at a time, restarted by an if."""
     cfg = CONFIGS[name]
     env, agent = cfg.env, cfg.agent
-    params, actor, _, traj = trajectory(cfg)
-    keys, key = [], actor.key
-    for _ in range(30):
-        key, action_key = random.split(key)
-        key, env_key = random.split(key)
-        keys.append((action_key, random.split(env_key, 6)))
+    params, actor, keys, _, traj = trajectory(cfg)
     for b in range(6):
         state = tree.map(lambda x, b=b: x[b : b + 1], actor.env_state)
         total = 0.0
-        for t, (_, rows) in enumerate(keys):
-            step_key, reset_key = random.split(rows[b])
+        for t in range(30):
+            step_key, reset_key = keys.step[t, b], keys.reset[t, b]
             obs = env.observe(env.cfg, WORLD, state)
             torch.testing.assert_close(traj.obs[t, b], obs[0], rtol=1e-6, atol=1e-6)
             out = agent.apply(agent.cfg, WORLD, params, obs)
@@ -62,15 +57,21 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
 
 def test_actions_are_drawn_from_the_policy_with_the_action_key():
     cfg = CONFIGS["cartpole"]
-    params, actor, _, traj = trajectory(cfg)
-    _, action_key = random.split(actor.key)
-    out = cfg.agent.apply(cfg.agent.cfg, WORLD, params, traj.obs[0])
-    assert torch.equal(traj.action[0], cfg.agent.distribution.sample(action_key, out))
+    params, _, keys, _, traj = trajectory(cfg)
+    for t in (0, 7):
+        out = cfg.agent.apply(cfg.agent.cfg, WORLD, params, traj.obs[t])
+        assert torch.equal(traj.action[t], cfg.agent.distribution.sample(keys.action[t], out))
+
+
+def test_no_key_of_a_rollout_is_used_twice():
+    keys = step_keys(random.key(0), 7, 5)
+    every = torch.cat([leaf.reshape(-1, 2) for leaf in keys])
+    assert len(every) == 7 + 7 * 5 * 2 == len(every.unique(dim=0))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_episode_lengths_count_up_to_every_end_and_start_again(name):
-    _, _, last, traj = trajectory(CONFIGS[name])
+    _, _, _, last, traj = trajectory(CONFIGS[name])
     length = torch.zeros(6, dtype=torch.int64)
     for t in range(30):
         length = length + 1

@@ -13,12 +13,12 @@ from funcppo.config import PPOConfig, Schedule
 from funcppo.rollout import Actor
 from funcppo.train_step import (
     EAGER,
-    Learner,
+    collect,
     init,
     learning_batch,
     minibatch_step,
+    plan,
     scheduled,
-    shuffle,
     train_step,
     vectorised,
 )
@@ -32,15 +32,15 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 def learning_problem(cfg, seed=0):
     """A learner about to learn from a real trajectory, float64: (batch, scalars, learner, minibatches)."""
-    state = double(init(cfg, WORLD, random.key(seed)))
-    actor = Actor(state.env_state, state.episode, state.key)
+    got = collect(cfg, WORLD, double(init(cfg, WORLD, random.key(seed))))
+    return got.batch, got.scalars, got.learner, got.minibatches
+
+
+def acted(cfg, state):
+    """The actor and the trajectory of the state's next rollout."""
+    _, keys, _ = plan(cfg, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    actor, trajectory = rollout.scan(act, actor, torch.arange(cfg.ppo.n_steps))
-    scalars = scheduled(cfg, state.update, state.scalars)
-    batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, trajectory, scalars)
-    _, epochs = rollout.scan(partial(shuffle, cfg), actor.key, torch.arange(cfg.ppo.n_epochs))
-    learner = Learner(state.params, state.opt_state, torch.tensor(True))
-    return batch, scalars, learner, tree.map(lambda x: x.flatten(0, 1), epochs)
+    return rollout.scan(act, Actor(state.env_state, state.episode), keys)
 
 
 def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
@@ -65,25 +65,29 @@ def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
 def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_adam():
     """Three updates in float64, 1e-10: one graph, no break, nothing compiled again."""
     cfg = cartpole_config(**SMALL)
-    batch, scalars, learner, (rows, ends) = learning_problem(cfg)
-    want = torch_learner(cfg, learner.params, batch, scalars, rows[:3])
+    batch, scalars, learner, minibatches = learning_problem(cfg)
+    want = torch_learner(cfg, learner.params, batch, scalars, minibatches.rows[:3])
+    first, *rest = (tree.map(lambda x, i=i: x[i], minibatches) for i in range(3))
     torch._dynamo.utils.counters.clear()
     step = compiled(minibatch_step)
     with torch.no_grad():
-        learner, _ = step(cfg, WORLD, batch, scalars, learner, (rows[0], ends[0]))
+        learner, _ = step(cfg, WORLD, batch, scalars, learner, first)
         with torch.compiler.set_stance("fail_on_recompile"):
-            for i in (1, 2):
-                learner, _ = step(cfg, WORLD, batch, scalars, learner, (rows[i], ends[i]))
+            for minibatch in rest:
+                learner, _ = step(cfg, WORLD, batch, scalars, learner, minibatch)
     assert_trees_equal(learner.params, want, rtol=0, atol=1e-10)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_every_row_is_learnt_from_once_an_epoch():
+def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time():
     cfg = cartpole_config(**SMALL)
-    key, (rows, ends) = shuffle(cfg, random.key(0))
-    assert torch.equal(rows.flatten().sort().values, torch.arange(32)) and ends.tolist() == [False, True]
-    assert not torch.equal(rows, shuffle(cfg, key)[1][0])
+    key, _, minibatches = plan(cfg, random.key(0))
+    epochs = minibatches.rows.view(3, 32)
+    assert torch.equal(epochs.sort().values, torch.arange(32).expand(3, 32))
+    assert minibatches.ends_epoch.tolist() == [False, True] * 3
+    orders = torch.cat([epochs, plan(cfg, key)[2].rows.view(3, 32)])
+    assert len(orders.unique(dim=0)) == 6
 
 
 @pytest.mark.parametrize("target_kl", [1e-9, 0.002, 0.01, 1e9])
@@ -91,14 +95,14 @@ def test_every_row_is_learnt_from_once_an_epoch():
 def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
     """CleanRL breaks after an epoch whose last estimate is beyond; Stable-Baselines3 before the step itself."""
     cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
-    batch, scalars, learner, (rows, ends) = learning_problem(cfg)
+    batch, scalars, learner, minibatches = learning_problem(cfg)
 
     def stop(i, kl, when):
-        here = when == "before" if kl_stop == "minibatch" else when == "after" and bool(ends[i])
+        here = when == "before" if kl_stop == "minibatch" else when == "after" and bool(minibatches.ends_epoch[i])
         return here and kl > target_kl
 
-    want = torch_learner(cfg, learner.params, batch, scalars, rows, stop)
-    got, _ = rollout.scan(partial(minibatch_step, cfg, WORLD, batch, scalars), learner, (rows, ends))
+    want = torch_learner(cfg, learner.params, batch, scalars, minibatches.rows, stop)
+    got, _ = rollout.scan(partial(minibatch_step, cfg, WORLD, batch, scalars), learner, minibatches)
     assert_trees_equal(got.params, want, rtol=0, atol=1e-10)
 
 
@@ -136,8 +140,7 @@ def test_explained_variance_is_1_for_a_perfect_critic():
     cfg = cartpole_config(**SMALL)
     state = init(cfg, WORLD, random.key(0))
     one_step = state.scalars._replace(gamma=0 * state.scalars.gamma)
-    actor = Actor(state.env_state, state.episode, state.key)
-    actor, traj = rollout.scan(partial(rollout.rollout_step, cfg, WORLD, state.params), actor, torch.arange(8))
+    actor, traj = acted(cfg, state)
     reward = random.uniform(random.key(1), (8, 4))
     perfect = traj._replace(reward=reward, value=reward)
     _, shown = learning_batch(cfg, WORLD, state.params, actor.env_state, perfect, one_step)
@@ -152,8 +155,7 @@ def test_without_bootstrapping_a_truncation_counts_as_an_end():
     for bootstrap in (True, False):
         cfg = cartpole_config(max_steps=5, **SMALL, bootstrap_truncated=bootstrap)
         state = init(cfg, WORLD, random.key(0))
-        actor = Actor(state.env_state, state.episode, state.key)
-        actor, traj = rollout.scan(partial(rollout.rollout_step, cfg, WORLD, state.params), actor, torch.arange(8))
+        actor, traj = acted(cfg, state)
         batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, traj, state.scalars)
         want = 1 + (0.99 * traj.final_value[4] if bootstrap else torch.zeros(4))
         torch.testing.assert_close(batch.target.view(8, 4)[4], want)

@@ -5,9 +5,9 @@
     forward     forward and loss compiled, backward by autograd, fused Adam
     eager       nothing of the learning compiled
 
-A rung counts only if its step equals the eager one: some compilers are fast and wrong. Acting (rollout, advantages,
-shuffling) is compiled part by part beside the ladder. Nothing is tried on a user's state but pure functions, so a
-trial leaves no trace.
+A rung counts only if its step equals the eager one: some compilers are fast and wrong. Acting (drawing keys and
+orders, rollout, advantages) is compiled part by part beside the ladder. Only pure functions are tried on a user's
+state, so a trial leaves no trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.optim.adam import adam
 from funcppo import tree
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
-ACTING = ("rollout_step", "learning_batch", "shuffle")
+ACTING = ("plan", "rollout_step", "learning_batch")
 PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
 # Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
 DRAWS = {"realize_opcount_threshold": 10}

@@ -95,11 +95,11 @@ def test_a_forced_rung_that_fails_raises():
 
 
 def test_a_part_of_acting_that_cannot_be_compiled_stays_eager_and_is_recorded():
-    parts, record = ladder(replace(EAGER, shuffle=broken("shuffle")))
-    assert record.rung == "one-graph" and [(f.name, f.error) for f in record.failures] == [("shuffle", "Unsupported")]
+    parts, record = ladder(replace(EAGER, plan=broken("plan")))
+    assert record.rung == "one-graph" and [(f.name, f.error) for f in record.failures] == [("plan", "Unsupported")]
     train_step(CFG, WORLD, state(), parts)
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        ladder(replace(EAGER, shuffle=broken("shuffle")), name="two-graphs")
+        ladder(replace(EAGER, plan=broken("plan")), name="two-graphs")
 
 
 def test_eager_compiles_nothing():
