@@ -15,6 +15,7 @@ BOUNDARY = ("data/", "runtime/", "cli", "__main__", "checkpoint", "config", "pro
 HOST = (
     "logic/fixpoint",
     "logic/joins",
+    "logic/relations",
     "logic/proof",
     "logic/replay",
     "logic/mine",

@@ -10,9 +10,9 @@ from funcppo.logic import fixpoint, joins, proof, replay
 from funcppo.logic import kb as kbase
 from funcppo.logic.derivations import derivation
 from funcppo.logic.fixpoint import Model, Progress, Verdict
-from funcppo.logic.joins import Relation
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.proof import Proof
+from funcppo.logic.relations import Relation
 from funcppo.logic.rules import Atom, Rule, query_of, relation_of, rules_of, substitute, unifier
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import joins, keys
-from funcppo.logic.joins import Columns, Relation, Unequal
+from funcppo.logic.joins import Unequal
 from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.relations import Columns, Relation, literal_of, locate
 from funcppo.logic.rules import (
     Rule,
     different_variables,
@@ -65,7 +66,7 @@ def each_consequence(
         columns = _heads(rule, relations, sizes, unequal, kb.facts.device)
         if leave_one_out:
             circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
-            kept = ~joins.locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
+            kept = ~locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
             columns = tuple(column[kept] for column in columns)
         name = torch.full_like(columns[0], rule.head[0])
         yield Consequences(
@@ -105,7 +106,7 @@ def _fact_ids(
     """The rows of a predicate's atoms among the facts, -1 where they are not there."""
     if predicate not in relations:
         return torch.full_like(columns[0], -1)
-    row, found = joins.locate(columns, relations[predicate], sizes.n_constants)
+    row, found = locate(columns, relations[predicate], sizes.n_constants)
     return torch.where(found, kb.fact_start[predicate] + row, -1)
 
 
@@ -138,7 +139,7 @@ def _circular(
         return suspects
     guard = Relation(suspects, suspects[0].numel())
     query = query_of(rule, [relations[atom[0]] for atom in rule.body], n, unequal)
-    head = joins.literal_of(guard, rule.head[1:], n)
+    head = literal_of(guard, rule.head[1:], n)
     query = replace(
         query,
         literals=(head, *query.literals),
@@ -146,5 +147,5 @@ def _circular(
     )
     sound = [head_columns(rule, table, device) for table in joins.solve(query)]
     sound = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
-    kept = ~joins.locate(suspects, Relation(sound, sound[0].numel()), n)[1]
+    kept = ~locate(suspects, Relation(sound, sound[0].numel()), n)[1]
     return tuple(column[kept] for column in suspects)

@@ -8,8 +8,8 @@ import torch
 
 from funcppo.logic import fixpoint, joins
 from funcppo.logic.fixpoint import Model
-from funcppo.logic.joins import Relation
 from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.relations import Relation
 from funcppo.logic.rules import Atom, Rule, different_variables, query_of, relation_of, substitute, unifier, variables
 
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from funcppo.logic import joins, keys
 from funcppo.logic import kb as kb_
-from funcppo.logic.joins import Columns, Query, Relation
+from funcppo.logic.joins import Query
 from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.relations import Columns, Relation, locate
 from funcppo.logic.rules import Atom, Rule, different_variables, head_columns, query_of, relations_of, rules_of
 from funcppo.types import I32, I64
 
@@ -45,7 +46,7 @@ class Model:
     sizes: Sizes  # of the knowledge base that it was derived from
 
 
-Progress = Callable[[int, int, float], None]  # step, atoms, seconds
+Progress = Callable[[int, int, float], None]  # told step, atoms and seconds after each step
 
 
 def least_model(
@@ -66,7 +67,6 @@ def least_model(
         the step before, and `stopped` says so.
       predicates: derive only these and what their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants.
-      progress: called after each step.
     """
     start = time.perf_counter()
     covered, rules = _relevant(rules_of(kb), predicates, sizes)
@@ -78,7 +78,7 @@ def least_model(
         bodies = (pair for rule in rules for pair in _bodies(rule, old, delta, known, sizes, object_identity))
         new = _step(bodies, known, sizes, budget - counts[-1], kb.facts.device)
         if new is None:
-            stopped = f"stopped at {counts[-1]} atoms: step {len(counts)} passes the budget of {budget}, unknown beyond"
+            stopped = _over(counts, budget)
         elif not new:
             fixpoint = True
         else:
@@ -86,11 +86,10 @@ def least_model(
             runs.append(new)
             counts.append(counts[-1] + _n_atoms(new))
     atoms, height = _assemble(known, runs, sizes, kb.facts.device)
-    index = kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants)
     return Model(
         atoms=atoms,
         height=height,
-        index=index,
+        index=kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
         counts=tuple(counts),
         complete=not stopped,
         fixpoint=fixpoint,
@@ -100,6 +99,10 @@ def least_model(
         object_identity=object_identity,
         sizes=sizes,
     )
+
+
+def _over(counts: list[int], budget: int) -> str:
+    return f"stopped at {counts[-1]} atoms: step {len(counts)} passes the budget of {budget}, unknown beyond"
 
 
 class Verdict(enum.IntEnum):
@@ -222,7 +225,7 @@ def _unknown(columns: Columns, known: Relation | None, sizes: Sizes) -> Columns:
     """The rows that a relation does not hold."""
     if known is None:
         return columns
-    fresh = ~joins.locate(columns, known, sizes.n_constants)[1]
+    fresh = ~locate(columns, known, sizes.n_constants)[1]
     return tuple(column[fresh] for column in columns)
 
 
@@ -237,7 +240,7 @@ def _assemble(
         height = torch.zeros(relation.size, dtype=torch.int32, device=device)
         for step, run in enumerate(runs[1:], 1):
             if name in run:
-                at, _ = joins.locate(run[name].columns, relation, sizes.n_constants)
+                at, _ = locate(run[name].columns, relation, sizes.n_constants)
                 height = height.scatter(0, at, step)
         heights.append(height)
     return torch.cat(tables), torch.cat([torch.empty(0, dtype=torch.int32, device=device), *heights])

@@ -10,41 +10,17 @@ Runs on the device of the relations, in a loop on the host: the sizes depend on 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from funcppo.logic import keys
+from funcppo.logic.relations import UNIT, Literal, Table, View, distinct, rows, view
 
-_DENSE = 16  # ids per row up to which a view is indexed by id, without a search
 PIECE = 1 << 20  # rows of an intermediate result held at once, 8 bytes a row and column
 
-Columns = tuple[Tensor, ...]
 Unequal = tuple[tuple[int, ...], tuple[int, ...]]  # two tuples of terms that must differ in some place
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Distinct rows, stored by column; `names` are variables. Without columns it has 0 or 1 rows."""
-
-    names: tuple[int, ...]
-    columns: Columns
-    size: int
-
-
-UNIT = Table((), (), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Rows in lexicographic order, and the index over their first columns."""
-
-    columns: Columns
-    size: int
-    levels: tuple[Tensor, ...]
-    keys: Tensor
-    starts: Tensor | None  # where the rows of each value of the first column start, if that is all the index
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +32,6 @@ class Match:
     view: View
     low: Tensor
     count: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """Distinct rows of int64 columns in lexicographic order; a view is computed once and kept."""
-
-    columns: Columns
-    size: int
-    views: dict[tuple, View] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Literal:
-    """A relation, and the term at each of its arguments."""
-
-    relation: Relation
-    terms: tuple[int, ...]
-    variables: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +55,6 @@ class Query:
     def needed(self, literals: Sequence[Literal], unequal: Sequence[Unequal]) -> set[int]:
         """The variables wanted in the end, or by these literals and inequalities."""
         return set(self.wanted).union(*(x.variables for x in literals), *(self.variables(*u) for u in unequal))
-
-
-def literal_of(relation: Relation, terms: tuple[int, ...], n_constants: int) -> Literal:
-    """The literal of a relation at some terms; those above `n_constants` are variables."""
-    return Literal(relation, terms, frozenset(t for t in terms if t > n_constants))
 
 
 def solve(query: Query) -> Iterator[Table]:
@@ -131,21 +84,12 @@ def solve(query: Query) -> Iterator[Table]:
                 yield found
 
 
-def locate(columns: Columns, relation: Relation, n_constants: int) -> tuple[Tensor, Tensor]:
-    """Where each row stands in a relation, and whether it does."""
-    names, bits = tuple(range(n_constants + 1, n_constants + 1 + len(columns))), n_constants.bit_length()
-    seen = _view(literal_of(relation, names, n_constants), names, len(names), n_constants)
-    key, found = keys.walk(seen.levels, columns, [bits] * len(columns))
-    at, hit = keys.find(seen.keys, key)
-    return at, found & hit
-
-
 def union(tables: list[Table], bits: int) -> Table:
     """The distinct rows of some tables over the same variables; of one table, as they are."""
     if len(tables) == 1:
         return tables[0]
     columns = tuple(torch.cat(parts) for parts in zip(*(table.columns for table in tables)))
-    return _distinct(Table(tables[0].names, columns, sum(table.size for table in tables)), bits)
+    return distinct(Table(tables[0].names, columns, sum(table.size for table in tables)), bits)
 
 
 def project(table: Table, names: tuple[int, ...], query: Query) -> Table:
@@ -154,14 +98,7 @@ def project(table: Table, names: tuple[int, ...], query: Query) -> Table:
         return table
     columns = tuple(table.columns[table.names.index(v)] for v in names)
     found = Table(names, columns, table.size)
-    return found if len(names) == len(table.names) else _distinct(found, query.bits)
-
-
-def _distinct(table: Table, bits: int) -> Table:
-    if not table.columns:
-        return Table((), (), min(table.size, 1))
-    columns = keys.distinct(table.columns, [bits] * len(table.columns))
-    return Table(table.names, columns, columns[0].numel())
+    return found if len(names) == len(table.names) else distinct(found, query.bits)
 
 
 def _components(query: Query) -> list[list[Literal]]:
@@ -235,7 +172,7 @@ def _match(table: Table, literal: Literal, query: Query) -> Match:
     needed = query.needed([other for other in query.literals if other is not literal], query.unequal)
     shared = tuple(v for v in table.names if v in literal.variables)
     new = tuple(v for v in dict.fromkeys(literal.terms) if v in literal.variables & needed and v not in shared)
-    seen = _view(literal, shared + new, len(shared), query.n_constants)
+    seen = view(literal, shared + new, len(shared), query.n_constants)
     if not shared:
         return Match(literal, new, seen, seen.keys, seen.keys)
     columns = [table.columns[table.names.index(v)] for v in shared]
@@ -252,7 +189,7 @@ def _join(table: Table, match: Match) -> Iterator[Table]:
     if not table.names:
         yield Table(match.new, match.view.columns, match.view.size)
     elif not match.new:
-        yield _rows(table, match.count > 0)
+        yield rows(table, match.count > 0)
     else:
         added = match.view.columns[-len(match.new) :]
         for row, at in _positions(match.low, match.count):
@@ -271,42 +208,11 @@ def _positions(low: Tensor, count: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield row, torch.arange(start, stop, device=low.device) + shift.index_select(0, row)
 
 
-def _rows(table: Table, kept: Tensor) -> Table:
-    row = kept.nonzero().squeeze(1)
-    return Table(table.names, tuple(column.index_select(0, row) for column in table.columns), row.numel())
-
-
 def _filter(table: Table, unequal: Sequence[Unequal], query: Query) -> Table:
     """The rows that differ in some place of each pair; rows stay distinct."""
     for left, right in unequal:
         column = dict(zip(table.names, table.columns))
         places = [column.get(a, a) != column.get(b, b) for a, b in zip(left, right) if a != b]
         if not any(place is True for place in places):
-            table = _rows(table, torch.stack([torch.as_tensor(place) for place in places]).any(0))
+            table = rows(table, torch.stack([torch.as_tensor(place) for place in places]).any(0))
     return table
-
-
-def _view(literal: Literal, names: tuple[int, ...], indexed: int, n_constants: int) -> View:
-    """The literal's rows over `names`, found once a relation, pattern of terms and order of columns."""
-    first = {t: literal.terms.index(t) for t in literal.terms}
-    pattern = tuple(-first[t] if t in literal.variables else t + 1 for t in literal.terms)
-    memo = (pattern, tuple(first[v] for v in names), indexed)
-    if memo not in literal.relation.views:
-        literal.relation.views[memo] = _make_view(literal, [first[v] for v in names], indexed, n_constants)
-    return literal.relation.views[memo]
-
-
-def _make_view(literal: Literal, places: list[int], indexed: int, n_constants: int) -> View:
-    columns, terms, bits = literal.relation.columns, literal.terms, n_constants.bit_length()
-    same = [t if t not in literal.variables else columns[terms.index(t)] for t in terms]
-    masks = [columns[j] == value for j, value in enumerate(same) if value is not columns[j]]
-    table = Table(tuple(range(len(columns))), columns, columns[0].numel())
-    for mask in [torch.stack(masks).all(0)] if masks else []:
-        table = _rows(table, mask)
-    if tuple(places) != table.names:
-        table = _distinct(Table((), tuple(table.columns[j] for j in places), table.size), bits)
-    levels, key = keys.pack(table.columns[:indexed], [bits] * indexed) if indexed else ((), torch.empty(0))
-    starts = None
-    if indexed == 1 and n_constants <= _DENSE * table.size:
-        starts = torch.searchsorted(key, torch.arange(n_constants + 2, device=key.device))
-    return View(table.columns, table.size, levels, key, starts)

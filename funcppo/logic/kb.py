@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from funcppo import tree
 from funcppo.logic import keys
@@ -45,7 +46,7 @@ class KnowledgeBase(NamedTuple):
     levels: tuple[Tensor, ...]  # of the atoms' keys, see `keys`; none unless atoms are wide
     atoms: HashTable  # the key of each fact -> its id
     pairs: HashTable  # each (argument place, predicate, argument) -> start and number of its facts in `pair_facts`
-    pair_facts: I32[Tensor, "JN"]  # fact ids, ascending within a pair
+    pair_facts: I32[Tensor, "JN1"]  # fact ids, ascending within a pair; 0 at the end
     fact_start: I32[Tensor, "P2"]  # facts of predicate p: fact_start[p] to fact_start[p + 1]
     rules: I32[Tensor, "R M W"]  # head first, then the body; empty atoms are 0
     rule_start: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
@@ -171,9 +172,6 @@ def facts_for(
       fact ids in ascending order, which of them are filled, and how many there are in all; more than F
       is the caller's to flag, never to ignore.
     """
-    if sizes.n_facts == 0:
-        empty = torch.zeros((*goal.shape[:-1], width), dtype=torch.int64, device=goal.device)
-        return empty, empty > 0, torch.zeros_like(goal[..., 0])
     predicate = torch.where((goal[..., 0] > 0) & (goal[..., 0] <= sizes.n_predicates), goal[..., 0], 0)
     argument = goal[..., 1:].movedim(-1, 0)
     bound = (argument > 0) & (argument <= sizes.n_constants)
@@ -248,11 +246,11 @@ def _pair_keys(predicate: Tensor, arguments: Tensor, n_predicates: int, n_consta
 def _fact_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> dict[str, Any]:
     """The fields of a KnowledgeBase that follow from its facts, which are distinct and in order."""
     *levels, atom_keys = index_sorted(table, n_predicates, n_constants)
-    edges = torch.arange(n_predicates + 2, device=table.device, dtype=torch.int32)
+    ids, edges = (torch.arange(n, device=table.device, dtype=torch.int32) for n in (len(table), n_predicates + 2))
     return {
         "facts": table,
         "levels": tuple(levels),
-        "atoms": keys.hash_table(torch.stack([atom_keys, torch.arange(len(table), device=table.device)], dim=1)),
+        "atoms": keys.hash_table(torch.stack([atom_keys, ids], dim=1)),
         "fact_start": torch.searchsorted(table[:, 0].contiguous(), edges, out_int32=True),
         **_pair_index(table, n_predicates, n_constants),
     }
@@ -263,18 +261,17 @@ def _pair_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) 
     predicate, arguments = table[:, 0].to(torch.int64), table[:, 1:].T
     key, order = torch.sort(_pair_keys(predicate, arguments, n_predicates, n_constants).view(-1), stable=True)
     order = (order % max(len(table), 1)).to(torch.int32)
-    return {"pairs": keys.hash_table(keys.spans(key)), "pair_facts": order}
+    return {"pairs": keys.hash_table(keys.spans(key)), "pair_facts": pad(order, (0, 1))}
 
 
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
     if facts.ndim != 2 or facts.shape[1] < 2 or rules.ndim != 3 or rules.shape[2] != facts.shape[1]:
         raise ValueError(f"want facts [N, W] and rules [R, M, W] of one width, got {facts.shape} and {rules.shape}")
-    bad = np.flatnonzero((facts[:, 1:] < 0).any(1) | (facts[:, 1:] > n_constants).any(1))
-    if len(bad):
-        raise ValueError(f"fact {bad[0]} {facts[bad[0]].tolist()}: want constants from 1 to {n_constants}")
-    bad = np.flatnonzero((facts[:, 0] < 1) | (facts[:, 0] > n_predicates))
-    if len(bad):
-        raise ValueError(f"fact {bad[0]} {facts[bad[0]].tolist()}: want a predicate from 1 to {n_predicates}")
+    names, arguments = facts[:, 0], facts[:, 1:]
+    for i in np.flatnonzero(((arguments < 0) | (arguments > n_constants)).any(1))[:1]:
+        raise ValueError(f"fact {i} {facts[i].tolist()}: want constants from 1 to {n_constants}")
+    for i in np.flatnonzero((names < 1) | (names > n_predicates))[:1]:
+        raise ValueError(f"fact {i} {facts[i].tolist()}: want a predicate from 1 to {n_predicates}")
     if len(rules) and (rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates):
         raise ValueError(f"rules: want predicates from 1 to {n_predicates}")
     for i, rule in enumerate(rules):

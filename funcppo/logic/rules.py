@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from funcppo.logic.joins import Columns, Query, Relation, Table, Unequal, literal_of
+from funcppo.logic.joins import Query, Unequal
 from funcppo.logic.kb import KnowledgeBase
+from funcppo.logic.relations import Columns, Relation, Table, literal_of
 from funcppo.types import I32
 
 Atom = tuple[int, ...]  # predicate, argument, ...

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from funcppo.data import load
 from funcppo.logic import fixpoint, joins, kb
 from funcppo.logic.derivations import derivation
 from funcppo.logic.fixpoint import Verdict
@@ -18,8 +15,6 @@ from tests import oracles, prolog
 from tests.oracles import Program, programs
 
 MANY = 10**9  # a budget that no test reaches
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
 
 # edges 1 -> 2 -> 3 -> 1 and 3 -> 4; path is their closure, loop(X) a path from X to itself, any a proposition
 EDGE, PATH, LOOP, ANY = 1, 2, 3, 4
@@ -263,57 +258,3 @@ def test_a_gpu_gives_the_same_model():
     model = fixpoint.least_model(world, sizes, max_height=None, budget=MANY)
     other = model_of(program)
     assert torch.equal(model.atoms.cpu(), other.atoms) and torch.equal(model.height.cpu(), other.height)
-
-
-S2 = (1062, 1261, 1516, 1785, 2049)
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "rules", "counts", "steps", "last", "tests"),
-    [
-        ("countries_S1", "rules.txt", (1110, 1158), 1, 1158, [24]),
-        ("countries_S2", "rules.txt", S2, 18, 3517, [23, 24]),
-        ("countries_S3", "rules.txt", (978, *S2[1:]), 18, 3517, [23, 24]),
-        ("countries_S3", "rules_ntp_variant.txt", (978, 1474, 2006, 2535, 2947), 10, 3517, [18, 24]),
-    ],
-)
-def test_the_countries_have_their_known_models(name, rules, counts, steps, last, tests):
-    data = load(DATA / name, DATA / name / rules)
-    model, height = _model_of_data(data, None)
-    assert model.counts[: len(counts)] == counts
-    assert (len(model.counts) - 1, model.counts[-1]) == (steps, last)
-    assert [int(((height >= 0) & (height <= h)).sum()) for h in range(1, len(tests) + 1)] == tests
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "rules", "derived"),
-    [
-        ("wn18rr", "rules.txt", 1146),
-        ("family", "rules.txt", 2210),
-        ("family", "rules_rnnlogic.tsv", 2803),
-        ("umls", "rules.txt", 160),
-    ],
-)
-def test_the_known_number_of_test_triples_is_derivable_in_one_step(name, rules, derived):
-    model, height = _model_of_data(load(DATA / name, DATA / name / rules), 1)
-    assert model.complete and int((height >= 0).sum()) == derived
-
-
-@needs_data
-def test_an_explosion_stops_at_the_budget():
-    data = load(DATA / "wn18rr", DATA / "wn18rr" / "rules.txt")
-    world, sizes = _world(data)
-    model = fixpoint.least_model(world, sizes, max_height=3, budget=1_000_000)
-    assert model.counts == (86835, 203870, 454462)
-    assert model.stopped == "stopped at 454462 atoms: step 3 passes the budget of 1000000, unknown beyond"
-
-
-def _world(data):
-    return kb.build(data.facts, data.rules, n_constants=data.n_constants, n_predicates=data.n_predicates)
-
-
-def _model_of_data(data, max_height):
-    model = fixpoint.least_model(*_world(data), max_height=max_height, budget=100_000_000)
-    return model, fixpoint.contains(model, torch.from_numpy(data.test))
