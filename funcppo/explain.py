@@ -23,7 +23,7 @@ def best_proof(ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int
     Args:
       beam: partial proofs kept.
     """
-    fixed = problem.fixed_world(ready)
+    fixed, atom = problem.fixed_world(ready), atom.to(ready.kb.facts.device)
     table = replay.program(ready.kb.facts.tolist(), ready.kb.rules.tolist(), ready.sizes.n_constants)
     if ready.facts == "found":
         built = _by_rule(ready, cfg, fixed, params, atom, table)
