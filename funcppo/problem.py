@@ -15,7 +15,7 @@ from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
 from funcppo.evaluate import best_rule_scores, score_candidates
-from funcppo.logic import baselines, fixpoint, resolve
+from funcppo.logic import asked, baselines, fixpoint, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.fixpoint import Model
@@ -25,6 +25,7 @@ from funcppo.protocol import Protocol, Ranking
 
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
+ASKED_BUDGET = 100_000_000  # atoms of T_P held at most where only those asked for are derived
 ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
 
 
@@ -80,6 +81,8 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, budget=settings.budget)
     if settings.max_height is not None:
         model = run(settings.max_height)
+        if not model.complete and settings.max_height == 1:
+            return _asked_model(dataset, settings, kb, sizes, model.stopped)
         if not model.complete:
             raise ValueError(f"{dataset.name}: T_P to height {settings.max_height} {model.stopped}")
         return settings.max_height, model, []
@@ -90,11 +93,27 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     share = [float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0 for h in HEIGHTS[:deepest]]
     if not share:
         if not model.fixpoint:
-            raise ValueError(f"{dataset.name}: T_P to height 1 {model.stopped}")
+            return _asked_model(dataset, settings, kb, sizes, model.stopped)
         share = [0.0]
     chosen = next(h for h, s in enumerate(share, 1) if s >= max(share) - ENOUGH)
     shown = ", ".join(f"{s:.3f} at {h}" for h, s in enumerate(share, 1))
     return chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {shown}"]
+
+
+def _asked_model(
+    dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes, stopped: str
+) -> tuple[int, Model, list[str]]:
+    """T_P to height 1 as far as valid and test ask for it, for rules that derive too much to hold it all.
+
+    Errors: ValueError when that is too much as well, or hard negatives are wanted: they would tell what is asked.
+    """
+    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device).long()
+    if settings.hard_fraction or not len(queries):
+        raise ValueError(f"{dataset.name}: T_P to height 1 {stopped}")
+    model = asked.one_step(kb, sizes, queries, ASKED_BUDGET)
+    if model is None:
+        raise ValueError(f"{dataset.name}: T_P to height 1 passes {ASKED_BUDGET} atoms of what valid and test ask")
+    return 1, model, [f"T_P to height 1 {stopped}: only what valid and test ask for is derived"]
 
 
 def config(problem: Problem, ppo: PPOConfig) -> Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from funcppo.data.mined import Counts
     from funcppo.logic.mine import Mined
 
+SHOWN = 5  # rules printed
 _DEFAULT = MineConfig()
 
 
@@ -78,7 +78,7 @@ class Mine:
         mining.save(self.out, found, counts, self.format)
         result = _result(self, found, mined, time.perf_counter() - start)
         console = show.console(self.json == "-")
-        show.notes(console, mined.notes)
+        show.notes(console, (*found.notes, *mined.notes))
         if not len(found.rules):
             console.print(
                 f"{found.name}: no rule with support {cfg.min_support} and confidence {cfg.min_confidence:g}; "
@@ -94,11 +94,11 @@ class Mine:
         from rich.console import Console
 
         from funcppo import mining
-        from funcppo.cli.target import open_dataset
+        from funcppo.data import load
 
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
-        dataset = open_dataset(self.dataset, None)
+        dataset = load(self.dataset, own_rules=False)
         if not len(dataset.facts):
             raise ValueError(f"{dataset.name}: want facts to mine from, got none")
         with Console(stderr=True).status("reading") as status:
@@ -126,20 +126,15 @@ def _result(asked: Mine, found: Dataset, mined: Mined, seconds: float) -> dict[s
 
 def _show(console: Any, found: Dataset, counts: Counts, result: dict[str, Any]) -> None:
     """How many of what kind, and the first few."""
-    from rich.table import Table
-
     from funcppo.data import show_rule
 
     kinds = [f"{n} of length {length}" for length, n in result["n_paths"].items()]
     kinds += [f"{result['n_constant']} with constants"] if result["n_constant"] else []
-    print(
+    console.print(
         f"{result['dataset']}: {result['n_rules']} rules ({', '.join(kinds)}) of {result['n_candidates']} candidates "
-        f"in {result['seconds']:.1f} s: {result['out']}",
-        file=sys.stderr if console.stderr else sys.stdout,
+        f"in {result['seconds']:.1f} s: {result['out']}"
     )
-    table = Table("support", "body pairs", "confidence", "rule")
-    for i in range(min(5, len(found.rules))):
+    for i in range(min(SHOWN, len(found.rules))):
         share = counts.support[i] / max(counts.body_pairs[i], 1)
-        numbers = (f"{counts.support[i]:.0f}", f"{counts.body_pairs[i]:.0f}", f"{share:.3f}")
-        table.add_row(*numbers, show_rule(found, found.rules[i]).replace("[", "\\["))
-    console.print(table)
+        rule = show_rule(found, found.rules[i])
+        console.print(f"{counts.support[i]:8.0f} of {counts.body_pairs[i]:8.0f}  {share:.3f}  {rule}", markup=False)
