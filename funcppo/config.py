@@ -108,6 +108,7 @@ class MineConfig:
     min_support: int = 5  # facts that a rule derives from other facts
     min_confidence: float = 0.01
     constants: bool = False  # also h(X, c) :- b(X, Z) and h(X, c) :- b(X, d)
+    votes: int = 1  # a rule is kept when it is among this many best ones of some fact that it derives
     work: int = 200_000_000  # rows that one stage may make, about; what does not fit is sampled
     seconds: float | None = None  # stop looking after this time; what is found by then depends on the machine
     seed: int = 0  # of the samples
@@ -116,7 +117,7 @@ class MineConfig:
         """Errors: ValueError naming the field."""
         if not 1 <= self.max_length <= 3:
             raise ValueError(f"max_length={self.max_length}: want 1, 2 or 3")
-        for name in ("min_support", "work"):
+        for name in ("min_support", "votes", "work"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
         if not 0.0 <= self.min_confidence <= 1.0:

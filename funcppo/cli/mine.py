@@ -47,6 +47,8 @@ class Mine:
     """Least leave-one-out confidence."""
     constants: Annotated[bool, FlagCreatePairsOff] = False
     """Also rules with constants."""
+    votes: int = _DEFAULT.votes
+    """Keep a rule when it is among this many best ones of some fact that it derives."""
     seconds: Annotated[float | None, arg(metavar="N")] = None
     """Stop looking after this time and write what was found."""
     work: int = _DEFAULT.work
@@ -66,6 +68,7 @@ class Mine:
             min_support=self.min_support,
             min_confidence=self.min_confidence,
             constants=self.constants,
+            votes=self.votes,
             work=self.work,
             seconds=self.seconds,
             seed=self.seed,

@@ -8,10 +8,11 @@ With pairs(r) the distinct heads that rule r derives from the facts,
     leave-one-out confidence = (support - circular) / (body_pairs - circular)
     PCA confidence = support / |{(x, y) in pairs(r) : the head's predicate has a fact (x, y')}|
 
-Rules are compared by smoothed confidence, (support - circular) / (body_pairs - circular + SMOOTHING), which trusts few
-examples less. Every fact votes for the best rule that derives it from other facts, the shorter one of two equals. A
-rule without a vote is redundant: wherever it is right, another one is, with no less confidence. That is more than
-asking that a longer rule beat the shorter ones that it contains.
+Rules are ranked by smoothed confidence, (support - circular) / (body_pairs - circular + SMOOTHING), which trusts few
+examples less, and where counts are estimated by two standard errors less than that. Every fact then votes for the best
+rule that derives it from other facts, each rule taken as if the fact were unknown, and the shorter one of two equals. A
+rule without a vote is redundant: wherever it is right, another one is, with no less confidence. This asks more than
+that a longer rule beat the shorter ones that it contains.
 
 Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
 AnyBURL (rules with constants; smoothing by a number of unseen wrong predictions).
@@ -55,10 +56,12 @@ class Rules(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """The best rule of each fact so far."""
+    """The best rules of each fact so far, facts in order, the best rule of each first."""
 
-    score: F64[Tensor, "N"]  # its smoothed confidence, 0 where there is none
-    rule: I64[Tensor, "N"]  # -1 where there is none
+    fact: I64[Tensor, "V"]
+    rule: I64[Tensor, "V"]
+    score: F64[Tensor, "V"]
+    least: F64[Tensor, "N"]  # what a rule's score must pass to be among the best of a fact
 
 
 class Found(NamedTuple):
@@ -103,10 +106,11 @@ def mine(
     binary = facts[two][:, :3].long() if facts.shape[1] > 2 else facts.new_zeros((0, 3)).long()
     notes = [] if two.all() else [f"{int((~two).sum())} facts have other than two arguments and were passed over"]
     graph = _graph(binary, n_predicates, n_constants, cfg, expired)
-    vote = Vote(torch.zeros_like(graph.predicate, dtype=torch.float64), torch.full_like(graph.predicate, -1))
+    least = torch.zeros_like(graph.predicate, dtype=torch.float64)
+    vote = Vote(graph.predicate[:0], graph.predicate[:0], least[:0], least)
     kept, n_kept, n_candidates = [_none(facts.device)], 0, 0
     for found in _stages(graph, notes, progress) if len(binary) else ():
-        vote, voted = _elect(vote, found, n_kept)
+        vote, voted = _elect(vote, found, n_kept, cfg.votes)
         kept.append(_rows(found.rules, voted))
         n_kept, n_candidates = n_kept + len(voted), n_candidates + len(found.rules.support)
     progress("counting the rules that are kept")
@@ -129,8 +133,15 @@ def leave_one_out(rules: Rules) -> F64[Tensor, "R"]:
 
 
 def smoothed(rules: Rules) -> F64[Tensor, "R"]:
-    """(support - circular) / (body_pairs - circular + SMOOTHING)."""
-    return (rules.support - rules.circular) / (rules.body_pairs - rules.circular + SMOOTHING)
+    """(support - circular) / (body_pairs - circular + SMOOTHING), less two standard errors where it is estimated."""
+    plain = (rules.support - rules.circular) / (rules.body_pairs - rules.circular + SMOOTHING)
+    return (plain - 2 * rules.error).clamp_min(0)
+
+
+def unseen(rules: Rules) -> F64[Tensor, "R"]:
+    """The smoothed confidence as it would be were one of the facts that the rule derives not known."""
+    hits, pairs = rules.support - rules.circular - 1, rules.body_pairs - rules.circular - 1
+    return (hits / (pairs + SMOOTHING) - 2 * rules.error).clamp_min(0)
 
 
 def atoms(rules: Rules, n_constants: int) -> I64[Tensor, "R 4 3"]:
@@ -176,23 +187,31 @@ def _rows(rules: Rules, which: Tensor) -> Rules:
     return Rules(*(column[which] for column in rules))
 
 
-def _elect(vote: Vote, found: Found, n_kept: int) -> tuple[Vote, Tensor]:
-    """The votes after some more rules, and which of them got one; these are numbered from `n_kept`."""
-    score = smoothed(found.rules)[found.rule]
-    most = vote.score.scatter_reduce(0, found.fact, score, "amax")
-    wins = ((score == most[found.fact]) & (score > vote.score[found.fact])).nonzero().squeeze(1)
-    fact, rule = found.fact[wins], found.rule[wins]
-    first = torch.full_like(vote.rule, len(score)).scatter_reduce(0, fact, rule, "amin", include_self=False)
-    changed = torch.zeros_like(vote.rule, dtype=torch.bool).index_fill(0, fact, True)
-    voted = torch.unique(first[changed])
-    numbered = n_kept + torch.searchsorted(voted, first)
-    return Vote(most, torch.where(changed, numbered, vote.rule)), voted
+def _elect(vote: Vote, found: Found, n_kept: int, n_votes: int) -> tuple[Vote, Tensor]:
+    """The votes after some more rules, and which of these got one; they are numbered from `n_kept`."""
+    score = unseen(found.rules)[found.rule]
+    better = (score > vote.least[found.fact]).nonzero().squeeze(1)
+    fact = torch.cat([vote.fact, found.fact[better]])
+    rule = torch.cat([vote.rule, found.rule[better] + n_kept])
+    score = torch.cat([vote.score, score[better]])
+    order = torch.sort(score, descending=True, stable=True).indices
+    order = order[torch.sort(fact[order], stable=True).indices]
+    fact, rule, score = fact[order], rule[order], score[order]
+    first = torch.searchsorted(fact, fact)
+    place = torch.arange(len(fact), device=fact.device) - first
+    chosen = place < n_votes
+    full = place == n_votes - 1
+    least = torch.zeros_like(vote.least).scatter(0, fact[full], score[full])
+    fact, rule, score = fact[chosen], rule[chosen], score[chosen]
+    voted = torch.unique(rule[rule >= n_kept]) - n_kept
+    numbered = torch.where(rule >= n_kept, n_kept + torch.searchsorted(voted, rule - n_kept), rule)
+    return Vote(fact, numbered, score, least), voted
 
 
 def _best_first(kept: list[Rules], vote: Vote) -> Rules:
     """The rules with a vote in the end."""
     every = Rules(*(torch.cat(same) for same in zip(*kept)))
-    rules = _rows(every, torch.unique(vote.rule[vote.rule >= 0]))
+    rules = _rows(every, torch.unique(vote.rule))
     return _rows(rules, torch.sort(smoothed(rules), descending=True, stable=True).indices)
 
 
@@ -254,7 +273,7 @@ def _constant_stage(graph: _Graph, found: ConstantRules) -> Found:
 
 def _above(cfg: MineConfig, found: Found) -> Found:
     """The rules of enough confidence, and what they derive."""
-    good = (leave_one_out(found.rules) >= cfg.min_confidence) & found.rules.error.isfinite()
+    good = leave_one_out(found.rules) - 2 * found.rules.error >= cfg.min_confidence  # an infinite error fails
     rows = good[found.rule]
     return Found(_rows(found.rules, good), found.fact[rows], (torch.cumsum(good, 0) - 1)[found.rule[rows]])
 
