@@ -150,10 +150,10 @@ def table(stored: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """Where the numbers come from."""
-    model = next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "")
-    threads = torch.get_num_threads()
-    return {"cpu": model, "cores": os.cpu_count(), "threads": threads, "torch": torch.__version__,
-            "python": platform.python_version()}  # fmt: skip
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"cpu": model, "cores": os.cpu_count(), "threads": torch.get_num_threads()} | versions
 
 
 def commit() -> str:
