@@ -70,7 +70,10 @@ def candidates(
         if expired():
             break
         share = min(1.0, cap / max(total, 1))
-        part = _of_predicate(steps, group[draw[group] < share], length, min_support, share)
+        chosen = group[draw[group] < share]
+        found, seen = _closing(steps, chosen[torch.sort(draw[chosen]).indices], length, expired)
+        share *= seen
+        part = _of_predicate(steps, found, min_support, share)
         parts.append(part._replace(head=predicate[group[0]].expand(len(part.support)), rule=part.rule + n_rules))
         shares.append(torch.full_like(part.support, share))
         n_rules += len(part.support)
@@ -89,12 +92,20 @@ def _cap(costs: Tensor, work: int) -> float:
     return float(caps[over[0, 0]]) if len(over) else float(ascending[-1])
 
 
-def _of_predicate(steps: Steps, facts: Tensor, length: int, min_support: int, share: float) -> Candidates:
+def _closing(steps: Steps, facts: Tensor, length: int, expired: Expired) -> tuple[paths.Closed, float]:
+    """The bodies that close the facts, and the share of them, in their order, that there was time for."""
+    parts, done = [paths.closed(steps, facts[:0], length)], 0
+    for block in paths.blocks(steps, facts, length):
+        parts.append(paths.closed(steps, block, length))
+        done += len(block)
+        if expired():
+            break
+    return paths.Closed(*(torch.cat(same) for same in zip(*parts))), done / max(len(facts), 1)
+
+
+def _of_predicate(steps: Steps, found: paths.Closed, min_support: int, share: float) -> Candidates:
     """The candidates for one head; `head` is the caller's to fill."""
-    none = facts[:0]
-    parts = [paths.Closed(none, none.view(0, 1).expand(0, length), none.bool()), *paths.closed(steps, facts, length)]
-    found = paths.Closed(*(torch.cat(same) for same in zip(*parts)))
-    bits = [steps.n_labels.bit_length()] * length
+    bits = [steps.n_labels.bit_length()] * found.body.shape[1]
     _, code = keys.pack(found.body.unbind(1), bits)
     _, rule, closing = torch.unique(code, return_inverse=True, return_counts=True)
     circular = torch.bincount(rule, found.circular.double(), minlength=len(closing))
@@ -103,10 +114,10 @@ def _of_predicate(steps: Steps, facts: Tensor, length: int, min_support: int, sh
     new = torch.cumsum(kept, 0) - 1
     mine = (kept[rule] & ~found.circular).nonzero().squeeze(1)
     return Candidates(
-        head=none,
+        head=found.fact[:0],
         body=found.body[example],
-        support=closing[kept].double() / share,
-        circular=circular[kept] / share,
+        support=closing[kept].double() / max(share, 1e-9),
+        circular=circular[kept] / max(share, 1e-9),
         fact=found.fact[mine],
         rule=new[rule[mine]],
     )

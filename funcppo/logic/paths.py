@@ -91,15 +91,22 @@ def closing_cost(steps: Steps, length: int) -> I64[Tensor, "N"]:
     return torch.ones_like(first) if length == 1 else torch.minimum(first, second) if length == 2 else first * second
 
 
-def closed(steps: Steps, facts: I64[Tensor, "n"], length: int) -> Iterator[Closed]:
-    """The bodies of one to three labels that join the arguments of each fact; facts stay together and in order.
+def blocks(steps: Steps, facts: I64[Tensor, "n"], length: int) -> Sequence[Tensor]:
+    """The facts cut where their closing cost adds up to about BLOCK."""
+    cut = torch.diff(torch.cumsum(closing_cost(steps, length)[facts], 0) // BLOCK).nonzero().squeeze(1) + 1
+    return torch.tensor_split(facts, cut.cpu()) if len(facts) else ()
+
+
+def closed(steps: Steps, facts: I64[Tensor, "n"], length: int) -> Closed:
+    """The bodies of one to three labels that join the arguments of each fact.
 
     A path of two steps is walked from the end that has fewer, a path of three meets in its middle step.
     """
-    for part in _blocks(facts, closing_cost(steps, length)[facts]):
-        pieces = [_distinct_closed(steps, piece) for piece in _CLOSED[length](steps, part)]
-        if pieces:
-            yield _distinct_closed(steps, Closed(*(torch.cat(same) for same in zip(*pieces))))
+    none = Closed(facts[:0], facts[:0].view(0, 1).expand(0, length), facts[:0].bool())
+    if not len(facts):
+        return none
+    pieces = [none, *(_distinct_closed(steps, piece) for piece in _CLOSED[length](steps, facts))]
+    return _distinct_closed(steps, Closed(*(torch.cat(same) for same in zip(*pieces))))
 
 
 def ends(
@@ -152,12 +159,6 @@ def distinct_sources(steps: Steps) -> I64[Tensor, "labels"]:
     """How many entities each label leaves."""
     pairs = steps.of_label.places.view(-1, 2)[:, 0]
     return torch.bincount(pairs[pairs >= 0] % steps.n_labels, minlength=steps.n_labels)
-
-
-def _blocks(rows: Tensor, cost: Tensor) -> Sequence[Tensor]:
-    """The rows cut where their cost adds up to about BLOCK."""
-    cut = torch.diff(torch.cumsum(cost, 0) // BLOCK).nonzero().squeeze(1) + 1
-    return torch.tensor_split(rows, cut.cpu()) if len(rows) else ()
 
 
 def _closed_1(steps: Steps, facts: Tensor) -> Iterator[Closed]:

@@ -104,7 +104,7 @@ def test_counts_worked_by_hand():
 def test_a_path_that_walks_along_the_fact_itself_is_circular():
     """likes(X,Y) :- likes(X,Z), likes(W,Z), likes(W,Y) derives likes(1,2) from itself alone, Z = Y and W = X."""
     steps = steps_of([(1, 1, 2)])
-    (found,) = paths.closed(steps, torch.tensor([0]), 3)
+    found = paths.closed(steps, torch.tensor([0]), 3)
     assert found.body.tolist() == [[0, 1, 0]] and found.circular.tolist() == [True]
     assert len(mined([(1, 1, 2)]).rules.support) == 0
 
@@ -254,6 +254,16 @@ def test_a_time_limit_ends_in_what_was_found_by_then():
     assert any("stopped after 0.05 seconds" in note for note in found.notes)
     assert found.seconds < 10
     assert found.rules.error.isfinite().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_finds_the_same_rules():
+    data, cfg = load("family_tree:2000:2"), MineConfig(constants=True, work=40_000)
+    found = [
+        mine.mine(torch.from_numpy(data.facts).to(device), data.n_predicates, data.n_constants, cfg).rules
+        for device in ("cpu", "cuda")
+    ]
+    assert all(torch.allclose(a.double(), b.cpu().double()) for a, b in zip(*found))
 
 
 @needs_data
