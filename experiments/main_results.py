@@ -93,7 +93,14 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
     for row in results["test"].values():
         del row["by_group"]
     results["dataset"] = name
-    return {"set": name, "seed": seed, "learning_rate_0": frozen, "commit": commit(), "machine": machine(), "results": results}
+    return {
+        "set": name,
+        "seed": seed,
+        "learning_rate_0": frozen,
+        "commit": commit(),
+        "machine": machine(),
+        "results": results,
+    }
 
 
 def table(runs: list[dict]) -> str:
