@@ -101,7 +101,8 @@ class Case:
             return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)
         got = train_step.collect(self.cfg, NoWorld(), self.state)
         minibatch = tree.map(lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0], got.minibatches)
-        return lambda learner: parts.minibatch_step(self.cfg, NoWorld(), got.batch, got.scalars, learner, minibatch)
+        learn = partial(parts.minibatch_step, self.cfg, NoWorld(), self.state.params, got.batch, got.scalars)
+        return lambda learner: learn(learner, minibatch)
 
     def start(self) -> Any:
         """The state that the step threads."""

@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
+from funcppo.runtime.products import Products
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
-ACTING = ("plan", "rollout_step", "learning_batch")
+ACTING = ("plan", "rollout_step", "learning_batch", "pack", "unpack")
 PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
 # Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
 DRAWS = {"realize_opcount_threshold": 10}
@@ -60,7 +61,7 @@ class Record:
 def compiled(fn: Callable[..., Any], backend: str = "inductor", **options: Any) -> Callable[..., Any]:
     """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    chosen: Any = options if backend == "inductor" and options else None
+    chosen: Any = {"post_grad_custom_pre_pass": Products()} | options if backend == "inductor" else None
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=chosen)
 
 
@@ -88,7 +89,7 @@ def strategy(
     if name != "eager":
         parts = _with_acting(collect, parts, cfg, world, state, backend, failures if name == "auto" else None)
     got = collect(cfg, world, state, parts)
-    args = (cfg, world, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
+    args = (cfg, world, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
     rung = name
     for rung in RUNGS if name == "auto" else (name,):
         try:
@@ -110,15 +111,23 @@ def _with_acting(
     collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any, backend: str, failures: list | None
 ) -> Any:
     """The parts of acting compiled; where one fails it stays eager, or raises where failures are not collected."""
+
+    def attempt(names: tuple[str, ...]) -> Any:
+        options = {name: {} if name == "learning_batch" else DRAWS for name in names}
+        faster = {name: compiled(getattr(parts, name), backend, **options[name]) for name in names}
+        tried = dataclasses.replace(parts, **faster)
+        tried.unpack(state.params, collect(cfg, world, state, tried).learner)
+        return tried
+
+    try:
+        return attempt(ACTING)
+    except Exception:
+        if failures is None:
+            raise
     for name in ACTING:
-        options = {} if name == "learning_batch" else DRAWS
-        faster = dataclasses.replace(parts, **{name: compiled(getattr(parts, name), backend, **options)})
         try:
-            collect(cfg, world, state, faster)
-            parts = faster
+            parts = attempt((name,))
         except Exception as error:
-            if failures is None:
-                raise
             failures.append(_failure(name, error))
     return parts
 
@@ -173,7 +182,7 @@ def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Ten
 
 def _check(step: Callable[..., Any], eager: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Errors: ParityError when a step's learner differs from the eager one's by more than PARITY of its change."""
-    before, got, want = (tree.leaves(x) for x in (args[4], step(*args)[0], eager(*args)[0]))
+    before, got, want = (tree.leaves(x) for x in (args[-2], step(*args)[0], eager(*args)[0]))
     floats = [i for i, x in enumerate(want) if x.dtype.is_floating_point]
     off = tree.global_norm([(got[i] - want[i]).double() for i in floats])
     change = tree.global_norm([(want[i] - before[i]).double() for i in floats])

@@ -1,0 +1,92 @@
+"""Matrix products in the form that costs least for their shape: a pass over the graph that Inductor compiles.
+
+Libraries are at their best with large square products. A learner of this kind has two others. Small ones (4 x 64 by
+64 x 64) cost a launch each and fuse with nothing; written as a sum of products they melt into their neighbours. Long
+ones (the gradient of a weight: 64 x 65536 by 65536 x 64) leave most of a GPU idle; cut along the long axis they are a
+batch of products and a sum. The pass sees shapes as they are, batches of vmap and gradients included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Where one form gives way to another; measured on one H200 and on a 2-core CPU."""
+
+    summed: int  # multiplications of a product that is written as a sum
+    skinny: int  # an output or inner axis up to this long is summed in any case
+    long: int  # inner axis from which a product is cut
+    piece: int  # inner length of the pieces
+
+
+GPU = Limits(summed=1 << 22, skinny=4, long=4096, piece=1024)
+CPU = Limits(summed=1 << 15, skinny=2, long=1 << 62, piece=1024)
+
+
+class Products(CustomGraphPass):
+    """The pass. Inductor caches what it compiles under this file's hash and the limits."""
+
+    def __init__(self, gpu: Limits = GPU, cpu: Limits = CPU) -> None:
+        self.limits = {"cuda": gpu, "cpu": cpu}
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite each product of matrices, or leave it."""
+        for node in list(graph.nodes):
+            if node.target in (aten.mm.default, aten.bmm.default):
+                form = _form(self.limits.get(node.meta["val"].device.type), node)
+                if form is not None:
+                    with graph.inserting_before(node):
+                        new = form(graph, *node.args)
+                    node.replace_all_uses_with(new)
+                    graph.erase_node(node)
+
+    def uuid(self) -> Any:
+        """What the cache knows the pass by."""
+        return get_hash_for_files((__file__,), repr(self.limits))
+
+
+def _form(limits: Limits | None, node: fx.Node) -> Any:
+    a, b = (arg.meta["val"] for arg in node.args)  # pyright: ignore[reportAttributeAccessIssue]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if limits is None:
+        return None
+    if k >= limits.long and k % limits.piece == 0:
+        return lambda graph, x, y: _cut(graph, x, y, limits.piece)
+    if a.shape[:-2].numel() * m * k * n <= limits.summed or min(m, k, n) <= limits.skinny:
+        return _summed
+    return None
+
+
+def _summed(graph: fx.Graph, a: fx.Node, b: fx.Node) -> fx.Node:
+    """sum_k a[.., m, k, 1] b[.., 1, k, n]"""
+    left = _call(graph, aten.unsqueeze.default, a, -1)
+    right = _call(graph, aten.unsqueeze.default, b, -3)
+    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.mul.Tensor, left, right), [-2])
+
+
+def _cut(graph: fx.Graph, a: fx.Node, b: fx.Node, piece: int) -> fx.Node:
+    """sum_c a[.., m, c k'] b[.., c k', n] over pieces c, as one batch of products."""
+    *batch, m, k = a.meta["val"].shape
+    n = b.meta["val"].shape[-1]
+    pieces = (*batch, k // piece)
+    left = _call(graph, aten.reshape.default, a, [*batch, m, k // piece, piece])
+    left = _call(graph, aten.transpose.int, left, -3, -2)
+    left = _call(graph, aten.reshape.default, left, [-1, m, piece])
+    right = _call(graph, aten.reshape.default, b, [-1, piece, n])
+    product = _call(graph, aten.bmm.default, left, right)
+    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.reshape.default, product, [*pieces, m, n]), [-3])
+
+
+def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+    return node
