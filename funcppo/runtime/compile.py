@@ -113,7 +113,7 @@ def _with_acting(
     """The parts of acting compiled; where one fails it stays eager, or raises where failures are not collected."""
 
     def attempt(names: tuple[str, ...]) -> Any:
-        options = {name: {} if name == "learning_batch" else DRAWS for name in names}
+        options = {name: DRAWS if name == "plan" else {} for name in names}
         faster = {name: compiled(getattr(parts, name), backend, **options[name]) for name in names}
         tried = dataclasses.replace(parts, **faster)
         tried.unpack(state.params, collect(cfg, world, state, tried).learner)

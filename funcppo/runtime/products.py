@@ -22,14 +22,14 @@ aten = torch.ops.aten
 class Limits:
     """Where one form gives way to another; measured on one H200 and on a 2-core CPU."""
 
-    summed: int  # multiplications of a product that is written as a sum
-    skinny: int  # an output or inner axis up to this long is summed in any case
+    summed: int  # multiplications up to which a product is written as a sum
+    inner: int  # so is one with so short an inner axis: it needs no reduction
     long: int  # inner axis from which a product is cut
     piece: int  # inner length of the pieces
 
 
-GPU = Limits(summed=1 << 22, skinny=4, long=4096, piece=1024)
-CPU = Limits(summed=1 << 15, skinny=2, long=1 << 62, piece=1024)
+GPU = Limits(summed=1 << 18, inner=4, long=4096, piece=1024)
+CPU = Limits(summed=1 << 15, inner=2, long=1 << 62, piece=1024)
 
 
 class Products(CustomGraphPass):
@@ -61,7 +61,7 @@ def _form(limits: Limits | None, node: fx.Node) -> Any:
         return None
     if k >= limits.long and k % limits.piece == 0:
         return lambda graph, x, y: _cut(graph, x, y, limits.piece)
-    if a.shape[:-2].numel() * m * k * n <= limits.summed or min(m, k, n) <= limits.skinny:
+    if k <= limits.inner or a.shape[:-2].numel() * m * k * n <= limits.summed:
         return _summed
     return None
 
@@ -76,14 +76,13 @@ def _summed(graph: fx.Graph, a: fx.Node, b: fx.Node) -> fx.Node:
 def _cut(graph: fx.Graph, a: fx.Node, b: fx.Node, piece: int) -> fx.Node:
     """sum_c a[.., m, c k'] b[.., c k', n] over pieces c, as one batch of products."""
     *batch, m, k = a.meta["val"].shape
-    n = b.meta["val"].shape[-1]
-    pieces = (*batch, k // piece)
-    left = _call(graph, aten.reshape.default, a, [*batch, m, k // piece, piece])
-    left = _call(graph, aten.transpose.int, left, -3, -2)
-    left = _call(graph, aten.reshape.default, left, [-1, m, piece])
+    n, pieces = b.meta["val"].shape[-1], k // piece
+    order = [*range(len(batch)), len(batch) + 1, len(batch), len(batch) + 2]
+    left = _call(graph, aten.reshape.default, a, [*batch, m, pieces, piece])
+    left = _call(graph, aten.reshape.default, _call(graph, aten.permute.default, left, order), [-1, m, piece])
     right = _call(graph, aten.reshape.default, b, [-1, piece, n])
     product = _call(graph, aten.bmm.default, left, right)
-    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.reshape.default, product, [*pieces, m, n]), [-3])
+    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.reshape.default, product, [*batch, pieces, m, n]), [-3])
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
