@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.envs.base import Timestep, autoreset
+from funcppo.envs.base import autoreset
 from funcppo.types import F32, I64, Bool
 
 Carry = TypeVar("Carry")

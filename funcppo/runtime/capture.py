@@ -12,6 +12,7 @@ must not run at once.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime.compile import Failure, Record
 
 S = TypeVar("S")
 O = TypeVar("O")
@@ -40,7 +42,7 @@ class Captured(Generic[S, O]):
 
     state: S  # the buffers: read them between steps, clone what is to be kept
     step: Callable[[], O]  # one step on; what it returns is valid until the next
-    replay: str  # "manual graph", or "copy-back": the function is called and its new leaves are copied over the old
+    replay: str  # "manual graph", or "none": the function is called and its new leaves are copied over the old
     reason: str  # why it is no graph; empty where it is one
     capture_ms: float  # warm-up and what it compiles not included; 0 where nothing was captured
 
@@ -59,7 +61,7 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
     Args:
       strict: raise in place of falling back.
       graph: False calls `fn` itself on a GPU too.
-    Errors: CaptureError when `fn` returns a state of other shapes than it was given, or, if strict, no graph came about.
+    Errors: CaptureError when `fn` returns a state of other shapes than it was given; if strict, for want of a graph.
     """
     buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
     reason = _refusal(tree.leaves(buffers)) if graph else "not asked for"
@@ -74,11 +76,19 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
             buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
     if strict:
         raise CaptureError(reason)
-    return Captured(state=buffers, step=_copying(fn, buffers), replay="copy-back", reason=reason, capture_ms=0.0)
+    return Captured(state=buffers, step=_copying(fn, buffers), replay="none", reason=reason, capture_ms=0.0)
 
 
 class ShapeChange(CaptureError):
     """A step whose new state does not fit the old one's buffers."""
+
+
+def recorded(record: Record, captured: Captured[Any, Any]) -> Record:
+    """The record of a strategy with how its step is replayed, and why not as a graph where there is a GPU."""
+    failed = captured.replay == "none" and record.device.startswith("cuda")
+    failure = Failure(name="manual graph", error="CaptureError", message=captured.reason, torch=torch.__version__)
+    failures = (*record.failures, failure) if failed else record.failures
+    return dataclasses.replace(record, replay=captured.replay, failures=failures)
 
 
 def _refusal(leaves: list[Tensor]) -> str:
@@ -97,10 +107,7 @@ def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
-            new, out = fn(buffers)
-            _check_fits(buffers, new, ShapeChange)
-        _check_device(out, tree.leaves(buffers)[0].device)
-        del new, out
+            _check(buffers, *fn(buffers))
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     pool = _pools.setdefault(device, torch.cuda.graph_pool_handle())
@@ -149,7 +156,7 @@ def _write_back(old: Any, new: Any, out: Any = ()) -> Any:
     moved = [(a, b) for a, b in zip(tree.leaves(old), tree.leaves(new)) if not _same(a, b)]
     if moved:
         into, values = zip(*((a, apart(b)) for a, b in moved))
-        torch._foreach_copy_(list(into), list(values))
+        torch._foreach_copy_(list(into), list(values))  # pyright: ignore[reportPrivateImportUsage]
     return out
 
 
@@ -171,7 +178,9 @@ def _kind(dtype: torch.dtype, shape: list[int], device: torch.device) -> str:
     return f"{str(dtype).removeprefix('torch.')} {shape} on {device}"
 
 
-def _check_device(out: Any, device: torch.device) -> None:
+def _check(buffers: Any, new: Any, out: Any) -> None:
+    _check_fits(buffers, new, ShapeChange)
+    device = tree.leaves(buffers)[0].device
     for name, x in zip(tree.paths(out), tree.leaves(out)):
         if x.device != device:
             raise CaptureError(f"output {name} is on {x.device}, want {device}: a graph cannot write to the host")

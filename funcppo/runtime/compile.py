@@ -55,7 +55,7 @@ class Record:
     torch: str
     device: str
     backend: str
-    replay: str = "none"  # how the compiled step is replayed: manual graph, graph trees, none
+    replay: str = "none"  # how the compiled step is replayed: manual graph, none
 
 
 def compiled(fn: Callable[..., Any], backend: str = "inductor", **options: Any) -> Callable[..., Any]:

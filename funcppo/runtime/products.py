@@ -45,8 +45,7 @@ class Products(CustomGraphPass):
                 form = _form(self.limits.get(node.meta["val"].device.type), node)
                 if form is not None:
                     with graph.inserting_before(node):
-                        new = form(graph, *node.args)
-                    node.replace_all_uses_with(new)
+                        node.replace_all_uses_with(form(graph, *node.args))
                     graph.erase_node(node)
 
     def uuid(self) -> Any:
@@ -54,8 +53,8 @@ class Products(CustomGraphPass):
         return get_hash_for_files((__file__,), repr(self.limits))
 
 
-def _form(limits: Limits | None, node: fx.Node) -> Any:
-    a, b = (arg.meta["val"] for arg in node.args)  # pyright: ignore[reportAttributeAccessIssue]
+def _form(limits: Limits | None, node: Any) -> Any:
+    a, b = (arg.meta["val"] for arg in node.args)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if limits is None:
         return None
