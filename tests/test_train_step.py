@@ -118,6 +118,36 @@ def test_the_kl_limits_of_the_test_above_stop_at_different_places():
     assert made[0] == 2 and made[2] == made[5] == 6 and 1 <= made[3] < 6 and made[3] <= made[4]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_minibatch_that_is_not_finite_moves_nothing_and_the_next_one_does(value):
+    """The third of six meets it; the other five end where they end without it."""
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, learner, minibatches = learning_problem(cfg)
+    step = partial(minibatch_step, cfg, WORLD, params)
+    got = want = learner
+    for i in range(6):
+        minibatch = tree.map(lambda x, i=i: x[i], minibatches)
+        bad = batch._replace(target=torch.full_like(batch.target, value)) if i == 2 else batch
+        before, (got, learnt) = got, step(bad, scalars, got, minibatch)
+        assert bool(learnt.finite) == bool(learnt.stepped) == (i != 2)
+        if i == 2:
+            assert_trees_equal(got, before, rtol=0, atol=0)
+        else:
+            want, _ = step(batch, scalars, want, minibatch)
+    assert_trees_equal(got, want, rtol=0, atol=0)
+
+
+def test_metrics_count_what_was_skipped_and_stay_finite():
+    cfg = cartpole_config(**SMALL)
+    state = init(cfg, WORLD, random.key(0))
+    broken = state._replace(scalars=state.scalars._replace(value_coef=torch.tensor(float("inf"))))
+    after, metrics = train_step(cfg, WORLD, broken)
+    assert (float(metrics.skipped), float(metrics.minibatches)) == (6, 0)
+    assert all(bool(torch.isfinite(x)) for x in tree.leaves(metrics))
+    assert_trees_equal(after.params, state.params, rtol=0, atol=0)
+    assert float(train_step(cfg, WORLD, state)[1].skipped) == 0
+
+
 def test_metrics_leave_out_what_came_after_a_kl_stop():
     cfg = cartpole_config(**SMALL, target_kl=1e-9)
     _, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
