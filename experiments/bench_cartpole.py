@@ -35,7 +35,7 @@ from funcppo.runtime.capture import capture
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
 HOW = ("captured", "compiled", "eager-graph", "forward", "eager")
 REPEATS = 7
-SECONDS = 0.4  # of each repeat, at least
+SECONDS = 0.2  # of each repeat, at least
 
 
 def main() -> None:
@@ -71,14 +71,14 @@ class Case:
         keys = random.split(random.key(0, device), max(self.learners, 1))
         make = partial(train_step.init, self.cfg, NoWorld())
         self.state = tree.map(torch.clone, torch.vmap(make)(keys)) if self.learners else make(keys[0])
+        self.eager = train_step.vectorised(train_step.EAGER) if self.learners else train_step.EAGER
         self.step: Callable[[], Any] = lambda: None
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
         start = time.perf_counter()
-        eager = train_step.vectorised(train_step.EAGER) if self.learners else train_step.EAGER
-        parts = self.parts(eager)
-        fn = self.fn(parts)
+        eager = self.eager
+        fn = self.fn(self.parts(eager))
         graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
         captured = capture(fn, self.start(), graph=graph, strict=graph)
         captured.step()
@@ -115,20 +115,25 @@ class Case:
 
     def timed(self) -> dict[str, Any]:
         """Median and spread of an iteration, and its kernels."""
-        times, n = [], 1
-        while len(times) < REPEATS:
-            start = time.perf_counter()
-            for _ in range(n):
-                self.step()
-            self.synchronise()
-            seconds = time.perf_counter() - start
-            if seconds < SECONDS and not times:
-                n = max(n + 1, int(n * min(10.0, 1.2 * SECONDS / seconds)))
-                continue
-            times.append(1e3 * seconds / n)
-        quartiles = statistics.quantiles(times, n=4)
-        row = {"iteration_ms": statistics.median(times), "spread_ms": quartiles[2] - quartiles[0], "steps_a_repeat": n}
+        row = repeated(self.step, self.synchronise)
         return row | (kernels(self.step) if self.device == "cuda" else {})
+
+
+def repeated(step: Callable[[], Any], synchronise: Callable[[], None]) -> dict[str, Any]:
+    """Median and spread of a step over repeats of as many steps as take SECONDS."""
+    times, n = [], 1
+    while len(times) < REPEATS:
+        start = time.perf_counter()
+        for _ in range(n):
+            step()
+        synchronise()
+        seconds = time.perf_counter() - start
+        if seconds < SECONDS and not times:
+            n = max(n + 1, int(n * min(10.0, 1.2 * SECONDS / seconds)))
+            continue
+        times.append(1e3 * seconds / n)
+    quartiles = statistics.quantiles(times, n=4)
+    return {"iteration_ms": statistics.median(times), "spread_ms": quartiles[2] - quartiles[0], "steps_a_repeat": n}
 
 
 def kernels(step: Callable[[], Any]) -> dict[str, Any]:

@@ -83,6 +83,11 @@ class ShapeChange(CaptureError):
     """A step whose new state does not fit the old one's buffers."""
 
 
+def forget_pools() -> None:
+    """Let captures to come start from an empty pool; those that exist keep theirs."""
+    _pools.clear()
+
+
 def recorded(record: Record, captured: Captured[Any, Any]) -> Record:
     """The record of a strategy with how its step is replayed, and why not as a graph where there is a GPU."""
     failed = captured.replay == "none" and record.device.startswith("cuda")

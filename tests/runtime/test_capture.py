@@ -213,3 +213,28 @@ def test_captures_share_one_pool_and_keep_apart():
         assert torch.equal(got_1, seen_1) and torch.equal(got_2, seen_2)
     assert_trees_equal(first.state, want_1, rtol=0, atol=0)
     assert_trees_equal(second.state, want_2, rtol=0, atol=0)
+
+
+@on_gpu
+def test_a_training_step_never_waits_for_the_gpu():
+    """Uncaptured, where PyTorch can tell; and no waiting call in a profile, which that mode misses some of."""
+    train_step(CFG, WORLD, start("cuda"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.profiler.profile() as profile:
+            train_step(CFG, WORLD, start("cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    names = {event.name for event in profile.events()}
+    assert not names & {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"}, names
+
+
+@on_gpu
+def test_a_captured_update_is_one_launch():
+    captured = capture(lambda s: train_step(CFG, WORLD, s), start("cuda"), strict=True)
+    captured.step()
+    with torch.profiler.profile() as profile:
+        captured.step()
+    calls = [event.name for event in profile.events() if event.name.startswith("cuda")]
+    assert calls.count("cudaGraphLaunch") == 1
+    assert not [name for name in calls if "LaunchKernel" in name or "Memcpy" in name or "StreamSynchronize" in name]
