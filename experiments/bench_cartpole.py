@@ -45,13 +45,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--how", nargs="*", default=list(HOW), choices=HOW)
+    parser.add_argument("--precision", nargs="*", default=["highest"], choices=["highest", "high"], help="high: TF32")
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs=3, metavar=("WORK", "HOW", "DEVICE"), help=argparse.SUPPRESS)
+    parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "PRECISION"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        case = Case(*args.cell)
+        torch.set_float32_matmul_precision(args.cell[3])
+        case = Case(*args.cell[:3])
         return side_by_side.cell(case.ready, case.timed)
-    cells = [[work, how, args.device] for work in args.work for how in args.how]
+    cells = [[work, how, args.device, p] for p in args.precision for work in args.work for how in args.how]
     rows = side_by_side.run(__file__, cells, args.width)
     if args.out:
         args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")

@@ -30,6 +30,7 @@ ACTING = ("plan", "rollout_step", "learning_batch", "pack", "unpack")
 PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
 # Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
 DRAWS = {"realize_opcount_threshold": 10}
+FUSE = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
 
 
 class ParityError(RuntimeError):
@@ -61,7 +62,7 @@ class Record:
 def compiled(fn: Callable[..., Any], backend: str = "inductor", **options: Any) -> Callable[..., Any]:
     """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    chosen: Any = {"post_grad_custom_pre_pass": Products()} | options if backend == "inductor" else None
+    chosen: Any = {"post_grad_custom_pre_pass": Products(), **FUSE, **options} if backend == "inductor" else None
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=chosen)
 
 

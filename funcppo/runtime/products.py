@@ -24,12 +24,13 @@ class Limits:
 
     summed: int  # multiplications up to which a product is written as a sum
     inner: int  # so is one with so short an inner axis: it needs no reduction
+    narrow: int  # multiplications up to which one with at most four columns is
     long: int  # inner axis from which a product is cut
     piece: int  # inner length of the pieces
 
 
-GPU = Limits(summed=1 << 18, inner=4, long=4096, piece=1024)
-CPU = Limits(summed=1 << 15, inner=2, long=1 << 62, piece=1024)
+GPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=4096, piece=256)
+CPU = Limits(summed=1 << 15, inner=2, narrow=1 << 15, long=1 << 62, piece=256)
 
 
 class Products(CustomGraphPass):
@@ -60,7 +61,7 @@ def _form(limits: Limits | None, node: Any) -> Any:
         return None
     if k >= limits.long and k % limits.piece == 0:
         return lambda graph, x, y: _cut(graph, x, y, limits.piece)
-    if k <= limits.inner or a.shape[:-2].numel() * m * k * n <= limits.summed:
+    if k <= limits.inner or a.shape[:-2].numel() * m * k * n <= (limits.narrow if n <= 4 else limits.summed):
         return _summed
     return None
 

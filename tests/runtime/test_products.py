@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from funcppo import random
 from funcppo.runtime.products import Limits, Products
 
-LIMITS = Limits(summed=100, inner=3, long=32, piece=16)
+LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16)
 
 
 def rewritten(a, b, limits=LIMITS):
@@ -45,8 +45,10 @@ def test_every_form_has_the_value_of_the_product(batch, m, k, n, turned):
 
 
 def test_the_form_follows_the_shape():
-    """Small, short inside, long inside, and neither."""
-    cases = {(2, 4, 5): {"mul", "sum"}, (100, 3, 100): {"mul", "sum"}, (8, 64, 8): {"bmm", "sum"}, (8, 20, 8): {"mm"}}
+    """Small, short inside, long inside, none of these; small and narrow, and not small enough."""
+    summed, cut, left = {"mul", "sum"}, {"bmm", "sum"}, {"mm"}
+    cases = {(2, 4, 5): summed, (100, 3, 100): summed, (8, 64, 8): cut, (8, 20, 8): left}
+    cases |= {(4, 20, 2): summed, (8, 20, 2): left}
     for (m, k, n), want in cases.items():
         assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (m, k, n)
 

@@ -52,7 +52,8 @@ def test_an_input_that_is_mutated_is_skipped_with_the_reason_until_it_is_returne
 
 def test_a_host_operator_is_skipped_with_the_reason_until_it_is_moved():
     host = torch.arange(8.0)
-    bad = run(tree_compiled(lambda x: (x * 2, host * 2)), [torch.zeros(8, device="cuda")] * 4)
+    with torch._inductor.config.patch(graph_partition=False):  # which leaves such operators out of the graph
+        bad = run(tree_compiled(lambda x: (x * 2, host * 2)), [torch.zeros(8, device="cuda")] * 4)
     assert bad.recordings == 0 and "cpu" in bad.skips[0].lower()
     device = host.cuda()
     assert run(tree_compiled(lambda x: (x * 2, device * 2)), [torch.zeros(8, device="cuda")] * 4).recordings == 1
@@ -86,9 +87,11 @@ def test_an_output_kept_over_a_step_is_lost_until_it_is_cloned():
     for i in range(4):
         torch.compiler.cudagraph_mark_step_begin()
         before, kept = kept, step(torch.full((4,), float(i), device="cuda"))
-    assert before is not None
-    with pytest.raises(RuntimeError, match="overwritten"):
-        before + 1
+    try:
+        lost = float(before[0]) != 4.0
+    except RuntimeError as error:
+        lost = "overwritten" in str(error)
+    assert lost
     kept_clones = []
     for i in range(4):
         torch.compiler.cudagraph_mark_step_begin()
