@@ -4,7 +4,7 @@
 
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
 128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
-iteration), `compiled` (the same parts, called one by one), `eager-graph` (eager parts, one graph: LeanRL's way),
+iteration), `whole` (one compiled call an iteration, its loops kept as loops: for a CPU), `compiled` (the same parts, called one by one), `eager-graph` (eager parts, one graph: LeanRL's way),
 `forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`. Every row has its cold
 start, the median and spread of the iteration, kernels an iteration, and its parity: the largest difference of params
 from the eager step after one update, as a share of the change.
@@ -13,6 +13,7 @@ from the eager step after one update, as a share of the change.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -31,9 +32,10 @@ from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import capture
+from funcppo.runtime.iteration import graph_scan, whole
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
-HOW = ("captured", "compiled", "eager-graph", "forward", "eager")
+HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
 REPEATS = 7
 SECONDS = 0.2  # of each repeat, at least
 
@@ -86,7 +88,11 @@ class Case:
         captured.step()
         self.synchronise()
         cold, self.step = time.perf_counter() - start, captured.step
-        want, _ = self.fn(eager)(self.start())
+        want, _ = (
+            train_step.train_step(self.cfg, NoWorld(), self.state, eager)
+            if self.how == "whole"
+            else self.fn(eager)(self.start())
+        )
         pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
@@ -99,6 +105,9 @@ class Case:
 
     def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:
         """The step that is timed: an iteration, or one minibatch update."""
+        if self.how == "whole":
+            scanned = whole(train_step.train_step, dataclasses.replace(parts, scan=graph_scan))
+            return lambda state: scanned(self.cfg, NoWorld(), state)
         if self.work != "update":
             return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)
         got = train_step.collect(self.cfg, NoWorld(), self.state)

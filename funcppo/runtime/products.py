@@ -30,7 +30,7 @@ class Limits:
 
 
 GPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=4096, piece=256)
-CPU = Limits(summed=1 << 15, inner=2, narrow=1 << 15, long=1 << 62, piece=256)
+CPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=1 << 62, piece=256)
 
 
 class Products(CustomGraphPass):
