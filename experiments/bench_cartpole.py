@@ -4,10 +4,10 @@
 
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
 128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
-iteration), `whole` (one compiled call an iteration, its loops kept as loops: for a CPU), `compiled` (the same parts, called one by one), `eager-graph` (eager parts, one graph: LeanRL's way),
-`forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`. Every row has its cold
-start, the median and spread of the iteration, kernels an iteration, and its parity: the largest difference of params
-from the eager step after one update, as a share of the change.
+iteration), `whole` (one compiled call an iteration, its loops kept as loops: for a CPU), `compiled` (the parts called
+one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `forward` (compiled forward and loss, eager backward,
+fused Adam: the fallback rung), `eager`. Every row has its cold start, the median and spread of the iteration, its
+kernels, and its parity: the difference of params from the eager step's after one update, as a share of the change.
 """
 
 from __future__ import annotations
@@ -88,11 +88,8 @@ class Case:
         captured.step()
         self.synchronise()
         cold, self.step = time.perf_counter() - start, captured.step
-        want, _ = (
-            train_step.train_step(self.cfg, NoWorld(), self.state, eager)
-            if self.how == "whole"
-            else self.fn(eager)(self.start())
-        )
+        self.how = "eager"
+        want, _ = self.fn(eager)(self.start())
         pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
