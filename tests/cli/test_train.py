@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from funcppo import checkpoint, cli, training
+from funcppo import checkpoint, cli, training, tree
 from funcppo.data import load
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER
+from tests.runtime.test_capture import on_gpu
 
 SMALL = ["--ppo.n-envs", "8", "--ppo.n-steps", "4", "--ppo.n-minibatches", "2", "--prover.embed-dim", "4"]
 SMALL += ["--prover.hidden-dim", "8", "--validations", "2", "--valid-queries", "6", "--score", "best-proof"]
@@ -65,6 +67,18 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
         assert np.array_equal(resumed[name], whole[name]), name
     updates = [json.loads(line)["update"] for line in (tmp_path / training.METRICS).read_text().splitlines()]
     assert updates == [1, 2, 3, 4]
+
+
+def test_the_best_params_are_kept_while_the_state_moves_on(trained, monkeypatch, tmp_path):
+    """Valid quality peaks at update 2 of 4; the state's own leaves are overwritten by updates 3 and 4."""
+    run = training.prepare(training.read_config(trained), tmp_path, resume=False)
+    quality = iter([0.1, 0.5, 0.2])
+    monkeypatch.setattr(training, "judge", lambda *_: {"auc_pr": next(quality)})
+    params = []
+    for run, _ in training.learn(run, tmp_path, training.steps(run, EAGER), lambda: False, Monitor()):
+        params.append(tree.ravel(run.saved.state.params))
+    assert int(run.saved.best_update) == 2 and float(run.saved.best_valid) == 0.5
+    assert torch.equal(tree.ravel(run.saved.best), params[1]) and not torch.equal(params[1], params[3])
 
 
 def test_evaluate_reports_the_documented_keys(trained, monkeypatch, capsys, tmp_path):
@@ -153,3 +167,12 @@ def test_watch_tells_what_compilers_and_graphs_did(monkeypatch, capsys, tmp_path
     out = capsys.readouterr().out
     line = next(row for row in " ".join(out.split()).split("watch: ")[1:])
     assert "compiles 0, recompiles 0, recordings 0" in line and "fallback_reason no CUDA tensor in the state" in line
+
+
+@on_gpu
+def test_training_on_a_gpu_is_one_recorded_graph_that_stays(monkeypatch, capsys, tmp_path):
+    args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda", "--strategy", "eager")
+    assert funcppo(monkeypatch, *args, "--watch", *SMALL) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "strategy eager on cuda:0, replayed by: manual graph" in out
+    assert "recordings 1, rerecordings 0" in out and "warning" not in out
