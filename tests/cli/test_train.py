@@ -75,7 +75,9 @@ def test_the_best_params_are_kept_while_the_state_moves_on(trained, monkeypatch,
     quality = iter([0.1, 0.5, 0.2])
     monkeypatch.setattr(training, "judge", lambda *_: {"auc_pr": next(quality)})
     params = []
-    for run, _ in training.learn(run, tmp_path, training.steps(run, EAGER), lambda: False, Monitor()):
+    captured = training.steps(run, EAGER)
+    for after, _ in training.learn(run, tmp_path, captured, lambda: False, Monitor()):
+        run = after
         params.append(tree.ravel(run.saved.state.params))
     assert int(run.saved.best_update) == 2 and float(run.saved.best_valid) == 0.5
     assert torch.equal(tree.ravel(run.saved.best), params[1]) and not torch.equal(params[1], params[3])
