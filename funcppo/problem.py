@@ -15,7 +15,7 @@ from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
 from funcppo.evaluate import rule_scores, score_candidates
-from funcppo.logic import baselines, fixpoint, outlook, resolve
+from funcppo.logic import asked, baselines, fixpoint, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.fixpoint import Model
@@ -27,6 +27,7 @@ from funcppo.protocol import Protocol, Ranking
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
 PAIRS = 20  # derivations that the outlook may hold, for each atom of the budget
+ASKED_BUDGET = 100_000_000  # atoms of T_P held at most where only those asked for are derived
 ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
 
 
@@ -88,6 +89,8 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, budget=settings.budget)
     if settings.max_height is not None:
         model = run(settings.max_height)
+        if not model.complete and settings.max_height == 1:
+            return _asked_model(dataset, settings, kb, sizes, model.stopped)
         if not model.complete:
             raise ValueError(f"{dataset.name}: T_P to height {settings.max_height} {model.stopped}")
         return settings.max_height, model, []
@@ -98,7 +101,7 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     share = [float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0 for h in HEIGHTS[:deepest]]
     if not share:
         if not model.fixpoint:
-            raise ValueError(f"{dataset.name}: T_P to height 1 {model.stopped}")
+            return _asked_model(dataset, settings, kb, sizes, model.stopped)
         share = [0.0]
     chosen = next(h for h, s in enumerate(share, 1) if s >= max(share) - ENOUGH)
     shown = ", ".join(f"{s:.3f} at {h}" for h, s in enumerate(share, 1))
@@ -115,6 +118,26 @@ def _facts(
         raise ValueError(f"{dataset.name}: facts=found wants height 1 and derivations within the budget, got {why}")
     notes = [] if known else [f"more than {PAIRS * settings.budget} derivations: the policy sees none beforehand"]
     return ("found" if can_find and settings.facts != "chosen" else "chosen"), notes
+
+
+def _asked_model(
+    dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes, stopped: str
+) -> tuple[int, Model, list[str]]:
+    """T_P to height 1 as far as valid and test ask for it, for rules that derive too much to hold it all.
+
+    Errors: ValueError when that is too much as well, or hard negatives are wanted: they would tell what is asked.
+    """
+    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device).long()
+    if settings.hard_fraction or not len(queries):
+        raise ValueError(f"{dataset.name}: T_P to height 1 {stopped}")
+    model = asked.one_step(kb, sizes, queries, ASKED_BUDGET)
+    if model is None:
+        raise ValueError(f"{dataset.name}: T_P to height 1 passes {ASKED_BUDGET} atoms of what valid and test ask")
+    return (
+        1,
+        model,
+        [f"T_P to height 1 {stopped}: only what valid and test ask for is derived, other corruptions count as not"],
+    )
 
 
 def config(problem: Problem, ppo: PPOConfig) -> Config:
@@ -209,11 +232,22 @@ def evaluation(
 def policy_scorer(
     cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
 ) -> protocol.Scorer:
-    """The score of `cfg` under a policy; where facts are found it needs no search, only the rules that apply."""
+    """The score of `cfg` under a policy.
+
+    At height 1 it needs no search where facts are found, or count as 1 anyway: only the rules that derive a candidate.
+    """
     fixed = fixed_world(problem)
-    if problem.facts == "found":
-        return lambda atoms: _rule_scores(cfg, fixed, params, atoms, on_progress)
+    if problem.facts == "found" or (problem.max_height == 1 and cfg.score == "best-proof"):
+        return lambda atoms: _rule_scores(cfg, _looked_up(problem, fixed, atoms), params, atoms, on_progress)
     return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score
+
+
+def _looked_up(problem: Problem, fixed: prover.World, atoms: Tensor) -> prover.World:
+    """A world whose outlook tells of these atoms, where it was too large to tell of all."""
+    if problem.outlook is not None:
+        return fixed
+    kb, sizes, model = problem.kb, problem.sizes, problem.model
+    return fixed._replace(outlook=outlook.of_atoms(kb, sizes, model, 1, atoms))
 
 
 def _rule_scores(cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any) -> Tensor:

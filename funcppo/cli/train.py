@@ -14,9 +14,10 @@ import torch
 import tyro
 from rich.console import Console
 
-from funcppo import explain, problem, protocol, training
+from funcppo import data, explain, mining, problem, protocol, training
+from funcppo.checkpoint import write_atomically
 from funcppo.cli import show, write_json
-from funcppo.config import PPOConfig, ProverSettings, RunConfig
+from funcppo.config import MineConfig, PPOConfig, ProverSettings, RunConfig
 from funcppo.data import show_atom, show_rule
 from funcppo.logic import proof
 from funcppo.protocol import Protocol
@@ -43,7 +44,7 @@ class Train:
     out: Path
     """Folder to write."""
     rules: str | None = None
-    """Rule file in place of the data set's own."""
+    """Rule file in place of the data set's own; a data set without rules is mined first."""
     steps: int = _DEFAULT.steps
     """Environment steps."""
     seed: int = 0
@@ -75,7 +76,7 @@ class Train:
     def run(self) -> int:
         """Train, judge, show; the exit status."""
         start, console = time.perf_counter(), show.console(self.json == "-")
-        run = self._prepare()
+        run = self._prepare(console)
         dataset = run.problem.dataset
         console.print(
             f"{dataset.name}: {dataset.n_constants} entities, {dataset.n_predicates} relations, "
@@ -103,7 +104,7 @@ class Train:
         console.print(f"done in {results['seconds']:.0f} s: {self.out}")
         return 0
 
-    def _prepare(self) -> Run:
+    def _prepare(self, console: Console) -> Run:
         holds_run = (self.out / training.CONFIG).exists()
         if self.resume:
             stored = training.read_config(self.out)
@@ -118,12 +119,26 @@ class Train:
         config = RunConfig(**given)
         if config.strategy not in ("auto", *RUNGS):
             raise ValueError(f"strategy {config.strategy!r}: want auto, {', '.join(RUNGS)}")
+        config = self._with_rules(config, console)
         run = training.prepare(config, self.out, resume=False)
         self.out.mkdir(parents=True, exist_ok=True)
         for name in (training.CHECKPOINT, training.METRICS, training.RESULTS):
             (self.out / name).unlink(missing_ok=True)
         training.write_config(config, self.out)
         return run
+
+    def _with_rules(self, config: RunConfig, console: Console) -> RunConfig:
+        """The run with mined rules, kept in its folder, where the data set has none."""
+        if config.rules is not None or len((dataset := data.load(config.dataset)).rules):
+            return config
+        with console.status("mining rules") as status:
+            told = lambda stage: status.update(f"mining rules: {stage}")
+            mined, how = mining.cached(dataset, MineConfig(seed=config.seed), config.device, told)
+        show.notes(console, [how])
+        self.out.mkdir(parents=True, exist_ok=True)
+        kept = self.out / "rules.tsv"
+        write_atomically(kept, lambda file: file.write(mined.read_bytes()))
+        return dataclasses.replace(config, rules=str(kept))
 
     def _learn(
         self, run: Run, captured: Captured[TrainState, Metrics], monitor: Monitor, console: Console
