@@ -23,7 +23,7 @@ from bench_cartpole import Case
 
 from funcppo.runtime import capture as room
 from funcppo.runtime.capture import capture
-from funcppo.runtime.staging import Staging
+from funcppo.runtime.inputs import Staging
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.staging import Staging
+from funcppo.runtime.inputs import Staging
 from tests.runtime.test_capture import devices, on_gpu
 
 
