@@ -207,7 +207,7 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     rules = {"max-confidence": baselines.max_confidence, "noisy-or": baselines.noisy_or}
     if name not in rules:
         raise ValueError(f"score {name!r}: want success, best-proof, greedy, exists@H, max-confidence or noisy-or")
-    if (known := problem.outlook) is not None:
+    if height == 1 and (known := problem.outlook) is not None:
         return lambda atoms: rules[name](kb, outlook.derivations(known, sizes, atoms), len(atoms))
     return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
 
@@ -247,7 +247,7 @@ def _looked_up(problem: Problem, fixed: prover.World, atoms: Tensor) -> prover.W
     if problem.outlook is not None:
         return fixed
     kb, sizes, model = problem.kb, problem.sizes, problem.model
-    return fixed._replace(outlook=outlook.of_atoms(kb, sizes, model, 1, atoms))
+    return fixed._replace(outlook=outlook.of_atoms(kb, sizes, model, atoms))
 
 
 def _rule_scores(cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any) -> Tensor:
