@@ -108,7 +108,8 @@ def summarise(ranked: Ranking, predicates: list[str], *, with_auc: bool) -> dict
     Args:
       with_auc: also the area under the precision-recall curve over all candidates pooled; unprovable ones score 0.
     """
-    harmonics = ranking.harmonic(int(ranked.counts.n_candidates.max()))
+    counts = ranked.counts.n_candidates
+    harmonics = ranking.harmonic(int(counts.max()), counts.device)
     summary = ranking.summary(
         ranked.counts, ranked.side, ranked.relation, ranked.provable, harmonics, n_predicates=len(predicates)
     )

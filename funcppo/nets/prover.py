@@ -18,10 +18,10 @@ from funcppo.envs.prover import Observation, World
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.resolve import Goals
-from funcppo.nets.base import Agent, Dense, PolicyValue, dense, init_dense
+from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, init_dense
 from funcppo.types import F32, I32, I64, Bool
 
-CERTAIN = 1e-6  # confidences are kept this far from 0 and 1, so that log-odds stay finite
+CERTAIN = 0.01  # confidences are drawn this far in from 0 and 1: a rule that never failed must not be beyond learning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +43,26 @@ class Params(NamedTuple):
     role: F32[Tensor, "J D"]  # one for each argument position
     height: F32[Tensor, "H1 D"]
     rule: F32[Tensor, "R1 D"]  # entry 0 stands for every fact
+    hopeless: F32[Tensor, "D"]
+    successor: Dense
     state: Dense
     hidden: Dense
-    successor: Dense
     score: Dense  # what successors are scored against
     end: Dense
     value: Dense
 
 
+class ProverOutput(NamedTuple):
+    """A policy over successors and END, what it was before any training, and a value."""
+
+    logits: F32[Tensor, "B S1"]  # the smallest finite number where an action is illegal
+    prior: F32[Tensor, "B S1"]  # likewise
+    value: F32[Tensor, "B"]
+
+
 def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
     """Uniform weights of unit output variance; score, END and value heads are zero."""
-    keys = random.split(key, 8)
+    keys = random.split(key, 9)
     sizes, D, H = cfg.sizes, cfg.embed_dim, cfg.hidden_dim
 
     def table(i: int, rows: int) -> Tensor:
@@ -65,30 +74,52 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
         role=table(2, sizes.width - 1),
         height=table(3, 1 + cfg.max_height),
         rule=table(4, 1 + sizes.n_rules),
+        hopeless=table(7, 1)[0],
+        successor=init_dense(keys[8], D, H),
         state=init_dense(keys[5], 3 * D + 1, H),
-        hidden=init_dense(keys[6], H, H),
-        successor=init_dense(keys[7], D, H),
+        hidden=init_dense(keys[6], 2 * H, H),
         score=init_dense(keys[7], H, H, scale=0.0),
         end=init_dense(keys[7], H, 1, scale=0.0),
         value=init_dense(keys[7], H, 1, scale=0.0),
     )
 
 
-def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> PolicyValue:
-    """Logits over the S successors and END, the smallest finite number where an action is illegal; and the value."""
-    state = _state(params, obs)
-    successor = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
-    successor = gelu(dense(params.successor, successor))
+def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
+    """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
+    successor = _successors(params, obs)
+    state = _state(params, obs, successor)
     score = (successor * dense(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
-    logits = torch.cat([score + prior(world.kb, obs.rule, obs.known[:, None] & at_root), dense(params.end, state)], 1)
-    logits = torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
-    return PolicyValue(logits, dense(params.value, state).squeeze(-1))
+    known = prior(world.kb, obs.rule, obs.known[:, None] & at_root)
+    known = torch.cat([known, torch.zeros_like(known[:, :1])], 1)
+    legal = lambda logits: torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
+    return ProverOutput(
+        logits=legal(known + torch.cat([score, dense(params.end, state)], 1)),
+        prior=legal(known),
+        value=dense(params.value, state).squeeze(-1),
+    )
+
+
+def relative_entropy(out: ProverOutput) -> F32[Tensor, "B"]:
+    """-KL(policy, prior): a bonus on it draws the policy to what the confidences say, not to uniform choices.
+
+    With the bonus tau the best policy is proportional to prior exp(Q / tau), Q the return of each action.
+
+    Source: Todorov 2009, "Efficient computation of optimal actions", PNAS 106(28).
+    """
+    log_p, log_prior = torch.log_softmax(out.logits, -1), torch.log_softmax(out.prior, -1)
+    p = log_p.exp()
+    return -torch.where(p > 0, p * (log_p - log_prior), 0.0).sum(-1)
+
+
+DISTRIBUTION = Distribution(
+    sample=CATEGORICAL.sample, log_prob=CATEGORICAL.log_prob, entropy=relative_entropy, mode=CATEGORICAL.mode
+)
 
 
 def agent(cfg: NetConfig) -> Agent:
     """The prover's network as the learner takes it."""
-    return Agent(cfg=cfg, init=init, apply=apply)
+    return Agent(cfg=cfg, init=init, apply=apply, distribution=DISTRIBUTION)
 
 
 def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B 1"]) -> F32[Tensor, "B S"]:
@@ -97,19 +128,27 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
     Args:
       left_out: the rule is applied to a known fact, which then counts neither as support nor as a pair.
     """
-    tables = torch.stack([torch.logit(kbase.confidence(kb, less), eps=CERTAIN) for less in (False, True)])
+    odds = lambda confidence: torch.logit(CERTAIN + (1.0 - 2.0 * CERTAIN) * confidence)
+    tables = torch.stack([odds(kbase.confidence(kb, less)) for less in (False, True)])
     none = torch.zeros_like(tables[:, :1])
     return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
 
 
-def _state(params: Params, obs: Observation) -> F32[Tensor, "B H"]:
+def _successors(params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+    vector = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
+    return gelu(dense(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
+
+
+def _state(params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) -> F32[Tensor, "B H"]:
+    """What there is to prove, and the mean of what can be done about it."""
     goals = _embed_goals(params, obs.goals)
     query = _embed_atoms(params, obs.query, torch.zeros_like(obs.query[:, 0]))
     arguments = torch.where((obs.query[:, 1:] > 0)[..., None], params.term[obs.query[:, 1:].long()], 1.0)
     product = params.predicate[obs.query[:, 0].long()] * arguments.prod(1)  # what a bilinear link predictor sees
     features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
-    hidden = gelu(dense(params.state, features))
-    return gelu(dense(params.hidden, hidden))
+    legal = obs.mask[:, :-1, None].to(successor.dtype)
+    options = (successor * legal).sum(1) / legal.sum(1).clamp_min(1.0)
+    return gelu(dense(params.hidden, torch.cat([gelu(dense(params.state, features)), options], 1)))
 
 
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
