@@ -140,6 +140,7 @@ class RunConfig:
     score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
     validations: int = 12  # looks at the valid split while training; the params of the best one are kept
     valid_queries: int = 1000  # valid queries ranked at each, drawn evenly over relations
+    patience: int = 5  # updates in a row with a loss or gradient that is not finite, after which the run stops
     prover: ProverSettings = ProverSettings()
     ppo: PPOConfig = PPOConfig(
         n_envs=256,
@@ -154,6 +155,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
-        for name in ("steps", "validations", "valid_queries"):
+        for name in ("steps", "validations", "valid_queries", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")

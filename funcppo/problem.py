@@ -26,8 +26,8 @@ from funcppo.protocol import Protocol, Ranking
 
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
-ASKED_BUDGET = 100_000_000  # atoms of T_P held at most where only those asked for are derived
 PAIRS = 20  # derivations that the outlook may hold, for each atom of the budget
+ASKED_BUDGET = 100_000_000  # atoms of T_P held at most where only those asked for are derived
 ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
 
 
@@ -64,7 +64,7 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     )
     kb = with_confidence(kb, sizes)
     height, model, notes = _model(dataset, settings, kb, sizes)
-    known = outlook.build(kb, sizes, model, height, PAIRS * settings.budget) if model.complete else None
+    known = outlook.build(kb, sizes, model, height, PAIRS * settings.budget)
     facts, more = _facts(dataset, settings, height, known)
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
@@ -108,6 +108,18 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     return chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {shown}"]
 
 
+def _facts(
+    dataset: Dataset, settings: ProverSettings, height: int, known: Outlook | None
+) -> tuple[prover.Facts, list[str]]:
+    """Whether the policy picks facts too, and what there is to say about it."""
+    can_find = height == 1 and known is not None
+    if settings.facts == "found" and not can_find:
+        why = f"height {height}" if height != 1 else f"more than {PAIRS * settings.budget} derivations"
+        raise ValueError(f"{dataset.name}: facts=found wants height 1 and derivations within the budget, got {why}")
+    notes = [] if known else [f"more than {PAIRS * settings.budget} derivations: the policy sees none beforehand"]
+    return ("found" if can_find and settings.facts != "chosen" else "chosen"), notes
+
+
 def _asked_model(
     dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes, stopped: str
 ) -> tuple[int, Model, list[str]]:
@@ -121,19 +133,11 @@ def _asked_model(
     model = asked.one_step(kb, sizes, queries, ASKED_BUDGET)
     if model is None:
         raise ValueError(f"{dataset.name}: T_P to height 1 passes {ASKED_BUDGET} atoms of what valid and test ask")
-    return 1, model, [f"T_P to height 1 {stopped}: only what valid and test ask for is derived"]
-
-
-def _facts(
-    dataset: Dataset, settings: ProverSettings, height: int, known: Outlook | None
-) -> tuple[prover.Facts, list[str]]:
-    """Whether the policy picks facts too, and what there is to say about it."""
-    can_find = height == 1 and known is not None
-    if settings.facts == "found" and not can_find:
-        why = f"height {height}" if height != 1 else f"more than {PAIRS * settings.budget} derivations"
-        raise ValueError(f"{dataset.name}: facts=found wants height 1 and derivations within the budget, got {why}")
-    notes = [] if known else [f"more than {PAIRS * settings.budget} derivations: the policy sees none beforehand"]
-    return ("found" if can_find and settings.facts != "chosen" else "chosen"), notes
+    return (
+        1,
+        model,
+        [f"T_P to height 1 {stopped}: only what valid and test ask for is derived, other corruptions count as not"],
+    )
 
 
 def config(problem: Problem, ppo: PPOConfig) -> Config:
@@ -228,11 +232,22 @@ def evaluation(
 def policy_scorer(
     cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
 ) -> protocol.Scorer:
-    """The score of `cfg` under a policy; where facts are found it needs no search, only the rules that apply."""
+    """The score of `cfg` under a policy.
+
+    At height 1 it needs no search where facts are found, or count as 1 anyway: only the rules that derive a candidate.
+    """
     fixed = fixed_world(problem)
-    if problem.facts == "found":
-        return lambda atoms: _rule_scores(cfg, fixed, params, atoms, on_progress)
+    if problem.facts == "found" or (problem.max_height == 1 and cfg.score == "best-proof"):
+        return lambda atoms: _rule_scores(cfg, _looked_up(problem, fixed, atoms), params, atoms, on_progress)
     return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score
+
+
+def _looked_up(problem: Problem, fixed: prover.World, atoms: Tensor) -> prover.World:
+    """A world whose outlook tells of these atoms, where it was too large to tell of all."""
+    if problem.outlook is not None:
+        return fixed
+    kb, sizes, model = problem.kb, problem.sizes, problem.model
+    return fixed._replace(outlook=outlook.of_atoms(kb, sizes, model, 1, atoms))
 
 
 def _rule_scores(cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any) -> Tensor:

@@ -19,6 +19,7 @@ from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
 from funcppo.runtime import compile as ladder
+from funcppo.runtime.capture import capture, recorded
 
 PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
 
@@ -67,7 +68,8 @@ def try_ladder(device: str) -> ladder.Record:
         agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, device))
-    return ladder.strategy(train_step.collect, train_step.EAGER, cfg, NoWorld(), state)[1]
+    parts, record = ladder.strategy(train_step.collect, train_step.EAGER, cfg, NoWorld(), state)
+    return recorded(record, capture(lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state))
 
 
 def _machine() -> dict[str, Any]:

@@ -21,8 +21,10 @@ from funcppo.config import MineConfig, PPOConfig, ProverSettings, RunConfig
 from funcppo.data import show_atom, show_rule
 from funcppo.logic import proof
 from funcppo.protocol import Protocol
+from funcppo.runtime.capture import Captured
 from funcppo.runtime.compile import RUNGS
-from funcppo.train_step import Parts
+from funcppo.runtime.monitor import Monitor
+from funcppo.train_step import Metrics, TrainState
 from funcppo.training import Run
 
 _DEFAULT = RunConfig(dataset="")
@@ -66,6 +68,10 @@ class Train:
     """Looks at the valid split while training; the best params are kept."""
     valid_queries: int = _DEFAULT.valid_queries
     """Valid queries ranked at each."""
+    patience: int = _DEFAULT.patience
+    """Updates in a row with a loss or gradient that is not finite, after which the run stops."""
+    watch: bool = False
+    """Show what compilers and graphs do: recordings, skips, recompiles and why, moved state, times."""
 
     def run(self) -> int:
         """Train, judge, show; the exit status."""
@@ -80,9 +86,11 @@ class Train:
         show.notes(console, run.notes)
         if not len(dataset.test):
             console.print("note: no test split, so nothing will be judged", style="dim")
-        parts, how = training.strategy(run)
-        show.notes(console, [how])
-        run, finished = self._learn(run, parts, console)
+        with Monitor() as monitor:
+            captured, how = training.strategy(run)
+            monitor.captured(captured)
+            show.notes(console, [how])
+            run, finished = self._learn(run, captured, monitor, console)
         if not finished:
             update = int(run.saved.state.update)
             console.print(
@@ -132,22 +140,62 @@ class Train:
         write_atomically(kept, lambda file: file.write(mined.read_bytes()))
         return dataclasses.replace(config, rules=str(kept))
 
-    def _learn(self, run: Run, parts: Parts, console: Console) -> tuple[Run, bool]:
+    def _learn(
+        self, run: Run, captured: Captured[TrainState, Metrics], monitor: Monitor, console: Console
+    ) -> tuple[Run, bool]:
         """The run after its last update or a Ctrl-C, and whether it was the former."""
         asked: list[int] = []
+        watched = _Watch(monitor, console, self.watch)
         before = signal.signal(signal.SIGINT, lambda *_: _interrupt(asked))
         n_updates = run.cfg.ppo.n_updates
         try:
             with show.progress(console) as bar:
                 task = bar.add_task("training", total=n_updates, completed=int(run.saved.state.update), note="")
-                for after, metrics in training.learn(run, self.out, parts, lambda: bool(asked)):
-                    run, numbers = after, training.shown(metrics)
+                for after, numbers in training.learn(run, self.out, captured, lambda: bool(asked), monitor):
+                    run = after
+                    watched.look(run.saved.state, numbers)
                     best = f"best valid {training.selects(run.problem)} {float(run.saved.best_valid):.4f}"
                     note = f"return {numbers['return']:.3f}  {best}"
                     bar.update(task, completed=int(run.saved.state.update), note=note)
         finally:
             signal.signal(signal.SIGINT, before)
         return run, int(run.saved.state.update) >= n_updates
+
+
+class _Watch:
+    """Tells once when the training step is compiled or recorded again; with --watch, all that the monitor counts."""
+
+    def __init__(self, monitor: Monitor, console: Console, aloud: bool) -> None:
+        self.monitor, self.console, self.aloud = monitor, console, aloud
+        self.report: dict[str, Any] = {}
+        self.first = True
+
+    def look(self, state: TrainState, numbers: dict[str, float]) -> None:
+        """Compare with what was last seen."""
+        if self.first:
+            self.first = False
+            self.monitor.settle()
+            self.monitor.watch(state)
+        warning, moved = self.monitor.warning(), self.monitor.moved(state)
+        if warning:
+            self.console.print(f"warning: {warning}", style="yellow", markup=False)
+        if moved:
+            self.console.print(f"warning: moved in memory: {', '.join(moved)}", style="yellow", markup=False)
+            self.monitor.watch(state)
+        if numbers["skipped"]:
+            line = f"warning: {numbers['skipped']:.0f} minibatches skipped: loss or gradient not finite"
+            self.console.print(line, style="yellow")
+        if not self.aloud:
+            return
+        report = self.monitor.report()
+        counts = {k: v for k, v in report.items() if not k.endswith("_ms")}
+        if counts != self.report:
+            self.report = counts
+            self.console.print("watch: " + ", ".join(f"{k} {_short(v)}" for k, v in report.items()), markup=False)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value) if value != "" else "none"
 
 
 def _interrupt(asked: list[int]) -> None:
