@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from funcppo.logic import fixpoint, joins
 from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.relations import Relation
-from funcppo.logic.rules import Atom, Rule, different_variables, query_of, relation_of, substitute, unifier, variables
+from funcppo.logic.rules import (
+    Atom,
+    Rule,
+    different_variables,
+    put,
+    query_of,
+    relation_of,
+    substitute,
+    unifier,
+    variables,
+)
 
 
 def derivation(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom) -> tuple[int, tuple[Atom, ...]]:
@@ -45,7 +53,7 @@ def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule
         return None
     names = tuple(dict.fromkeys(v for atom in rule.body for v in variables(atom, n)))
     for name in (None, *names):  # None: is there an instance at all?
-        unequal = [(_put(left, same), _put(right, same)) for left, right in pairs]
+        unequal = [(put(left, same), put(right, same)) for left, right in pairs]
         tables = list(joins.solve(query_of(rule, relations, n, unequal, () if name is None else (name,))))
         if not tables:
             return None
@@ -53,10 +61,6 @@ def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule
             same = {**same, name: min(int(table.columns[0].min()) for table in tables)}
             rule = substitute(rule, same)
     return rule
-
-
-def _put(terms: Sequence[int], same: dict[int, int]) -> tuple[int, ...]:
-    return tuple(same.get(t, t) for t in terms)
 
 
 def _below(model: Model, atom: Atom, height: int) -> Relation:

@@ -71,6 +71,22 @@ def test_a_known_fact_is_told_from_what_also_follows_from_others(world, capsys):
     assert len(out.splitlines()) == 1
 
 
+def test_with_object_identity_different_variables_are_different_constants(world, capsys):
+    """a -> b -> c -> a: only a rule whose X and Y are both a, or whose Z is, leads back to a."""
+    assert prove(world, "path(a, a)", "--object-identity") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "refuted: path(a, a): no proof exists with different constants for different variables",
+        "it is not stated, and no rule's head matches it",
+    ]
+    assert prove(world, "path(a, c)", "--object-identity") == 0
+    capsys.readouterr()
+    status, found = json_of(capsys, prove, world, "path(a, X)", "--all", "--object-identity")
+    assert (status, found["object_identity"]) == (0, True)
+    assert sorted(row["bindings"]["X"] for row in found["answers"]) == ["D", "b", "c"]
+    assert prove(world, "path(a, X)", "--object-identity") == 0
+    assert capsys.readouterr().out.startswith("3 answers to path(a, X) with different constants for different variables")
+
+
 def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
     assert prove(world, "path(b, To)") == 0
     assert capsys.readouterr().out.splitlines() == [
