@@ -247,7 +247,9 @@ def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str
         **_extent(asked, model),
     }
     more = "" if model.complete else "at least "
-    lines = [f"{more}{n:,} {'answer' if n == 1 else 'answers'} to {asked.query}{_within(asked.height)}{_identity(result)}"]
+    lines = [
+        f"{more}{n:,} {'answer' if n == 1 else 'answers'} to {asked.query}{_within(asked.height)}{_identity(result)}"
+    ]
     lines += [f"  {row['atom']}      {'fact' if not row['height'] else _height(row)}" for row in answers]
     lines += [f"  ... and {n - len(answers):,} more (--all lists them)"] if n > len(answers) else []
     lines += [f"unknown beyond: {model.stopped}"] if not model.complete else []

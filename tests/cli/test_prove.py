@@ -84,7 +84,9 @@ def test_with_object_identity_different_variables_are_different_constants(world,
     assert (status, found["object_identity"]) == (0, True)
     assert sorted(row["bindings"]["X"] for row in found["answers"]) == ["D", "b", "c"]
     assert prove(world, "path(a, X)", "--object-identity") == 0
-    assert capsys.readouterr().out.startswith("3 answers to path(a, X) with different constants for different variables")
+    assert capsys.readouterr().out.startswith(
+        "3 answers to path(a, X) with different constants for different variables"
+    )
 
 
 def test_an_open_query_shows_the_nearest_answers_first(world, capsys):

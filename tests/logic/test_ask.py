@@ -131,8 +131,7 @@ def test_what_is_unsatisfied_is_the_shortest_beginning_of_the_body_without_a_gro
     for fact in program.facts:
         padded = (*fact, *[0] * (sizes.width - len(fact)))
         matching = {
-            found.rule.id: found
-            for found in ask.matching_rules(world, sizes, padded, object_identity=object_identity)
+            found.rule.id: found for found in ask.matching_rules(world, sizes, padded, object_identity=object_identity)
         }
         for i, (head, *body) in enumerate(program.rules):
             as_asked = lambda k: ((), (-1, *head[1:]), *body[:k])  # noqa: B023
