@@ -288,7 +288,12 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
         ("path(a, b", "got the end of the line"),
         ("", "want a predicate"),
         ("path(f(a), b)", "compound term"),
-        ("\\+ path(a, b)", "want one atom"),
+        ("\\+ path(a, b)", "got negation"),
+        ("\\+(path(a, b))", "got negation"),
+        ("not path(a, b)", "got negation"),
+        ("not(path(a, b))", "got negation"),
+        ("not(wet)", "got negation"),
+        ("?- path(a, b)", "got a query mark"),
         ("path(a, b), path(b, c)", "want one atom"),
         ("sun", "want a predicate of some fact or of a rule's head"),
         ("path(" * 100_000, "compound term"),
@@ -307,7 +312,12 @@ def test_a_bad_query_is_one_line(world, query, expected):
         ("p(a).\np(a, b).", ":2: "),
         ("p(f(a)).", "compound term"),
         ("p(X) :- \\+ q(X).\nq(a).", "negation"),
+        ("p(X) :- not q(X).\nq(a).", "negation"),
+        ("p(X) :- r(X), not(q(X)).\nq(a). r(a).", "negation"),
+        ("p :- not(q).\nq.", "negation"),
         ("p(a)", "the end of the file"),
+        ("", "empty"),
+        ("% nothing\n", "at least one clause"),
     ],
 )
 def test_a_bad_program_is_one_line(tmp_path, text, expected):
@@ -316,6 +326,13 @@ def test_a_bad_program_is_one_line(tmp_path, text, expected):
     with pytest.raises(ValueError, match=r"bad\.pl") as error:
         prove(str(path), "p(a)")
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(tmp_path, capsys):
+    path = tmp_path / "chain.pl"
+    path.write_text("p0(a).\n" + "".join(f"p{i + 1}(X) :- p{i}(X).\n" for i in range(1000)))
+    assert prove(str(path), "p1000(a)") == 0
+    assert capsys.readouterr().out.startswith("proved: p1000(a): at height 1000\n")
 
 
 @pytest.mark.parametrize(
