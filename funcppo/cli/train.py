@@ -8,21 +8,18 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
 from rich.console import Console
 
-from funcppo import explain, problem, protocol, training
 from funcppo.cli import show, write_json
 from funcppo.config import PPOConfig, ProverSettings, RunConfig
 from funcppo.data import show_atom, show_rule
-from funcppo.logic import proof
-from funcppo.protocol import Protocol
-from funcppo.runtime.compile import RUNGS
-from funcppo.train_step import Parts
-from funcppo.training import Run
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+    from funcppo.train_step import Parts
+    from funcppo.training import Run
 
 _DEFAULT = RunConfig(dataset="")
 
@@ -68,6 +65,8 @@ class Train:
 
     def run(self) -> int:
         """Train, judge, show; the exit status."""
+        from funcppo import training
+
         start, console = time.perf_counter(), show.console(self.json == "-")
         run = self._prepare()
         dataset = run.problem.dataset
@@ -96,6 +95,11 @@ class Train:
         return 0
 
     def _prepare(self) -> Run:
+        import torch
+
+        from funcppo import training
+        from funcppo.runtime.compile import RUNGS
+
         holds_run = (self.out / training.CONFIG).exists()
         if self.resume:
             stored = training.read_config(self.out)
@@ -119,6 +123,8 @@ class Train:
 
     def _learn(self, run: Run, parts: Parts, console: Console) -> tuple[Run, bool]:
         """The run after its last update or a Ctrl-C, and whether it was the former."""
+        from funcppo import training
+
         asked: list[int] = []
         before = signal.signal(signal.SIGINT, lambda *_: _interrupt(asked))
         n_updates = run.cfg.ppo.n_updates
@@ -143,6 +149,11 @@ def _interrupt(asked: list[int]) -> None:
 
 def _results(run: Run, seconds: float) -> dict[str, Any]:
     """Test quality of the untrained baselines, the untrained policy and the learned one."""
+    import torch
+
+    from funcppo import problem, protocol, training
+    from funcppo.protocol import Protocol
+
     ready, state = run.problem, run.saved.state
     scores: dict[str, Any] = {}
     test, how = ready.dataset.test, Protocol(sides=training.sides(ready))
@@ -171,6 +182,11 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def _show(run: Run, results: dict[str, Any], console: Console) -> None:
+    import torch
+
+    from funcppo import explain
+    from funcppo.logic import proof
+
     dataset = run.problem.dataset
     if results["test"]:
         how = "tails among the five regions" if run.problem.regions else "filtered, all entities, both sides"
