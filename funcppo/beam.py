@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.envs.prover import Observation, World
-from funcppo.logic import kb as kbase
-from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
+from funcppo.envs.prover import Observation, World, seen
+from funcppo.logic.resolve import Goals, ResolveConfig, resolve
 from funcppo.nets.base import Agent
 from funcppo.types import F32, I32, I64, Bool
 
@@ -69,23 +68,8 @@ def extend(cfg: EvalConfig, world: World, params: Any, search: Search) -> tuple[
     return tree.where(chosen, _kept(cfg, search, children), search), filled.sum()
 
 
-def log_policy(
-    cfg: EvalConfig, world: World, params: Any, depth: Tensor, rows: Goals, successors: Successors, query: Tensor
-) -> F32[Tensor, "BK S1"]:
-    """Log-probabilities of the policy over the successors of each partial proof, and END.
-
-    Args:
-      depth: resolution steps taken, [BK].
-    """
-    observation = Observation(
-        goals=rows,
-        successors=successors.goals,
-        rule=successors.rule,
-        mask=torch.cat([successors.mask, torch.ones_like(successors.mask[:, :1])], 1),
-        query=query,
-        known=kbase.contains(world.kb, cfg.resolve.sizes, query.long()),
-        remaining=1.0 - depth / cfg.max_depth,
-    )
+def log_policy(cfg: EvalConfig, world: World, params: Any, observation: Observation) -> F32[Tensor, "R S1"]:
+    """Log-probabilities of the policy over the successors of each partial proof, and END."""
     return torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, observation).logits, -1)
 
 
@@ -123,11 +107,12 @@ def _children(
     rows = Goals(torch.where(filled[:, None, None], rows.atoms, 0), rows.height)
     query = search.query[slot]
     successors = resolve(cfg.resolve, world.kb, rows, query)
-    policy = log_policy(cfg, world, params, search.depth[slot], rows, successors, query)
+    observation = seen(cfg.resolve, world, rows, successors, query, 1.0 - search.depth[slot] / cfg.max_depth)
+    policy = log_policy(cfg, world, params, observation)
     path = torch.where(filled, search.log_prob.flatten()[entry], -torch.inf)
     return _Children(
         goals=successors.goals,
-        log_prob=path[:, None] + _choices(cfg, policy, successors),
+        log_prob=path[:, None] + _choices(cfg, policy, observation),
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
         code=torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact),
         overflow=successors.overflow & filled,
@@ -195,14 +180,16 @@ def _by_entry(cfg: EvalConfig, children: _Children, value: F32[Tensor, "R n"]) -
     return none.scatter(0, children.source, mass)[:n].view(cfg.slots, cfg.beam)
 
 
-def _choices(cfg: EvalConfig, log_policy: F32[Tensor, "BK S1"], successors: Successors) -> F32[Tensor, "BK S"]:
+def _choices(cfg: EvalConfig, log_policy: F32[Tensor, "R S1"], observation: Observation) -> F32[Tensor, "R S"]:
     """What the score counts each choice as, a logarithm; -inf where there is no successor or it is not followed."""
-    choice, mask = log_policy[:, :-1], successors.mask
+    choice, mask = log_policy[:, :-1], observation.mask[:, :-1]
     if cfg.score == "best-proof":
-        choice = torch.where(successors.rule >= 0, choice, 0.0)
+        choice = torch.where(observation.rule >= 0, choice, 0.0)
     if cfg.score == "greedy":
         slots = torch.arange(mask.shape[1], device=mask.device)
         mask = mask & (slots == log_policy.argmax(-1, keepdim=True))
+    else:  # what leads to no proof adds nothing to either score
+        mask = mask & ~observation.hopeless
     return torch.where(mask, choice, -torch.inf)
 
 

@@ -86,6 +86,7 @@ class ProverSettings:
     max_depth: int = 20  # resolution steps of one search
     max_successors: int | None = None  # None: as many as a search can meet, so that none is dropped
     reward: Literal["proof", "signed", "balanced"] = "balanced"
+    facts: Literal["auto", "chosen", "found"] = "auto"  # whether the policy picks facts too; auto: above height 1
     negatives: float = 1.0  # training negatives for each positive
     hard_fraction: float = 0.0  # share of them that the rules derive; many of those may be true
     embed_dim: int = 32

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.beam import EvalConfig, Result, Search, extend, log_policy
-from funcppo.envs.prover import World
+from funcppo.beam import NOT_PROVED, EvalConfig, Result, Search, extend, log_policy
+from funcppo.envs.prover import World, seen
+from funcppo.logic import outlook
 from funcppo.logic.resolve import Goals, resolve
 from funcppo.types import F32, I32, I64
 
@@ -92,26 +93,28 @@ def score_candidates(
     return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
 
 
-def best_rule_scores(
-    cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "n W"], derived: I64[Tensor, "m"]
-) -> F32[Tensor, "n"]:
-    """The `best-proof` scores of ground atoms at height 1: of the rules that derive each, the policy's largest.
+def rule_scores(cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:
+    """The scores of ground atoms at height 1 where facts are found: which rules prove an atom is known beforehand.
 
-    Args:
-      derived: ascending keys, row * R + rule, of the pairs in which the rule derives the atom.
+    success: the probabilities of the rules that derive the atom, summed; best-proof: the largest of them; greedy: that
+    of the most probable choice, at a price unless it derives the atom.
     """
     first = torch.arange(cfg.resolve.max_goals, device=atoms.device) == 0
-    rows = Goals(
+    goals = Goals(
         torch.where(first[:, None], atoms[:, None], 0),
         torch.zeros_like(first, dtype=torch.int32).expand(len(atoms), -1),
     )
-    successors = resolve(cfg.resolve, world.kb, rows, atoms)
-    policy = log_policy(cfg, world, params, torch.zeros_like(atoms[:, 0]), rows, successors, atoms)
-    row = torch.arange(len(atoms), device=atoms.device)[:, None]
-    key = row * cfg.resolve.sizes.n_rules + successors.rule
-    at = torch.searchsorted(derived, key).clamp_max(max(len(derived) - 1, 0))
-    applies = (derived[at] == key) & successors.mask if len(derived) else torch.zeros_like(successors.mask)
-    return torch.where(applies, policy[:, :-1], -torch.inf).amax(1)
+    successors = resolve(cfg.resolve, world.kb, goals, atoms)
+    observation = seen(cfg.resolve, world, goals, successors, atoms, torch.ones_like(atoms[:, 0], dtype=torch.float32))
+    policy = log_policy(cfg, world, params, observation)
+    derives = observation.mask[:, :-1] & outlook.derives(world.outlook, cfg.resolve.sizes, atoms, successors.rule)
+    proving = torch.where(derives, policy[:, :-1], -torch.inf)
+    if cfg.score == "success":
+        return torch.logsumexp(proving, 1)
+    if cfg.score == "best-proof":
+        return proving.amax(1)
+    best = policy.amax(1)
+    return torch.where(proving.amax(1) == best, best, best + NOT_PROVED)
 
 
 def finished(cfg: EvalConfig, state: Evaluation) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from funcppo import problem
 from funcppo.config import Config
 from funcppo.envs import prover
 from funcppo.evaluate import score_candidates
-from funcppo.logic import proof, replay
+from funcppo.logic import derivations, outlook, proof, replay
 from funcppo.logic.proof import Proof
 from funcppo.problem import Problem
 
@@ -22,15 +23,14 @@ def best_proof(ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int
     Args:
       beam: partial proofs kept.
     """
-    how = problem.evaluation(ready, cfg, "success", slots=1, beam=beam, rows=beam, window=1)
     fixed = problem.fixed_world(ready)
-    found = score_candidates(how, fixed, params, atom[None].to(torch.int32))[0]
-    if not int(found.length[0]):
-        return None
-    codes = found.trace[0, : int(found.length[0])].tolist()
     table = replay.program(ready.kb.facts.tolist(), ready.kb.rules.tolist(), ready.sizes.n_constants)
-    choices = _with_probabilities(cfg, fixed, params, atom, codes)
-    built = replay.from_trace(table, tuple(int(t) for t in atom.tolist()), choices)
+    if ready.facts == "found":
+        built = _by_rule(ready, cfg, fixed, params, atom, table)
+    else:
+        built = _by_search(ready, cfg, fixed, params, atom, table, beam)
+    if built is None:
+        return None
     wrong = proof.check(
         built,
         table.known,
@@ -42,6 +42,37 @@ def best_proof(ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int
     if wrong:
         raise AssertionError(f"the prover built a proof that does not hold: {wrong[0]}")
     return built
+
+
+def _by_search(
+    ready: Problem, cfg: Config, fixed: prover.World, params: Any, atom: Tensor, table: replay.Program, beam: int
+) -> Proof | None:
+    """The most probable proof that the beam finds."""
+    how = problem.evaluation(ready, cfg, "success", slots=1, beam=beam, rows=beam, window=1)
+    found = score_candidates(how, fixed, params, atom[None].to(torch.int32))[0]
+    if not int(found.length[0]):
+        return None
+    codes = found.trace[0, : int(found.length[0])].tolist()
+    choices = _with_probabilities(cfg, fixed, params, atom, codes)
+    return replay.from_trace(table, tuple(int(t) for t in atom.tolist()), choices)
+
+
+def _by_rule(
+    ready: Problem, cfg: Config, fixed: prover.World, params: Any, atom: Tensor, table: replay.Program
+) -> Proof | None:
+    """The most probable rule that derives the atom, over facts that prove its body."""
+    env, agent = cfg.env, cfg.agent
+    state = prover.start(env.cfg, fixed, atom[None].to(torch.int32), torch.tensor([True], device=atom.device))
+    policy = torch.softmax(agent.apply(agent.cfg, fixed, params, env.observe(env.cfg, fixed, state)).logits, -1)[0, :-1]
+    proving = outlook.derives(fixed.outlook, ready.sizes, state.query, state.successors.rule)[0]
+    if not proving.any():
+        return None
+    slot = int(torch.where(proving, policy, -1.0).argmax())
+    goal, rule = tuple(atom.tolist()), int(state.successors.rule[0, slot])
+    body = derivations.body(ready.kb, ready.sizes, ready.model, goal, rule, height=1)
+    built = replay.from_model(table, lambda _: (rule, body or ()), goal, leave_one_out=True)
+    root = dataclasses.replace(built.nodes[0], probability=float(policy[slot]))
+    return Proof(nodes=(root, *built.nodes[1:]))
 
 
 def _with_probabilities(

@@ -14,17 +14,19 @@ from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import best_rule_scores, score_candidates
-from funcppo.logic import baselines, fixpoint, resolve
+from funcppo.evaluate import rule_scores, score_candidates
+from funcppo.logic import baselines, fixpoint, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.outlook import Outlook
 from funcppo.nets import prover as net
 from funcppo.protocol import Protocol, Ranking
 
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
+PAIRS = 20  # derivations that the outlook may hold, for each atom of the budget
 ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
 
 
@@ -38,6 +40,8 @@ class Problem:
     sizes: Sizes
     model: Model  # T_P up to `max_height`
     max_height: int
+    outlook: Outlook | None  # None: too large to hold
+    facts: prover.Facts
     pool: Tensor  # entities that queries are ranked against, ascending
     regions: bool  # the Countries protocol: tails against the five regions
     notes: tuple[str, ...]  # what was chosen or left out, one line each
@@ -59,6 +63,8 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     )
     kb = with_confidence(kb, sizes)
     height, model, notes = _model(dataset, settings, kb, sizes)
+    known = outlook.build(kb, sizes, model, height, PAIRS * settings.budget)
+    facts, more = _facts(dataset, settings, height, known)
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
     pool = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
@@ -69,9 +75,11 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         sizes=sizes,
         model=model,
         max_height=height,
+        outlook=known,
+        facts=facts,
         pool=torch.tensor(pool, device=device),
         regions=regions,
-        notes=(*dataset.notes, *notes),
+        notes=(*dataset.notes, *notes, *more),
     )
 
 
@@ -97,16 +105,31 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     return chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {shown}"]
 
 
+def _facts(
+    dataset: Dataset, settings: ProverSettings, height: int, known: Outlook | None
+) -> tuple[prover.Facts, list[str]]:
+    """Whether the policy picks facts too, and what there is to say about it."""
+    can_find = height == 1 and known is not None
+    if settings.facts == "found" and not can_find:
+        why = f"height {height}" if height != 1 else f"more than {PAIRS * settings.budget} derivations"
+        raise ValueError(f"{dataset.name}: facts=found wants height 1 and derivations within the budget, got {why}")
+    notes = [] if known else [f"more than {PAIRS * settings.budget} derivations: the policy sees none beforehand"]
+    return ("found" if can_find and settings.facts != "chosen" else "chosen"), notes
+
+
 def config(problem: Problem, ppo: PPOConfig) -> Config:
     """The learning problem."""
     settings = problem.settings
     shape = resolve.config(problem.kb, problem.sizes, problem.max_height)
+    if problem.facts == "found":  # only rules are chosen
+        shape = replace(shape, fanout=1, max_successors=max(problem.sizes.rules_per_predicate, 1))
     if settings.max_successors is not None:
         shape = replace(shape, max_successors=settings.max_successors)
     env = prover.ProverConfig(
         resolve=shape,
         max_depth=settings.max_depth,
         reward=settings.reward,
+        facts=problem.facts,
         negatives=settings.negatives,
         hard_fraction=settings.hard_fraction,
     )
@@ -132,12 +155,14 @@ def world(problem: Problem) -> prover.World:
         raise ValueError(f"{problem.dataset.name}: no train fact has the predicate of a rule's head")
     derived = problem.model.atoms[problem.model.height > 0]
     hard = derived[torch.isin(derived[:, 0], heads)] if problem.settings.hard_fraction else derived[:0]
-    return prover.World(kb=problem.kb, train=train, hard=hard)
+    return fixed_world(problem)._replace(train=train, hard=hard)
 
 
 def fixed_world(problem: Problem) -> prover.World:
     """A world to search in; nothing is drawn from it."""
-    return prover.World(kb=problem.kb, train=problem.kb.facts[:0], hard=problem.kb.facts[:0])
+    none = problem.kb.facts[:0]
+    known = problem.outlook or outlook.nothing(problem.kb, problem.sizes)
+    return prover.World(kb=problem.kb, train=none, hard=none, outlook=known)
 
 
 def rank(problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol) -> Ranking:
@@ -159,6 +184,8 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     rules = {"max-confidence": baselines.max_confidence, "noisy-or": baselines.noisy_or}
     if name not in rules:
         raise ValueError(f"score {name!r}: want success, best-proof, greedy, exists@H, max-confidence or noisy-or")
+    if (known := problem.outlook) is not None:
+        return lambda atoms: rules[name](kb, outlook.derivations(known, sizes, atoms), len(atoms))
     return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
 
 
@@ -182,19 +209,16 @@ def evaluation(
 def policy_scorer(
     cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
 ) -> protocol.Scorer:
-    """The score of `cfg` under a policy; `best-proof` at height 1 needs no search, only the rules that apply."""
+    """The score of `cfg` under a policy; where facts are found it needs no search, only the rules that apply."""
     fixed = fixed_world(problem)
-    if cfg.score == "best-proof" and problem.max_height == 1:
-        return lambda atoms: _best_rules(cfg, problem, fixed, params, atoms)
+    if problem.facts == "found":
+        return lambda atoms: _rule_scores(cfg, fixed, params, atoms, on_progress)
     return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score
 
 
-def _best_rules(cfg: EvalConfig, problem: Problem, fixed: prover.World, params: Any, atoms: Tensor) -> Tensor:
-    found = baselines.derivations(problem.kb, problem.sizes, problem.model, 1, atoms)
-    n_rules, parts = problem.sizes.n_rules, []
-    keys = torch.sort(found.atom * n_rules + found.rule).values
+def _rule_scores(cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any) -> Tensor:
+    parts = [atoms.new_zeros(0, dtype=torch.float32)]
     for first in range(0, len(atoms), cfg.window):
-        part = atoms[first : first + cfg.window]
-        low, high = torch.searchsorted(keys, torch.tensor([first, first + len(part)], device=keys.device) * n_rules)
-        parts.append(best_rule_scores(cfg, fixed, params, part, keys[low:high] - first * n_rules))
-    return torch.cat(parts) if parts else torch.zeros(0)
+        parts.append(rule_scores(cfg, fixed, params, atoms[first : first + cfg.window]))
+        on_progress(min(first + cfg.window, len(atoms)))
+    return torch.cat(parts)

@@ -238,7 +238,7 @@ def _choose_score(draft: Run) -> tuple[Score, list[str]]:
     width = draft.cfg.env.cfg.resolve.max_successors
     n = len(problem.rank(draft.problem, sample, lambda atoms: torch.zeros(len(atoms)), how).atom)
     cost = n * min(64, width) * width * 3 * draft.problem.max_height
-    if cost > COSTLY:
+    if draft.problem.facts == "chosen" and cost > COSTLY:
         return "best-proof", [f"score best-proof: success would look at about {cost:.0e} successors a validation"]
     names: tuple[Score, ...] = ("best-proof", "success")
     mrr = {name: judge(draft, draft.saved.best, sample, how, name)["mrr"] for name in names}

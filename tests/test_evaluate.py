@@ -12,7 +12,7 @@ from funcppo.beam import NOT_PROVED, EvalConfig
 from funcppo.envs import prover
 from funcppo.evaluate import score_candidates
 from funcppo.logic import kb as kbase
-from funcppo.logic import resolve
+from funcppo.logic import outlook, resolve
 from funcppo.nets import prover as net
 from tests.logic.test_resolve import C, P, program
 
@@ -31,14 +31,14 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
     defaults = dict(max_depth=4, slots=6, beam=1 if score == "greedy" else 100, window=16, rows=120, refill=True)
     evaluation = EvalConfig(resolve=shape, agent=net.agent(cfg), score=score, **{**defaults, **fields})
     atoms = np.stack(np.meshgrid(range(1, P + 1), range(1, C + 1), range(1, C + 1), indexing="ij"), -1).reshape(-1, 3)
-    world = prover.World(kb, kb.facts, kb.facts[:0])
+    world = prover.World(kb, kb.facts, kb.facts[:0], outlook.nothing(kb, sizes))
     return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
 
 
 def walk(cfg, world, params, query, visit):
     """`visit(log-probabilities of the path, of its rule choices, proved)` for every complete path of the policy."""
     search = prover.ProverConfig(
-        resolve=cfg.resolve, max_depth=cfg.max_depth, reward="proof", negatives=0.0, hard_fraction=0.0
+        resolve=cfg.resolve, max_depth=cfg.max_depth, reward="proof", facts="chosen", negatives=0.0, hard_fraction=0.0
     )
     S = cfg.resolve.max_successors
     todo = [(prover.start(search, world, query[None], torch.tensor([True])), 0.0, 0.0, True)]

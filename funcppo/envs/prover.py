@@ -16,7 +16,9 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.envs.base import Environment, Timestep
 from funcppo.logic import kb as kbase
+from funcppo.logic import outlook as outlooks
 from funcppo.logic.kb import KnowledgeBase
+from funcppo.logic.outlook import Outlook
 from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
 from funcppo.queries import draw_training_queries
 from funcppo.types import F32, I32, I64, Bool
@@ -24,6 +26,7 @@ from funcppo.types import F32, I32, I64, Bool
 RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
 STATUS = ("running", "proved", "failed", "ended", "exhausted")
 Reward = Literal["proof", "signed", "balanced"]
+Facts = Literal["chosen", "found"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,7 @@ class ProverConfig:
     resolve: ResolveConfig
     max_depth: int  # resolution steps, after which a row is EXHAUSTED
     reward: Reward
+    facts: Facts  # found: a goal list that meets facts only is decided at once, by the outlook; needs max_height 1
     negatives: float  # training negatives for each positive
     hard_fraction: float  # share of the negatives drawn from `World.hard`; the others are uniform corruptions
 
@@ -43,6 +47,7 @@ class World(NamedTuple):
     kb: KnowledgeBase
     train: I32[Tensor, "Q W"]  # positive queries
     hard: I32[Tensor, "Q2 W"]  # provable atoms that are not known; may be empty
+    outlook: Outlook
 
 
 class EnvState(NamedTuple):
@@ -64,6 +69,7 @@ class Observation(NamedTuple):
     successors: Goals
     rule: I32[Tensor, "B S"]  # rule applied, -1 for a fact
     mask: Bool[Tensor, "B S1"]  # legal actions: S successors, then END
+    hopeless: Bool[Tensor, "B S"]  # successors that T_P shows to lead to no proof
     query: I32[Tensor, "B W"]
     known: Bool[Tensor, "B"]  # the query is itself a fact, so confidences leave it out
     remaining: F32[Tensor, "B"]  # share of the depth limit that is left
@@ -106,9 +112,8 @@ def step_functional(
     slot = action.clamp(0, S - 1)
     active = state.status == RUNNING
     moves = active & (action < S) & state.successors.mask.gather(1, slot[:, None]).squeeze(1)
-    goals = tree.where(moves, tree.map(lambda x: _pick(x, slot), state.successors.goals), state.goals)
+    goals, successors = tree.where(moves, _followed(cfg, world, state, slot), (state.goals, state.successors))
     depth = torch.where(moves, state.depth + 1, state.depth)
-    successors = tree.where(moves, resolve(cfg.resolve, world.kb, goals, state.query), state.successors)
     overflow = state.overflow | (moves & successors.overflow)
     status = _status(cfg, goals, successors, depth, ended=active & ~moves, overflow=overflow)
     status = torch.where(active, status, state.status)
@@ -120,15 +125,28 @@ def step_functional(
 
 def observe(cfg: ProverConfig, world: World, state: EnvState) -> Observation:
     """The tensors a policy decides on; END is legal in every state."""
-    end = torch.ones_like(state.successors.mask[:, :1])
+    return seen(cfg.resolve, world, state.goals, state.successors, state.query, 1.0 - state.depth / cfg.max_depth)
+
+
+def seen(
+    cfg: ResolveConfig,
+    world: World,
+    goals: Goals,
+    successors: Successors,
+    query: I32[Tensor, "B W"],
+    remaining: F32[Tensor, "B"],
+) -> Observation:
+    """The observation of partial proofs, wherever they are held."""
+    sizes = cfg.sizes
     return Observation(
-        goals=state.goals,
-        successors=state.successors.goals,
-        rule=state.successors.rule,
-        mask=torch.cat([state.successors.mask, end], 1),
-        query=state.query,
-        known=kbase.contains(world.kb, cfg.resolve.sizes, state.query.long()),
-        remaining=1.0 - state.depth / cfg.max_depth,
+        goals=goals,
+        successors=successors.goals,
+        rule=successors.rule,
+        mask=torch.cat([successors.mask, torch.ones_like(successors.mask[:, :1])], 1),
+        hopeless=outlooks.hopeless(world.outlook, sizes, cfg.max_height, query, goals, successors),
+        query=query,
+        known=kbase.contains(world.kb, sizes, query.long()),
+        remaining=remaining,
     )
 
 
@@ -150,6 +168,17 @@ def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B
         return torch.where(proved, right, 0.0)
     rejected = 1.0 / cfg.negatives if cfg.negatives else 0.0
     return torch.where(proved, right, torch.where(label, -1.0, rejected))
+
+
+def _followed(cfg: ProverConfig, world: World, state: EnvState, slot: Tensor) -> tuple[Goals, Successors]:
+    """The goal list of each row's chosen successor, and the successors of that."""
+    goals = tree.map(lambda x: _pick(x, slot), state.successors.goals)
+    if cfg.facts == "chosen":
+        return goals, resolve(cfg.resolve, world.kb, goals, state.query)
+    rule = state.successors.rule.gather(1, slot[:, None])
+    proved = outlooks.derives(world.outlook, cfg.resolve.sizes, state.query, rule)
+    goals = Goals(torch.where(proved[..., None], 0, goals.atoms), goals.height)
+    return goals, state.successors._replace(mask=torch.zeros_like(state.successors.mask))
 
 
 def _status(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -22,10 +23,10 @@ class Derivations(NamedTuple):
     rule: I64[Tensor, "n"]
 
 
-def derivations(
+def each_derivation(
     kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]
-) -> Derivations:
-    """Which rules derive each atom, their bodies taken from what is derivable one step lower.
+) -> Iterator[Derivations]:
+    """Which atoms one rule after another derives, the bodies taken from what is derivable one step lower.
 
     A known fact counts as derived only by bodies that do not hold it (leave-one-out).
 
@@ -39,10 +40,16 @@ def derivations(
     _, index = kbase.index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
     wanted = set(torch.unique(atoms[:, 0]).tolist())
     rules = [i for i, p in enumerate(kb.rules[:, 0, 0].tolist()) if p in wanted]
-    parts = []
     for part in each_consequence(below, sizes, rules=rules, leave_one_out=True):
         row = kbase.locate(index, sizes, part.atoms.long())
-        parts.append(Derivations(row[row >= 0], part.rule[row >= 0]))
+        yield Derivations(row[row >= 0], part.rule[row >= 0])
+
+
+def derivations(
+    kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]
+) -> Derivations:
+    """The derivations by all rules in one table; arguments as for `each_derivation`."""
+    parts = each_derivation(kb, sizes, model, max_height, atoms)
     none = torch.zeros(0, dtype=torch.int64, device=atoms.device)
     return Derivations(*(torch.cat(same) for same in zip(Derivations(none, none), *parts)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from funcppo.logic import fixpoint, joins
@@ -41,6 +43,20 @@ def derivation(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom) -> tup
         if found is not None:
             return i, found.body
     raise ValueError(f"{list(atom)}: no rule derives it; the model belongs to other rules")
+
+
+def body(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom, rule: int, height: int) -> tuple[Atom, ...] | None:
+    """The ground body by which a given rule derives an atom, none of its atoms the atom itself; None if there is none.
+
+    Args:
+      height: the body's atoms have smaller ones.
+    """
+    head, *rest = (tuple(row) for row in kb.rules[rule].tolist() if row[0])
+    same = unifier(head, atom, sizes.n_constants)
+    others = (model.atoms != torch.tensor(atom, device=model.atoms.device)).any(1)
+    model = replace(model, atoms=model.atoms[others], height=model.height[others])
+    found = None if same is None else _ground(Rule(rule, head, tuple(rest)), same, model, height)
+    return None if found is None else found.body
 
 
 def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule | None:

@@ -43,9 +43,10 @@ class Params(NamedTuple):
     role: F32[Tensor, "J D"]  # one for each argument position
     height: F32[Tensor, "H1 D"]
     rule: F32[Tensor, "R1 D"]  # entry 0 stands for every fact
+    hopeless: F32[Tensor, "D"]
+    successor: Dense
     state: Dense
     hidden: Dense
-    successor: Dense
     score: Dense  # what successors are scored against
     end: Dense
     value: Dense
@@ -53,7 +54,7 @@ class Params(NamedTuple):
 
 def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
     """Uniform weights of unit output variance; score, END and value heads are zero."""
-    keys = random.split(key, 8)
+    keys = random.split(key, 9)
     sizes, D, H = cfg.sizes, cfg.embed_dim, cfg.hidden_dim
 
     def table(i: int, rows: int) -> Tensor:
@@ -65,9 +66,10 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
         role=table(2, sizes.width - 1),
         height=table(3, 1 + cfg.max_height),
         rule=table(4, 1 + sizes.n_rules),
+        hopeless=table(7, 1)[0],
+        successor=init_dense(keys[8], D, H),
         state=init_dense(keys[5], 3 * D + 1, H),
-        hidden=init_dense(keys[6], H, H),
-        successor=init_dense(keys[7], D, H),
+        hidden=init_dense(keys[6], 2 * H, H),
         score=init_dense(keys[7], H, H, scale=0.0),
         end=init_dense(keys[7], H, 1, scale=0.0),
         value=init_dense(keys[7], H, 1, scale=0.0),
@@ -76,9 +78,8 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
 
 def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> PolicyValue:
     """Logits over the S successors and END, the smallest finite number where an action is illegal; and the value."""
-    state = _state(params, obs)
-    successor = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
-    successor = gelu(dense(params.successor, successor))
+    successor = _successors(params, obs)
+    state = _state(params, obs, successor)
     score = (successor * dense(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
     logits = torch.cat([score + prior(world.kb, obs.rule, obs.known[:, None] & at_root), dense(params.end, state)], 1)
@@ -102,14 +103,21 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
     return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
 
 
-def _state(params: Params, obs: Observation) -> F32[Tensor, "B H"]:
+def _successors(params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+    vector = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
+    return gelu(dense(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
+
+
+def _state(params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) -> F32[Tensor, "B H"]:
+    """What there is to prove, and the mean of what can be done about it."""
     goals = _embed_goals(params, obs.goals)
     query = _embed_atoms(params, obs.query, torch.zeros_like(obs.query[:, 0]))
     arguments = torch.where((obs.query[:, 1:] > 0)[..., None], params.term[obs.query[:, 1:].long()], 1.0)
     product = params.predicate[obs.query[:, 0].long()] * arguments.prod(1)  # what a bilinear link predictor sees
     features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
-    hidden = gelu(dense(params.state, features))
-    return gelu(dense(params.hidden, hidden))
+    legal = obs.mask[:, :-1, None].to(successor.dtype)
+    options = (successor * legal).sum(1) / legal.sum(1).clamp_min(1.0)
+    return gelu(dense(params.hidden, torch.cat([gelu(dense(params.state, features)), options], 1)))
 
 
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
