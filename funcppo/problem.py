@@ -43,6 +43,7 @@ class Problem:
     outlook: Outlook | None  # None: too large to hold
     facts: prover.Facts
     pool: Tensor  # entities that queries are ranked against, ascending
+    known: protocol.Known  # what candidates are filtered by and looked up in
     regions: bool  # the Countries protocol: tails against the five regions
     notes: tuple[str, ...]  # what was chosen or left out, one line each
 
@@ -67,7 +68,9 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     facts, more = _facts(dataset, settings, height, known)
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
-    pool = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
+    entities = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
+    pool = torch.tensor(entities, device=device)
+    true = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
     return Problem(
         dataset=dataset,
         settings=settings,
@@ -77,7 +80,8 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         max_height=height,
         outlook=known,
         facts=facts,
-        pool=torch.tensor(pool, device=device),
+        pool=pool,
+        known=protocol.known(sizes, model, torch.from_numpy(true).to(device), pool),
         regions=regions,
         notes=(*dataset.notes, *notes, *more),
     )
@@ -165,12 +169,18 @@ def fixed_world(problem: Problem) -> prover.World:
     return prover.World(kb=problem.kb, train=none, hard=none, outlook=known)
 
 
-def rank(problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol) -> Ranking:
-    """The ranking of some queries under a protocol, filtered by all splits."""
-    dataset, device = problem.dataset, problem.kb.facts.device
-    known = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
-    rows, all_known = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (split, known))
-    return protocol.rank_split(how, problem.sizes, problem.model, rows, all_known, problem.pool, scorer)
+def rank(
+    problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol, query_id: np.ndarray | None = None
+) -> Ranking:
+    """The ranking of some queries under a protocol, filtered by all splits.
+
+    Args:
+      query_id: the rows of the split that these are; None: the first ones.
+    """
+    device = problem.kb.facts.device
+    ids = np.arange(len(split)) if query_id is None else query_id
+    rows, ids = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (split, ids))
+    return protocol.rank_split(how, problem.model, problem.known, rows, ids, problem.pool, scorer)
 
 
 def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:

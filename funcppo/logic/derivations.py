@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from funcppo.logic import fixpoint, joins
@@ -53,18 +51,16 @@ def body(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom, rule: int, h
     """
     head, *rest = (tuple(row) for row in kb.rules[rule].tolist() if row[0])
     same = unifier(head, atom, sizes.n_constants)
-    others = (model.atoms != torch.tensor(atom, device=model.atoms.device)).any(1)
-    model = replace(model, atoms=model.atoms[others], height=model.height[others])
-    found = None if same is None else _ground(Rule(rule, head, tuple(rest)), same, model, height)
+    found = None if same is None else _ground(Rule(rule, head, tuple(rest)), same, model, height, atom)
     return None if found is None else found.body
 
 
-def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule | None:
+def _ground(rule: Rule, same: dict[int, int], model: Model, height: int, left_out: Atom | None = None) -> Rule | None:
     """The rule's smallest ground instance with a body of smaller heights, None if there is none."""
     n = model.sizes.n_constants
     pairs = different_variables(rule, n) if model.object_identity else []
     rule = substitute(rule, same)
-    relations = [_below(model, atom, height) for atom in rule.body]
+    relations = [_below(model, atom, height, left_out) for atom in rule.body]
     if not all(relation.size for relation in relations):
         return None
     names = tuple(dict.fromkeys(v for atom in rule.body for v in variables(atom, n)))
@@ -79,7 +75,10 @@ def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule
     return rule
 
 
-def _below(model: Model, atom: Atom, height: int) -> Relation:
-    """The atoms of smaller height that an open atom matches."""
+def _below(model: Model, atom: Atom, height: int, left_out: Atom | None) -> Relation:
+    """The atoms of smaller height that an open atom matches, less one."""
     found, heights = fixpoint.answers(model, atom)
-    return relation_of(found[heights < height])
+    kept = heights < height
+    if left_out is not None:
+        kept = kept & (found != torch.tensor(left_out, device=found.device)).any(1)
+    return relation_of(found[kept])
