@@ -11,7 +11,19 @@ ROOT = Path(__file__).parents[1] / "funcppo"
 ORDER = ["types", "tree", "random", "logic", "queries", "envs", "nets", "rollout", "advantages", "losses", "optim"]
 ORDER += ["train_step", "ranking", "protocol", "beam", "evaluate"]
 MODULES = {str(p.relative_to(ROOT).with_suffix("")): p for p in sorted(ROOT.rglob("*.py"))}
-BOUNDARY = ("data/", "runtime/", "cli", "__main__", "checkpoint", "config", "problem", "training", "explain")
+BOUNDARY = (
+    "data/",
+    "runtime/",
+    "cli",
+    "__main__",
+    "checkpoint",
+    "config",
+    "problem",
+    "training",
+    "explain",
+    "judge",
+    "records",
+)
 HOST = (
     "logic/fixpoint",
     "logic/joins",

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-import numpy as np
 import tyro
-from torch import Tensor
 
-from funcppo import data, problem, protocol, training
-from funcppo.checkpoint import write_atomically
 from funcppo.cli import show, write_json
+from funcppo.cli.target import is_run
 from funcppo.config import ProverSettings
-from funcppo.data import show_atom
-from funcppo.problem import Problem
-from funcppo.protocol import Protocol, Ranking, Scorer
-from funcppo.queries import HEAD
-from funcppo.ranking import BOTTOM, GRID
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+    import numpy as np
+    from rich.console import Console
+
+    from funcppo.beam import Score
+    from funcppo.judge import Judge
+    from funcppo.records import Journal, Record
+    from funcppo.training import Run
 
 POLICY = ("success", "best-proof", "greedy")
 
@@ -52,33 +57,95 @@ class Evaluate:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to score."""
     details: str | None = None
-    """Also write a line of JSON for each query and side to this file."""
+    """Also write a line of JSON for each query and side to this file, as they are ranked."""
+    resume: bool = False
+    """Go on with the file of --details that an interrupted evaluation left."""
+    overwrite: bool = False
+    """Replace the file of --details."""
+    proofs: bool = True
+    """Put a proof of each answer that has one into --details."""
+    all_scores: bool = False
+    """Put the scores of all candidates into --details."""
     json: str | None = None
     """Write the result as JSON to this file, or - for standard output."""
 
     def run(self) -> int:
         """Rank and show; the exit status."""
+        from funcppo import records
+
         start, console = time.perf_counter(), show.console(self.json == "-")
-        how = Protocol(negatives=self._negatives(), seed=self.seed)
-        with show.progress(console) as bar:
-            task = bar.add_task("scoring", total=None, note="")
-            ready, scorer, name = self._scorer(lambda done: bar.update(task, completed=done))
-            how = Protocol(
-                sides=training.sides(ready), negatives=how.negatives, list_all=name == "greedy", seed=self.seed
-            )
-            rows = self._rows(ready)
-            split = getattr(ready.dataset, self.split)[rows]
-            ranked = problem.rank(ready, split, scorer, how)
-        result = protocol.summarise(ranked, list(ready.dataset.predicates), with_auc=ready.regions)
-        result |= {"score": name, "split": self.split, "negatives": self.negatives, "height": ready.max_height}
-        result |= {"dataset": ready.dataset.name, "seconds": time.perf_counter() - start}
+        if (self.resume or self.overwrite) and self.details is None:
+            raise ValueError("--resume, --overwrite: want --details FILE, the file that they are about")
         if self.details is not None:
-            _write_details(Path(self.details), ready, ranked, rows)
-        show.notes(console, ready.notes)
-        title = f"{ready.dataset.name}, {self.split}, {self.negatives} negatives"
-        console.print(show.results_table(title, {name: result}))
+            records.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
+        ready = self._prepare()
+        judge, dataset = ready.judge, ready.judge.problem.dataset
+        rows, journal = self._rows(dataset), None
+        if self.details is not None:
+            settings = ready.settings | {"split": self.split, "queries": self.queries, "side": list(judge.how.sides)}
+            journal = records.begin(Path(self.details), settings, len(judge.how.sides), resume=self.resume)
+        found = self._judge(judge, rows, journal, console)
+        if len(found) < len(rows) * len(judge.how.sides):
+            done = len(found) // len(judge.how.sides)
+            how = f"--resume goes on with {self.details}" if journal else "--details FILE would keep what is done"
+            console.print(f"stopped after {done} of {len(rows)} queries; {how}")
+            return 130
+        result = records.summarise(found, dataset.predicates, with_auc=judge.problem.regions)
+        result |= {"score": ready.name, "split": self.split, "negatives": self.negatives}
+        result |= {"height": judge.problem.max_height, "dataset": dataset.name}
+        result |= {"seconds": time.perf_counter() - start}
+        show.notes(console, judge.problem.notes)
+        title = f"{dataset.name}, {self.split}, {self.negatives} negatives"
+        console.print(show.results_table(title, {ready.name: result}))
         write_json(self.json, result)
         return 0
+
+    def _judge(self, judge: Judge, rows: np.ndarray, journal: Journal | None, console: Console) -> list[Record]:
+        """The records of all queries, or of those ranked before a Ctrl-C."""
+        import numpy as np
+
+        from funcppo import judge as judging
+        from funcppo import records
+
+        found = list(journal.done) if journal else []
+        rows = rows[~np.isin(rows, [record["query"] for record in found])]
+        split, n_sides = getattr(judge.problem.dataset, self.split), len(judge.how.sides)
+        done, start, scored = len(found) // n_sides, time.perf_counter(), 0
+        with show.progress(console) as bar, interrupts() as asked:
+            task = bar.add_task("ranking", total=done + len(rows), completed=done, note="")
+            for part in judging.judged(judge, split, rows):
+                if journal:
+                    records.append(journal, part)
+                found += [{**record, "proof": None} for record in part]
+                done, scored = done + len(part) // n_sides, scored + sum(record["scored"] for record in part)
+                speed = scored / (time.perf_counter() - start)
+                bar.update(task, completed=done, note=f"{speed:,.0f} candidates/s")
+                if asked:
+                    break
+        return found
+
+    def _prepare(self) -> _Ready:
+        """Who judges, by which score, and what tells this evaluation from others."""
+        from funcppo import data, problem, training
+
+        negatives = self._negatives()
+        if is_run(self.target):
+            run = training.open_run(Path(self.target), self.device)
+            ready, name = run.problem, run.score if self.score == "auto" else self.score
+        elif self.score in POLICY:
+            want = "exists@H, max-confidence or noisy-or"
+            raise ValueError(f"--score {self.score}: {self.target} is no trained run, want {want}")
+        else:
+            run, name = None, "max-confidence" if self.score == "auto" else self.score
+            settings = ProverSettings(max_height=self.height)
+            ready = problem.build(data.load(self.target, self.rules), settings, self.device)
+        policy = run if name in POLICY else None
+        if policy is None:
+            scorer = problem.untrained_scorer(ready, name)
+        else:
+            scorer = training.policy_scorer(policy, policy.saved.best, cast("Score", name))
+        how = {"negatives": negatives, "list_all": name == "greedy", "seed": self.seed}
+        return _ready(self, ready, policy, scorer, name, how)
 
     def _negatives(self) -> int | None:
         if self.negatives == "all":
@@ -87,40 +154,76 @@ class Evaluate:
             raise ValueError(f"--negatives {self.negatives}: want all, or a number of 1 or more")
         return int(self.negatives)
 
-    def _scorer(self, on_progress: Any) -> tuple[Problem, Scorer, str]:
-        if (Path(self.target) / training.CONFIG).exists():
-            run = training.open_run(Path(self.target), self.device)
-            name = run.score if self.score == "auto" else self.score
-            if name in POLICY:
-                return run.problem, training.policy_scorer(run, run.saved.best, name, on_progress=on_progress), name
-            return run.problem, problem.untrained_scorer(run.problem, name), name
-        if self.score in POLICY:
-            want = "exists@H, max-confidence or noisy-or"
-            raise ValueError(f"--score {self.score}: {self.target} is no trained run, want {want}")
-        settings = ProverSettings(max_height=self.height)
-        ready = problem.build(data.load(self.target, self.rules), settings, self.device)
-        name = "max-confidence" if self.score == "auto" else self.score
-        return ready, problem.untrained_scorer(ready, name), name
+    def _rows(self, dataset: Any) -> np.ndarray:
+        import numpy as np
 
-    def _rows(self, ready: Problem) -> np.ndarray:
-        split = getattr(ready.dataset, self.split)
+        from funcppo import training
+
+        split = getattr(dataset, self.split)
         if not len(split):
-            raise ValueError(f"{ready.dataset.name}: its {self.split} split is empty")
+            raise ValueError(f"{dataset.name}: its {self.split} split is empty")
+        if self.queries is not None and self.queries < 1:
+            raise ValueError(f"--queries {self.queries}: want 1 or more")
         return np.arange(len(split)) if self.queries is None else training.stratified(split, self.queries)
 
 
-def _write_details(path: Path, ready: Problem, ranked: Ranking, rows: np.ndarray) -> None:
-    """A line a query and side: what its rank is computed from, and the score of the answer (null: it scores 0)."""
-    dataset, split, counts = ready.dataset, ranked.query.tolist(), ranked.counts
-    columns = zip(split, ranked.side.tolist(), ranked.answer.tolist(), ranked.provable.tolist(), *map(_list, counts))
-    lines = []
-    for query, side, answer, provable, better, equal, candidates in columns:
-        line = {"query": int(rows[query]), "atom": show_atom(dataset, ranked.split[query].numpy())}
-        line |= {"side": "head" if side == HEAD else "tail", "better": better, "equal": equal}
-        line |= {"candidates": candidates, "provable": provable}
-        lines.append(json.dumps(line | {"log_score": answer * GRID if answer > BOTTOM else None}, ensure_ascii=False))
-    write_atomically(path, lambda file: file.write("".join(line + "\n" for line in lines).encode()))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    judge: Judge
+    name: str  # of the score
+    settings: dict[str, Any]
 
 
-def _list(counts: Tensor) -> list[int]:
-    return counts.tolist()
+def _ready(asked: Evaluate, ready: Any, run: Run | None, scorer: Any, name: str, how: dict[str, Any]) -> _Ready:
+    from funcppo import explain, training
+    from funcppo.beam import NOT_PROVED
+    from funcppo.judge import Judge
+    from funcppo.protocol import Protocol
+
+    prove: Any = lambda atom: None
+    if asked.details is not None and asked.proofs:
+        table = explain.program(ready)
+        prove = partial(explain.smallest_proof, ready, table=table)
+        if run is not None:
+            prove = partial(explain.best_proof, ready, run.cfg, run.saved.best, table=table)
+    judge = Judge(
+        problem=ready,
+        how=Protocol(sides=training.sides(ready), **how),
+        scorer=scorer,
+        prove=prove,
+        floor=NOT_PROVED if name == "greedy" else -float("inf"),
+        all_scores=asked.all_scores,
+    )
+    settings = {"dataset": ready.dataset.name, "fingerprint": ready.dataset.fingerprint, "height": ready.max_height}
+    settings |= {
+        "score": name,
+        "params": None if run is None else _digest(run.saved.best),
+        "negatives": how["negatives"],
+    }
+    return _Ready(judge=judge, name=name, settings=settings | {"seed": asked.seed})
+
+
+def _digest(params: Any) -> str:
+    from funcppo import tree
+
+    digest = hashlib.sha256()
+    for leaf in tree.leaves(params):
+        digest.update(leaf.numpy(force=True).tobytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """A list that a first Ctrl-C puts something into; a second one interrupts at once."""
+    asked: list[int] = []
+
+    def ask(*_: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(1)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,99 @@
+"""Ranks recomputed from the JSON Lines of `funcppo evaluate --details`, by code that shares nothing with it.
+
+    funcppo evaluate RUN --all-scores --details ranks.jsonl --json summary.json
+    python experiments/check_ranks.py ranks.jsonl --summary summary.json
+
+Prints MRR and Hits under the four tie policies. Exit status 1 when a line contradicts itself (its rank does not follow
+from its counts, or its counts from the scores of its candidates) or the summary differs from the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+POLICIES = ("optimistic", "pessimistic", "realistic", "expected")
+HITS_AT = (1, 3, 10)
+
+
+def main() -> None:
+    """Recompute, compare, print; the exit status tells whether all agrees."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("details", type=Path)
+    parser.add_argument("--summary", type=Path, help="what --json wrote")
+    args = parser.parse_args()
+    lines = [json.loads(line) for line in args.details.read_text().splitlines()]
+    wrong = [text for at, line in enumerate(lines, 1) for text in contradictions(at, line)]
+    found = {side: averages([line for line in lines if side in ("both", line["side"])]) for side in sides(lines)}
+    if args.summary is not None:
+        wrong += differences(found, json.loads(args.summary.read_text())["by_group"]["all"])
+    for side, table in found.items():
+        for name, values in table.items():
+            print(f"{side:>5} {name:>8}  " + "  ".join(f"{p} {float(v):.6f}" for p, v in values.items()))
+    for text in wrong[:20]:
+        print(text, file=sys.stderr)
+    print(f"{len(lines)} lines, {len(wrong)} contradictions")
+    sys.exit(bool(wrong))
+
+
+def sides(lines: list[dict]) -> list[str]:
+    """The sides that were asked for, and both together."""
+    return ["both", *sorted({line["side"] for line in lines})]
+
+
+def possible_ranks(line: dict) -> list[int]:
+    """Every rank that some order of the candidates that tie with the answer gives it."""
+    return list(range(line["better"] + 1, line["better"] + line["equal"] + 2))
+
+
+def contradictions(at: int, line: dict) -> list[str]:
+    """What in a line does not follow from the rest of it."""
+    ranks, wrong = possible_ranks(line), []
+    want = {"optimistic": ranks[0], "pessimistic": ranks[-1], "realistic": sum(ranks) / len(ranks)}
+    for name, rank in want.items():
+        if line["rank"][name] != rank:
+            wrong.append(f"line {at}: {name} rank {line['rank'][name]}, want {rank}")
+    if not ranks[-1] <= line["candidates"]:
+        wrong.append(f"line {at}: a rank of {ranks[-1]} among {line['candidates']} candidates")
+    if "others" in line:
+        unscored = line["candidates"] - 1 - len(line["others"])
+        scores = [-float("inf") if x is None else x for x in (*line["others"], *[None] * unscored)]
+        mine = -float("inf") if line["line"] is None else line["line"]
+        counted = (sum(x > mine for x in scores), sum(x == mine for x in scores))
+        if counted != (line["better"], line["equal"]):
+            wrong.append(f"line {at}: {counted} candidates are better and equal, got {line['better'], line['equal']}")
+    return wrong
+
+
+def averages(lines: list[dict]) -> dict[str, dict[str, Fraction]]:
+    """MRR and Hits under each policy, exactly."""
+    table = {"mrr": [by_policy(line, lambda rank: Fraction(1) / rank) for line in lines]}
+    for k in HITS_AT:
+        table[f"hits@{k}"] = [by_policy(line, lambda rank: Fraction(rank <= k)) for line in lines]  # noqa: B023
+    return {name: {p: sum(row[p] for row in rows) / len(rows) for p in POLICIES} for name, rows in table.items()}
+
+
+def by_policy(line: dict, value) -> dict[str, Fraction]:
+    """A function of the rank under each tie policy; `expected` is its mean over all orders of the ties."""
+    ranks = possible_ranks(line)
+    middle = Fraction(ranks[0] + ranks[-1], 2)
+    mean = sum((value(rank) for rank in ranks), Fraction(0)) / len(ranks)
+    return dict(zip(POLICIES, (value(ranks[0]), value(ranks[-1]), value(middle), mean)))
+
+
+def differences(found: dict, summary: dict) -> list[str]:
+    """Where a summary is not what the lines say, to 1e-9: it adds floating-point numbers."""
+    return [
+        f"summary: {side} {name} {policy} {summary[side][name][policy]}, want {float(value)}"
+        for side, table in found.items()
+        for name, values in table.items()
+        for policy, value in values.items()
+        if side in summary and abs(summary[side][name][policy] - value) > 1e-9
+    ]
+
+
+if __name__ == "__main__":
+    main()
