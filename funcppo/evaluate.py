@@ -6,7 +6,7 @@ candidate's own row, so neither the order of candidates nor their neighbours in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from funcppo.logic import outlook
 from funcppo.logic.resolve import Goals, resolve
 from funcppo.types import F32, I32, I64
 
+Stage = Callable[[Tensor, int], Iterator[Tensor]]  # candidates and a number to parts of as many, where they are scored
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
 
 
@@ -62,6 +63,11 @@ def evaluate_step(
     return Evaluation(search, results, state.next, state.row_steps + n_rows)
 
 
+def in_place(candidates: Tensor, size: int) -> Iterator[Tensor]:
+    """The candidates in parts, left on the device where they are."""
+    yield from candidates.split(size)
+
+
 def score_candidates(
     cfg: EvalConfig,
     world: World,
@@ -69,18 +75,19 @@ def score_candidates(
     candidates: I32[Tensor, "n W"],
     step: Callable[..., Evaluation] = evaluate_step,
     on_progress: Callable[[int], None] = lambda done: None,
+    stage: Stage = in_place,
 ) -> tuple[Result, int, int]:
     """The result of each candidate; the row-steps that held a partial proof, and all row-steps taken.
 
     Args:
       step: `evaluate_step`, or what the runtime made of it.
       on_progress: told the number of candidates started, every few steps.
+      stage: how windows of candidates come to the device, such as `runtime.staging.staged`.
     """
-    windows, active, taken = [], 0, 0
-    padding = torch.zeros((cfg.window + 1, candidates.shape[1]), dtype=torch.int32, device=candidates.device)
-    for first in range(0, len(candidates), cfg.window):
-        part = candidates[first : first + cfg.window].to(torch.int32)
-        table = torch.cat([part, padding[len(part) :]])
+    windows, active, taken, first = [], 0, 0, 0
+    for part in stage(candidates, cfg.window):
+        padding = part.new_zeros((cfg.window + 1 - len(part), part.shape[1]))
+        table = torch.cat([part, padding]).to(torch.int32)
         state, done = start(cfg, table), False
         while not done:
             for _ in range(_STEPS_BETWEEN_LOOKS):
@@ -89,7 +96,7 @@ def score_candidates(
             done = bool(finished(cfg, state))
             on_progress(first + min(int(state.next), len(part)))
         windows.append(_rows_before(state.results, len(part)))
-        active += int(state.row_steps)
+        active, first = active + int(state.row_steps), first + len(part)
     return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
 
 

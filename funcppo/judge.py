@@ -19,7 +19,8 @@ from funcppo.protocol import Protocol, Ranking
 from funcppo.ranking import BOTTOM, GRID
 from funcppo.records import Record
 
-FIRST, SECONDS = 16, 4.0  # queries of the first part, and how long a part is to take
+FIRST, SECONDS = 64, 10.0  # queries of the first part, and how long a part is to take
+MOST = 1 << 20  # candidates that a part may list, so that listing them takes little memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,8 @@ def judged(judge: Judge, split: np.ndarray, rows: np.ndarray) -> Iterator[list[R
         ranked = problem.rank(judge.problem, split[part], judge.scorer, judge.how, part)
         yield _records(judge, ranked, part)
         seconds = max(time.perf_counter() - start, 1e-3)
-        first, size = first + size, int(np.clip(size * SECONDS / seconds, size / 2, size * 2)) or 1
+        most = size * MOST / max(len(ranked.listed), 1)
+        first, size = first + size, max(1, int(min(size * 4, size * SECONDS / seconds, most)))
 
 
 def _records(judge: Judge, ranked: Ranking, rows: np.ndarray) -> list[Record]:

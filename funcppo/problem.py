@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import protocol
-from funcppo.beam import EvalConfig, Score
+from funcppo import protocol, tree
+from funcppo.beam import EvalConfig, Result, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import rule_scores, score_candidates
+from funcppo.evaluate import Stage, evaluate_step, rule_scores, score_candidates
 from funcppo.logic import baselines, fixpoint, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
@@ -23,6 +25,7 @@ from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.outlook import Outlook
 from funcppo.nets import prover as net
 from funcppo.protocol import Protocol, Ranking
+from funcppo.runtime.staging import staged
 
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
@@ -177,7 +180,7 @@ def rank(
     Args:
       query_id: the rows of the split that these are; None: the first ones.
     """
-    device = problem.kb.facts.device
+    device = problem.pool.device
     ids = np.arange(len(split)) if query_id is None else query_id
     rows, ids = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (split, ids))
     return protocol.rank_split(how, problem.model, problem.known, rows, ids, problem.pool, scorer)
@@ -217,18 +220,57 @@ def evaluation(
 
 
 def policy_scorer(
-    cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
+    cfg: EvalConfig,
+    problem: Problem,
+    params: Any,
+    step: Any = evaluate_step,
+    on_progress: Any = lambda done: None,
+    on_scored: Callable[[Result | None, int, int], None] = lambda result, active, taken: None,
 ) -> protocol.Scorer:
-    """The score of `cfg` under a policy; where facts are found it needs no search, only the rules that apply."""
-    fixed = fixed_world(problem)
-    if problem.facts == "found":
-        return lambda atoms: _rule_scores(cfg, fixed, params, atoms, on_progress)
-    return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score
+    """The score of `cfg` under a policy; where facts are found it needs no search, only the rules that apply.
+
+    Candidates may be on the host: they come to the policy's device window by window, and their scores go back.
+
+    Args:
+      on_scored: told the results of each call (None where there was no search), the row-steps that held a partial
+        proof and all row-steps taken.
+    """
+    fixed, device = fixed_world(problem), problem.kb.facts.device
+    stage = partial(staged, device=device)
+
+    def scored(atoms: Tensor) -> Tensor:
+        if problem.facts == "found":
+            score = _rule_scores(cfg, fixed, params, atoms, on_progress, stage)
+            on_scored(None, len(atoms), -(-len(atoms) // cfg.window) * cfg.window)
+        else:
+            result, active, taken = score_candidates(cfg, fixed, params, atoms, step, on_progress, stage)
+            on_scored(result, active, taken)
+            score = result.score
+        return score.to(atoms.device)
+
+    return scored
 
 
-def _rule_scores(cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any) -> Tensor:
-    parts = [atoms.new_zeros(0, dtype=torch.float32)]
-    for first in range(0, len(atoms), cfg.window):
-        parts.append(rule_scores(cfg, fixed, params, atoms[first : first + cfg.window]))
-        on_progress(min(first + cfg.window, len(atoms)))
+def _rule_scores(
+    cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any, stage: Stage
+) -> Tensor:
+    """Chunks of one size, the last one padded with no goal, so that no score depends on how many there are."""
+    parts, done = [fixed.kb.support.new_zeros(0)], 0
+    for part in stage(atoms, cfg.window):
+        padded = torch.cat([part, part.new_zeros((cfg.window - len(part), part.shape[1]))])
+        parts.append(rule_scores(cfg, fixed, params, padded)[: len(part)])
+        on_progress(done := done + len(part))
     return torch.cat(parts)
+
+
+def hosted(problem: Problem) -> Problem:
+    """The problem with what ranking reads on the host, so that the device holds only what scoring reads."""
+    model = problem.model
+    return replace(
+        problem,
+        model=replace(
+            model, atoms=model.atoms.cpu(), height=model.height.cpu(), index=tuple(x.cpu() for x in model.index)
+        ),
+        known=tree.map(lambda x: x.cpu(), problem.known),
+        pool=problem.pool.cpu(),
+    )

@@ -23,6 +23,7 @@ BOUNDARY = (
     "explain",
     "judge",
     "records",
+    "fitting",
 )
 HOST = (
     "logic/fixpoint",

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from funcppo.cli import show, write_json
-from funcppo.cli.target import is_run
-from funcppo.config import ProverSettings
+from funcppo.cli.judging import on_work, prepare
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
     from rich.console import Console
 
-    from funcppo.beam import Score
     from funcppo.judge import Judge
     from funcppo.records import Journal, Record
-    from funcppo.training import Run
-
-POLICY = ("success", "best-proof", "greedy")
 
 
 @dataclass
@@ -56,6 +49,9 @@ class Evaluate:
     """Of the corruptions drawn."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to score."""
+    memory: str | None = None
+    """Most memory to hold, such as 2GB: of this process, or of a GPU; the default is three quarters of what there is.
+    As many candidates are scored at once as are fastest within it."""
     details: str | None = None
     """Also write a line of JSON for each query and side to this file, as they are ranked."""
     resume: bool = False
@@ -72,13 +68,15 @@ class Evaluate:
     def run(self) -> int:
         """Rank and show; the exit status."""
         from funcppo import records
+        from funcppo.runtime import memory
 
         start, console = time.perf_counter(), show.console(self.json == "-")
         if (self.resume or self.overwrite) and self.details is None:
             raise ValueError("--resume, --overwrite: want --details FILE, the file that they are about")
         if self.details is not None:
             records.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
-        ready = self._prepare()
+        ready = prepare(self)
+        memory.reset_peak(self.device)
         judge, dataset = ready.judge, ready.judge.problem.dataset
         rows, journal = self._rows(dataset), None
         if self.details is not None:
@@ -92,9 +90,10 @@ class Evaluate:
             return 130
         result = records.summarise(found, dataset.predicates, with_auc=judge.problem.regions)
         result |= {"score": ready.name, "split": self.split, "negatives": self.negatives}
-        result |= {"height": judge.problem.max_height, "dataset": dataset.name}
+        result |= {"height": judge.problem.max_height, "dataset": dataset.name} | ready.work.told()
+        result |= {"memory": ready.budget, "peak_bytes": memory.peak_bytes(self.device)}
         result |= {"seconds": time.perf_counter() - start}
-        show.notes(console, judge.problem.notes)
+        show.notes(console, [*judge.problem.notes, *ready.notes, *on_work(result)])
         title = f"{dataset.name}, {self.split}, {self.negatives} negatives"
         console.print(show.results_table(title, {ready.name: result}))
         write_json(self.json, result)
@@ -124,36 +123,6 @@ class Evaluate:
                     break
         return found
 
-    def _prepare(self) -> _Ready:
-        """Who judges, by which score, and what tells this evaluation from others."""
-        from funcppo import data, problem, training
-
-        negatives = self._negatives()
-        if is_run(self.target):
-            run = training.open_run(Path(self.target), self.device)
-            ready, name = run.problem, run.score if self.score == "auto" else self.score
-        elif self.score in POLICY:
-            want = "exists@H, max-confidence or noisy-or"
-            raise ValueError(f"--score {self.score}: {self.target} is no trained run, want {want}")
-        else:
-            run, name = None, "max-confidence" if self.score == "auto" else self.score
-            settings = ProverSettings(max_height=self.height)
-            ready = problem.build(data.load(self.target, self.rules), settings, self.device)
-        policy = run if name in POLICY else None
-        if policy is None:
-            scorer = problem.untrained_scorer(ready, name)
-        else:
-            scorer = training.policy_scorer(policy, policy.saved.best, cast("Score", name))
-        how = {"negatives": negatives, "list_all": name == "greedy", "seed": self.seed}
-        return _ready(self, ready, policy, scorer, name, how)
-
-    def _negatives(self) -> int | None:
-        if self.negatives == "all":
-            return None
-        if not self.negatives.isdigit() or int(self.negatives) < 1:
-            raise ValueError(f"--negatives {self.negatives}: want all, or a number of 1 or more")
-        return int(self.negatives)
-
     def _rows(self, dataset: Any) -> np.ndarray:
         import numpy as np
 
@@ -165,51 +134,6 @@ class Evaluate:
         if self.queries is not None and self.queries < 1:
             raise ValueError(f"--queries {self.queries}: want 1 or more")
         return np.arange(len(split)) if self.queries is None else training.stratified(split, self.queries)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ready:
-    judge: Judge
-    name: str  # of the score
-    settings: dict[str, Any]
-
-
-def _ready(asked: Evaluate, ready: Any, run: Run | None, scorer: Any, name: str, how: dict[str, Any]) -> _Ready:
-    from funcppo import explain, training
-    from funcppo.beam import NOT_PROVED
-    from funcppo.judge import Judge
-    from funcppo.protocol import Protocol
-
-    prove: Any = lambda atom: None
-    if asked.details is not None and asked.proofs:
-        table = explain.program(ready)
-        prove = partial(explain.smallest_proof, ready, table=table)
-        if run is not None:
-            prove = partial(explain.best_proof, ready, run.cfg, run.saved.best, table=table)
-    judge = Judge(
-        problem=ready,
-        how=Protocol(sides=training.sides(ready), **how),
-        scorer=scorer,
-        prove=prove,
-        floor=NOT_PROVED if name == "greedy" else -float("inf"),
-        all_scores=asked.all_scores,
-    )
-    settings = {"dataset": ready.dataset.name, "fingerprint": ready.dataset.fingerprint, "height": ready.max_height}
-    settings |= {
-        "score": name,
-        "params": None if run is None else _digest(run.saved.best),
-        "negatives": how["negatives"],
-    }
-    return _Ready(judge=judge, name=name, settings=settings | {"seed": asked.seed})
-
-
-def _digest(params: Any) -> str:
-    from funcppo import tree
-
-    digest = hashlib.sha256()
-    for leaf in tree.leaves(params):
-        digest.update(leaf.numpy(force=True).tobytes())
-    return digest.hexdigest()[:16]
 
 
 @contextmanager
