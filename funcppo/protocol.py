@@ -139,7 +139,7 @@ def headline(
     predicates: list[str],
 ) -> dict[str, Any]:
     """The same from the counts of each query alone."""
-    harmonics = ranking.harmonic(int(counts.n_candidates.max()))
+    harmonics = ranking.harmonic(int(counts.n_candidates.max()), counts.n_candidates.device)
     summary = ranking.summary(counts, side, relation, provable, harmonics, n_predicates=len(predicates))
     table = ranking.as_dict(summary, predicates)
     both = table["all"]["both"]

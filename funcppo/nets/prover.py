@@ -18,7 +18,7 @@ from funcppo.envs.prover import Observation, World
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.resolve import Goals
-from funcppo.nets.base import Agent, Dense, PolicyValue, dense, init_dense
+from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, init_dense
 from funcppo.types import F32, I32, I64, Bool
 
 CERTAIN = 1e-6  # confidences are kept this far from 0 and 1, so that log-odds stay finite
@@ -52,6 +52,14 @@ class Params(NamedTuple):
     value: Dense
 
 
+class ProverOutput(NamedTuple):
+    """A policy over successors and END, what it was before any training, and a value."""
+
+    logits: F32[Tensor, "B S1"]  # the smallest finite number where an action is illegal
+    prior: F32[Tensor, "B S1"]  # likewise
+    value: F32[Tensor, "B"]
+
+
 def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
     """Uniform weights of unit output variance; score, END and value heads are zero."""
     keys = random.split(key, 9)
@@ -76,20 +84,42 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
     )
 
 
-def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> PolicyValue:
-    """Logits over the S successors and END, the smallest finite number where an action is illegal; and the value."""
+def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
+    """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
     successor = _successors(params, obs)
     state = _state(params, obs, successor)
     score = (successor * dense(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
-    logits = torch.cat([score + prior(world.kb, obs.rule, obs.known[:, None] & at_root), dense(params.end, state)], 1)
-    logits = torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
-    return PolicyValue(logits, dense(params.value, state).squeeze(-1))
+    known = prior(world.kb, obs.rule, obs.known[:, None] & at_root)
+    known = torch.cat([known, torch.zeros_like(known[:, :1])], 1)
+    legal = lambda logits: torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
+    return ProverOutput(
+        logits=legal(known + torch.cat([score, dense(params.end, state)], 1)),
+        prior=legal(known),
+        value=dense(params.value, state).squeeze(-1),
+    )
+
+
+def relative_entropy(out: ProverOutput) -> F32[Tensor, "B"]:
+    """-KL(policy, prior): a bonus on it draws the policy to what the confidences say, not to uniform choices.
+
+    With the bonus tau the best policy is proportional to prior exp(Q / tau), Q the return of each action.
+
+    Source: Todorov 2009, "Efficient computation of optimal actions", PNAS 106(28).
+    """
+    log_p, log_prior = torch.log_softmax(out.logits, -1), torch.log_softmax(out.prior, -1)
+    p = log_p.exp()
+    return -torch.where(p > 0, p * (log_p - log_prior), 0.0).sum(-1)
+
+
+DISTRIBUTION = Distribution(
+    sample=CATEGORICAL.sample, log_prob=CATEGORICAL.log_prob, entropy=relative_entropy, mode=CATEGORICAL.mode
+)
 
 
 def agent(cfg: NetConfig) -> Agent:
     """The prover's network as the learner takes it."""
-    return Agent(cfg=cfg, init=init, apply=apply)
+    return Agent(cfg=cfg, init=init, apply=apply, distribution=DISTRIBUTION)
 
 
 def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B 1"]) -> F32[Tensor, "B S"]:
