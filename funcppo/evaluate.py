@@ -6,7 +6,8 @@ candidate's own row, so neither the order of candidates nor their neighbours in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from funcppo.logic.resolve import Goals, resolve
 from funcppo.types import F32, I32, I64
 
 Stage = Callable[[Tensor, int], Iterator[Tensor]]  # candidates and a number to parts of as many, where they are scored
+WIDTHS = (32,)  # successors a row, tried before the width that holds any
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
 
 
@@ -98,6 +100,40 @@ def score_candidates(
         windows.append(_rows_before(state.results, len(part)))
         active, first = active + int(state.row_steps), first + len(part)
     return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
+
+
+def narrowed(cfg: EvalConfig) -> list[EvalConfig]:
+    """The same search in ascending widths: most goals have few successors, and steps cost what slots there are.
+
+    A wider search extends fewer rows at a time, so that each takes about as much memory.
+    """
+    full, widths = cfg.resolve.max_successors, []
+    for width in WIDTHS:
+        if 2 * width <= full:
+            shape = replace(cfg.resolve, max_successors=width, fanout=min(width, cfg.resolve.fanout))
+            widths.append(replace(cfg, resolve=shape))
+    rows = max(cfg.beam, cfg.rows * widths[-1].resolve.max_successors // full) if widths else cfg.rows
+    return [*widths, replace(cfg, rows=rows, slots=min(cfg.slots, rows))]
+
+
+def score_by_width(
+    cfgs: Sequence[EvalConfig], world: World, params: Any, candidates: I32[Tensor, "n W"], **how: Any
+) -> tuple[Result, int, int]:
+    """As `score_candidates`: candidates some of whose successors did not fit are scored again, wider.
+
+    Args:
+      cfgs: what `narrowed` returns.
+      how: the other arguments of `score_candidates`.
+    """
+    result, active, taken = score_candidates(cfgs[0], world, params, candidates, **how)
+    for cfg in cfgs[1:]:
+        again = torch.isfinite(result.overflowed).nonzero()[:, 0]
+        if not len(again):
+            break
+        wider, more, steps = score_candidates(cfg, world, params, candidates[again.to(candidates.device)], **how)
+        result = tree.map(lambda old, new: old.index_copy(0, again, new), result, wider)  # noqa: B023
+        active, taken = active + more, taken + steps
+    return result, active, taken
 
 
 def rule_scores(cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from funcppo.beam import EvalConfig
 from funcppo.envs.prover import World
-from funcppo.evaluate import rule_scores, start
+from funcppo.evaluate import narrowed, rule_scores, start
 from funcppo.runtime import memory
 
 ROWS = tuple(1 << i for i in range(14))  # partial proofs extended in one step, or candidates of one chunk
@@ -49,12 +49,13 @@ def fit_search(
     table = torch.cat([sample, torch.zeros_like(sample[:1])])
 
     def run(rows: int) -> tuple[int, float]:
-        cfg, state = shaped(rows), start(shaped(rows), table)
+        narrow, *_ = narrowed(shaped(rows))
+        state = start(narrow, table)
         for _ in range(STEPS):
-            state = step(cfg, world, params, table, state)
+            state = step(narrow, world, params, table, state)
         before, begun = int(state.row_steps), time.perf_counter()
         for _ in range(STEPS):
-            state = step(cfg, world, params, table, state)
+            state = step(narrow, world, params, table, state)
         return int(state.row_steps) - before, time.perf_counter() - begun
 
     trials = _try(run, [rows for rows in ROWS if rows >= 2 * cfg.beam], budget, table.device)

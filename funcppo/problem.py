@@ -16,7 +16,7 @@ from funcppo.beam import EvalConfig, Result, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import Stage, evaluate_step, rule_scores, score_candidates
+from funcppo.evaluate import Stage, evaluate_step, narrowed, rule_scores, score_by_width
 from funcppo.logic import baselines, fixpoint, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
@@ -236,14 +236,15 @@ def policy_scorer(
         proof and all row-steps taken.
     """
     fixed, device = fixed_world(problem), problem.kb.facts.device
-    stage = partial(staged, device=device)
+    stage, widths = partial(staged, device=device), narrowed(cfg)
 
     def scored(atoms: Tensor) -> Tensor:
         if problem.facts == "found":
             score = _rule_scores(cfg, fixed, params, atoms, on_progress, stage)
             on_scored(None, len(atoms), -(-len(atoms) // cfg.window) * cfg.window)
         else:
-            result, active, taken = score_candidates(cfg, fixed, params, atoms, step, on_progress, stage)
+            how = dict(step=step, on_progress=on_progress, stage=stage)
+            result, active, taken = score_by_width(widths, fixed, params, atoms, **how)
             on_scored(result, active, taken)
             score = result.score
         return score.to(atoms.device)

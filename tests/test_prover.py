@@ -12,7 +12,7 @@ from funcppo import data, problem, protocol, random, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.envs import prover
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
-from funcppo.evaluate import evaluate_step, start
+from funcppo.evaluate import evaluate_step, score_candidates, start
 from funcppo.logic import baselines
 from funcppo.protocol import Protocol
 from funcppo.types import check
@@ -186,7 +186,7 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
     ]
     atoms = torch.unique(torch.from_numpy(made.dataset.test[:60]), dim=0)
     quick = problem.policy_scorer(hows[0], made, params, None)(atoms)
-    searched = problem.score_candidates(hows[1], problem.fixed_world(chosen), params, atoms)[0]
+    searched = score_candidates(hows[1], problem.fixed_world(chosen), params, atoms)[0]
     torch.testing.assert_close(quick, searched.score, rtol=0, atol=1e-5)
     assert torch.isfinite(quick).any()
 
