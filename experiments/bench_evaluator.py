@@ -2,10 +2,10 @@
 
     python experiments/bench_evaluator.py --data DIR --out experiments/results/bench_evaluator.json
 
-Family, its 41 rules, height 2, the score `success` with a beam of 64, 100 negatives a query and side: an untrained policy
-(learning rate 0, one update), each evaluation in a process of its own. `peak_bytes` is the largest resident size of that
-process while it ranks, Python and PyTorch included. A budget below what the smallest search takes ends with exit status
-2 and a line that says how much is wanted.
+Family, its 41 rules, height 2, the score `success` with a beam of 64, 100 negatives a query and side: an untrained
+policy (learning rate 0), each evaluation in a process of its own. `peak_bytes` is the largest resident size of that
+process while it ranks, Python and PyTorch included. A budget below what the smallest search takes ends with exit
+status 2 and a line that says how much is wanted.
 """
 
 from __future__ import annotations
