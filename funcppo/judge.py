@@ -57,13 +57,13 @@ def judged(judge: Judge, split: np.ndarray, rows: np.ndarray) -> Iterator[list[R
 def _records(judge: Judge, ranked: Ranking, rows: np.ndarray) -> list[Record]:
     """A record a query and side, both sides of a query together."""
     proofs: dict[int, Proof | None] = {}
-    found = []
+    found, near = [], set(ranked.listed_for[ranked.near].tolist())
     for at, others in enumerate(_others(ranked)):
         query = int(ranked.query[at])
         record = {"query": int(rows[query])} | _record(judge, ranked, at)
         if record["status"] == "proved" and query not in proofs:
             proofs[query] = judge.prove(ranked.split[query])
-        record |= {"scored": len(others) + (record["line"] is not None)}
+        record |= {"scored": len(others) + (record["line"] is not None), "near_grid": at in near}
         record |= {"others": others} if judge.all_scores or judge.problem.regions else {}
         proved = proofs.get(query) if record["status"] == "proved" else None
         found.append(record | {"proof": _shown(judge.problem, proved)})

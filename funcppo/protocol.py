@@ -20,6 +20,7 @@ from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import Sizes
 from funcppo.types import F32, I32, I64, Bool
 
+ROUNDING = 2e-6  # nats: what other shapes, devices or compilers make of a float32 score
 Scorer = Callable[[Tensor], Tensor]  # distinct atoms [L, W], in lexicographic order -> logarithms of scores [L]
 
 
@@ -63,6 +64,7 @@ class Ranking(NamedTuple):
     listed: I64[Tensor, "L"]  # quantised scores of all listed candidates
     listed_for: I64[Tensor, "L"]  # the row of this table that each is a candidate of
     is_answer: Bool[Tensor, "L"]
+    near: Bool[Tensor, "L"]  # scores that rounding elsewhere could put on the next line of the grid
     atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
     score: F32[Tensor, "N"]  # their logarithms
 
@@ -116,6 +118,7 @@ def rank_split(
         listed=value,
         listed_for=torch.cat([side.query + i * len(split) for i, side in enumerate(sides)]),
         is_answer=torch.cat([side.is_answer for side in sides]),
+        near=ranking.near_boundary(score, ROUNDING)[row],
         atom=atoms,
         score=score,
     )

@@ -103,6 +103,7 @@ def summarise(records: Sequence[Record], predicates: Sequence[str], *, with_auc:
         list(predicates),
     )
     result |= {"n_scored": sum(r["scored"] for r in records), "lost": sum(r["status"] == "lost" for r in records)}
+    result |= {"near_grid": sum(r["near_grid"] for r in records)}
     return result | ({"auc_pr": _auc_pr(records, counts)} if with_auc else {})
 
 

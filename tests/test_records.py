@@ -1,5 +1,6 @@
 """Records of single queries: what is summed up from them, stopped, gone on with and refused."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo import data, judge, problem, protocol, records
 from funcppo.config import ProverSettings
@@ -69,6 +71,17 @@ def test_the_records_of_some_queries_are_among_those_of_all():
     every = [r for part in judge.judged(judging_, split, np.arange(len(split))) for r in part]
     some = [r for part in judge.judged(judging_, split, np.array([1, 4, 7])) for r in part]
     assert some == [record for record in every if record["query"] in (1, 4, 7)]
+
+
+@pytest.mark.parametrize(("offset", "near"), [(0.0, 0), (0.5e-4 - 1e-6, 69), (0.5e-4 + 1e-6, 69), (0.5e-4 + 4e-6, 0)])
+def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
+    """Every score is a grid line plus the offset; half a line is where rounding goes the other way."""
+    judging_ = judging("family_tree:60:0", "noisy-or", sides=(2,))
+    scorer = lambda atoms: torch.full((len(atoms),), -0.25 + offset, dtype=torch.float64)
+    judging_ = dataclasses.replace(judging_, scorer=scorer)
+    split = judging_.problem.dataset.valid
+    found = [r for part in judge.judged(judging_, split, np.arange(len(split))) for r in part]
+    assert records.summarise(found, judging_.problem.dataset.predicates, with_auc=False)["near_grid"] == near
 
 
 def interrupted(monkeypatch, after: int):

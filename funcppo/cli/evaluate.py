@@ -30,8 +30,10 @@ class Evaluate:
     A trained folder is judged by its policy; a data set by a score that needs no training. With --details FILE each
     query and side is a line of JSON there as soon as it is ranked: the answer's rank under every tie policy, the counts
     of better, equal and all candidates that it follows from, its score (natural logarithm, on the grid of 1e-4 nats
-    that scores are compared on), its status (proved, refuted, or lost: provable, but not found by the search) and a
-    proof. The summary is computed from these lines. Ctrl-C ends after the part in progress, --resume goes on.
+    that scores are compared on), its status (proved, refuted, or lost: provable, but not found by the search), a proof,
+    and whether some candidate scores so near to the edge of a grid line that another machine or number of slots could
+    rank it otherwise (near_grid). The summary is computed from these lines. Ctrl-C ends after the part in progress,
+    --resume goes on.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """
