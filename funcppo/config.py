@@ -113,15 +113,17 @@ class RunConfig:
     strategy: str = "auto"  # how a training step is run; auto takes the fastest that works here
     score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
     validations: int = 12  # looks at the valid split while training; the params of the best one are kept
-    valid_queries: int = 300  # valid queries ranked at each, drawn evenly over relations
+    valid_queries: int = 1000  # valid queries ranked at each, drawn evenly over relations
     prover: ProverSettings = ProverSettings()
     ppo: PPOConfig = PPOConfig(
-        n_envs=64,
-        n_steps=32,
+        n_envs=256,
+        n_steps=8,
         n_epochs=2,
         n_minibatches=4,
         learning_rate=1e-3,
         learning_rate_schedule=Schedule(kind="linear"),
+        entropy_coef=0.3,  # of the entropy relative to the prior: how far what is learnt may move the confidences
+        advantage_ddof=None,  # rewards are of order 1 already, and the weight above is in their unit
     )
 
     def __post_init__(self) -> None:

@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+WIDTH = 120  # where the output goes to a file, whose readers have no terminal to fit
 COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
 
 
 def console(quiet_stdout: bool) -> Console:
     """Where people read: standard output, or standard error where the former is for a machine."""
-    return Console(stderr=quiet_stdout, highlight=False, soft_wrap=True)
+    wide = Console(stderr=quiet_stdout, highlight=False, soft_wrap=True)
+    return wide if wide.is_terminal else Console(stderr=quiet_stdout, highlight=False, soft_wrap=True, width=WIDTH)
 
 
 def progress(console: Console) -> Progress:

@@ -21,7 +21,7 @@ from funcppo.logic.resolve import Goals
 from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, init_dense
 from funcppo.types import F32, I32, I64, Bool
 
-CERTAIN = 1e-6  # confidences are kept this far from 0 and 1, so that log-odds stay finite
+CERTAIN = 0.01  # confidences are drawn this far in from 0 and 1: a rule that never failed must not be beyond learning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +128,8 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
     Args:
       left_out: the rule is applied to a known fact, which then counts neither as support nor as a pair.
     """
-    tables = torch.stack([torch.logit(kbase.confidence(kb, less), eps=CERTAIN) for less in (False, True)])
+    odds = lambda confidence: torch.logit(CERTAIN + (1.0 - 2.0 * CERTAIN) * confidence)
+    tables = torch.stack([odds(kbase.confidence(kb, less)) for less in (False, True)])
     none = torch.zeros_like(tables[:, :1])
     return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
 
