@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from fractions import Fraction
+from math import fsum
 from pathlib import Path
 
 POLICIES = ("optimistic", "pessimistic", "realistic", "expected")
@@ -32,7 +32,7 @@ def main() -> None:
         wrong += differences(found, json.loads(args.summary.read_text())["by_group"]["all"])
     for side, table in found.items():
         for name, values in table.items():
-            print(f"{side:>5} {name:>8}  " + "  ".join(f"{p} {float(v):.6f}" for p, v in values.items()))
+            print(f"{side:>5} {name:>8}  " + "  ".join(f"{p} {v:.6f}" for p, v in values.items()))
     for text in wrong[:20]:
         print(text, file=sys.stderr)
     print(f"{len(lines)} lines, {len(wrong)} contradictions")
@@ -44,50 +44,51 @@ def sides(lines: list[dict]) -> list[str]:
     return ["both", *sorted({line["side"] for line in lines})]
 
 
-def possible_ranks(line: dict) -> list[int]:
+def possible_ranks(line: dict) -> range:
     """Every rank that some order of the candidates that tie with the answer gives it."""
-    return list(range(line["better"] + 1, line["better"] + line["equal"] + 2))
+    return range(line["better"] + 1, line["better"] + line["equal"] + 2)
 
 
 def contradictions(at: int, line: dict) -> list[str]:
     """What in a line does not follow from the rest of it."""
     ranks, wrong = possible_ranks(line), []
     want = {"optimistic": ranks[0], "pessimistic": ranks[-1], "realistic": sum(ranks) / len(ranks)}
+    want["reciprocal"] = fsum(1 / rank for rank in ranks) / len(ranks)
     for name, rank in want.items():
-        if line["rank"][name] != rank:
+        if abs(line["rank"][name] - rank) > 1e-9 * rank:
             wrong.append(f"line {at}: {name} rank {line['rank'][name]}, want {rank}")
     if not ranks[-1] <= line["candidates"]:
         wrong.append(f"line {at}: a rank of {ranks[-1]} among {line['candidates']} candidates")
     if "others" in line:
         unscored = line["candidates"] - 1 - len(line["others"])
-        scores = [-float("inf") if x is None else x for x in (*line["others"], *[None] * unscored)]
+        scores = [-float("inf") if x is None else x for x in line["others"]]
         mine = -float("inf") if line["line"] is None else line["line"]
-        counted = (sum(x > mine for x in scores), sum(x == mine for x in scores))
+        tied_at_0 = unscored if line["line"] is None else 0  # what is not scored has the score 0
+        counted = (sum(x > mine for x in scores), sum(x == mine for x in scores) + tied_at_0)
         if counted != (line["better"], line["equal"]):
             wrong.append(f"line {at}: {counted} candidates are better and equal, got {line['better'], line['equal']}")
     return wrong
 
 
-def averages(lines: list[dict]) -> dict[str, dict[str, Fraction]]:
-    """MRR and Hits under each policy, exactly."""
-    table = {"mrr": [by_policy(line, lambda rank: Fraction(1) / rank) for line in lines]}
+def averages(lines: list[dict]) -> dict[str, dict[str, float]]:
+    """MRR and Hits under each policy, each sum rounded once."""
+    table = {"mrr": [by_policy(line, lambda rank: 1 / rank) for line in lines]}
     for k in HITS_AT:
-        table[f"hits@{k}"] = [by_policy(line, lambda rank: Fraction(rank <= k)) for line in lines]  # noqa: B023
-    return {name: {p: sum(row[p] for row in rows) / len(rows) for p in POLICIES} for name, rows in table.items()}
+        table[f"hits@{k}"] = [by_policy(line, lambda rank: float(rank <= k)) for line in lines]  # noqa: B023
+    return {name: {p: fsum(row[p] for row in rows) / len(rows) for p in POLICIES} for name, rows in table.items()}
 
 
-def by_policy(line: dict, value) -> dict[str, Fraction]:
+def by_policy(line: dict, value) -> dict[str, float]:
     """A function of the rank under each tie policy; `expected` is its mean over all orders of the ties."""
     ranks = possible_ranks(line)
-    middle = Fraction(ranks[0] + ranks[-1], 2)
-    mean = sum((value(rank) for rank in ranks), Fraction(0)) / len(ranks)
-    return dict(zip(POLICIES, (value(ranks[0]), value(ranks[-1]), value(middle), mean)))
+    mean = fsum(value(rank) for rank in ranks) / len(ranks)
+    return dict(zip(POLICIES, (value(ranks[0]), value(ranks[-1]), value((ranks[0] + ranks[-1]) / 2), mean)))
 
 
 def differences(found: dict, summary: dict) -> list[str]:
     """Where a summary is not what the lines say, to 1e-9: it adds floating-point numbers."""
     return [
-        f"summary: {side} {name} {policy} {summary[side][name][policy]}, want {float(value)}"
+        f"summary: {side} {name} {policy} {summary[side][name][policy]}, want {value}"
         for side, table in found.items()
         for name, values in table.items()
         for policy, value in values.items()

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from funcppo import problem, protocol, records
+from funcppo import problem, protocol, ranking, records
 from funcppo.data import show_atom, show_rule
 from funcppo.logic import proof
 from funcppo.logic.proof import Proof
@@ -58,9 +59,10 @@ def _records(judge: Judge, ranked: Ranking, rows: np.ndarray) -> list[Record]:
     """A record a query and side, both sides of a query together."""
     proofs: dict[int, Proof | None] = {}
     found, near = [], set(ranked.listed_for[ranked.near].tolist())
+    ranks = _ranks(ranked)
     for at, others in enumerate(_others(ranked)):
         query = int(ranked.query[at])
-        record = {"query": int(rows[query])} | _record(judge, ranked, at)
+        record = {"query": int(rows[query])} | _record(judge, ranked, at) | {"rank": ranks[at]}
         if record["status"] == "proved" and query not in proofs:
             proofs[query] = judge.prove(ranked.split[query])
         record |= {"scored": len(others) + (record["line"] is not None), "near_grid": at in near}
@@ -83,7 +85,6 @@ def _record(judge: Judge, ranked: Ranking, at: int) -> Record:
         "side": records.SIDES[int(ranked.side[at])],
         "relation": dataset.predicates[int(atom[0]) - 1],
         "atom": show_atom(dataset, atom),
-        "rank": records.ranks(better, equal),
         "better": better,
         "equal": equal,
         "candidates": candidates,
@@ -92,6 +93,14 @@ def _record(judge: Judge, ranked: Ranking, at: int) -> Record:
         "log_score": score,
         "line": line,  # of the grid on which scores are compared
     }
+
+
+def _ranks(ranked: Ranking) -> list[dict[str, float]]:
+    """The rank under the three policies that have one, and what `expected` counts: the mean of 1 / rank."""
+    harmonics = ranking.harmonic(int(ranked.counts.n_candidates.max()), ranked.side.device)
+    rank, reciprocal = ranking.rank(ranked.counts), ranking.reciprocal_rank(ranked.counts, harmonics)
+    rows = torch.cat([rank[:, :3], reciprocal[:, 3:]], 1).tolist()
+    return [dict(zip(("optimistic", "pessimistic", "realistic", "reciprocal"), row)) for row in rows]
 
 
 def _others(ranked: Ranking) -> list[list[int | None]]:

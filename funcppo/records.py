@@ -107,13 +107,6 @@ def summarise(records: Sequence[Record], predicates: Sequence[str], *, with_auc:
     return result | ({"auc_pr": _auc_pr(records, counts)} if with_auc else {})
 
 
-def ranks(better: int, equal: int) -> dict[str, float]:
-    """The rank under the three policies that have one, and what `expected` counts: the mean of 1 / rank."""
-    first, last = better + 1, better + equal + 1
-    reciprocal = sum(1 / rank for rank in range(first, last + 1)) / (equal + 1)
-    return {"optimistic": first, "pessimistic": last, "realistic": (first + last) / 2, "reciprocal": reciprocal}
-
-
 def _auc_pr(records: Sequence[Record], counts: ranking.Counts) -> float:
     """The area under the precision-recall curve, from the scores that the records hold of each candidate."""
     lines = [line for r in records for line in (r["line"], *r["others"])]
