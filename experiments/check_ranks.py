@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import cache
 from math import fsum
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def contradictions(at: int, line: dict) -> list[str]:
     """What in a line does not follow from the rest of it."""
     ranks, wrong = possible_ranks(line), []
     want = {"optimistic": ranks[0], "pessimistic": ranks[-1], "realistic": sum(ranks) / len(ranks)}
-    want["reciprocal"] = fsum(1 / rank for rank in ranks) / len(ranks)
+    want["reciprocal"] = mean_reciprocal(ranks)
     for name, rank in want.items():
         if abs(line["rank"][name] - rank) > 1e-9 * rank:
             wrong.append(f"line {at}: {name} rank {line['rank'][name]}, want {rank}")
@@ -71,18 +72,25 @@ def contradictions(at: int, line: dict) -> list[str]:
 
 
 def averages(lines: list[dict]) -> dict[str, dict[str, float]]:
-    """MRR and Hits under each policy, each sum rounded once."""
-    table = {"mrr": [by_policy(line, lambda rank: 1 / rank) for line in lines]}
-    for k in HITS_AT:
-        table[f"hits@{k}"] = [by_policy(line, lambda rank: float(rank <= k)) for line in lines]  # noqa: B023
-    return {name: {p: fsum(row[p] for row in rows) / len(rows) for p in POLICIES} for name, rows in table.items()}
+    """MRR and Hits under each policy; `expected` is the mean over all orders of the candidates that tie."""
+    table: dict[str, list[tuple[float, ...]]] = {"mrr": []} | {f"hits@{k}": [] for k in HITS_AT}
+    for line in lines:
+        ranks = possible_ranks(line)
+        single = (ranks[0], ranks[-1], (ranks[0] + ranks[-1]) / 2)
+        table["mrr"].append((*(1 / rank for rank in single), mean_reciprocal(ranks)))
+        for k in HITS_AT:
+            within = max(0, min(k, ranks[-1]) - ranks[0] + 1) / len(ranks)
+            table[f"hits@{k}"].append((*(float(rank <= k) for rank in single), within))
+    return {
+        name: {policy: fsum(row[i] for row in rows) / len(rows) for i, policy in enumerate(POLICIES)}
+        for name, rows in table.items()
+    }
 
 
-def by_policy(line: dict, value) -> dict[str, float]:
-    """A function of the rank under each tie policy; `expected` is its mean over all orders of the ties."""
-    ranks = possible_ranks(line)
-    mean = fsum(value(rank) for rank in ranks) / len(ranks)
-    return dict(zip(POLICIES, (value(ranks[0]), value(ranks[-1]), value((ranks[0] + ranks[-1]) / 2), mean)))
+@cache
+def mean_reciprocal(ranks: range) -> float:
+    """The mean of 1 / rank, added up one by one."""
+    return fsum(1 / rank for rank in ranks) / len(ranks)
 
 
 def differences(found: dict, summary: dict) -> list[str]:
