@@ -41,23 +41,11 @@ SETS: dict[str, list[str]] = {
     "family, RNNLogic rules": options(
         **HEIGHT_1,
         rules="{data}/family/rules_rnnlogic.tsv",
-        steps="500000",
+        steps="300000",
         device="{device}",
-        strategy="eager",
         prover__hard_fraction="1",
         ppo__entropy_coef="1",
         ppo__n_envs="512",
-        ppo__n_minibatches="8",
-    ),
-    "wn18rr, RNNLogic rules": options(
-        **HEIGHT_1,
-        rules="{data}/wn18rr/rules_rnnlogic.tsv",
-        steps="150000",
-        device="{device}",
-        strategy="eager",
-        prover__hard_fraction="1",
-        prover__budget="60000000",
-        ppo__entropy_coef="1",
         ppo__n_minibatches="8",
     ),
 }
@@ -80,7 +68,6 @@ def main() -> None:
         left = [job for job in wanted if job not in done]
         for future in as_completed([pool.submit(run, args.data, args.device, *job) for job in left]):
             stored["runs"].append(future.result())
-            stored |= {"machine": machine()}
             args.out.write_text(json.dumps(stored, indent=1) + "\n")
     print(table(stored["runs"]))
 
@@ -106,7 +93,14 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
     for row in results["test"].values():
         del row["by_group"]
     results["dataset"] = name
-    return {"set": name, "seed": seed, "learning_rate_0": frozen, "commit": commit(), "results": results}
+    return {
+        "set": name,
+        "seed": seed,
+        "learning_rate_0": frozen,
+        "commit": commit(),
+        "machine": machine(),
+        "results": results,
+    }
 
 
 def table(runs: list[dict]) -> str:

@@ -102,6 +102,32 @@ class ProverSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MineConfig:
+    """Which rules are looked for in a graph, and how hard."""
+
+    max_length: int = 3  # atoms of a body
+    min_support: int = 5  # facts that a rule derives from other facts
+    min_confidence: float = 0.01
+    constants: bool = False  # also h(X, c) :- b(X, Z) and h(X, c) :- b(X, d)
+    votes: int = 1  # a rule is kept when it is among this many best ones of some fact that it derives
+    work: int = 200_000_000  # rows that one stage may make, about; what does not fit is sampled
+    seconds: float | None = None  # stop looking after this time; what is found by then depends on the machine
+    seed: int = 0  # of the samples
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError naming the field."""
+        if not 1 <= self.max_length <= 3:
+            raise ValueError(f"max_length={self.max_length}: want 1, 2 or 3")
+        for name in ("min_support", "votes", "work"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
+        if not 0.0 <= self.min_confidence <= 1.0:
+            raise ValueError(f"min_confidence={self.min_confidence}: want a number from 0 to 1")
+        if self.seconds is not None and not self.seconds > 0.0:
+            raise ValueError(f"seconds={self.seconds}: want more than 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """One training run on a data set; what `config.json` in its folder holds."""
 
@@ -114,6 +140,7 @@ class RunConfig:
     score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
     validations: int = 12  # looks at the valid split while training; the params of the best one are kept
     valid_queries: int = 1000  # valid queries ranked at each, drawn evenly over relations
+    patience: int = 5  # updates in a row with a loss or gradient that is not finite, after which the run stops
     prover: ProverSettings = ProverSettings()
     ppo: PPOConfig = PPOConfig(
         n_envs=256,
@@ -128,6 +155,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
-        for name in ("steps", "validations", "valid_queries"):
+        for name in ("steps", "validations", "valid_queries", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")

@@ -26,7 +26,7 @@ def best_proof(
       beam: partial proofs kept.
       table: what `program` returns, where many atoms are asked for.
     """
-    fixed = problem.fixed_world(ready)
+    fixed, atom = problem.fixed_world(ready), atom.to(ready.kb.facts.device)
     table = table or program(ready)
     if ready.facts == "found":
         built = _by_rule(ready, cfg, fixed, params, atom, table)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from funcppo import protocol, tree
-from funcppo.beam import EvalConfig, Result, Score
+from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import Stage, evaluate_step, narrowed, rule_scores, score_by_width
-from funcppo.logic import baselines, fixpoint, outlook, resolve
+from funcppo.logic import asked, baselines, fixpoint, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.fixpoint import Model
@@ -25,11 +21,11 @@ from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.outlook import Outlook
 from funcppo.nets import prover as net
 from funcppo.protocol import Protocol, Ranking
-from funcppo.runtime.staging import staged
 
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
 PAIRS = 20  # derivations that the outlook may hold, for each atom of the budget
+ASKED_BUDGET = 100_000_000  # atoms of T_P held at most where only those asked for are derived
 ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
 
 
@@ -95,6 +91,8 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, budget=settings.budget)
     if settings.max_height is not None:
         model = run(settings.max_height)
+        if not model.complete and settings.max_height == 1:
+            return _asked_model(dataset, settings, kb, sizes, model.stopped)
         if not model.complete:
             raise ValueError(f"{dataset.name}: T_P to height {settings.max_height} {model.stopped}")
         return settings.max_height, model, []
@@ -105,7 +103,7 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     share = [float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0 for h in HEIGHTS[:deepest]]
     if not share:
         if not model.fixpoint:
-            raise ValueError(f"{dataset.name}: T_P to height 1 {model.stopped}")
+            return _asked_model(dataset, settings, kb, sizes, model.stopped)
         share = [0.0]
     chosen = next(h for h, s in enumerate(share, 1) if s >= max(share) - ENOUGH)
     shown = ", ".join(f"{s:.3f} at {h}" for h, s in enumerate(share, 1))
@@ -122,6 +120,26 @@ def _facts(
         raise ValueError(f"{dataset.name}: facts=found wants height 1 and derivations within the budget, got {why}")
     notes = [] if known else [f"more than {PAIRS * settings.budget} derivations: the policy sees none beforehand"]
     return ("found" if can_find and settings.facts != "chosen" else "chosen"), notes
+
+
+def _asked_model(
+    dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes, stopped: str
+) -> tuple[int, Model, list[str]]:
+    """T_P to height 1 as far as valid and test ask for it, for rules that derive too much to hold it all.
+
+    Errors: ValueError when that is too much as well, or hard negatives are wanted: they would tell what is asked.
+    """
+    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device).long()
+    if settings.hard_fraction or not len(queries):
+        raise ValueError(f"{dataset.name}: T_P to height 1 {stopped}")
+    model = asked.one_step(kb, sizes, queries, ASKED_BUDGET)
+    if model is None:
+        raise ValueError(f"{dataset.name}: T_P to height 1 passes {ASKED_BUDGET} atoms of what valid and test ask")
+    return (
+        1,
+        model,
+        [f"T_P to height 1 {stopped}: only what valid and test ask for is derived, other corruptions count as not"],
+    )
 
 
 def config(problem: Problem, ppo: PPOConfig) -> Config:
@@ -217,51 +235,6 @@ def evaluation(
         window=window,
         refill=True,
     )
-
-
-def policy_scorer(
-    cfg: EvalConfig,
-    problem: Problem,
-    params: Any,
-    step: Any = evaluate_step,
-    on_progress: Any = lambda done: None,
-    on_scored: Callable[[Result | None, int, int], None] = lambda result, active, taken: None,
-) -> protocol.Scorer:
-    """The score of `cfg` under a policy; where facts are found it needs no search, only the rules that apply.
-
-    Candidates may be on the host: they come to the policy's device window by window, and their scores go back.
-
-    Args:
-      on_scored: told the results of each call (None where there was no search), the row-steps that held a partial
-        proof and all row-steps taken.
-    """
-    fixed, device = fixed_world(problem), problem.kb.facts.device
-    stage, widths = partial(staged, device=device), narrowed(cfg)
-
-    def scored(atoms: Tensor) -> Tensor:
-        if problem.facts == "found":
-            score = _rule_scores(cfg, fixed, params, atoms, on_progress, stage)
-            on_scored(None, len(atoms), -(-len(atoms) // cfg.window) * cfg.window)
-        else:
-            how = dict(step=step, on_progress=on_progress, stage=stage)
-            result, active, taken = score_by_width(widths, fixed, params, atoms, **how)
-            on_scored(result, active, taken)
-            score = result.score
-        return score.to(atoms.device)
-
-    return scored
-
-
-def _rule_scores(
-    cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any, stage: Stage
-) -> Tensor:
-    """Chunks of one size, the last one padded with no goal, so that no score depends on how many there are."""
-    parts, done = [fixed.kb.support.new_zeros(0)], 0
-    for part in stage(atoms, cfg.window):
-        padded = torch.cat([part, part.new_zeros((cfg.window - len(part), part.shape[1]))])
-        parts.append(rule_scores(cfg, fixed, params, padded)[: len(part)])
-        on_progress(done := done + len(part))
-    return torch.cat(parts)
 
 
 def hosted(problem: Problem) -> Problem:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.envs.base import Timestep, autoreset
+from funcppo.envs.base import autoreset
 from funcppo.types import F32, I64, Bool
 
 Carry = TypeVar("Carry")
@@ -48,7 +48,7 @@ class Transition(NamedTuple):
     reward: F32[Tensor, "... B"]
     terminated: Bool[Tensor, "... B"]
     truncated: Bool[Tensor, "... B"]
-    final_value: F32[Tensor, "... B"]  # V of the last observation of a truncated episode, else 0
+    final_obs: Any  # of the state reached, before any restart; () where no truncated episode is worth anything
     episode: Episode  # the transition included
 
 
@@ -82,7 +82,7 @@ def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepK
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,
-        final_value=_final_value(cfg, world, params, stepped, timestep),
+        final_obs=env.observe(env.cfg, world, stepped) if _bootstraps(cfg) else (),
         episode=episode,
     )
     restarted = autoreset(env, world, stepped, timestep, keys.reset)
@@ -90,10 +90,17 @@ def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepK
     return Actor(restarted, episode), transition
 
 
-def _final_value(cfg: Config, world: Any, params: Any, stepped: Any, timestep: Timestep) -> F32[Tensor, "B"]:
-    if not (cfg.env.truncates and cfg.ppo.bootstrap_truncated):
-        return torch.zeros_like(timestep.reward)
-    return torch.where(timestep.truncated, value(cfg, world, params, stepped), 0.0)
+def _bootstraps(cfg: Config) -> bool:
+    return cfg.env.truncates and cfg.ppo.bootstrap_truncated
+
+
+def final_value(cfg: Config, world: Any, params: Any, trajectory: Transition) -> F32[Tensor, "T B"]:
+    """V of the last observation of each truncated episode, else 0; all at once, after the rollout."""
+    if not _bootstraps(cfg):
+        return torch.zeros_like(trajectory.reward)
+    obs = tree.map(lambda x: x.flatten(0, 1), trajectory.final_obs)
+    reached = cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
+    return torch.where(trajectory.truncated, reached.view_as(trajectory.reward), 0.0)
 
 
 def value(cfg: Config, world: Any, params: Any, env_state: Any) -> F32[Tensor, "B"]:

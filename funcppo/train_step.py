@@ -13,29 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
-from funcppo import optim, random, rollout, tree
+from funcppo import minibatch, optim, random, rollout, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
-from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
+from funcppo.losses import Batch, LossMetrics, Scalars
+from funcppo.minibatch import Learner, Learnt, Minibatches, minibatch_step
 from funcppo.rollout import Actor, Episode, StepKeys, Transition, rollout_step
-from funcppo.types import F32, I64, Bool
-
-
-class Learner(NamedTuple):
-    """What the minibatches of one update thread."""
-
-    params: Any
-    opt_state: optim.AdamState[Any]
-    active: Bool[Tensor, ""]  # false once the KL limit has stopped this update
-
-
-class Minibatches(NamedTuple):
-    """All minibatches of an update, of all its epochs; without its first axis, one of them."""
-
-    rows: I64[Tensor, "... M"]  # of the batch
-    ends_epoch: Bool[Tensor, "..."]
+from funcppo.types import F32, I64
 
 
 class TrainState(NamedTuple):
@@ -61,12 +46,13 @@ class RolloutMetrics(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What one update shows; of the losses the mean over its minibatches, those after a KL stop left out."""
+    """What one update shows; of the losses the mean over its minibatches, those that moved nothing left out."""
 
     rollout: RolloutMetrics
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping, mean over the minibatches
     minibatches: F32[Tensor, ""]  # how many were learnt from
+    skipped: F32[Tensor, ""]  # how many were not, because a loss or a gradient was not finite
     learning_rate: F32[Tensor, ""]  # in this update
 
 
@@ -109,13 +95,13 @@ def learning_batch(
     """
     last_value = rollout.value(cfg, world, params, env_state)
     value, done = trajectory.value, trajectory.terminated | trajectory.truncated
-    bootstrap = cfg.ppo.bootstrap_truncated
+    final_value, bootstrap = rollout.final_value(cfg, world, params, trajectory), cfg.ppo.bootstrap_truncated
     advantage, target = gae(
         trajectory.reward,
         trajectory.terminated if bootstrap else done,
         trajectory.truncated,
         value,
-        next_values(value, trajectory.final_value, last_value, trajectory.truncated),
+        next_values(value, final_value, last_value, trajectory.truncated),
         gamma=scalars.gamma,
         gae_lambda=scalars.gae_lambda,
     )
@@ -141,64 +127,6 @@ def plan(cfg: Config, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], StepKeys
     return key, keys, Minibatches(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
 
 
-def minibatch_loss(
-    cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
-) -> tuple[F32[Tensor, ""], LossMetrics]:
-    """The loss over some rows of the batch."""
-    return loss_fn(cfg, world, params, tree.map(lambda x: x[rows], batch), scalars)
-
-
-def gradient(
-    cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
-) -> tuple[Any, LossMetrics]:
-    """The gradient of the loss over some rows of the batch, and what the loss shows."""
-    loss = partial(minibatch_loss, cfg, world)
-    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, batch, rows, scalars)
-    return grads, metrics
-
-
-def apply_gradient(
-    cfg: Config,
-    learner: Learner,
-    grads: Any,
-    approx_kl: F32[Tensor, ""],
-    ends_epoch: Bool[Tensor, ""],
-    scalars: Scalars,
-    adam: Callable[..., Any] = optim.update,
-) -> tuple[Learner, F32[Tensor, ""]]:
-    """The learner after a clipped Adam step, and the gradient's norm before clipping; unchanged once stopped."""
-    ppo = cfg.ppo
-    grads, norm = optim.clip_by_global_norm(grads, scalars.max_grad_norm)
-    stepped = adam(ppo.adam, grads, learner.opt_state, learner.params, scalars.learning_rate)
-    if ppo.target_kl is None:
-        return Learner(stepped[0], stepped[1], learner.active), norm
-    beyond = approx_kl > ppo.target_kl
-    stops = beyond & ends_epoch if ppo.kl_stop == "epoch" else beyond
-    steps = learner.active if ppo.kl_stop == "epoch" else learner.active & ~beyond
-    old = (learner.params, learner.opt_state)
-    params, opt_state = tree.map(lambda new, old: torch.where(steps, new, old), stepped, old)
-    return Learner(params, opt_state, learner.active & ~stops), norm
-
-
-def minibatch_step(
-    cfg: Config,
-    world: Any,
-    batch: Batch,
-    scalars: Scalars,
-    learner: Learner,
-    minibatch: Minibatches,
-    gradient: Callable[..., Any] = gradient,
-    apply_gradient: Callable[..., Any] = apply_gradient,
-) -> tuple[Learner, tuple[LossMetrics, Tensor, Tensor]]:
-    """Forward, loss, backward, clip and Adam on one minibatch.
-
-    Returns: the learner, and (loss metrics, gradient norm, whether a step was made).
-    """
-    grads, metrics = gradient(cfg, world, learner.params, batch, minibatch.rows, scalars)
-    after, norm = apply_gradient(cfg, learner, grads, metrics.approx_kl, minibatch.ends_epoch, scalars)
-    return after, (metrics, norm, after.opt_state.step > learner.opt_state.step)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """The functions that `train_step` is made of; a runtime may put compiled ones in their place.
@@ -211,10 +139,12 @@ class Parts:
     plan: Callable[..., Any] = plan
     rollout_step: Callable[..., Any] = rollout_step
     learning_batch: Callable[..., Any] = learning_batch
+    pack: Callable[..., Any] = minibatch.pack
     minibatch_step: Callable[..., Any] = minibatch_step
-    gradient: Callable[..., Any] = gradient
-    apply_gradient: Callable[..., Any] = apply_gradient
-    minibatch_loss: Callable[..., Any] = minibatch_loss
+    unpack: Callable[..., Any] = minibatch.unpack
+    gradient: Callable[..., Any] = minibatch.gradient
+    apply_gradient: Callable[..., Any] = minibatch.apply_gradient
+    minibatch_loss: Callable[..., Any] = minibatch.minibatch_loss
 
 
 EAGER = Parts()
@@ -244,7 +174,9 @@ def vectorised(parts: Parts) -> Parts:
         plan=plan,
         rollout_step=over(parts.rollout_step, 2),
         learning_batch=over(parts.learning_batch, 2, in_dims=(0, 0, 1, 0)),
+        pack=over(parts.pack, 0),
         minibatch_step=over(parts.minibatch_step, 2),
+        unpack=over(parts.unpack, 0),
     )
 
 
@@ -267,34 +199,36 @@ def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) ->
     act = partial(parts.rollout_step, cfg, world, state.params)
     actor, trajectory = parts.scan(act, Actor(state.env_state, state.episode), keys)
     batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
-    learner = Learner(state.params, state.opt_state, torch.ones_like(state.update, dtype=torch.bool))
+    learner = parts.pack(state.params, state.opt_state)
     return Collected(key, actor, learner, batch, scalars=scalars, minibatches=minibatches, shown=shown)
 
 
 def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> tuple[TrainState, Metrics]:
     """One update: collect, then learn. Reads and returns; writes nothing."""
     got = collect(cfg, world, state, parts)
-    learn = partial(parts.minibatch_step, cfg, world, got.batch, got.scalars)
-    learner, (loss, norm, stepped) = parts.scan(learn, got.learner, got.minibatches)
+    learn = partial(parts.minibatch_step, cfg, world, state.params, got.batch, got.scalars)
+    learner, learnt = parts.scan(learn, got.learner, got.minibatches)
+    params, opt_state = parts.unpack(state.params, learner)
     after = TrainState(
-        params=learner.params,
-        opt_state=learner.opt_state,
+        params=params,
+        opt_state=opt_state,
         env_state=got.actor.env_state,
         episode=got.actor.episode,
         key=got.key,
         update=state.update + 1,
         scalars=state.scalars,
     )
-    return after, _metrics(got.shown, loss, norm, stepped, got.scalars)
+    return after, _metrics(got.shown, learnt, got.scalars)
 
 
-def _metrics(shown: RolloutMetrics, loss: LossMetrics, norm: Tensor, stepped: Tensor, scalars: Scalars) -> Metrics:
-    weight = stepped.to(norm.dtype)
-    mean = lambda x: (x * weight).sum(0) / weight.sum(0).clamp(min=1.0)
+def _metrics(shown: RolloutMetrics, learnt: Learnt, scalars: Scalars) -> Metrics:
+    n = learnt.stepped.to(learnt.grad_norm.dtype).sum(0)
+    mean = lambda x: torch.where(learnt.stepped, x, 0.0).sum(0) / n.clamp(min=1.0)
     return Metrics(
         rollout=shown,
-        loss=tree.map(mean, loss),
-        grad_norm=mean(norm),
-        minibatches=weight.sum(0),
+        loss=tree.map(mean, learnt.loss),
+        grad_norm=mean(learnt.grad_norm),
+        minibatches=n,
+        skipped=(~learnt.finite).to(n.dtype).sum(0),
         learning_rate=scalars.learning_rate,
     )

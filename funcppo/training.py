@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import checkpoint, data, problem, protocol, queries, random, train_step
+from funcppo import checkpoint, data, journal, problem, protocol, queries, random, train_step, tree
+from funcppo import scoring as scores
 from funcppo.beam import EvalConfig, Score
 from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
 from funcppo.evaluate import evaluate_step
 from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
+from funcppo.runtime.capture import Captured, capture, recorded
+from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER, Metrics, Parts, TrainState
 from funcppo.types import F32, I64
 
@@ -77,44 +81,69 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
     return prepare(dataclasses.replace(read_config(folder), device=device), folder, resume=True)
 
 
-def strategy(run: Run) -> tuple[Parts, str]:
-    """The parts of the training step as this run wants them, and a line that tells which and why.
+class Diverged(ValueError):
+    """A run whose loss or gradient stays infinite or not a number."""
+
+
+def strategy(run: Run) -> tuple[Captured[TrainState, Metrics], str]:
+    """The training step as this run wants it, from where the run stands, and a line that tells which and why.
 
     Errors: what a strategy that was asked for by name raises.
     """
     wanted = run.run.strategy
     if wanted == "eager" or (wanted == "auto" and run.run.device == "cpu"):
-        return EAGER, "strategy eager: on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
+        line = "strategy eager: on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
+        return steps(run, EAGER), line
     fixed = problem.world(run.problem)
     parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, fixed, run.saved.state, wanted)
+    captured = steps(run, parts)
+    record = recorded(record, captured)
     failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
-    return parts, f"strategy {record.rung} on {record.device}" + (f" ({failed})" if failed else "")
+    line = f"strategy {record.rung} on {record.device}, replayed by: {record.replay}"
+    return captured, line + (f" ({failed})" if failed else "")
 
 
-def learn(run: Run, folder: Path, parts: Parts, stop: Callable[[], bool]) -> Iterator[tuple[Run, Metrics]]:
-    """The run after each update, its files kept up to date at every validation and when it stops.
+def steps(run: Run, parts: Parts) -> Captured[TrainState, Metrics]:
+    """The training step over buffers that start at the run's state; on a GPU one graph launch an update."""
+    step = partial(train_step.train_step, run.cfg, problem.world(run.problem), parts=parts)
+    return capture(step, run.saved.state)
+
+
+def learn(
+    run: Run, folder: Path, captured: Captured[TrainState, Metrics], stop: Callable[[], bool], monitor: Monitor
+) -> Iterator[tuple[Run, dict[str, float]]]:
+    """The run after each update and what the update showed; files are kept up to date at every validation and stop.
+
+    The run's state is the step's buffers: the next update overwrites it.
 
     Args:
       stop: asked after each update whether to save and end here.
+    Errors: Diverged after `patience` updates in a row that met a number that is not finite; none of them is saved.
     """
-    ready, cfg = run.problem, run.cfg
-    fixed, n_updates = problem.world(ready), cfg.ppo.n_updates
-    every = max(1, n_updates // run.run.validations)
+    n_updates = run.cfg.ppo.n_updates
+    every, bad = max(1, n_updates // run.run.validations), 0
     if int(run.saved.state.update) == 0:
         run = validate(run)
-    _truncate_metrics(folder / METRICS, int(run.saved.state.update))
+        save(run, folder)
+    journal.truncate(folder / METRICS, int(run.saved.state.update))
+    run = dataclasses.replace(run, saved=run.saved._replace(state=captured.state))
     while (update := int(run.saved.state.update)) < n_updates:
         start = time.perf_counter()
-        state, metrics = train_step.train_step(cfg, fixed, run.saved.state, parts)
-        run = dataclasses.replace(run, saved=run.saved._replace(state=state))
-        seconds, stopping, row = time.perf_counter() - start, stop(), {}
-        if (update + 1) % every == 0 or update + 1 == n_updates:
+        with monitor.timed("replay"):
+            metrics = captured.step()
+        numbers, row = journal.shown(metrics), {}
+        seconds, stopping = time.perf_counter() - start, stop()
+        bad = bad + 1 if numbers["skipped"] else 0
+        if not bad and ((update + 1) % every == 0 or update + 1 == n_updates):
             run = validate(run)
             row = {"best_valid": float(run.saved.best_valid), "best_update": int(run.saved.best_update)}
-        _append(folder / METRICS, {"update": update + 1, "seconds": seconds} | shown(metrics) | row)
-        if row or stopping:
+            row |= monitor.report()
+        journal.append(folder / METRICS, {"update": update + 1, "seconds": seconds} | numbers | row)
+        if not bad and (row or stopping):
             save(run, folder)
-        yield run, metrics
+        yield run, numbers
+        if bad >= run.run.patience:
+            raise Diverged(_diverged(folder, update + 1, bad))
         if stopping:
             return
 
@@ -123,17 +152,22 @@ def validate(run: Run) -> Run:
     """The run with its params kept as the best, if they rank the valid queries better than any before."""
     saved = run.saved
     if not len(run.problem.dataset.valid):
-        return dataclasses.replace(run, saved=saved._replace(best=saved.state.params, best_update=saved.state.update))
+        kept = saved._replace(best=_kept(saved.state.params), best_update=saved.state.update.clone())
+        return dataclasses.replace(run, saved=kept)
     quality = judge(run, saved.state.params, valid_sample(run), Protocol(sides=sides(run.problem)))
     value = quality[selects(run.problem)]
     if value <= float(saved.best_valid):
         return run
     best = saved._replace(
-        best=saved.state.params,
+        best=_kept(saved.state.params),
         best_valid=torch.full_like(saved.best_valid, value),
         best_update=saved.state.update.clone(),
     )
     return dataclasses.replace(run, saved=best)
+
+
+def _kept(params: Any) -> Any:
+    return tree.map(torch.clone, params)  # the state's own leaves are overwritten by the next update
 
 
 def selects(ready: Problem) -> str:
@@ -155,7 +189,7 @@ def untrained(run: Run) -> Any:
 
 def policy_scorer(run: Run, params: Any, score: Score, step: Any = evaluate_step) -> protocol.Scorer:
     """How the policy scores candidates, with slots and beam that fit the search."""
-    return problem.policy_scorer(scoring(run, score), run.problem, params, step)
+    return scores.policy_scorer(scoring(run, score), run.problem, params, step)
 
 
 def scoring(run: Run, score: Score) -> EvalConfig:
@@ -217,15 +251,6 @@ def read_config(folder: Path) -> RunConfig:
         raise ValueError(f"{path}: want the settings of a run: {error}") from None
 
 
-def shown(metrics: Metrics) -> dict[str, float]:
-    """The metrics of one update as numbers."""
-    rollout, n = metrics.rollout, max(float(metrics.rollout.episodes), 1.0)
-    means = {"return": float(rollout.episode_return) / n, "length": float(rollout.episode_length) / n}
-    losses = {name: float(value) for name, value in zip(metrics.loss._fields, metrics.loss)}
-    rest = {"grad_norm": float(metrics.grad_norm), "learning_rate": float(metrics.learning_rate)}
-    return {"episodes": float(rollout.episodes)} | means | losses | rest
-
-
 def _choose_score(draft: Run) -> tuple[Score, list[str]]:
     """The score that ranks valid better before any training, where looking at both is affordable."""
     if draft.run.score != "auto":
@@ -244,13 +269,9 @@ def _choose_score(draft: Run) -> tuple[Score, list[str]]:
     return chosen, [f"score {chosen} chosen: MRR on valid " + ", ".join(f"{v:.4f} by {k}" for k, v in mrr.items())]
 
 
-def _append(path: Path, row: dict[str, Any]) -> None:
-    with open(path, "a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def _truncate_metrics(path: Path, update: int) -> None:
-    """Drop the rows after the checkpoint that a resumed run starts from."""
-    if path.exists():
-        rows = [line for line in path.read_text().splitlines() if line and json.loads(line)["update"] <= update]
-        checkpoint.write_atomically(path, lambda file: file.write("".join(r + "\n" for r in rows).encode()))
+def _diverged(folder: Path, update: int, bad: int) -> str:
+    saved, _ = checkpoint.read(folder / CHECKPOINT)
+    return (
+        f"{folder}: loss or gradient not finite in each of the {bad} updates up to {update}; params moved in none of "
+        f"them, and {CHECKPOINT} holds update {int(saved['state.update'])}: want other settings"
+    )

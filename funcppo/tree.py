@@ -46,3 +46,15 @@ def where(mask: Tensor, on_true: T, on_false: T) -> T:
 def global_norm(tree: Any) -> Tensor:
     """The L2 norm over all leaves together, 0-d."""
     return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
+
+
+def ravel(tree: Any) -> Tensor:
+    """All leaves as one vector, in the order of `leaves`; they share a dtype."""
+    return torch.cat([x.reshape(-1) for x in leaves(tree)])
+
+
+def unravel(like: T, flat: Tensor) -> T:
+    """The tree with the structure and shapes of `like` whose leaves are views of `flat`: undoes `ravel`."""
+    shapes = [x.shape for x in leaves(like)]
+    parts = flat.split([shape.numel() for shape in shapes])
+    return unflatten(like, [part.view(shape) for part, shape in zip(parts, shapes)])

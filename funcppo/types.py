@@ -21,6 +21,7 @@ import torch
 if TYPE_CHECKING:
     from typing import Annotated as Bool
     from typing import Annotated as F32
+    from typing import Annotated as F64
     from typing import Annotated as I32
     from typing import Annotated as I64
 else:
@@ -33,7 +34,8 @@ else:
         def __getitem__(self, item: tuple[type, str]) -> Any:
             return Annotated[item[0], Spec(self.dtype, tuple(item[1].split()))]
 
-    Bool, F32, I32, I64 = _Dtype(torch.bool), _Dtype(torch.float32), _Dtype(torch.int32), _Dtype(torch.int64)
+    Bool, I32, I64 = _Dtype(torch.bool), _Dtype(torch.int32), _Dtype(torch.int64)
+    F32, F64 = _Dtype(torch.float32), _Dtype(torch.float64)
 
 
 class Spec(NamedTuple):

@@ -9,22 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "funcppo"
 ORDER = ["types", "tree", "random", "logic", "queries", "envs", "nets", "rollout", "advantages", "losses", "optim"]
-ORDER += ["train_step", "ranking", "protocol", "beam", "evaluate"]
+ORDER += ["minibatch", "train_step", "ranking", "protocol", "beam", "evaluate"]
 MODULES = {str(p.relative_to(ROOT).with_suffix("")): p for p in sorted(ROOT.rglob("*.py"))}
-BOUNDARY = (
-    "data/",
-    "runtime/",
-    "cli",
-    "__main__",
-    "checkpoint",
-    "config",
-    "problem",
-    "training",
-    "explain",
-    "judge",
-    "records",
-    "fitting",
-)
+BOUNDARY = ("data/", "runtime/", "cli", "__main__", "checkpoint", "config", "problem", "training", "explain")
+BOUNDARY += ("mining", "journal", "judge", "records", "fitting", "scoring")
 HOST = (
     "logic/fixpoint",
     "logic/joins",

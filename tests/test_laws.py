@@ -63,8 +63,9 @@ def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
 
 
 def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
-    got = collect(cfg, WORLD, rolled(cfg, seed)[0])
-    return cfg, WORLD, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches)
+    state = rolled(cfg, seed)[0]
+    got = collect(cfg, WORLD, state)
+    return cfg, WORLD, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches)
 
 
 def advantages(seed: int) -> tuple[Any, ...]:
@@ -73,8 +74,9 @@ def advantages(seed: int) -> tuple[Any, ...]:
 
 
 def evaluate_loss(seed: int) -> tuple[Any, ...]:
-    got = collect(CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0])
-    return CARTPOLE, WORLD, got.learner.params, got.batch, got.scalars
+    state = rolled(CARTPOLE, seed)[0]
+    got = collect(CARTPOLE, WORLD, state)
+    return CARTPOLE, WORLD, state.params, got.batch, got.scalars
 
 
 def adam(seed: int) -> tuple[Any, ...]:
@@ -92,8 +94,8 @@ CASES = {
     "plan": Case(plan, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=DRAWS),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
-    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 4}, inductor={}),
-    "pendulum minibatch_step": Case(minibatch_step, partial(learn, PENDULUM), {0: 4}),
+    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 5}, inductor={}),
+    "pendulum minibatch_step": Case(minibatch_step, partial(learn, PENDULUM), {0: 5}),
     "train_step": Case(train_step, lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]), {0: 2}),
 }
 COMPILED = [name for name in CASES if name != "train_step"]  # its parts are compiled, one by one

@@ -118,7 +118,7 @@ def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
         batch = log["learning_batch"][0][0]
         close(batch.advantage.view(run["advantages"][u].shape).numpy(), run["advantages"][u])
         close(batch.target.view(run["targets"][u].shape).numpy(), run["targets"][u])
-        losses = [metrics for _, (metrics, _, _) in log["minibatch_step"]]
+        losses = [learnt.loss for _, learnt in log["minibatch_step"]]
         for name, key in (("loss", "0"), ("value_loss", "1/0"), ("policy_loss", "1/1"), ("entropy", "1/2")):
             want = run[f"loss/{key}"][u]
             close(torch.stack([getattr(m, name) for m in losses]).view(want.shape).numpy(), want)

@@ -33,6 +33,7 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
     cfg = CONFIGS[name]
     env, agent = cfg.env, cfg.agent
     params, actor, keys, _, traj = trajectory(cfg)
+    final_value = rollout.final_value(cfg, WORLD, params, traj)
     for b in range(6):
         state = tree.map(lambda x, b=b: x[b : b + 1], actor.env_state)
         total = 0.0
@@ -50,7 +51,7 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
             assert float(traj.episode.total[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
             last = env.observe(env.cfg, WORLD, state)
             want = agent.apply(agent.cfg, WORLD, params, last).value[0] if step.truncated else torch.tensor(0.0)
-            torch.testing.assert_close(traj.final_value[t, b], want, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(final_value[t, b], want, rtol=1e-5, atol=1e-5)
             if step.terminated or step.truncated:
                 state, total = env.reset(env.cfg, WORLD, reset_key[None]), 0.0
 
@@ -81,11 +82,12 @@ def test_episode_lengths_count_up_to_every_end_and_start_again(name):
     assert traj.truncated.any()
 
 
-def test_the_network_is_called_once_a_step_where_nothing_is_cut():
-    for truncates, bootstrap, calls in ((True, True, 2), (True, False, 1), (False, True, 1)):
+def test_the_network_is_called_once_a_step_and_last_observations_kept_only_where_they_count():
+    for truncates, bootstrap, kept in ((True, True, True), (True, False, False), (False, True, False)):
         cfg, seen = cartpole_config(bootstrap_truncated=bootstrap), []
         apply = cfg.agent.apply
         counted = lambda *args, seen=seen, apply=apply: seen.append(1) or apply(*args)
         agent, env = replace(cfg.agent, apply=counted), replace(cfg.env, truncates=truncates)
-        trajectory(replace(cfg, agent=agent, env=env), n_steps=1)
-        assert len(seen) == calls
+        traj = trajectory(replace(cfg, agent=agent, env=env), n_steps=3)[-1]
+        assert len(seen) == 3
+        assert isinstance(traj.final_obs, torch.Tensor) == kept

@@ -1,4 +1,4 @@
-"""The programs: train, evaluate, prove, provable, doctor. Exit 2 and one line for bad input, never a traceback."""
+"""The programs: train, evaluate, prove, provable, mine, doctor. Bad input is one line and exit 2, not a traceback."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ def main() -> NoReturn:
         fail(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
     from funcppo.cli.doctor import Doctor
     from funcppo.cli.evaluate import Evaluate
+    from funcppo.cli.mine import Mine
     from funcppo.cli.provable import Provable
     from funcppo.cli.prove import Prove
     from funcppo.cli.train import Train
 
-    commands = {"train": Train, "evaluate": Evaluate, "prove": Prove, "provable": Provable, "doctor": Doctor}
+    commands = {"train": Train, "evaluate": Evaluate, "prove": Prove, "provable": Provable, "mine": Mine}
+    commands |= {"doctor": Doctor}
     parsed = tyro.extras.subcommand_cli_from_dict(
         commands, prog="funcppo", description="Prove links in knowledge graphs, and learn to."
     )

@@ -65,7 +65,7 @@ def prepare(asked: Evaluate) -> Ready:
     """Who judges, by which score, and what tells this evaluation from others."""
     import torch
 
-    from funcppo import data, problem, training
+    from funcppo import data, problem, scoring, training
 
     if asked.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no CUDA device here")
@@ -86,7 +86,7 @@ def prepare(asked: Evaluate) -> Ready:
         scorer = problem.untrained_scorer(ready, name)
     else:
         cfg, notes = _fitted(policy, cast("Score", name), getattr(ready.dataset, asked.split), budget)
-        scorer = problem.policy_scorer(cfg, ready, policy.saved.best, on_scored=work.add)
+        scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, on_scored=work.add)
         ready = problem.hosted(ready)
     judge, settings = _judge(asked, ready, policy, scorer, name, how)
     return Ready(judge=judge, name=name, settings=settings, work=work, notes=notes, budget=budget)
@@ -114,18 +114,18 @@ def _fitted(run: Run, score: Score, split: np.ndarray, budget: int) -> tuple[Eva
     """The settings that are fastest here within the budget, and a line about them."""
     import torch
 
-    from funcppo import fitting, problem, training
+    from funcppo import fitting, problem, scoring, training
     from funcppo.evaluate import evaluate_step
 
     cfg, ready, params = training.scoring(run, score), run.problem, run.saved.best
     if not len(split):
         return cfg, []
-    sample, fixed = torch.from_numpy(split[:2048]).to(ready.kb.facts.device), problem.fixed_world(ready)
-    if ready.facts == "found":
-        cfg, trials = fitting.fit_rules(cfg, fixed, params, sample, budget)
+    sample = torch.unique(torch.from_numpy(split[:2048]), dim=0).to(ready.kb.facts.device)
+    if scoring.searchless(ready, cfg):
+        cfg, trials = fitting.fit_rules(cfg, scoring.looked_up(ready, sample), params, sample, budget)
         how = f"chunks of {cfg.window} candidates"
     else:
-        cfg, trials = fitting.fit_search(cfg, fixed, params, sample, budget, evaluate_step)
+        cfg, trials = fitting.fit_search(cfg, problem.fixed_world(ready), params, sample, budget, evaluate_step)
         how = f"{cfg.slots} slots, {cfg.rows} rows a step"
     best = max(trials, key=lambda trial: trial.speed)
     speed = f"the fastest of {len(trials)} sizes tried: {best.speed:,.0f} rows/s"

@@ -8,18 +8,24 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 from rich.console import Console
 
+from funcppo import data, explain, mining, problem, protocol, training
+from funcppo.checkpoint import write_atomically
 from funcppo.cli import show, write_json
-from funcppo.config import PPOConfig, ProverSettings, RunConfig
+from funcppo.config import MineConfig, PPOConfig, ProverSettings, RunConfig
 from funcppo.data import show_atom, show_rule
-
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
-    from funcppo.train_step import Parts
-    from funcppo.training import Run
+from funcppo.logic import proof
+from funcppo.protocol import Protocol
+from funcppo.runtime.capture import Captured
+from funcppo.runtime.compile import RUNGS
+from funcppo.runtime.monitor import Monitor
+from funcppo.train_step import Metrics, TrainState
+from funcppo.training import Run
 
 _DEFAULT = RunConfig(dataset="")
 
@@ -38,7 +44,7 @@ class Train:
     out: Path
     """Folder to write."""
     rules: str | None = None
-    """Rule file in place of the data set's own."""
+    """Rule file in place of the data set's own; a data set without rules is mined first."""
     steps: int = _DEFAULT.steps
     """Environment steps."""
     seed: int = 0
@@ -62,13 +68,15 @@ class Train:
     """Looks at the valid split while training; the best params are kept."""
     valid_queries: int = _DEFAULT.valid_queries
     """Valid queries ranked at each."""
+    patience: int = _DEFAULT.patience
+    """Updates in a row with a loss or gradient that is not finite, after which the run stops."""
+    watch: bool = False
+    """Show what compilers and graphs do: recordings, skips, recompiles and why, moved state, times."""
 
     def run(self) -> int:
         """Train, judge, show; the exit status."""
-        from funcppo import training
-
         start, console = time.perf_counter(), show.console(self.json == "-")
-        run = self._prepare()
+        run = self._prepare(console)
         dataset = run.problem.dataset
         console.print(
             f"{dataset.name}: {dataset.n_constants} entities, {dataset.n_predicates} relations, "
@@ -78,9 +86,11 @@ class Train:
         show.notes(console, run.notes)
         if not len(dataset.test):
             console.print("note: no test split, so nothing will be judged", style="dim")
-        parts, how = training.strategy(run)
-        show.notes(console, [how])
-        run, finished = self._learn(run, parts, console)
+        with Monitor() as monitor:
+            captured, how = training.strategy(run)
+            monitor.captured(captured)
+            show.notes(console, [how])
+            run, finished = self._learn(run, captured, monitor, console)
         if not finished:
             update = int(run.saved.state.update)
             console.print(
@@ -94,12 +104,7 @@ class Train:
         console.print(f"done in {results['seconds']:.0f} s: {self.out}")
         return 0
 
-    def _prepare(self) -> Run:
-        import torch
-
-        from funcppo import training
-        from funcppo.runtime.compile import RUNGS
-
+    def _prepare(self, console: Console) -> Run:
         holds_run = (self.out / training.CONFIG).exists()
         if self.resume:
             stored = training.read_config(self.out)
@@ -114,6 +119,7 @@ class Train:
         config = RunConfig(**given)
         if config.strategy not in ("auto", *RUNGS):
             raise ValueError(f"strategy {config.strategy!r}: want auto, {', '.join(RUNGS)}")
+        config = self._with_rules(config, console)
         run = training.prepare(config, self.out, resume=False)
         self.out.mkdir(parents=True, exist_ok=True)
         for name in (training.CHECKPOINT, training.METRICS, training.RESULTS):
@@ -121,24 +127,75 @@ class Train:
         training.write_config(config, self.out)
         return run
 
-    def _learn(self, run: Run, parts: Parts, console: Console) -> tuple[Run, bool]:
-        """The run after its last update or a Ctrl-C, and whether it was the former."""
-        from funcppo import training
+    def _with_rules(self, config: RunConfig, console: Console) -> RunConfig:
+        """The run with mined rules, kept in its folder, where the data set has none."""
+        if config.rules is not None or len((dataset := data.load(config.dataset)).rules):
+            return config
+        with console.status("mining rules") as status:
+            told = lambda stage: status.update(f"mining rules: {stage}")
+            mined, how = mining.cached(dataset, MineConfig(seed=config.seed), config.device, told)
+        show.notes(console, [how])
+        self.out.mkdir(parents=True, exist_ok=True)
+        kept = self.out / "rules.tsv"
+        write_atomically(kept, lambda file: file.write(mined.read_bytes()))
+        return dataclasses.replace(config, rules=str(kept))
 
+    def _learn(
+        self, run: Run, captured: Captured[TrainState, Metrics], monitor: Monitor, console: Console
+    ) -> tuple[Run, bool]:
+        """The run after its last update or a Ctrl-C, and whether it was the former."""
         asked: list[int] = []
+        watched = _Watch(monitor, console, self.watch)
         before = signal.signal(signal.SIGINT, lambda *_: _interrupt(asked))
         n_updates = run.cfg.ppo.n_updates
         try:
             with show.progress(console) as bar:
                 task = bar.add_task("training", total=n_updates, completed=int(run.saved.state.update), note="")
-                for after, metrics in training.learn(run, self.out, parts, lambda: bool(asked)):
-                    run, numbers = after, training.shown(metrics)
+                for after, numbers in training.learn(run, self.out, captured, lambda: bool(asked), monitor):
+                    run = after
+                    watched.look(run.saved.state, numbers)
                     best = f"best valid {training.selects(run.problem)} {float(run.saved.best_valid):.4f}"
                     note = f"return {numbers['return']:.3f}  {best}"
                     bar.update(task, completed=int(run.saved.state.update), note=note)
         finally:
             signal.signal(signal.SIGINT, before)
         return run, int(run.saved.state.update) >= n_updates
+
+
+class _Watch:
+    """Tells once when the training step is compiled or recorded again; with --watch, all that the monitor counts."""
+
+    def __init__(self, monitor: Monitor, console: Console, aloud: bool) -> None:
+        self.monitor, self.console, self.aloud = monitor, console, aloud
+        self.report: dict[str, Any] = {}
+        self.first = True
+
+    def look(self, state: TrainState, numbers: dict[str, float]) -> None:
+        """Compare with what was last seen."""
+        if self.first:
+            self.first = False
+            self.monitor.settle()
+            self.monitor.watch(state)
+        warning, moved = self.monitor.warning(), self.monitor.moved(state)
+        if warning:
+            self.console.print(f"warning: {warning}", style="yellow", markup=False)
+        if moved:
+            self.console.print(f"warning: moved in memory: {', '.join(moved)}", style="yellow", markup=False)
+            self.monitor.watch(state)
+        if numbers["skipped"]:
+            line = f"warning: {numbers['skipped']:.0f} minibatches skipped: loss or gradient not finite"
+            self.console.print(line, style="yellow")
+        if not self.aloud:
+            return
+        report = self.monitor.report()
+        counts = {k: v for k, v in report.items() if not k.endswith("_ms")}
+        if counts != self.report:
+            self.report = counts
+            self.console.print("watch: " + ", ".join(f"{k} {_short(v)}" for k, v in report.items()), markup=False)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value) if value != "" else "none"
 
 
 def _interrupt(asked: list[int]) -> None:
@@ -149,11 +206,6 @@ def _interrupt(asked: list[int]) -> None:
 
 def _results(run: Run, seconds: float) -> dict[str, Any]:
     """Test quality of the untrained baselines, the untrained policy and the learned one."""
-    import torch
-
-    from funcppo import problem, protocol, training
-    from funcppo.protocol import Protocol
-
     ready, state = run.problem, run.saved.state
     scores: dict[str, Any] = {}
     test, how = ready.dataset.test, Protocol(sides=training.sides(ready))
@@ -182,11 +234,6 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def _show(run: Run, results: dict[str, Any], console: Console) -> None:
-    import torch
-
-    from funcppo import explain
-    from funcppo.logic import proof
-
     dataset = run.problem.dataset
     if results["test"]:
         how = "tails among the five regions" if run.problem.regions else "filtered, all entities, both sides"

@@ -18,7 +18,7 @@ EMBEDDED = Path(__file__).parent / "embedded"
 _RULE_FILES = ("rules.txt", "rules.tsv", "rules.pl")
 
 
-def load(name_or_path: str | Path, rules: str | Path | None = None) -> Dataset:
+def load(name_or_path: str | Path, rules: str | Path | None = None, *, own_rules: bool = True) -> Dataset:
     """The data set of a folder, a `.pl` program or an embedded name, whole or not at all.
 
     A folder holds train.txt, valid.txt and test.txt (head<TAB>relation<TAB>tail), perhaps facts.txt (known, not
@@ -26,12 +26,13 @@ def load(name_or_path: str | Path, rules: str | Path | None = None) -> Dataset:
 
     Args:
       rules: a rule file to use in place of the data set's own rules.
+      own_rules: whether to look for rules in the folder where no file is given.
     Errors: ValueError, one line naming file and line, what was expected and what was found.
     """
     path = Path(name_or_path)
     embedded = EMBEDDED / str(name_or_path)
     if path.is_dir():
-        dataset = _folder(path, default_rules=rules is None)
+        dataset = _folder(path, default_rules=own_rules and rules is None)
     elif path.name.endswith((".pl", ".pl.gz")):
         dataset = from_clauses(path.name, read_clauses(_text(path), str(path), "Prolog"), str(path))
     elif str(name_or_path).isidentifier() and embedded.is_dir():

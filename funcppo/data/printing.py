@@ -76,6 +76,13 @@ def write_clauses(clauses: Iterable[Clause], form: str) -> str:
     return "".join(_WRITERS[form](clause) + "\n" for clause in clauses)
 
 
+def rule_text(clause: Clause, form: str) -> str:
+    """The text of a rule alone, without weight and counts."""
+    if form == "AMIE":
+        return _amie_rule(clause)
+    return _rule_text(clause, form, "<=" if form == "AnyBURL" else ":-")
+
+
 def _atom(dataset: Dataset, row: np.ndarray) -> Atom:
     predicate, *args = (int(i) for i in row[: 1 + dataset.arities[int(row[0]) - 1]])
     c = dataset.n_constants
@@ -140,8 +147,12 @@ def _rule_text(clause: Clause, form: str, arrow: str) -> str:
 
 
 def _amie(clause: Clause) -> str:
+    return f"{_amie_rule(clause)}\t0\t{_weight(clause)}"
+
+
+def _amie_rule(clause: Clause) -> str:
     head, *body = (_amie_triple(atom) for atom in _renamed(clause))
-    return f"{'  '.join(body)}   => {head}\t0\t{_weight(clause)}"
+    return f"{'  '.join(body)}   => {head}"
 
 
 def _amie_triple(atom: Atom) -> str:

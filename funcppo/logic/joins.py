@@ -130,7 +130,7 @@ def _multiply(tables: list[Table], piece: Table) -> Iterator[Table]:
         return
     other = tables[0]
     low = torch.zeros_like(piece.columns[0])
-    for row, at in _positions(low, torch.full_like(low, other.size)):
+    for row, at in positions(low, torch.full_like(low, other.size)):
         columns = tuple(c[row] for c in piece.columns) + tuple(c[at] for c in other.columns)
         yield from _multiply(tables[1:], Table(piece.names + other.names, columns, row.numel()))
 
@@ -192,12 +192,12 @@ def _join(table: Table, match: Match) -> Iterator[Table]:
         yield rows(table, match.count > 0)
     else:
         added = match.view.columns[-len(match.new) :]
-        for row, at in _positions(match.low, match.count):
+        for row, at in positions(match.low, match.count):
             columns = (*(c.index_select(0, row) for c in table.columns), *(c.index_select(0, at) for c in added))
             yield Table(table.names + match.new, columns, row.numel())
 
 
-def _positions(low: Tensor, count: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def positions(low: Tensor, count: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (row, low[row] + i) for every row and every i < count[row], at most PIECE at a time."""
     end = torch.cumsum(count, 0)
     total, shift = int(end[-1]), low - end + count

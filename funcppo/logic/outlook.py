@@ -42,6 +42,16 @@ def build(kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, budget
     return Outlook(atoms=model.index, height=model.height, derived=torch.sort(derived).values)
 
 
+def of_atoms(kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]) -> Outlook:
+    """The outlook of searches for these atoms alone, distinct atoms of the model in lexicographic order."""
+    found = baselines.derivations(kb, sizes, model, max_height, atoms)
+    return Outlook(
+        atoms=kbase.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
+        height=torch.zeros_like(atoms[:, 0]),
+        derived=torch.sort(found.atom * sizes.n_rules + found.rule).values,
+    )
+
+
 def nothing(kb: KnowledgeBase, sizes: Sizes) -> Outlook:
     """The outlook that knows nothing."""
     none = kb.facts[:0]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from funcppo import random
 from funcppo.nets.base import DIAGONAL_NORMAL, Agent, Dense, GaussianValue, PolicyValue, dense
@@ -63,7 +64,15 @@ def apply(cfg: MLPConfig, world: Any, params: Params, obs: F32[Tensor, "B F"]) -
     x = obs.expand(2, *obs.shape)
     for layer in params.hidden:
         x = torch.tanh(dense(layer, x))
-    return PolicyValue(logits=dense(params.policy, x[0]), value=dense(params.value, x[1]).squeeze(-1))
+    out = dense(_heads(cfg, params), x)
+    return PolicyValue(logits=out[0], value=out[1, :, 0])
+
+
+def _heads(cfg: MLPConfig, params: Params) -> Dense:
+    """Both heads as one stack, the value's filled up with zeros."""
+    fill = (0, cfg.n_actions - 1)
+    weight = torch.stack([params.policy.weight, pad(params.value.weight, fill)])
+    return Dense(weight, torch.stack([params.policy.bias, pad(params.value.bias, fill)]).unsqueeze(1))
 
 
 def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:

@@ -23,12 +23,14 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
+from funcppo.runtime.products import Products
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
-ACTING = ("plan", "rollout_step", "learning_batch")
+ACTING = ("plan", "rollout_step", "learning_batch", "pack", "unpack")
 PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
 # Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
 DRAWS = {"realize_opcount_threshold": 10}
+FUSE = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
 
 
 class ParityError(RuntimeError):
@@ -54,14 +56,23 @@ class Record:
     torch: str
     device: str
     backend: str
-    replay: str = "none"  # how the compiled step is replayed: manual graph, graph trees, none
+    replay: str = "none"  # how the compiled step is replayed: manual graph, none
 
 
-def compiled(fn: Callable[..., Any], backend: str = "inductor", **options: Any) -> Callable[..., Any]:
-    """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times."""
+def compiled(
+    fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True, **options: Any
+) -> Callable[..., Any]:
+    """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times.
+
+    Args:
+      tuned: rewrite products (`runtime/products.py`) and fuse more than Inductor does by itself.
+      options: of Inductor.
+    """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    chosen: Any = options if backend == "inductor" and options else None
-    return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=chosen)
+    chosen: Any = ({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | options
+    return torch.compile(
+        fn, fullgraph=True, dynamic=False, backend=backend, options=chosen if chosen and backend == "inductor" else None
+    )
 
 
 def strategy(
@@ -86,15 +97,13 @@ def strategy(
         raise ValueError(f"strategy {name!r}: want auto, {', '.join(RUNGS)}")
     failures: list[Failure] = []
     if name != "eager":
-        parts = _with_acting(collect, parts, cfg, world, state, backend, failures if name == "auto" else None)
+        parts = _with_acting(collect, parts, cfg, world, state, backend, failures, forced=name != "auto")
     got = collect(cfg, world, state, parts)
-    args = (cfg, world, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
+    args = (cfg, world, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
     rung = name
     for rung in RUNGS if name == "auto" else (name,):
         try:
-            step = _rung(rung, parts, backend)
-            _check(step, parts.minibatch_step, args)
-            parts = dataclasses.replace(parts, minibatch_step=step)
+            parts = _tuned_or_plain(partial(_with_learning, rung, parts, backend, args), rung, backend, failures)
             break
         except Exception as error:
             if name != "auto" or rung == "eager":
@@ -106,31 +115,65 @@ def strategy(
     return parts, record
 
 
-def _with_acting(
-    collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any, backend: str, failures: list | None
-) -> Any:
-    """The parts of acting compiled; where one fails it stays eager, or raises where failures are not collected."""
-    for name in ACTING:
-        options = {} if name == "learning_batch" else DRAWS
-        faster = dataclasses.replace(parts, **{name: compiled(getattr(parts, name), backend, **options)})
+def _tuned_or_plain(attempt: Callable[..., Any], name: str, backend: str, failures: list[Failure]) -> Any:
+    """What `attempt(tuned=...)` makes: tuned where that works; otherwise the failure is recorded, and plain."""
+    if backend == "inductor" and name != "eager":
         try:
-            collect(cfg, world, state, faster)
-            parts = faster
+            return attempt(tuned=True)
         except Exception as error:
-            if failures is None:
+            failures.append(_failure(f"{name}, tuned", error))
+    return attempt(tuned=False)
+
+
+def _with_acting(
+    collect: Callable[..., Any],
+    parts: Any,
+    cfg: Any,
+    world: Any,
+    state: Any,
+    backend: str,
+    failures: list[Failure],
+    forced: bool,
+) -> Any:
+    """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
+
+    def attempt(names: tuple[str, ...], tuned: bool) -> Any:
+        # A GPU pays for every kernel of a rollout step, a CPU's compiler for every line.
+        draws = ("plan",) if tuned and state.key.is_cuda else ("plan", "rollout_step")
+        faster = {n: compiled(getattr(parts, n), backend, tuned, **(DRAWS if n in draws else {})) for n in names}
+        tried = dataclasses.replace(parts, **faster)
+        tried.unpack(state.params, collect(cfg, world, state, tried).learner)
+        return tried
+
+    try:
+        return attempt(ACTING, tuned=True)
+    except Exception:  # which of them it was is found one by one
+        pass
+    for name in ACTING:
+        try:
+            parts = _tuned_or_plain(partial(attempt, (name,)), name, backend, failures)
+        except Exception as error:
+            if forced:
                 raise
             failures.append(_failure(name, error))
     return parts
 
 
-def _rung(name: str, parts: Any, backend: str) -> Callable[..., Any]:
+def _with_learning(rung: str, parts: Any, backend: str, args: tuple[Any, ...], tuned: bool) -> Any:
+    """The parts with the minibatch step of a rung, tried on `args`."""
+    step = _rung(rung, parts, partial(compiled, backend=backend, tuned=tuned))
+    _check(step, parts.minibatch_step, args)
+    return dataclasses.replace(parts, minibatch_step=step)
+
+
+def _rung(name: str, parts: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
     if name == "one-graph":
-        return compiled(parts.minibatch_step, backend)
+        return compiled(parts.minibatch_step)
     if name == "two-graphs":
-        halves = {half: compiled(getattr(parts, half), backend) for half in ("gradient", "apply_gradient")}
+        halves = {half: compiled(getattr(parts, half)) for half in ("gradient", "apply_gradient")}
         return partial(parts.minibatch_step, **halves)
     if name == "forward":
-        gradient = partial(_autograd, compiled(parts.minibatch_loss, backend))
+        gradient = partial(_autograd, compiled(parts.minibatch_loss))
         return partial(
             parts.minibatch_step, gradient=gradient, apply_gradient=partial(parts.apply_gradient, adam=fused_adam)
         )
@@ -173,7 +216,7 @@ def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Ten
 
 def _check(step: Callable[..., Any], eager: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Errors: ParityError when a step's learner differs from the eager one's by more than PARITY of its change."""
-    before, got, want = (tree.leaves(x) for x in (args[4], step(*args)[0], eager(*args)[0]))
+    before, got, want = (tree.leaves(x) for x in (args[-2], step(*args)[0], eager(*args)[0]))
     floats = [i for i, x in enumerate(want) if x.dtype.is_floating_point]
     off = tree.global_norm([(got[i] - want[i]).double() for i in floats])
     change = tree.global_norm([(want[i] - before[i]).double() for i in floats])

@@ -38,5 +38,5 @@ def whole(train_step: Callable[..., Any], parts: Any, backend: str = "inductor")
       parts: the eager parts, with `scan=graph_scan`.
     """
     options = DRAWS if backend == "inductor" else {}
-    step = compiled(train_step, backend, **options)
+    step = compiled(train_step, backend, True, **options)
     return lambda cfg, world, state: step(cfg, world, state, parts)

@@ -3,13 +3,17 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from funcppo import checkpoint, cli, training
+from funcppo import checkpoint, cli, training, tree
 from funcppo.data import load
+from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER
+from tests.runtime.test_capture import on_gpu
 
 SMALL = ["--ppo.n-envs", "8", "--ppo.n-steps", "4", "--ppo.n-minibatches", "2", "--prover.embed-dim", "4"]
 SMALL += ["--prover.hidden-dim", "8", "--validations", "2", "--valid-queries", "6", "--score", "best-proof"]
@@ -51,11 +55,11 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     training.write_config(config, tmp_path)
     run = training.prepare(config, tmp_path, resume=False)
     stops = iter([False, True])
-    for _ in training.learn(run, tmp_path, EAGER, lambda: next(stops)):
+    for _ in training.learn(run, tmp_path, training.steps(run, EAGER), lambda: next(stops), Monitor()):
         pass
     again = training.prepare(config, tmp_path, resume=True)
     assert int(again.saved.state.update) == 2
-    for _ in training.learn(again, tmp_path, EAGER, lambda: False):
+    for _ in training.learn(again, tmp_path, training.steps(again, EAGER), lambda: False, Monitor()):
         pass
     resumed, _ = checkpoint.read(tmp_path / training.CHECKPOINT)
     assert set(resumed) == set(whole)
@@ -63,6 +67,20 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
         assert np.array_equal(resumed[name], whole[name]), name
     updates = [json.loads(line)["update"] for line in (tmp_path / training.METRICS).read_text().splitlines()]
     assert updates == [1, 2, 3, 4]
+
+
+def test_the_best_params_are_kept_while_the_state_moves_on(trained, monkeypatch, tmp_path):
+    """Valid quality peaks at update 2 of 4; the state's own leaves are overwritten by updates 3 and 4."""
+    run = training.prepare(training.read_config(trained), tmp_path, resume=False)
+    quality = iter([0.1, 0.5, 0.2])
+    monkeypatch.setattr(training, "judge", lambda *_: {"auc_pr": next(quality)})
+    params = []
+    captured = training.steps(run, EAGER)
+    for after, _ in training.learn(run, tmp_path, captured, lambda: False, Monitor()):
+        run = after
+        params.append(tree.ravel(run.saved.state.params))
+    assert int(run.saved.best_update) == 2 and float(run.saved.best_valid) == 0.5
+    assert torch.equal(tree.ravel(run.saved.best), params[1]) and not torch.equal(params[1], params[3])
 
 
 def test_evaluate_reports_the_documented_keys(trained, monkeypatch, capsys, tmp_path):
@@ -126,3 +144,39 @@ def test_a_checkpoint_of_another_data_set_or_shape_is_refused(trained, tmp_path)
     (tmp_path / "c.npz").write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match="none or a damaged one"):
         checkpoint.read(tmp_path / "c.npz")
+
+
+def test_a_run_whose_loss_is_not_finite_stops_with_the_last_good_checkpoint(monkeypatch, capsys, tmp_path):
+    """A reward of infinity from update 2 on: nothing moves, three updates are waited for, update 1 stays on disk."""
+    observe, calls = EAGER.learning_batch, []
+
+    def poisoned(*args):
+        batch, seen = observe(*args)
+        calls.append(1)
+        return batch._replace(target=batch.target * (1 if len(calls) < 2 else float("inf"))), seen
+
+    monkeypatch.setattr(training, "EAGER", replace(EAGER, learning_batch=poisoned))
+    args = ("train", "countries_s1", "--out", tmp_path, "--steps", "256", "--patience", "3", *SMALL)
+    assert funcppo(monkeypatch, *args, "--validations", "8") == 2
+    line = " ".join(capsys.readouterr().err.split())
+    assert "not finite in each of the 3 updates up to 4" in line and "checkpoint.npz holds update 1" in line
+    saved, _ = checkpoint.read(tmp_path / training.CHECKPOINT)
+    assert int(saved["state.update"]) == 1 and all(np.isfinite(x).all() for x in saved.values() if x.dtype.kind == "f")
+    rows = [json.loads(row) for row in (tmp_path / training.METRICS).read_text().splitlines()]
+    assert [row["skipped"] for row in rows] == [0, 4, 4, 4]
+
+
+def test_watch_tells_what_compilers_and_graphs_did(monkeypatch, capsys, tmp_path):
+    assert funcppo(monkeypatch, "train", "countries_s1", "--out", tmp_path, "--steps", "64", "--watch", *SMALL) == 0
+    out = capsys.readouterr().out
+    line = next(row for row in " ".join(out.split()).split("watch: ")[1:])
+    assert "compiles 0, recompiles 0, recordings 0" in line and "fallback_reason no CUDA tensor in the state" in line
+
+
+@on_gpu
+def test_training_on_a_gpu_is_one_recorded_graph_that_stays(monkeypatch, capsys, tmp_path):
+    args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda", "--strategy", "eager")
+    assert funcppo(monkeypatch, *args, "--watch", *SMALL) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "strategy eager on cuda:0, replayed by: manual graph" in out
+    assert "recordings 1, rerecordings 0" in out and "warning" not in out

@@ -11,7 +11,8 @@ import torch
 
 from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
-from funcppo.runtime.compile import RUNGS, ParityError, fused_adam, strategy
+from funcppo.runtime.compile import RUNGS, ParityError, _tuned_or_plain, compiled, fused_adam, strategy
+from funcppo.runtime.products import Products
 from funcppo.train_step import EAGER, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
 
@@ -44,8 +45,8 @@ def wrong(*args, **kwargs):
     """A minibatch step that is fast and wrong: compiled, it forgets half of what it learnt."""
     after, shown = EAGER.minibatch_step(*args, **kwargs)
     if torch.compiler.is_compiling():
-        params = tree.map(lambda new, old: 0.5 * (new + old), after.params, args[4].params)
-        after = after._replace(params=params, opt_state=args[4].opt_state)
+        learner = args[-2]
+        after = after._replace(params=0.5 * (after.params + learner.params), opt_state=learner.opt_state)
     return after, shown
 
 
@@ -84,6 +85,20 @@ def test_a_rung_that_is_fast_and_wrong_is_passed_over():
     assert record.rung == "two-graphs"
     assert [(f.name, f.error) for f in record.failures] == [("one-graph", "ParityError")]
     assert "differs from eager" in record.failures[0].message
+
+
+def test_what_fails_tuned_is_compiled_plain_and_recorded(monkeypatch):
+    """An Inductor that cannot take our rewriting of products."""
+
+    def refuses(self, graph):
+        raise RuntimeError("no such form")
+
+    monkeypatch.setattr(Products, "__call__", refuses)
+    fn = lambda x: x @ x
+    plain = lambda tuned: [f := compiled(fn, tuned=tuned), f(torch.eye(3))][1]
+    failures: list[Any] = []
+    assert torch.equal(_tuned_or_plain(plain, "a product", "inductor", failures), torch.eye(3))
+    assert [(f.name, "no such form" in f.message) for f in failures] == [("a product, tuned", True)]
 
 
 def test_a_forced_rung_that_fails_raises():

@@ -1,0 +1,95 @@
+"""What recording and replaying costs: a CartPole iteration (4 x 128) captured again and again in one process.
+
+    python experiments/bench_capture.py --out experiments/results/bench_capture-h200.json
+
+Rows: the first capture, from an empty pool; captures that reuse the pool; one from a new pool; a copy of 1 MB staged
+from the host; and a step that cannot be captured. Each row has capture_ms, replay_ms, stage_copy_ms, fallback_reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import side_by_side
+import torch
+from bench_cartpole import Case
+
+from funcppo.runtime import capture as room
+from funcppo.runtime.capture import capture
+from funcppo.runtime.inputs import Staging
+
+
+def main() -> None:
+    """Run the rows and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    case = Case("4x128", "captured" if args.device == "cuda" else "eager", args.device)
+    start = time.perf_counter()
+    fn = case.fn(case.parts(case.eager))
+    capture(fn, case.start())
+    rows = [{"row": "cold start with what caches hold", "seconds": time.perf_counter() - start}]
+    room.forget_pools()
+    names = ["first, empty pool", *["pool reused"] * args.repeats, "new pool"]
+    for name in names:
+        if name == "new pool":
+            room.forget_pools()
+        captured = capture(fn, case.start())
+        replay = milliseconds(captured.step, case.synchronise, args.repeats)
+        rows.append(row(name, captured, replay, staged(args.device, args.repeats)))
+    captured = capture(partial(waits, fn), case.start())
+    rows.append(row("a step that waits for the GPU", captured, None, None))
+    for line in rows:
+        print(json.dumps(line))
+    if args.out:
+        args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
+
+
+def row(name: str, captured: Any, replay_ms: float | None, stage_copy_ms: float | None) -> dict[str, Any]:
+    """A capture's row."""
+    times = {"capture_ms": captured.capture_ms, "replay_ms": replay_ms, "stage_copy_ms": stage_copy_ms}
+    return {"row": name} | times | {"fallback_reason": captured.reason}
+
+
+def waits(fn: Callable[..., Any], state: Any) -> Any:
+    """A step that reads a number back, as a stray `.item()` does."""
+    after, shown = fn(state)
+    shown.minibatches.item()
+    return after, shown
+
+
+def staged(device: str, repeats: int) -> float:
+    """Milliseconds until 1 MB has arrived."""
+    values = torch.randn(1 << 18)
+    staging = Staging(values, device)
+
+    def send() -> None:
+        staging.put(values)
+        staging.ready()
+        staging.done()
+
+    return milliseconds(send, torch.cuda.synchronize if device == "cuda" else lambda: None, repeats)
+
+
+def milliseconds(step: Callable[[], Any], synchronise: Callable[[], None], repeats: int) -> float:
+    """The median time of a step that is waited for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        step()
+        synchronise()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What a CartPole training iteration costs: whole iterations as one CUDA graph beside other ways to run them.
+
+    python experiments/bench_cartpole.py --out experiments/results/bench_cartpole-h200.json
+
+Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
+128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
+iteration), `whole` (one compiled call an iteration, its loops kept as loops: for a CPU), `compiled` (the parts called
+one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `forward` (compiled forward and loss, eager backward,
+fused Adam: the fallback rung), `eager`. Every row has its cold start, the median and spread of the iteration, its
+kernels, and its parity: the difference of params from the eager step's after one update, as a share of the change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import side_by_side
+import torch
+
+from funcppo import random, train_step, tree
+from funcppo.config import Config, PPOConfig
+from funcppo.envs import cartpole
+from funcppo.envs.base import NoWorld
+from funcppo.nets import mlp
+from funcppo.runtime import compile as ladder
+from funcppo.runtime.capture import capture
+from funcppo.runtime.iteration import graph_scan, whole
+
+WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
+HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
+REPEATS = 7
+SECONDS = 0.2  # of each repeat, at least
+
+
+def main() -> None:
+    """Run the cells and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
+    parser.add_argument("--how", nargs="*", default=list(HOW), choices=HOW)
+    parser.add_argument("--precision", nargs="*", default=["highest"], choices=["highest", "high"], help="high: TF32")
+    parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
+    parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "PRECISION"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        torch.set_float32_matmul_precision(args.cell[3])
+        case = Case(*args.cell[:3])
+        return side_by_side.cell(case.ready, case.timed)
+    cells = [[work, how, args.device, p] for p in args.precision for work in args.work for how in args.how]
+    rows = side_by_side.run(__file__, cells, args.width)
+    if args.out:
+        args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
+
+
+class Case:
+    """One kind of work, run one way."""
+
+    def __init__(self, work: str, how: str, device: str) -> None:
+        self.work, self.how, self.device = work, how, device
+        n_envs, self.learners = WORK[work]
+        self.cfg = Config(
+            ppo=PPOConfig(n_envs=n_envs, n_steps=128, n_epochs=4, n_minibatches=4),
+            env=cartpole.environment(cartpole.CartPoleConfig()),
+            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
+        )
+        keys = random.split(random.key(0, device), max(self.learners, 1))
+        make = partial(train_step.init, self.cfg, NoWorld())
+        self.state = tree.map(torch.clone, torch.vmap(make)(keys)) if self.learners else make(keys[0])
+        self.eager = train_step.vectorised(train_step.EAGER) if self.learners else train_step.EAGER
+        self.step: Callable[[], Any] = lambda: None
+
+    def ready(self) -> dict[str, Any]:
+        """Compile, capture, take one step and compare it with the eager one."""
+        start = time.perf_counter()
+        eager = self.eager
+        fn = self.fn(self.parts(eager))
+        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
+        captured = capture(fn, self.start(), graph=graph, strict=graph)
+        captured.step()
+        self.synchronise()
+        cold, self.step = time.perf_counter() - start, captured.step
+        self.how = "eager"
+        want, _ = self.fn(eager)(self.start())
+        pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
+        off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
+        row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
+        return row | {"difference_from_eager": float(off / change)}
+
+    def parts(self, eager: train_step.Parts) -> train_step.Parts:
+        """The parts that this way calls."""
+        rung = {"captured": "one-graph", "compiled": "one-graph", "forward": "forward"}.get(self.how, "eager")
+        return ladder.strategy(train_step.collect, eager, self.cfg, NoWorld(), self.state, rung)[0]
+
+    def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:
+        """The step that is timed: an iteration, or one minibatch update."""
+        if self.how == "whole":
+            scanned = whole(train_step.train_step, dataclasses.replace(parts, scan=graph_scan))
+            return lambda state: scanned(self.cfg, NoWorld(), state)
+        if self.work != "update":
+            return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)
+        got = train_step.collect(self.cfg, NoWorld(), self.state)
+        minibatch = tree.map(lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0], got.minibatches)
+        learn = partial(parts.minibatch_step, self.cfg, NoWorld(), self.state.params, got.batch, got.scalars)
+        return lambda learner: learn(learner, minibatch)
+
+    def start(self) -> Any:
+        """The state that the step threads."""
+        return self.state if self.work != "update" else train_step.collect(self.cfg, NoWorld(), self.state).learner
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def timed(self) -> dict[str, Any]:
+        """Median and spread of an iteration, and its kernels."""
+        row = repeated(self.step, self.synchronise)
+        return row | (kernels(self.step) if self.device == "cuda" else {})
+
+
+def repeated(step: Callable[[], Any], synchronise: Callable[[], None]) -> dict[str, Any]:
+    """Median and spread of a step over repeats of as many steps as take SECONDS."""
+    times, n = [], 1
+    while len(times) < REPEATS:
+        start = time.perf_counter()
+        for _ in range(n):
+            step()
+        synchronise()
+        seconds = time.perf_counter() - start
+        if seconds < SECONDS and not times:
+            n = max(n + 1, int(n * min(10.0, 1.2 * SECONDS / seconds)))
+            continue
+        times.append(1e3 * seconds / n)
+    quartiles = statistics.quantiles(times, n=4)
+    return {"iteration_ms": statistics.median(times), "spread_ms": quartiles[2] - quartiles[0], "steps_a_repeat": n}
+
+
+def kernels(step: Callable[[], Any]) -> dict[str, Any]:
+    """How many kernels a step launches, their summed time, and the costliest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    by_name: dict[str, list[float]] = {}
+    for event in events:
+        by_name.setdefault(event.name[:70], []).append(event.device_time)
+    table = sorted(((sum(t), len(t), name) for name, t in by_name.items()), reverse=True)
+    return {
+        "kernels": len(events),
+        "kernels_ms": sum(t for t, _, _ in table) / 1e3,
+        "costliest": [f"{n} x {t / n:.1f} us {name}" for t, n, name in table[:12]],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What an iteration of learning to prove costs, and the rollout alone.
+
+    python experiments/bench_prover.py --data ../shared/data --out experiments/results/bench_prover-h200.json
+
+Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128), `family` (Family, 41 rules, height 2,
+128 x 128, 5 epochs x 16 minibatches) and `family-large` (the same with 250-d atoms and 512 hidden). How: `captured`
+(compiled parts, one graph launch), `compiled`, `eager`. Rows as those of bench_cartpole.py, with rollout_ms and steps a
+second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import side_by_side
+import torch
+from bench_cartpole import HOW, kernels, repeated
+
+from funcppo import data, problem, random, train_step, tree
+from funcppo.config import PPOConfig, ProverSettings
+from funcppo.runtime import compile as ladder
+from funcppo.runtime.capture import capture
+
+SMALL = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
+LARGE = PPOConfig(n_envs=128, n_steps=128, n_epochs=5, n_minibatches=16)
+WORK = {
+    "s3": ("countries_s3", ProverSettings(max_height=2), SMALL),
+    "family": ("{data}/family", ProverSettings(max_height=2), LARGE),
+    "family-large": ("{data}/family", ProverSettings(max_height=2, embed_dim=250, hidden_dim=512), LARGE),
+}
+
+
+def main() -> None:
+    """Run the cells and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
+    parser.add_argument("--how", nargs="*", default=["captured", "compiled", "eager"], choices=HOW)
+    parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
+    parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "DATA"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.cell:
+        case = Case(*args.cell)
+        return side_by_side.cell(case.ready, case.timed)
+    cells = [[work, how, args.device, args.data] for work in args.work for how in args.how]
+    rows = side_by_side.run(__file__, cells, args.width)
+    if args.out:
+        args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
+
+
+class Case:
+    """One kind of work, run one way."""
+
+    def __init__(self, work: str, how: str, device: str, folder: str) -> None:
+        dataset, settings, ppo = WORK[work]
+        self.how, self.device = how, device
+        ready = problem.build(data.load(dataset.format(data=folder)), settings, device)
+        self.cfg, self.world = problem.config(ready, ppo), problem.world(ready)
+        self.state = train_step.init(self.cfg, self.world, random.key(0, device))
+
+    def ready(self) -> dict[str, Any]:
+        """Compile, capture, take one step and compare it with the eager one."""
+        start = time.perf_counter()
+        rung = "eager" if self.how.startswith("eager") else "forward" if self.how == "forward" else "one-graph"
+        parts, _ = ladder.strategy(train_step.collect, train_step.EAGER, self.cfg, self.world, self.state, rung)
+        step = partial(train_step.train_step, self.cfg, self.world)
+        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
+        whole = capture(partial(step, parts=parts), self.state, graph=graph, strict=graph)
+        whole.step()
+        self.synchronise()
+        cold, self.step = time.perf_counter() - start, whole.step
+        want, _ = step(self.state)
+        pairs = [tree.leaves(x.params) for x in (whole.state, want, self.state)]
+        off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
+        rollout = capture(partial(self.roll, parts), self.state, graph=graph, strict=graph)
+        self.roll_out = rollout.step
+        row = {"replay": whole.replay, "cold_s": cold, "capture_ms": whole.capture_ms}
+        return row | {"difference_from_eager": float(off / change), "successors": self.width()}
+
+    def roll(self, parts: train_step.Parts, state: Any) -> tuple[Any, Any]:
+        """Rollout and advantages alone."""
+        got = train_step.collect(self.cfg, self.world, state, parts)
+        return state._replace(env_state=got.actor.env_state, episode=got.actor.episode, key=got.key), got.batch
+
+    def width(self) -> int:
+        """Successors of a state at most."""
+        return self.cfg.env.cfg.resolve.max_successors
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def timed(self) -> dict[str, Any]:
+        """Median and spread of an iteration and of its rollout, and kernels."""
+        whole, rollout = (repeated(step, self.synchronise) for step in (self.step, self.roll_out))
+        n = self.cfg.ppo.n_envs * self.cfg.ppo.n_steps
+        row = whole | {"rollout_ms": rollout["iteration_ms"], "steps_per_s": 1e3 * n / whole["iteration_ms"]}
+        row |= {"rollout_steps_per_s": 1e3 * n / rollout["iteration_ms"]}
+        return row | (kernels(self.step) if self.device == "cuda" else {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""`funcppo mine`: rules from data."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from funcppo.cli import show, write_json
+from funcppo.config import MineConfig
+
+if TYPE_CHECKING:
+    from funcppo.data import Dataset
+    from funcppo.data.mined import Counts
+    from funcppo.logic.mine import Mined
+
+SHOWN = 5  # rules printed
+_DEFAULT = MineConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine:
+    """Find the rules that the known facts of a data set support, and write them with their counts.
+
+    Closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom either way round; with --constants also h(X,c) :- b(X,Z) and
+    h(X,c) :- b(X,d). A rule is kept when it is the most confident one that derives some fact from others. The same
+    seed gives the same file, unless --seconds ends the search early, which is then said.
+
+    Exit status: 0 written, also where no rule was found; 2 bad input.
+    """
+
+    dataset: Annotated[Positional[str], arg(metavar="DATASET")]
+    """Embedded name, folder, or .pl program; valid and test are not looked at."""
+    out: Annotated[Path, arg(metavar="FILE")]
+    """Rule file to write."""
+    format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
+    """Of the file: this project's table, AnyBURL (read by PyClause too) or AMIE; this project reads all three."""
+    max_length: int = _DEFAULT.max_length
+    """Atoms of a body, 1 to 3."""
+    min_support: int = _DEFAULT.min_support
+    """Facts that a rule derives from other facts."""
+    min_confidence: float = _DEFAULT.min_confidence
+    """Least leave-one-out confidence."""
+    constants: Annotated[bool, FlagCreatePairsOff] = False
+    """Also rules with constants."""
+    votes: int = _DEFAULT.votes
+    """Keep a rule when it is among this many best ones of some fact that it derives."""
+    seconds: Annotated[float | None, arg(metavar="N")] = None
+    """Stop looking after this time and write what was found."""
+    work: int = _DEFAULT.work
+    """Rows that a stage may make, about 40 bytes each; what does not fit is estimated from a sample and marked."""
+    seed: int = 0
+    """Of the samples."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to count."""
+    json: Annotated[str | None, arg(metavar="FILE|-")] = None
+    """Write what was done as JSON to this file, or to standard output in place of the table for `-`."""
+
+    def run(self) -> int:
+        """Mine, write, show; the exit status."""
+        start = time.perf_counter()
+        cfg = MineConfig(
+            max_length=self.max_length,
+            min_support=self.min_support,
+            min_confidence=self.min_confidence,
+            constants=self.constants,
+            votes=self.votes,
+            work=self.work,
+            seconds=self.seconds,
+            seed=self.seed,
+        )
+        if not self.out.parent.is_dir():
+            raise ValueError(f"--out {self.out}: want a file in a folder that exists")
+        found, counts, mined = self._mined(cfg)
+        from funcppo import mining
+
+        mining.save(self.out, found, counts, self.format)
+        result = _result(self, found, mined, time.perf_counter() - start)
+        console = show.console(self.json == "-")
+        show.notes(console, (*found.notes, *mined.notes))
+        if not len(found.rules):
+            console.print(
+                f"{found.name}: no rule with support {cfg.min_support} and confidence {cfg.min_confidence:g}; "
+                f"{self.out} holds none"
+            )
+        else:
+            _show(console, found, counts, result)
+        write_json(self.json, result)
+        return 0
+
+    def _mined(self, cfg: MineConfig) -> tuple[Dataset, Counts, Mined]:
+        import torch
+        from rich.console import Console
+
+        from funcppo import mining
+        from funcppo.data import load
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: PyTorch sees no CUDA device here")
+        dataset = load(self.dataset, own_rules=False)
+        if not len(dataset.facts):
+            raise ValueError(f"{dataset.name}: want facts to mine from, got none")
+        with Console(stderr=True).status("reading") as status:
+            return mining.mine_dataset(dataset, cfg, self.device, status.update)
+
+
+def _result(asked: Mine, found: Dataset, mined: Mined, seconds: float) -> dict[str, Any]:
+    walk, ends = mined.rules.walk, mined.rules.ends
+    lengths = Counter((walk[:, 1:] >= 0).sum(1)[ends[:, 0] == 0].tolist())
+    return {
+        "dataset": found.name,
+        "n_facts": len(found.facts),
+        "n_rules": len(found.rules),
+        "n_paths": {str(length): n for length, n in sorted(lengths.items())},
+        "n_constant": int((ends[:, 0] > 0).sum()),
+        "n_candidates": mined.n_candidates,
+        "n_estimated": int((mined.rules.error > 0).sum()),
+        "notes": list(mined.notes),
+        "seconds": round(mined.seconds, 3),
+        "seconds_in_all": round(seconds, 3),
+        "format": asked.format,
+        "out": str(asked.out),
+    }
+
+
+def _show(console: Any, found: Dataset, counts: Counts, result: dict[str, Any]) -> None:
+    """How many of what kind, and the first few."""
+    from funcppo.data import show_rule
+
+    kinds = [f"{n} of length {length}" for length, n in result["n_paths"].items()]
+    kinds += [f"{result['n_constant']} with constants"] if result["n_constant"] else []
+    console.print(
+        f"{result['dataset']}: {result['n_rules']} rules ({', '.join(kinds)}) of {result['n_candidates']} candidates "
+        f"in {result['seconds']:.1f} s: {result['out']}"
+    )
+    for i in range(min(SHOWN, len(found.rules))):
+        share = counts.support[i] / max(counts.body_pairs[i], 1)
+        rule = show_rule(found, found.rules[i])
+        console.print(f"{counts.support[i]:8.0f} of {counts.body_pairs[i]:8.0f}  {share:.3f}  {rule}", markup=False)

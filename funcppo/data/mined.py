@@ -1,0 +1,86 @@
+"""Rules with their counts as text: this project's table, AnyBURL (which PyClause reads too) and AMIE.
+
+    tsv       weight, support, body pairs, confidence, PCA confidence, head coverage, leave-one-out support and
+              confidence, standard error of the confidence (0: all counts are exact), rule
+    AnyBURL   predictions, support, confidence, rule
+    AMIE      rule, head coverage, confidence, PCA confidence, support, body pairs, PCA pairs, functional variable
+
+`formats` reads each of them back: into the same rules, in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from funcppo.data.dataset import Dataset
+from funcppo.data.printing import clauses_of, rule_text
+
+TSV = "#source_weight train_support train_body_pairs train_conf pca_conf head_coverage "
+TSV += "loo_support loo_conf std_error rule"
+AMIE = "Rule,Head Coverage,Std Confidence,PCA Confidence,Positive Examples,Body size,PCA Body size,Functional variable"
+FORMATS = ("tsv", "AnyBURL", "AMIE")
+
+
+class Counts(NamedTuple):
+    """What was counted of each rule, float64 [R]."""
+
+    weight: np.ndarray  # what the rules were ranked by
+    support: np.ndarray
+    body_pairs: np.ndarray
+    circular: np.ndarray  # facts of the support that derive only themselves
+    pca_pairs: np.ndarray
+    head_facts: np.ndarray
+    error: np.ndarray  # standard error of the confidence
+
+
+def with_mined(dataset: Dataset, atoms: np.ndarray, counts: Counts) -> Dataset:
+    """The data set with these rules in place of its own.
+
+    Args:
+      atoms: int [R, M, 3], head first; variables from C + 1 on.
+    """
+    longest = int((atoms[:, :, 0] > 0).sum(1).max(initial=1))
+    table = np.zeros((len(atoms), longest, dataset.width), np.int32)
+    table[:, :, : min(3, dataset.width)] = atoms[:, :longest, : min(3, dataset.width)]
+    return replace(dataset, rules=table, rule_weights=counts.weight)
+
+
+def write_rules(dataset: Dataset, counts: Counts, form: str) -> str:
+    """The text of a file that holds the rules of a data set; only its header where there is none.
+
+    Args:
+      form: one of FORMATS.
+    """
+    header = {"tsv": TSV.replace(" ", "\t"), "AnyBURL": "", "AMIE": AMIE.replace(",", "\t")}[form]
+    lines = [header] if header else []
+    for clause, row in zip(clauses_of(dataset)[1], zip(*(column.tolist() for column in counts))):
+        text = rule_text(clause, "weighted" if form == "tsv" else form)
+        fields = [str(value) if isinstance(value, int) else f"{value:.6g}" for value in _fields(form, *row)]
+        parts = {"tsv": [*fields, text], "AnyBURL": [*fields, text], "AMIE": [text, *fields, "?x"]}
+        lines.append("\t".join(parts[form]))
+    return "".join(line + "\n" for line in lines)
+
+
+def _fields(
+    form: str,
+    weight: float,
+    support: float,
+    body_pairs: float,
+    circular: float,
+    pca_pairs: float,
+    head_facts: float,
+    error: float,
+) -> list[float]:
+    """The numbers of one rule in the order of the format; counts are whole, estimates of them rounded."""
+    confidence, coverage = support / max(body_pairs, 1), support / max(head_facts, 1)
+    pca_confidence = support / max(pca_pairs, 1)
+    if form == "AnyBURL":
+        return [round(body_pairs), round(support), confidence]
+    if form == "AMIE":
+        return [coverage, confidence, pca_confidence, round(support), round(body_pairs), round(pca_pairs)]
+    alone = (support - circular) / max(body_pairs - circular, 1)
+    counted = [weight, round(support), round(body_pairs), confidence, pca_confidence, coverage]
+    return [*counted, round(support - circular), alone, error]

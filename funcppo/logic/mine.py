@@ -1,0 +1,298 @@
+"""Rules from data: candidates from the paths that close facts, their counts, and which of them to keep.
+
+With pairs(r) the distinct heads that rule r derives from the facts,
+
+    body_pairs = |pairs(r)|                     support = |pairs(r) and facts|
+    confidence = support / body_pairs           head coverage = support / facts of the head's predicate
+    circular   = facts among them that r derives only from bodies which hold the fact itself
+    leave-one-out confidence = (support - circular) / (body_pairs - circular)
+    PCA confidence = support / |{(x, y) in pairs(r) : the head's predicate has a fact (x, y')}|
+
+Rules are ranked by smoothed confidence, (support - circular) / (body_pairs - circular + SMOOTHING), which trusts few
+examples less, and where counts are estimated by two standard errors less than that. Every fact then votes for the best
+rule that derives it from other facts, each rule taken as if the fact were unknown, and the shorter one of two equals. A
+rule without a vote is redundant: wherever it is right, another one is, with no less confidence. This asks more than
+that a longer rule beat the shorter ones that it contains.
+
+Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
+AnyBURL (rules with constants; smoothing by a number of unseen wrong predictions).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from funcppo import random
+from funcppo.config import MineConfig
+from funcppo.logic import constant_rules, path_rules, paths
+from funcppo.logic.constant_rules import ConstantRules
+from funcppo.logic.path_rules import Expired
+from funcppo.logic.paths import Steps
+from funcppo.types import F64, I32, I64
+
+SMOOTHING = 5.0
+ATOMS = 4  # of the longest rule
+Progress = Callable[[str], None]  # told what is done next
+
+
+class Rules(NamedTuple):
+    """Rules and what was counted of them."""
+
+    walk: I64[Tensor, "R 4"]  # labels of the head, from X, and of the body's steps from X; -1 for none
+    ends: I64[Tensor, "R 2"]  # the constants that the head and a body of one step end in; 0 for a variable
+    support: F64[Tensor, "R"]
+    circular: F64[Tensor, "R"]
+    body_pairs: F64[Tensor, "R"]
+    pca_pairs: F64[Tensor, "R"]
+    head_facts: F64[Tensor, "R"]
+    error: F64[Tensor, "R"]  # standard error of the confidence; 0 where all counts are exact
+
+
+class Vote(NamedTuple):
+    """The best rules of each fact so far, facts in order, the best rule of each first."""
+
+    fact: I64[Tensor, "V"]
+    rule: I64[Tensor, "V"]
+    score: F64[Tensor, "V"]
+    least: F64[Tensor, "N"]  # what a rule's score must pass to be among the best of a fact
+
+
+class Found(NamedTuple):
+    """Rules above the thresholds, and the pairs of a fact and a rule that derives it from others."""
+
+    rules: Rules
+    fact: I64[Tensor, "n"]
+    rule: I64[Tensor, "n"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mined:
+    """What was found, and how completely; a value of the host."""
+
+    rules: Rules  # in descending order of smoothed confidence
+    n_candidates: int  # rules above the thresholds, redundant ones included
+    notes: tuple[str, ...]  # what was sampled or left out, one line each
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Graph:
+    steps: Steps
+    predicate: Tensor  # of each fact
+    head_facts: Tensor  # facts of each label
+    draw: Tensor  # a number in [0, 1) for each fact, and for each entity
+    cfg: MineConfig
+    expired: Expired
+
+
+def mine(
+    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int, cfg: MineConfig, progress: Progress = lambda _: None
+) -> Mined:
+    """The rules of a graph that are not redundant.
+
+    Facts of other than two arguments are passed over. The result depends on facts, settings and seed alone, unless
+    `cfg.seconds` ends the search early; then a note says so.
+    """
+    begin = time.perf_counter()
+    expired = lambda: cfg.seconds is not None and time.perf_counter() - begin > cfg.seconds
+    two = (facts[:, 2] > 0) & (facts[:, 3:] == 0).all(1) if facts.shape[1] > 2 else torch.zeros_like(facts[:, 0] > 0)
+    binary = facts[two][:, :3].long() if facts.shape[1] > 2 else facts.new_zeros((0, 3)).long()
+    notes = [] if two.all() else [f"{int((~two).sum())} facts have other than two arguments and were passed over"]
+    graph = _graph(binary, n_predicates, n_constants, cfg, expired)
+    least = torch.zeros_like(graph.predicate, dtype=torch.float64)
+    vote = Vote(graph.predicate[:0], graph.predicate[:0], least[:0], least)
+    kept, n_kept, n_candidates = [_none(facts.device)], 0, 0
+    for found in _stages(graph, notes, progress) if len(binary) else ():
+        vote, voted = _elect(vote, found, n_kept, cfg.votes)
+        kept.append(_rows(found.rules, voted))
+        n_kept, n_candidates = n_kept + len(voted), n_candidates + len(found.rules.support)
+    progress("counting the rules that are kept")
+    rules = _counted(graph, _best_first(kept, vote))
+    notes += [f"stopped after {cfg.seconds:g} seconds: another machine may find other rules"] if expired() else []
+    n_estimated = int((rules.error > 0).sum())
+    notes += [f"{n_estimated} rules have estimated counts, with a standard error"] if n_estimated else []
+    seconds = time.perf_counter() - begin
+    return Mined(rules=rules, n_candidates=n_candidates, notes=tuple(notes), seconds=seconds)
+
+
+def confidence(rules: Rules) -> F64[Tensor, "R"]:
+    """support / body_pairs."""
+    return rules.support / rules.body_pairs.clamp_min(1)
+
+
+def leave_one_out(rules: Rules) -> F64[Tensor, "R"]:
+    """(support - circular) / (body_pairs - circular)."""
+    return (rules.support - rules.circular) / (rules.body_pairs - rules.circular).clamp_min(1)
+
+
+def smoothed(rules: Rules) -> F64[Tensor, "R"]:
+    """(support - circular) / (body_pairs - circular + SMOOTHING), less two standard errors where it is estimated."""
+    plain = (rules.support - rules.circular) / (rules.body_pairs - rules.circular + SMOOTHING)
+    return (plain - 2 * rules.error).clamp_min(0)
+
+
+def unseen(rules: Rules) -> F64[Tensor, "R"]:
+    """The smoothed confidence as it would be were one of the facts that the rule derives not known."""
+    hits, pairs = rules.support - rules.circular - 1, rules.body_pairs - rules.circular - 1
+    return (hits / (pairs + SMOOTHING) - 2 * rules.error).clamp_min(0)
+
+
+def atoms(rules: Rules, n_constants: int) -> I64[Tensor, "R 4 3"]:
+    """Head and body as ids; variables are numbered from C + 1 in the order of their occurrence."""
+    x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
+    length, with_constant = (rules.walk[:, 1:] >= 0).sum(1), rules.ends[:, 0] > 0
+    last = torch.where(with_constant, rules.ends[:, 0], x + 1)
+    stop = torch.where(with_constant, torch.where(rules.ends[:, 1] > 0, rules.ends[:, 1], x + 1), last)
+    rows = [_atom(rules.walk[:, 0], x, last)]
+    for j in range(1, ATOMS):
+        begin = x if j == 1 else x + j
+        rows.append(_atom(rules.walk[:, j], begin, torch.where(length == j, stop, x + j + 1)))
+    return torch.stack(rows, 1)
+
+
+def _atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """The fact that a step of a label walks along; 0 for label -1."""
+    back, predicate = label % 2 == 1, torch.div(label, 2, rounding_mode="floor") + 1
+    row = torch.stack([predicate, torch.where(back, target, source), torch.where(back, source, target)], 1)
+    return torch.where(label[:, None] >= 0, row, 0)
+
+
+def _graph(binary: Tensor, n_predicates: int, n_constants: int, cfg: MineConfig, expired: Expired) -> _Graph:
+    ids = torch.arange(max(len(binary), n_constants + 1), device=binary.device)
+    n_facts = torch.bincount(binary[:, 0], minlength=n_predicates + 1)[1:].double()
+    return _Graph(
+        steps=paths.steps_of(binary, n_predicates, n_constants),
+        predicate=binary[:, 0],
+        head_facts=n_facts.repeat_interleave(2),
+        draw=random.uniform(random.fold_in(random.key(cfg.seed, binary.device), ids), ()),
+        cfg=cfg,
+        expired=expired,
+    )
+
+
+def _none(device: torch.device) -> Rules:
+    count = torch.zeros(0, dtype=torch.float64, device=device)
+    label = torch.zeros((0, ATOMS), dtype=torch.int64, device=device)
+    return Rules(label, label[:, :2], count, count, count, count, count, count)
+
+
+def _rows(rules: Rules, which: Tensor) -> Rules:
+    return Rules(*(column[which] for column in rules))
+
+
+def _elect(vote: Vote, found: Found, n_kept: int, n_votes: int) -> tuple[Vote, Tensor]:
+    """The votes after some more rules, and which of these got one; they are numbered from `n_kept`."""
+    score = unseen(found.rules)[found.rule]
+    better = (score > vote.least[found.fact]).nonzero().squeeze(1)
+    fact = torch.cat([vote.fact, found.fact[better]])
+    rule = torch.cat([vote.rule, found.rule[better] + n_kept])
+    score = torch.cat([vote.score, score[better]])
+    order = torch.sort(score, descending=True, stable=True).indices
+    order = order[torch.sort(fact[order], stable=True).indices]
+    fact, rule, score = fact[order], rule[order], score[order]
+    first = torch.searchsorted(fact, fact)
+    place = torch.arange(len(fact), device=fact.device) - first
+    chosen = place < n_votes
+    full = place == n_votes - 1
+    least = torch.zeros_like(vote.least).scatter(0, fact[full], score[full])
+    fact, rule, score = fact[chosen], rule[chosen], score[chosen]
+    voted = torch.unique(rule[rule >= n_kept]) - n_kept
+    numbered = torch.where(rule >= n_kept, n_kept + torch.searchsorted(voted, rule - n_kept), rule)
+    return Vote(fact, numbered, score, least), voted
+
+
+def _best_first(kept: list[Rules], vote: Vote) -> Rules:
+    """The rules with a vote in the end."""
+    every = Rules(*(torch.cat(same) for same in zip(*kept)))
+    rules = _rows(every, torch.unique(vote.rule))
+    return _rows(rules, torch.sort(smoothed(rules), descending=True, stable=True).indices)
+
+
+def _stages(graph: _Graph, notes: list[str], progress: Progress) -> Iterator[Found]:
+    """The rules above the thresholds, the shorter ones first."""
+    for length in range(1, graph.cfg.max_length + 1):
+        progress(f"paths of length {length}")
+        yield _path_stage(graph, length, notes)
+        if length == 1 and graph.cfg.constants:
+            progress("rules with constants")
+            for rules in constant_rules.constant_rules(graph.steps, graph.cfg.min_support):
+                yield _constant_stage(graph, rules)
+                if graph.expired():
+                    notes.append("rules with constants: stopped before all were looked at")
+                    break
+
+
+def _path_stage(graph: _Graph, length: int, notes: list[str]) -> Found:
+    steps, cfg = graph.steps, graph.cfg
+    draws = graph.draw[: len(graph.predicate)], graph.draw[: steps.base]
+    found, share, complete = path_rules.candidates(
+        steps, graph.predicate, length, cfg.min_support, cfg.work, draws[0], graph.expired
+    )
+    if not complete:
+        notes.append(f"length {length}: stopped before all heads were looked at")
+    bodies, which = torch.unique(found.body, dim=0, return_inverse=True)
+    pairs = path_rules.count_pairs(steps, bodies, cfg.work, draws[1], graph.expired)
+    count, error = (column[which] for column in pairs)
+    seen = (found.support * share).clamp_min(1)  # closing facts that were really seen
+    spread = torch.sqrt((1 - share) / seen + (error / count.clamp_min(1)) ** 2)
+    head = 2 * found.head - 2
+    rules = Rules(
+        walk=pad(torch.cat([head[:, None], found.body], 1), (0, ATOMS - 1 - length), value=-1),
+        ends=torch.zeros((len(head), 2), dtype=torch.int64, device=head.device),
+        support=found.support,
+        circular=found.circular,
+        body_pairs=torch.maximum(count, found.support),
+        pca_pairs=torch.zeros_like(count),
+        head_facts=graph.head_facts[head],
+        error=found.support / count.clamp_min(1) * spread,
+    )
+    return _above(cfg, Found(rules, found.fact, found.rule))
+
+
+def _constant_stage(graph: _Graph, found: ConstantRules) -> Found:
+    ends = torch.stack([found.constant, found.target], 1)
+    rules = Rules(
+        walk=pad(torch.stack([found.head, found.label], 1), (0, ATOMS - 2), value=-1),
+        ends=ends,
+        support=found.support,
+        circular=found.circular,
+        body_pairs=found.pairs,
+        pca_pairs=torch.zeros_like(found.pairs),
+        head_facts=graph.head_facts[found.head],
+        error=torch.zeros_like(found.pairs),
+    )
+    return _above(graph.cfg, Found(rules, found.fact, found.rule))
+
+
+def _above(cfg: MineConfig, found: Found) -> Found:
+    """The rules of enough confidence, and what they derive."""
+    good = leave_one_out(found.rules) - 2 * found.rules.error >= cfg.min_confidence  # an infinite error fails
+    rows = good[found.rule]
+    return Found(_rows(found.rules, good), found.fact[rows], (torch.cumsum(good, 0) - 1)[found.rule[rows]])
+
+
+def _counted(graph: _Graph, rules: Rules) -> Rules:
+    """The rules with their PCA pairs."""
+    steps, cfg, total = graph.steps, graph.cfg, torch.zeros_like(rules.support)
+    constant = rules.ends[:, 0] > 0
+    lengths = (rules.walk[:, 1:] >= 0).sum(1)
+    chosen = constant.nonzero().squeeze(1)
+    walk, ends = rules.walk[chosen], rules.ends[chosen]
+    total = total.scatter(0, chosen, constant_rules.count_pca_pairs(steps, walk[:, 0], walk[:, 1], ends[:, 1]))
+    for length in range(1, ATOMS):
+        chosen = ((lengths == length) & ~constant).nonzero().squeeze(1)
+        if len(chosen):
+            walk, exact = rules.walk[chosen], rules.error[chosen] == 0
+            draw = graph.draw[: steps.base]
+            count = path_rules.count_pca_pairs(
+                steps, walk[:, 0], walk[:, 1 : 1 + length], exact, cfg.work, draw, graph.expired
+            )
+            total = total.scatter(0, chosen, count)
+    return rules._replace(pca_pairs=torch.maximum(total, rules.support))

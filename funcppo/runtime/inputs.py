@@ -1,0 +1,62 @@
+"""Host data on its way to the buffers that a captured step reads.
+
+Pinned memory is set aside once, and copies run on a stream of their own, so that nothing allocates, pins or waits
+while a graph is recorded or replayed. The order is kept by events: a copy waits until the last step has read the
+buffers, and a step waits until the copy has filled them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from funcppo import tree
+
+D = TypeVar("D")
+
+
+class Staging(Generic[D]):
+    """Buffers on the device and the way to them; `data` is what a captured function closes over."""
+
+    def __init__(self, like: D, device: torch.device | str) -> None:
+        """Buffers with the structure, shapes and dtypes of `like`, a tree on the host."""
+        self.data: D = tree.map(lambda x: torch.empty_like(x, device=device), like)
+        self._cuda = torch.device(device).type == "cuda"
+        if self._cuda:
+            self._pinned = tree.map(lambda x: torch.empty_like(x).pin_memory(), like)
+            self._stream = torch.cuda.Stream()
+            self._copied, self._read = torch.cuda.Event(), torch.cuda.Event()
+
+    def put(self, values: D) -> None:
+        """Send values to the buffers; returns once they are pinned, before they have arrived.
+
+        Errors: ValueError naming the leaf that has another shape or dtype.
+        """
+        for name, x, to in zip(tree.paths(self.data), tree.leaves(values), tree.leaves(self.data)):
+            if (x.shape, x.dtype) != (to.shape, to.dtype):
+                raise ValueError(f"{name}: want {to.dtype} {list(to.shape)}, got {x.dtype} {list(x.shape)}")
+        if not self._cuda:
+            _copy(self.data, values)
+            return
+        self._copied.synchronize()  # the host waits for the last copy out of pinned memory, never for a step
+        _copy(self._pinned, values)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._read)
+            _copy(self.data, self._pinned)
+            self._copied.record()
+
+    def ready(self) -> None:
+        """Call before a step: it runs after the copy."""
+        if self._cuda:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+    def done(self) -> None:
+        """Call after a step: the next copy runs after it."""
+        if self._cuda:
+            self._read.record()
+
+
+def _copy(into: Any, values: Any) -> None:
+    for a, b in zip(tree.leaves(into), tree.leaves(values)):
+        a.copy_(b, non_blocking=True)

@@ -1,0 +1,145 @@
+"""`mine`: a file that reads back as the same rules in each format; bad input; training on data without rules."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import tyro
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo import mining, training
+from funcppo.cli.mine import Mine
+from funcppo.config import MineConfig
+from funcppo.data import from_triples, load
+from funcppo.data.formats import detect, read_clauses
+from funcppo.data.mined import FORMATS, write_rules
+from funcppo.data.printing import clauses_of
+from tests.cli.runner import json_of
+from tests.cli.test_train import SMALL, funcppo
+
+names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=6).filter(str.strip)
+
+
+def mine(*args: str) -> int:
+    return tyro.cli(Mine, args=list(args)).run()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """parent and child are inverse; names that need quotes."""
+    people = ["Ann, the 'elder'", "bob", "X", "_y", 'a "b"', "comma,comma", "(c)", "42"]
+    pairs = list(itertools.pairwise(people))
+    triples = [f"{a}\tparent of\t{b}\n{b}\tchild:-of\t{a}\n" for a, b in pairs]
+    for name, lines in {"train": triples, "valid": triples[:1], "test": triples[:1]}.items():
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_of_each_format_reads_back_as_the_same_rules(folder, tmp_path, capsys, form):
+    out = tmp_path / "mined.txt"
+    status, result = json_of(
+        capsys, mine, folder, "--out", str(out), "--format", form, "--min-support", "1", "--constants"
+    )
+    assert status == 0 and result["n_rules"] > 0
+    dataset = load(folder)
+    found, counts, _ = mining.mine_dataset(dataset, MineConfig(min_support=1, constants=True))
+    again = load(folder, out)
+    assert np.array_equal(again.rules, found.rules) and len(found.rules) == result["n_rules"]
+    confidence = counts.weight if form == "tsv" else counts.support / counts.body_pairs
+    assert again.rule_weights == pytest.approx(confidence, rel=1e-5)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("pq"), st.sampled_from("abcd")), min_size=3),
+    st.lists(names, min_size=6, max_size=6, unique=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_names_are_printing_and_parsing_is_the_identity(triples, new):
+    rename = dict(zip("abcdpq", new))
+    dataset = from_triples([tuple(rename[name] for name in triple) for triple in triples])
+    found, counts, _ = mining.mine_dataset(dataset, MineConfig(min_support=1, max_length=2, constants=True))
+    if len(found.rules):
+        for form in FORMATS:
+            text = write_rules(found, counts, form)
+            read = read_clauses(text, "rules", detect(text))
+            want = clauses_of(found)[1]
+            assert [(c.head.predicate, len(c.body)) for c in read] == [(c.head.predicate, len(c.body)) for c in want]
+            again = from_triples([tuple(rename[name] for name in triple) for triple in triples], rules=text)
+            assert np.array_equal(again.rules, found.rules)
+
+
+def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
+    """parent(X, Y) :- child(Y, X) is right for all 7 pairs; smoothed confidence 7 / 12, leave-one-out as plain."""
+    out = tmp_path / "mined.tsv"
+    assert mine(folder, "--out", str(out), "--max-length", "1") == 0
+    header, *lines = (line.split("\t") for line in out.read_text().splitlines())
+    assert header[:4] == ["#source_weight", "train_support", "train_body_pairs", "train_conf"]
+    assert lines[0] == ["0.583333", "7", "7", "1", "1", "1", "7", "1", "0", "'parent of'(X, Y) :- 'child:-of'(Y, X)"]
+    assert len(lines) == 2 and "2 rules (2 of length 1) of 2 candidates" in capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path):
+    texts = []
+    for i, seed in enumerate(["0", "0", "1"]):
+        assert mine("family_tree:400:1", "--out", str(tmp_path / f"{i}"), "--work", "20000", "--seed", seed) == 0
+        texts.append((tmp_path / f"{i}").read_text())
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_rule_above_the_thresholds_is_said_and_leaves_a_file_without_rules(tmp_path, capsys, form):
+    for name, text in dict.fromkeys(("train", "valid", "test"), "a\tr\tb\n").items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert mine(str(tmp_path), "--out", str(tmp_path / "mined"), "--format", form) == 0
+    out = capsys.readouterr().out
+    assert "no rule with support 5 and confidence 0.01" in " ".join(out.split())
+    assert len((tmp_path / "mined").read_text().splitlines()) == (form != "AnyBURL")
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("no_such_set", "--out", "{tmp}/r"), "unknown data set"),
+        (("countries_s1", "--out", "{tmp}/none/r"), "want a file in a folder that exists"),
+        (("countries_s1", "--out", "{tmp}/r", "--max-length", "4"), "max_length=4: want 1, 2 or 3"),
+        (("countries_s1", "--out", "{tmp}/r", "--min-support", "0"), "min_support=0: want 1 or more"),
+        (
+            ("countries_s1", "--out", "{tmp}/r", "--min-confidence", "2"),
+            "min_confidence=2.0: want a number from 0 to 1",
+        ),
+        (("countries_s1", "--out", "{tmp}/r", "--seconds", "0"), "seconds=0.0: want more than 0"),
+        (("{tmp}", "--out", "{tmp}/r"), "train.txt"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(monkeypatch, capsys, tmp_path, args, line):
+    assert funcppo(monkeypatch, "mine", *(a.format(tmp=tmp_path) for a in args)) == 2
+    error = capsys.readouterr().err
+    assert line in error and error.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_training_without_rules_mines_first_and_keeps_what_it_mined(monkeypatch, capsys, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    tree = load("family_tree:60:2")
+    for split in ("train", "valid", "test"):
+        rows = getattr(tree, split)
+        line = lambda p, a, b: f"{tree.entities[a - 1]}\t{tree.predicates[p - 1]}\t{tree.entities[b - 1]}\n"
+        (data / f"{split}.txt").write_text("".join(line(*row) for row in rows))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    args = ("train", data, "--steps", "64", "--prover.max-height", "1", *SMALL)
+    assert funcppo(monkeypatch, *args, "--out", out) == 0
+    assert "no rules given:" in (said := capsys.readouterr().out) and "mined in" in said
+    run = training.read_config(out)
+    assert run.rules == str(out / "rules.tsv")
+    assert json.loads((out / training.RESULTS).read_text())["rules"] == len(load(str(data), run.rules).rules) > 0
+    assert funcppo(monkeypatch, *args, "--out", tmp_path / "again") == 0
+    assert "those mined before are taken" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "again" / "rules.tsv").read_text() == (out / "rules.tsv").read_text()
+    assert funcppo(monkeypatch, *args, "--out", out, "--resume") == 0
+    assert funcppo(monkeypatch, "evaluate", out) == 0

@@ -1,0 +1,240 @@
+"""A captured step is the step: state stays where it is, and no write-back is lost.
+
+The laws hold for the CPU's copy-back and for a CUDA graph alike; the cases on a GPU skip where there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from funcppo import random, tree
+from funcppo.runtime.capture import CaptureError, capture
+from funcppo.runtime.compile import compiled
+from funcppo.train_step import init, train_step
+from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+HAS_GPU = torch.cuda.is_available()
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"))
+on_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded")
+devices = pytest.mark.parametrize("device", ["cpu", GPU])
+
+
+class Pair(NamedTuple):
+    """A state of two leaves."""
+
+    a: Tensor
+    b: Tensor
+
+
+def pair(device: str) -> Pair:
+    return Pair(torch.arange(3.0, device=device), 10.0 + torch.arange(3.0, device=device))
+
+
+def swap(s: Pair):
+    return Pair(s.b, s.a), s.a
+
+
+def pass_through(s: Pair):
+    """The old a moves on to b, as a trajectory takes a state while the state moves on."""
+    return Pair(2 * s.a + 1, s.a), s.b + 0
+
+
+def views(s: Pair):
+    """New leaves that are views of old ones: reversed, and a shifted copy of the same leaf."""
+    return Pair(s.a.flip(0), torch.cat([s.b[1:], s.a[:1]])), s.b[:2]
+
+
+def rotate(s: tuple[Tensor, ...]):
+    return (*s[1:], s[0]), s[0].sum()
+
+
+@devices
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("fn", [swap, pass_through, views])
+def test_no_write_back_overtakes_a_read(fn, compile, device):
+    """Five steps from a state that is left as it was; inside one compiled function a swap loses a leaf."""
+    start = pair(device)
+    captured = capture(compiled(fn) if compile else fn, start)
+    want = start
+    for _ in range(5):
+        want, seen = fn(want)
+        want = tree.map(torch.clone, want)
+        torch.testing.assert_close(captured.step(), seen, rtol=0, atol=0)
+        assert_trees_equal(captured.state, want, rtol=0, atol=0)
+    assert_trees_equal(start, pair(device), rtol=0, atol=0)
+
+
+@devices
+def test_three_leaves_rotate(device):
+    start = tuple(torch.full((2,), float(i), device=device) for i in range(3))
+    captured = capture(rotate, start)
+    for i in range(4):
+        assert float(captured.step()) == 2.0 * (i % 3)
+        assert [int(x[0]) for x in captured.state] == [(j + i + 1) % 3 for j in range(3)]
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=4, max_size=4),
+    device=st.sampled_from(["cpu", "cuda"] if HAS_GPU else ["cpu"]),
+)
+def test_any_shuffle_of_leaves_equals_the_pure_step(moves, device):
+    """Each new leaf is an old one, or a number made from it, and one old leaf is shown."""
+
+    def fn(s):
+        return tuple(s[i] * 3 + 1 if fresh else s[i] for i, fresh in moves), s[moves[0][0]]
+
+    want = tuple(torch.full((2,), float(i + 1), device=device) for i in range(4))
+    captured = capture(fn, want)
+    for _ in range(3):
+        want, seen = fn(want)
+        assert torch.equal(captured.step(), seen)
+        assert all(torch.equal(a, b) for a, b in zip(captured.state, want))
+
+
+@devices
+def test_the_state_stays_where_it_is(device):
+    captured = capture(pass_through, pair(device))
+    before = [x.data_ptr() for x in tree.leaves(captured.state)]
+    for _ in range(3):
+        captured.step()
+    assert [x.data_ptr() for x in tree.leaves(captured.state)] == before
+    assert captured.replay == ("manual graph" if device == "cuda" else "none")
+
+
+@devices
+def test_a_captured_state_can_be_set_anew(device):
+    captured = capture(swap, pair(device))
+    captured.step()
+    captured.load(pair(device))
+    assert_trees_equal(captured.state, pair(device), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"^the step changes a: want float32 \[3\] on .*, got float32 \[2\] on"):
+        captured.load(Pair(torch.zeros(2, device=device), torch.zeros(3, device=device)))
+
+
+@devices
+def test_a_step_that_changes_the_state_s_shape_is_refused_by_name(device):
+    """A broadcast would hide it."""
+    with pytest.raises(CaptureError, match=r"the step changes b: want float32 \[3\] .* got float32 \[1\]"):
+        capture(lambda s: (Pair(s.a, s.b[:1]), s.a), pair(device)).step()
+    with pytest.raises(CaptureError, match="changes the structure"):
+        capture(lambda s: (s.a, s.b), pair(device)).step()
+
+
+def test_strict_raises_where_no_graph_comes_about():
+    with pytest.raises(CaptureError, match=r"^no CUDA tensor in the state$"):
+        capture(swap, pair("cpu"), strict=True)
+
+
+CFG = cartpole_config(max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2)
+
+
+@cache
+def start(device: str):
+    return init(CFG, WORLD, random.key(0, device))
+
+
+@devices
+def test_a_captured_training_run_is_the_run(device):
+    """Three updates; on a GPU each is one launch. 1e-6: the same kernels in the same order."""
+    captured = capture(lambda s: train_step(CFG, WORLD, s), start(device))
+    want = start(device)
+    for _ in range(3):
+        want, shown = train_step(CFG, WORLD, want)
+        assert_trees_equal(captured.step(), shown, rtol=1e-5, atol=1e-6)
+    assert_trees_equal(captured.state, want, rtol=1e-5, atol=1e-6)
+
+
+def host_sync(s: Pair):
+    return Pair(s.a + float(s.b.sum()), s.b), s.a.sum()
+
+
+def to_host(s: Pair):
+    return Pair(s.b + 1, s.a), s.a.sum().cpu()
+
+
+def from_host(s: Pair):
+    return Pair(s.a + torch.ones(3).cuda(), s.b), s.a.sum()
+
+
+def strange_generator(generator):
+    def fn(s: Pair):
+        return Pair(s.a + torch.rand(3, device="cuda", generator=generator), s.b), s.a.sum()
+
+    return fn
+
+
+REFUSED = {
+    "host sync": (lambda: host_sync, r"waits for the GPU.*test_capture.py:\d+: return Pair\(s.a \+ float"),
+    "host output": (lambda: to_host, r"output  is on cpu, want cuda:0"),
+    "host input": (lambda: from_host, r"copies from or to the host.*test_capture.py:\d+"),
+    "generator": (lambda: strange_generator(torch.Generator("cuda")), r"torch.Generator that the graph does not know"),
+}
+
+
+@on_gpu
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(name):
+    """The fallback steps like the function, and the next capture, from a new pool, works."""
+    make, reason = REFUSED[name]
+    captured = capture(make(), pair("cuda"))
+    assert captured.replay == "none"
+    assert re.search(reason, captured.reason), captured.reason
+    captured.step()
+    with pytest.raises(CaptureError):
+        capture(make(), pair("cuda"), strict=True)
+    assert capture(swap, pair("cuda"), strict=True).replay == "manual graph"
+    torch.rand(3, device="cuda")
+
+
+@on_gpu
+def test_a_state_on_two_devices_is_refused():
+    state = Pair(torch.zeros(3, device="cuda"), torch.zeros(3))
+    assert "several devices: cpu, cuda:0" in capture(lambda s: (Pair(s.a + 1, s.b + 1), s.a), state).reason
+
+
+@on_gpu
+def test_captures_share_one_pool_and_keep_apart():
+    first, second = capture(pass_through, pair("cuda")), capture(swap, pair("cuda"))
+    want_1, want_2 = pair("cuda"), pair("cuda")
+    for _ in range(3):
+        want_1, seen_1 = tree.map(torch.clone, pass_through(want_1))
+        want_2, seen_2 = tree.map(torch.clone, swap(want_2))
+        got_1, got_2 = first.step().clone(), second.step().clone()
+        assert torch.equal(got_1, seen_1) and torch.equal(got_2, seen_2)
+    assert_trees_equal(first.state, want_1, rtol=0, atol=0)
+    assert_trees_equal(second.state, want_2, rtol=0, atol=0)
+
+
+@on_gpu
+def test_a_training_step_never_waits_for_the_gpu():
+    """Uncaptured, where PyTorch can tell; and no waiting call in a profile, which that mode misses some of."""
+    train_step(CFG, WORLD, start("cuda"))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.profiler.profile() as profile:
+            train_step(CFG, WORLD, start("cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    names = {event.name for event in profile.events()}
+    assert not names & {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"}, names
+
+
+@on_gpu
+def test_a_captured_update_is_one_launch():
+    captured = capture(lambda s: train_step(CFG, WORLD, s), start("cuda"), strict=True)
+    captured.step()
+    with torch.profiler.profile() as profile:
+        captured.step()
+    calls = [event.name for event in profile.events() if event.name.startswith("cuda")]
+    assert calls.count("cudaGraphLaunch") == 1
+    assert not [name for name in calls if "LaunchKernel" in name or "Memcpy" in name or "StreamSynchronize" in name]

@@ -1,0 +1,55 @@
+"""The monitor counts what happened, once, and says why."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from funcppo.runtime.capture import capture
+from funcppo.runtime.monitor import SKIPS, Monitor
+
+
+def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning():
+    fn = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    with Monitor() as monitor:
+        fn(torch.zeros(3))
+        monitor.settle()
+        fn(torch.ones(3))
+        assert (monitor.compiles, monitor.warning()) == (1, None)
+        fn(torch.zeros(4))
+        warning = monitor.warning()
+        assert monitor.compiles == 2 and len(monitor.recompiles) == 1
+        assert warning and "compiled again 1 times" in warning and "size mismatch" in warning
+        fn(torch.zeros(5))
+        assert monitor.warning() is None
+    fn(torch.zeros(6))
+    assert monitor.compiles == 3
+
+
+def test_a_leaf_that_moves_is_named():
+    state = (torch.zeros(2), torch.zeros(2))
+    monitor = Monitor()
+    monitor.watch(state)
+    assert monitor.moved(state) == []
+    assert monitor.moved((state[0], state[1].clone())) == ["1"]
+
+
+def test_a_skipped_graph_s_reason_is_kept():
+    log = logging.getLogger(SKIPS)
+    with Monitor() as monitor:
+        log.warning("skipping cudagraphs due to mutated inputs (3 instances)")
+    log.warning("after the end")
+    assert monitor.skips == ["skipping cudagraphs due to mutated inputs (3 instances)"]
+
+
+def test_times_and_the_fallback_are_reported():
+    with Monitor() as monitor:
+        captured = capture(lambda s: (s + 1, s), torch.zeros(3))
+        monitor.captured(captured)
+        for _ in range(3):
+            with monitor.timed("replay"):
+                captured.step()
+    report = monitor.report()
+    assert report["replay_ms"] >= 0.0 and report["fallback_reason"] == "no CUDA tensor in the state"
+    assert report["recordings"] == report["skips"] == 0 and monitor.ms("stage") is None

@@ -1,0 +1,57 @@
+"""A product keeps its value in every form, and gets the form that its shape asks for."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from funcppo import random
+from funcppo.runtime.products import Limits, Products
+
+LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16)
+
+
+def rewritten(a, b, limits=LIMITS):
+    """The graph of a @ b after the pass."""
+    graph = make_fx(torch.matmul, tracing_mode="fake")(a, b)
+    Products(cpu=limits)(graph.graph)
+    graph.recompile()
+    return graph
+
+
+def named(graph) -> set[str]:
+    names = {str(n.target).split(".")[1] for n in graph.graph.nodes if n.op == "call_function"}
+    return names & {"mm", "bmm", "sum", "mul"}
+
+
+def normal(seed, *shape):
+    return random.normal(random.key(seed), shape).double()
+
+
+@given(
+    batch=st.sampled_from([(), (1,), (3,)]),
+    m=st.integers(1, 6),
+    k=st.sampled_from([1, 2, 3, 4, 8, 32, 48, 50]),
+    n=st.integers(1, 6),
+    turned=st.booleans(),
+)
+def test_every_form_has_the_value_of_the_product(batch, m, k, n, turned):
+    """1e-12 in float64; the left factor contiguous, or transposed as a weight gradient's is."""
+    a = normal(0, *batch, k, m).transpose(-1, -2) if turned else normal(0, *batch, m, k)
+    b = normal(1, *batch, k, n)
+    torch.testing.assert_close(rewritten(a, b)(a, b), a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_form_follows_the_shape():
+    """Small, short inside, long inside, none of these; small and narrow, and not small enough."""
+    summed, cut, left = {"mul", "sum"}, {"bmm", "sum"}, {"mm"}
+    cases = {(2, 4, 5): summed, (100, 3, 100): summed, (8, 64, 8): cut, (8, 20, 8): left}
+    cases |= {(4, 20, 2): summed, (8, 20, 2): left}
+    for (m, k, n), want in cases.items():
+        assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (m, k, n)
+
+
+def test_other_limits_are_another_entry_of_the_compiler_s_cache():
+    assert Products().uuid() == Products().uuid() != Products(gpu=LIMITS).uuid()
