@@ -11,6 +11,8 @@ Every row runs in a process of its own, on one thread unless --threads says othe
     confidence     support and body pairs of every rule of a file, with the rules whose counts differ from the file's
     least_model    steps of T_P and the test triples derived; one row ends at its budget
     derivation     reading back the last step of derived test triples
+    state          bytes of the successors of a search step as they are held, B x S slots of A goals, and packed: only
+                   the slots that are filled, and only the goals that are there
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from funcppo import data
-from funcppo.logic import fixpoint, kb
+from funcppo import data, tree
+from funcppo.logic import fixpoint, kb, resolve
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.derivations import derivation
 from funcppo.logic.kb import KnowledgeBase, Sizes
@@ -57,6 +59,9 @@ MODELS = [  # height 0: the fixpoint
 ]
 
 
+STATES = [("family", "rules.txt", 2), ("wn18rr", "rules.txt", 1), ("fb15k-237", "rules.txt", 1)]  # height
+
+
 def main() -> None:
     """Run every row in a fresh process and write them; or one row, in this process, and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,6 +80,7 @@ def main() -> None:
     names += [f"confidence {name} {rules}" for name, rules in CONFIDENCE]
     names += [f"least_model {name} {rules} {height} {budget}" for name, rules, height, budget in MODELS]
     names += ["derivation family rules_rnnlogic.tsv"]
+    names += [f"state {name} {rules} {height}" for name, rules, height in STATES]
     out = {"machine": machine(args.threads), "seed": SEED, "rows": []}
     for row in names:
         command = [sys.executable, __file__, "--data", args.data, "--threads", str(args.threads), "--row", row]
@@ -102,6 +108,7 @@ def build_large(folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "bytes": kb.n_bytes(world),
         "peak_growth_bytes": peak_bytes() - before,
+        "peak_bytes": peak_bytes(),  # of the whole process, its facts and PyTorch included
     }
 
 
@@ -174,6 +181,45 @@ def derivation_row(folder: Path, name: str, rules: str) -> dict[str, Any]:
     return {"atoms": len(model.atoms), "median_ms": round(1e3 * statistics.median(seconds), 2), "n": len(chosen)}
 
 
+def state(folder: Path, name: str, rules: str, height: str) -> dict[str, Any]:
+    """Searches of 512 train facts, a random successor at each of three steps: bytes a successor, and time a step."""
+    found = data.load(folder / name, folder / name / rules)
+    world, sizes = world_of(found)
+    cfg = resolve.config(world, sizes, int(height))
+    draw = np.random.default_rng(SEED)
+    with_rule = found.train[np.isin(found.train[:, 0], found.rules[:, 0, 0])]
+    root = torch.from_numpy(with_rule[draw.choice(len(with_rule), 512)])
+    nothing = torch.zeros((512, cfg.max_goals, sizes.width), dtype=torch.int32)
+    goals = resolve.Goals(torch.cat([root[:, None], nothing[:, 1:]], 1), nothing[..., 0])
+    n_filled = n_goals = held = 0
+    seconds = []
+    for _ in range(3):
+        resolve.resolve(cfg, world, goals, root)
+        spent, after = timed(lambda: resolve.resolve(cfg, world, goals, root))  # noqa: B023
+        assert not after.overflow.any()
+        seconds.append(spent)
+        held += sum(x.numel() * x.element_size() for x in tree.leaves(after))
+        n_filled += int(after.mask.sum())
+        n_goals += int((after.goals.atoms[..., 0] > 0).sum())
+        alive = after.mask.any(1)
+        chosen = torch.where(alive[:, None], after.mask.float(), 1.0).multinomial(1).squeeze(1)
+        row = torch.arange(512)
+        goals = resolve.Goals(
+            torch.where(alive[:, None, None], after.goals.atoms[row, chosen], 0), after.goals.height[row, chosen]
+        )
+    one_goal, ids, offset = 4 * (sizes.width + 1), 8, 4  # atom and height; rule and fact; where a list starts
+    return {
+        "S": cfg.max_successors,
+        "A": cfg.max_goals,
+        "successors": n_filled,
+        "share_of_slots_filled": round(n_filled / (3 * 512 * cfg.max_successors), 4),
+        "bytes_a_successor": round(held / n_filled, 1),
+        "bytes_a_successor_filled_slots_only": round(one_goal * cfg.max_goals + ids + 3 * 512 * offset / n_filled, 1),
+        "bytes_a_successor_goals_packed": round(one_goal * n_goals / n_filled + ids + offset, 1),
+        "microseconds_a_row": [round(1e6 * x / 512, 2) for x in seconds],
+    }
+
+
 ROWS: dict[str, Callable[..., dict[str, Any]]] = {
     "build_data": build_data,
     "build_large": build_large,
@@ -181,6 +227,7 @@ ROWS: dict[str, Callable[..., dict[str, Any]]] = {
     "confidence": confidence,
     "least_model": least_model,
     "derivation": derivation_row,
+    "state": state,
 }
 
 

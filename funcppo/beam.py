@@ -19,6 +19,7 @@ from funcppo.nets.base import Agent
 from funcppo.types import F32, I32, I64, Bool
 
 Score = Literal["success", "best-proof", "greedy"]
+_ROUNDS = 3  # in which slots are chosen for a step
 NOT_PROVED = -100.0  # added to a greedy path that does not end in a proof
 
 
@@ -88,7 +89,12 @@ class _Children(NamedTuple):
 def _choose_rows(cfg: EvalConfig, search: Search) -> tuple[Tensor, Tensor, Tensor]:
     """Which slots are extended [B], the entries they hold [R], and which of these rows are filled [R]."""
     alive = torch.isfinite(search.log_prob)
-    chosen = alive.any(1) & (alive.sum(1).cumsum(0) <= cfg.rows)
+    count, room = alive.sum(1), torch.full((), cfg.rows, dtype=torch.int64, device=alive.device)
+    chosen = torch.zeros_like(count, dtype=torch.bool)
+    for _ in range(_ROUNDS):  # those that come first; then what fits into the room that they leave
+        left = torch.where(chosen | (count > room), 0, count)
+        more = (left > 0) & (left.cumsum(0) <= room)
+        chosen, room = chosen | more, room - torch.where(more, count, 0).sum()
     taken = (alive & chosen[:, None]).flatten()
     place = torch.where(taken, taken.long().cumsum(0) - 1, cfg.rows)
     n = cfg.slots * cfg.beam

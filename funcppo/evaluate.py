@@ -6,7 +6,8 @@ candidate's own row, so neither the order of candidates nor their neighbours in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from funcppo.logic import outlook
 from funcppo.logic.resolve import Goals, resolve
 from funcppo.types import F32, I32, I64
 
+Stage = Callable[[Tensor, int], Iterator[Tensor]]  # candidates and a number to parts of as many, where they are scored
+WIDTHS = (32,)  # successors a row, tried before the width that holds any
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
 
 
@@ -62,6 +65,11 @@ def evaluate_step(
     return Evaluation(search, results, state.next, state.row_steps + n_rows)
 
 
+def in_place(candidates: Tensor, size: int) -> Iterator[Tensor]:
+    """The candidates in parts, left on the device where they are."""
+    yield from candidates.split(size)
+
+
 def score_candidates(
     cfg: EvalConfig,
     world: World,
@@ -69,18 +77,19 @@ def score_candidates(
     candidates: I32[Tensor, "n W"],
     step: Callable[..., Evaluation] = evaluate_step,
     on_progress: Callable[[int], None] = lambda done: None,
+    stage: Stage = in_place,
 ) -> tuple[Result, int, int]:
     """The result of each candidate; the row-steps that held a partial proof, and all row-steps taken.
 
     Args:
       step: `evaluate_step`, or what the runtime made of it.
       on_progress: told the number of candidates started, every few steps.
+      stage: how windows of candidates come to the device, such as `runtime.staging.staged`.
     """
-    windows, active, taken = [], 0, 0
-    padding = torch.zeros((cfg.window + 1, candidates.shape[1]), dtype=torch.int32, device=candidates.device)
-    for first in range(0, len(candidates), cfg.window):
-        part = candidates[first : first + cfg.window].to(torch.int32)
-        table = torch.cat([part, padding[len(part) :]])
+    windows, active, taken, first = [], 0, 0, 0
+    for part in stage(candidates, cfg.window):
+        padding = part.new_zeros((cfg.window + 1 - len(part), part.shape[1]))
+        table = torch.cat([part, padding]).to(torch.int32)
         state, done = start(cfg, table), False
         while not done:
             for _ in range(_STEPS_BETWEEN_LOOKS):
@@ -89,8 +98,42 @@ def score_candidates(
             done = bool(finished(cfg, state))
             on_progress(first + min(int(state.next), len(part)))
         windows.append(_rows_before(state.results, len(part)))
-        active += int(state.row_steps)
+        active, first = active + int(state.row_steps), first + len(part)
     return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
+
+
+def narrowed(cfg: EvalConfig) -> list[EvalConfig]:
+    """The same search in ascending widths: most goals have few successors, and steps cost what slots there are.
+
+    A wider search extends fewer rows at a time, so that each takes about as much memory.
+    """
+    full, widths = cfg.resolve.max_successors, []
+    for width in WIDTHS:
+        if 2 * width <= full:
+            shape = replace(cfg.resolve, max_successors=width, fanout=min(width, cfg.resolve.fanout))
+            widths.append(replace(cfg, resolve=shape))
+    rows = max(cfg.beam, cfg.rows * widths[-1].resolve.max_successors // full) if widths else cfg.rows
+    return [*widths, replace(cfg, rows=rows, slots=min(cfg.slots, rows))]
+
+
+def score_by_width(
+    cfgs: Sequence[EvalConfig], world: World, params: Any, candidates: I32[Tensor, "n W"], **how: Any
+) -> tuple[Result, int, int]:
+    """As `score_candidates`: candidates some of whose successors did not fit are scored again, wider.
+
+    Args:
+      cfgs: what `narrowed` returns.
+      how: the other arguments of `score_candidates`.
+    """
+    result, active, taken = score_candidates(cfgs[0], world, params, candidates, **how)
+    for cfg in cfgs[1:]:
+        again = torch.isfinite(result.overflowed).nonzero()[:, 0]
+        if not len(again):
+            break
+        wider, more, steps = score_candidates(cfg, world, params, candidates[again.to(candidates.device)], **how)
+        result = tree.map(lambda old, new: old.index_copy(0, again, new), result, wider)  # noqa: B023
+        active, taken = active + more, taken + steps
+    return result, active, taken
 
 
 def rule_scores(cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:

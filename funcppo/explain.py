@@ -12,25 +12,49 @@ from funcppo import problem
 from funcppo.config import Config
 from funcppo.envs import prover
 from funcppo.evaluate import score_candidates
-from funcppo.logic import derivations, outlook, proof, replay
+from funcppo.logic import derivations, fixpoint, outlook, proof, replay
 from funcppo.logic.proof import Proof
 from funcppo.problem import Problem
 
 
-def best_proof(ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int = 256) -> Proof | None:
+def best_proof(
+    ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int = 256, table: replay.Program | None = None
+) -> Proof | None:
     """The policy's most probable proof of a ground atom, checked; None where its beam finds none.
 
     Args:
       beam: partial proofs kept.
+      table: what `program` returns, where many atoms are asked for.
     """
     fixed, atom = problem.fixed_world(ready), atom.to(ready.kb.facts.device)
-    table = replay.program(ready.kb.facts.tolist(), ready.kb.rules.tolist(), ready.sizes.n_constants)
+    table = table or program(ready)
     if ready.facts == "found":
         built = _by_rule(ready, cfg, fixed, params, atom, table)
     else:
         built = _by_search(ready, cfg, fixed, params, atom, table, beam)
     if built is None:
         return None
+    _check(ready, built, table)
+    return built
+
+
+def program(ready: Problem) -> replay.Program:
+    """The facts and rules that proofs are built from and checked against."""
+    return replay.program(ready.kb.facts.tolist(), ready.kb.rules.tolist(), ready.sizes.n_constants)
+
+
+def smallest_proof(ready: Problem, atom: Tensor, table: replay.Program) -> Proof | None:
+    """A proof of the smallest height of an atom that T_P derives, checked; None for any other, and for a fact."""
+    if int(fixpoint.contains(ready.model, atom.long())) < 1:
+        return None
+    derive = lambda goal: derivations.derivation(ready.kb, ready.sizes, ready.model, goal)
+    built = replay.from_model(table, derive, tuple(int(t) for t in atom.tolist()), leave_one_out=False)
+    _check(ready, built, table)
+    return built
+
+
+def _check(ready: Problem, built: Proof, table: replay.Program) -> None:
+    """Errors: AssertionError when a proof does not hold, which no input may cause."""
     wrong = proof.check(
         built,
         table.known,
@@ -41,7 +65,6 @@ def best_proof(ready: Problem, cfg: Config, params: Any, atom: Tensor, beam: int
     )
     if wrong:
         raise AssertionError(f"the prover built a proof that does not hold: {wrong[0]}")
-    return built
 
 
 def _by_search(

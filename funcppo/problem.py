@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import protocol
+from funcppo import protocol, tree
 from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.evaluate import rule_scores, score_candidates
 from funcppo.logic import asked, baselines, fixpoint, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
@@ -44,6 +42,7 @@ class Problem:
     outlook: Outlook | None  # None: too large to hold
     facts: prover.Facts
     pool: Tensor  # entities that queries are ranked against, ascending
+    known: protocol.Known  # what candidates are filtered by and looked up in
     regions: bool  # the Countries protocol: tails against the five regions
     notes: tuple[str, ...]  # what was chosen or left out, one line each
 
@@ -68,7 +67,9 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     facts, more = _facts(dataset, settings, height, known)
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
-    pool = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
+    entities = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
+    pool = torch.tensor(entities, device=device)
+    true = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
     return Problem(
         dataset=dataset,
         settings=settings,
@@ -78,7 +79,8 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         max_height=height,
         outlook=known,
         facts=facts,
-        pool=torch.tensor(pool, device=device),
+        pool=pool,
+        known=protocol.known(sizes, model, torch.from_numpy(true).to(device), pool),
         regions=regions,
         notes=(*dataset.notes, *notes, *more),
     )
@@ -184,12 +186,18 @@ def fixed_world(problem: Problem) -> prover.World:
     return prover.World(kb=problem.kb, train=none, hard=none, outlook=known)
 
 
-def rank(problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol) -> Ranking:
-    """The ranking of some queries under a protocol, filtered by all splits."""
-    dataset, device = problem.dataset, problem.kb.facts.device
-    known = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
-    rows, all_known = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (split, known))
-    return protocol.rank_split(how, problem.sizes, problem.model, rows, all_known, problem.pool, scorer)
+def rank(
+    problem: Problem, split: np.ndarray, scorer: protocol.Scorer, how: Protocol, query_id: np.ndarray | None = None
+) -> Ranking:
+    """The ranking of some queries under a protocol, filtered by all splits.
+
+    Args:
+      query_id: the rows of the split that these are; None: the first ones.
+    """
+    device = problem.pool.device
+    ids = np.arange(len(split)) if query_id is None else query_id
+    rows, ids = (torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (split, ids))
+    return protocol.rank_split(how, problem.model, problem.known, rows, ids, problem.pool, scorer)
 
 
 def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
@@ -225,30 +233,14 @@ def evaluation(
     )
 
 
-def policy_scorer(
-    cfg: EvalConfig, problem: Problem, params: Any, step: Any, on_progress: Any = lambda done: None
-) -> protocol.Scorer:
-    """The score of `cfg` under a policy.
-
-    At height 1 it needs no search where facts are found, or count as 1 anyway: only the rules that derive a candidate.
-    """
-    fixed = fixed_world(problem)
-    if problem.facts == "found" or (problem.max_height == 1 and cfg.score == "best-proof"):
-        return lambda atoms: _rule_scores(cfg, _looked_up(problem, fixed, atoms), params, atoms, on_progress)
-    return lambda atoms: score_candidates(cfg, fixed, params, atoms, step, on_progress)[0].score
-
-
-def _looked_up(problem: Problem, fixed: prover.World, atoms: Tensor) -> prover.World:
-    """A world whose outlook tells of these atoms, where it was too large to tell of all."""
-    if problem.outlook is not None:
-        return fixed
-    kb, sizes, model = problem.kb, problem.sizes, problem.model
-    return fixed._replace(outlook=outlook.of_atoms(kb, sizes, model, atoms))
-
-
-def _rule_scores(cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any) -> Tensor:
-    parts = [atoms.new_zeros(0, dtype=torch.float32)]
-    for first in range(0, len(atoms), cfg.window):
-        parts.append(rule_scores(cfg, fixed, params, atoms[first : first + cfg.window]))
-        on_progress(min(first + cfg.window, len(atoms)))
-    return torch.cat(parts)
+def hosted(problem: Problem) -> Problem:
+    """The problem with what ranking reads on the host, so that the device holds only what scoring reads."""
+    model = problem.model
+    return replace(
+        problem,
+        model=replace(
+            model, atoms=model.atoms.cpu(), height=model.height.cpu(), index=tuple(x.cpu() for x in model.index)
+        ),
+        known=tree.map(lambda x: x.cpu(), problem.known),
+        pool=problem.pool.cpu(),
+    )

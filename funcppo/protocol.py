@@ -20,6 +20,7 @@ from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import Sizes
 from funcppo.types import F32, I32, I64, Bool
 
+ROUNDING = 2e-6  # nats: what other shapes, devices or compilers make of a float32 score
 Scorer = Callable[[Tensor], Tensor]  # distinct atoms [L, W], in lexicographic order -> logarithms of scores [L]
 
 
@@ -31,6 +32,13 @@ class Protocol:
     negatives: int | None = None  # corruptions drawn for each query and side; None ranks against the whole pool
     list_all: bool = False  # score unprovable candidates too
     seed: int = 0  # of the draws
+
+
+class Known(NamedTuple):
+    """What candidates are looked up in, the same for every query of a data set."""
+
+    true: asked.Triples  # the atoms of all splits, which are filtered from the candidates
+    derived: asked.Triples  # the atoms that T_P derives
 
 
 class Asked(NamedTuple):
@@ -54,28 +62,40 @@ class Ranking(NamedTuple):
     provable: Bool[Tensor, "Q"]
     answer: I64[Tensor, "Q"]  # quantised score of the answer
     listed: I64[Tensor, "L"]  # quantised scores of all listed candidates
+    listed_for: I64[Tensor, "L"]  # the row of this table that each is a candidate of
     is_answer: Bool[Tensor, "L"]
+    near: Bool[Tensor, "L"]  # scores that rounding elsewhere could put on the next line of the grid
     atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
     score: F32[Tensor, "N"]  # their logarithms
 
 
+def known(sizes: Sizes, model: Model, true: I32[Tensor, "N W"], pool: I64[Tensor, "E"]) -> Known:
+    """The index of the true and of the derivable atoms, by what is asked of them.
+
+    Args:
+      pool: the entities to rank against, ascending.
+    """
+    index = lambda atoms: asked.triples(atoms, sizes.n_constants, pool)
+    return Known(true=index(true), derived=index(model.atoms))
+
+
 def rank_split(
     protocol: Protocol,
-    sizes: Sizes,
     model: Model,
+    known: Known,
     split: I32[Tensor, "Q W"],
-    known: I32[Tensor, "N W"],
+    query_id: I64[Tensor, "Q"],
     pool: I64[Tensor, "E"],
     scorer: Scorer,
 ) -> Ranking:
     """The rank of every query on every side.
 
     Args:
-      known: the true atoms of all splits, which are filtered from the candidates.
+      query_id: what the corruptions of a query are drawn by, so that they do not depend on what else is ranked.
       pool: the entities to rank against, ascending.
     Errors: ValueError for a query that cannot be ranked.
     """
-    sides = [_candidates(protocol, sizes, model, split.long(), known, pool, side) for side in protocol.sides]
+    sides = [_candidates(protocol, model, known, split.long(), query_id, pool, side) for side in protocol.sides]
     atoms, row = torch.unique(torch.cat([side.atom for side in sides]), dim=0, return_inverse=True)
     score = scorer(atoms.to(torch.int32))
     value = ranking.quantise(score)[row]
@@ -96,7 +116,9 @@ def rank_split(
         provable=torch.cat([side.provable for side in sides]),
         answer=torch.cat(answers),
         listed=value,
+        listed_for=torch.cat([side.query + i * len(split) for i, side in enumerate(sides)]),
         is_answer=torch.cat([side.is_answer for side in sides]),
+        near=ranking.near_boundary(score, ROUNDING)[row],
         atom=atoms,
         score=score,
     )
@@ -108,35 +130,50 @@ def summarise(ranked: Ranking, predicates: list[str], *, with_auc: bool) -> dict
     Args:
       with_auc: also the area under the precision-recall curve over all candidates pooled; unprovable ones score 0.
     """
-    counts = ranked.counts.n_candidates
-    harmonics = ranking.harmonic(int(counts.max()), counts.device)
-    summary = ranking.summary(
-        ranked.counts, ranked.side, ranked.relation, ranked.provable, harmonics, n_predicates=len(predicates)
-    )
+    result = headline(ranked.counts, ranked.side, ranked.relation, ranked.provable, predicates)
+    return result | {"n_scored": len(ranked.atom)} | ({"auc_pr": auc_pr(ranked)} if with_auc else {})
+
+
+def headline(
+    counts: ranking.Counts,
+    side: I64[Tensor, "Q"],
+    relation: I64[Tensor, "Q"],
+    provable: Bool[Tensor, "Q"],
+    predicates: list[str],
+) -> dict[str, Any]:
+    """The same from the counts of each query alone."""
+    harmonics = ranking.harmonic(int(counts.n_candidates.max()), counts.n_candidates.device)
+    summary = ranking.summary(counts, side, relation, provable, harmonics, n_predicates=len(predicates))
     table = ranking.as_dict(summary, predicates)
     both = table["all"]["both"]
-    headline = {name: both[name]["expected"] for name in ("mrr", "hits@1", "hits@3", "hits@10")}
-    headline |= {"ties": both["n_tied"], "ceiling": both["ceiling"], "n_queries": both["n_queries"]}
-    headline |= {"n_candidates": int(ranked.counts.n_candidates.sum()), "n_scored": len(ranked.atom)}
-    return headline | ({"auc_pr": auc_pr(ranked)} if with_auc else {}) | {"by_group": table}
+    result = {name: both[name]["expected"] for name in ("mrr", "hits@1", "hits@3", "hits@10")}
+    result |= {"ties": both["n_tied"], "ceiling": both["ceiling"], "n_queries": both["n_queries"]}
+    return result | {"n_candidates": int(counts.n_candidates.sum()), "by_group": table}
 
 
 def auc_pr(ranked: Ranking) -> float:
     """Average precision of the answers over the candidates of all queries pooled; those not listed score 0."""
-    n_hidden = int(ranked.counts.n_candidates.sum()) - len(ranked.listed)
-    n_hidden_answers = len(ranked.query) - int(ranked.is_answer.sum())
-    hidden = torch.full((n_hidden,), ranking.BOTTOM, dtype=torch.int64, device=ranked.listed.device)
-    true = torch.arange(n_hidden, device=hidden.device) < n_hidden_answers
-    pooled = ranking.average_precision(torch.cat([ranked.listed, hidden]), torch.cat([ranked.is_answer, true]))
-    return float(pooled)
+    return pooled_precision(ranked.listed, ranked.is_answer, int(ranked.counts.n_candidates.sum()), len(ranked.query))
+
+
+def pooled_precision(
+    listed: I64[Tensor, "L"], is_answer: Bool[Tensor, "L"], n_candidates: int, n_answers: int
+) -> float:
+    """Average precision over listed candidates and the others of `n_candidates`, which score 0.
+
+    Args:
+      n_answers: listed or not.
+    """
+    hidden = listed.new_full((n_candidates - len(listed),), ranking.BOTTOM)
+    true = torch.arange(len(hidden), device=hidden.device) < n_answers - int(is_answer.sum())
+    return float(ranking.average_precision(torch.cat([listed, hidden]), torch.cat([is_answer, true])))
 
 
 def _candidates(
-    protocol: Protocol, sizes: Sizes, model: Model, split: Tensor, known: Tensor, pool: Tensor, side: int
+    protocol: Protocol, model: Model, known: Known, split: Tensor, query_id: Tensor, pool: Tensor, side: int
 ) -> Asked:
     """Those to score on one side; the answer is listed where it is provable, or where all are."""
-    true = asked.triples(known, sizes.n_constants, pool)
-    derived = asked.triples(model.atoms, sizes.n_constants, pool)
+    true, derived = known
     provable = asked.holds(derived, split, side)
     if protocol.negatives is None and not protocol.list_all:
         found = asked.provable_candidates(true, derived, split, side)
@@ -145,9 +182,8 @@ def _candidates(
     if protocol.negatives is None:
         entity, filled = _unfiltered(true, split, pool, side)
     else:
-        rows = torch.arange(len(split), device=split.device)
         key = random.key(protocol.seed, split.device)
-        entity, filled = asked.sampled_candidates(key, true, pool, split, side, protocol.negatives, rows)
+        entity, filled = asked.sampled_candidates(key, true, pool, split, side, protocol.negatives, query_id)
     total = filled.sum(1) + 1
     entity, filled = torch.cat([split[:, side, None], entity], 1), torch.cat([filled[:, :1] | True, filled], 1)
     atom = _with(split[:, None].expand(-1, entity.shape[1], -1), side, entity)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from funcppo import checkpoint, data, journal, problem, protocol, queries, random, train_step, tree
-from funcppo.beam import Score
+from funcppo import scoring as scores
+from funcppo.beam import EvalConfig, Score
 from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
 from funcppo.evaluate import evaluate_step
 from funcppo.problem import Problem
@@ -186,19 +187,17 @@ def untrained(run: Run) -> Any:
     return train_step.init(run.cfg, problem.world(run.problem), random.key(run.run.seed, run.run.device)).params
 
 
-def policy_scorer(
-    run: Run,
-    params: Any,
-    score: Score,
-    step: Any = evaluate_step,
-    on_progress: Callable[[int], None] = lambda done: None,
-) -> protocol.Scorer:
+def policy_scorer(run: Run, params: Any, score: Score, step: Any = evaluate_step) -> protocol.Scorer:
     """How the policy scores candidates, with slots and beam that fit the search."""
+    return scores.policy_scorer(scoring(run, score), run.problem, params, step)
+
+
+def scoring(run: Run, score: Score) -> EvalConfig:
+    """The settings of a search for scores, before `fitting` has looked at what this machine is fastest at."""
     width = run.cfg.env.cfg.resolve.max_successors
     beam = 1 if score == "greedy" else 64
     rows = max(beam, min(512, 4096 // width))
-    how = problem.evaluation(run.problem, run.cfg, score, slots=max(1, rows // 4), beam=beam, rows=rows, window=2048)
-    return problem.policy_scorer(how, run.problem, params, step, on_progress)
+    return problem.evaluation(run.problem, run.cfg, score, slots=max(1, rows // 2), beam=beam, rows=rows, window=2048)
 
 
 def sides(ready: Problem) -> tuple[int, ...]:

@@ -1,13 +1,19 @@
-"""SWI-Prolog as an oracle: least models by tabling, and provability up to a height by a meta-interpreter."""
+"""SWI-Prolog as an oracle: least models by tabling, provability up to a height, successors of one resolution step."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.oracles import Atom, Program
+
+Goals = tuple[tuple[Atom, int], ...]  # each with its height
+Ask = tuple[int, Atom, Goals]  # which program, the root, the goals
+Successor = tuple[str, int, Goals]  # "rule" or "fact", its position, the goals that are left
 
 AVAILABLE = shutil.which("swipl") is not None
 
@@ -29,6 +35,19 @@ show(G) :- G =.. [_ | A], functor(G, P, _), atom_concat(p, N, P), write(N),
 """
 
 
+_STEP = """
+successor(P, Root, [G-H | T], r, I, Left) :-
+    rule(P, I, G, B), limit(P, M), H < M, H1 is H + 1, at_height(B, H1, New), append(New, T, All),
+    exclude(known(P, Root), All, Left).
+successor(P, Root, [G-_ | T], f, I, Left) :- fact(P, I, G), G \\== Root, exclude(known(P, Root), T, Left).
+at_height([], _, []).
+at_height([G | B], H, [G-H | T]) :- at_height(B, H, T).
+known(P, Root, G-_) :- ground(G), G \\== Root, fact(P, _, F), F == G.
+main :- forall((ask(N, P, Root, Goals), successor(P, Root, Goals, Kind, I, Left)),
+               (numbervars(Left, 0, _), write_term([N, Kind, I, Left], [numbervars(true)]), nl)), halt.
+"""
+
+
 def models(program: Program, height: int) -> tuple[set[Atom], dict[Atom, int]]:
     """The answers to every open query, and the least height up to `height` of what is provable within it."""
     lines = [_DRIVER.replace("{height}", str(height))]
@@ -41,17 +60,58 @@ def models(program: Program, height: int) -> tuple[set[Atom], dict[Atom, int]]:
     lines += [
         f"{_term(r[0], program)} :- {', '.join(['true', *(_term(a, program) for a in r[1:])])}." for r in program.rules
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.pl"
-        path.write_text(":- style_check(-discontiguous).\n:- style_check(-singleton).\n" + "\n".join(lines) + "\n")
-        done = subprocess.run(["swipl", "-q", "-g", "main", str(path)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
-    rows = [tuple(int(t) for t in line.split()) for line in done.stdout.splitlines()]
+    rows = [tuple(int(t) for t in line.split()) for line in _run(lines)]
     heights: dict[Atom, int] = {}
     for h, *atom in rows:
         if h >= 0:
             heights.setdefault(tuple(atom), h)
     return {tuple(atom) for h, *atom in rows if h < 0}, heights
+
+
+def successors(kb: Sequence[Program], limits: Sequence[int], asked: Sequence[Ask]) -> list[list[Successor]]:
+    """The goal lists one step away from each that is asked: by rules in their order, then by facts in theirs.
+
+    Args:
+      limits: of each program, the height from which goals meet facts only.
+    """
+    lines = [":- discontiguous fact/3, rule/4, limit/2, ask/4.", _STEP]
+    for p, (program, limit) in enumerate(zip(kb, limits)):
+        lines += [f"fact({p}, {i}, {_plain(fact, program)})." for i, fact in enumerate(program.facts)]
+        for i, (head, *body) in enumerate(program.rules):
+            lines.append(f"rule({p}, {i}, {_plain(head, program)}, [{', '.join(_plain(a, program) for a in body)}]).")
+        lines.append(f"limit({p}, {limit}).")
+    lines += ["fact(-1, 0, a). rule(-1, 0, a, []). ask(-1, 0, a, []) :- fail."]
+    for n, (p, root, goals) in enumerate(asked):
+        shown = ", ".join(f"{_plain(atom, kb[p])}-{height}" for atom, height in goals)
+        lines.append(f"ask({n}, {p}, {_plain(root, kb[p])}, [{shown}]).")
+    found: list[list[Successor]] = [[] for _ in asked]
+    for line in _run(lines):
+        n, kind, i, rest = re.fullmatch(r"\[(\d+),([rf]),(\d+),\[(.*)\]\]", line).groups()
+        n_constants = kb[asked[int(n)][0]].n_constants
+        goals = tuple((_ids(atom, n_constants), int(h)) for atom, h in re.findall(r"a\(([^-]*)\)-(\d+)", rest))
+        found[int(n)].append(({"r": "rule", "f": "fact"}[kind], int(i), goals))
+    return found
+
+
+def _run(lines: list[str]) -> list[str]:
+    """What `main` of a program prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.pl"
+        path.write_text(":- style_check(-discontiguous).\n:- style_check(-singleton).\n" + "\n".join(lines) + "\n")
+        done = subprocess.run(["swipl", "-q", "-g", "main", str(path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
+    return done.stdout.splitlines()
+
+
+def _plain(atom: Atom, program: Program) -> str:
+    """The atom as a(predicate, argument, ...)."""
+    return f"a({', '.join([str(atom[0]), *(f'V{t}' if t > program.n_constants else str(t) for t in atom[1:])])})"
+
+
+def _ids(terms: str, n_constants: int) -> Atom:
+    """The atom that is printed so; variables are A, B, ..., Z, A1, ... in the order of their first occurrence."""
+    number = lambda t: n_constants + 1 + ord(t[0]) - ord("A") + 26 * int(t[1:] or 0)
+    return tuple(number(t) if t[0].isupper() else int(t) for t in terms.split(","))
 
 
 def _term(atom: Atom, program: Program) -> str:

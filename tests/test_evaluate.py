@@ -7,7 +7,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from funcppo import random, tree
+from funcppo import evaluate, random, tree
 from funcppo.beam import NOT_PROVED, EvalConfig
 from funcppo.envs import prover
 from funcppo.evaluate import score_candidates
@@ -92,6 +92,19 @@ def test_scores_do_not_depend_on_slots_windows_rows_order_or_refilling(seed, slo
     got, _, _ = score_candidates(other, world, params, atoms[order])
     torch.testing.assert_close(got.score, want.score[order], rtol=0, atol=1e-5)
     assert torch.equal(got.steps, want.steps[order])
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=6, deadline=None, phases=PHASES)
+def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "WIDTHS", (1, 2))
+        cfg, world, params, atoms = setup(seed, score, max_height=1 + seed % 2, window=48, slots=12)
+        want, _, _ = score_candidates(cfg, world, params, atoms)
+        got, _, _ = evaluate.score_by_width(evaluate.narrowed(cfg), world, params, atoms)
+    torch.testing.assert_close(got.score, want.score, rtol=0, atol=1e-5)
+    assert torch.equal(got.steps, want.steps) and torch.isneginf(got.overflowed).all()
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8))

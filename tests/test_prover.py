@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import data, problem, protocol, random, train_step, tree
+from funcppo import data, problem, protocol, random, scoring, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.envs import prover
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
-from funcppo.evaluate import evaluate_step, start
+from funcppo.evaluate import evaluate_step, score_candidates, start
 from funcppo.logic import baselines
 from funcppo.nets import prover as net
 from funcppo.protocol import Protocol
@@ -168,7 +168,7 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
     cfg = problem.config(made, PPO)
     params = train_step.init(cfg, problem.world(made), random.key(0)).params
     how = problem.evaluation(made, cfg, "best-proof", slots=8, beam=64, rows=64, window=64)
-    scorers = problem.policy_scorer(how, made, params, None), problem.untrained_scorer(made, "max-confidence")
+    scorers = scoring.policy_scorer(how, made, params, None), problem.untrained_scorer(made, "max-confidence")
     mine, theirs = (problem.rank(made, made.dataset.test[:80], scorer, Protocol()) for scorer in scorers)
     assert torch.equal(mine.counts.n_better, theirs.counts.n_better)
     assert torch.equal(mine.counts.n_equal, theirs.counts.n_equal)
@@ -186,8 +186,8 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
         for p in (made, chosen)
     ]
     atoms = torch.unique(torch.from_numpy(made.dataset.test[:60]), dim=0)
-    quick = problem.policy_scorer(hows[0], made, params, None)(atoms)
-    searched = problem.score_candidates(hows[1], problem.fixed_world(chosen), params, atoms)[0]
+    quick = scoring.policy_scorer(hows[0], made, params, None)(atoms)
+    searched = score_candidates(hows[1], problem.fixed_world(chosen), params, atoms)[0]
     torch.testing.assert_close(quick, searched.score, rtol=0, atol=1e-5)
     assert torch.isfinite(quick).any()
 

@@ -2,125 +2,160 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import tyro
-from torch import Tensor
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo import data, problem, protocol, training
-from funcppo.checkpoint import write_atomically
 from funcppo.cli import show, write_json
-from funcppo.config import ProverSettings
-from funcppo.data import show_atom
-from funcppo.problem import Problem
-from funcppo.protocol import Protocol, Ranking, Scorer
-from funcppo.queries import HEAD
-from funcppo.ranking import BOTTOM, GRID
+from funcppo.cli.judging import on_work, prepare
 
-POLICY = ("success", "best-proof", "greedy")
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+    import numpy as np
+    from rich.console import Console
+
+    from funcppo.judge import Judge
+    from funcppo.records import Journal, Record
 
 
 @dataclass
 class Evaluate:
     """Rank a split: filtered by all splits, ties broken at random in expectation.
 
-    A trained folder is judged by its policy; a data set by a score that needs no training.
+    A trained folder is judged by its policy; a data set by a score that needs no training. With --details FILE each
+    query and side is a line of JSON there as soon as it is ranked: the answer's rank under every tie policy, the counts
+    of better, equal and all candidates that it follows from, its score (natural logarithm, on the grid of 1e-4 nats
+    that scores are compared on), its status (proved, refuted, or lost: provable, but not found by the search), a proof,
+    and whether some candidate scores so near to the edge of a grid line that another machine or number of slots could
+    rank it otherwise (near_grid). The summary is computed from these lines. Ctrl-C ends after the part in progress,
+    --resume goes on.
+
+    Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """
 
-    target: Annotated[str, tyro.conf.Positional]
+    target: Annotated[Positional[str], arg(metavar="TARGET")]
     """A folder that `funcppo train` wrote, or a data set."""
     split: Literal["test", "valid"] = "test"
     """Queries to rank."""
-    negatives: str = "all"
+    negatives: Annotated[str, arg(metavar="all|N")] = "all"
     """all entities, or how many corruptions to draw for each query and side."""
     score: str = "auto"
     """success, best-proof, greedy, exists@H, max-confidence or noisy-or; auto is the trained run's own, and
     max-confidence for a data set."""
-    rules: str | None = None
+    rules: Annotated[str | None, arg(metavar="FILE")] = None
     """Rule file in place of the data set's own (data sets only)."""
-    height: int | None = None
+    height: Annotated[int | None, arg(metavar="N")] = None
     """Rule applications on a branch of a proof (data sets only); the default chooses by the valid split."""
-    queries: int | None = None
+    queries: Annotated[int | None, arg(metavar="N")] = None
     """Rank only this many queries, drawn evenly over relations; the default ranks all."""
     seed: int = 0
     """Of the corruptions drawn."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to score."""
-    details: str | None = None
-    """Also write a line of JSON for each query and side to this file."""
-    json: str | None = None
+    memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    """Most memory to hold, such as 2GB: of this process, or of a GPU; the default is three quarters of what there is.
+    As many candidates are scored at once as are fastest within it."""
+    details: Annotated[str | None, arg(metavar="FILE")] = None
+    """Also write a line of JSON for each query and side to this file, as they are ranked."""
+    resume: Annotated[bool, FlagCreatePairsOff] = False
+    """Go on with the file of --details that an interrupted evaluation left."""
+    overwrite: Annotated[bool, FlagCreatePairsOff] = False
+    """Replace the file of --details."""
+    proofs: bool = True
+    """Put a proof of each answer that has one into --details."""
+    all_scores: Annotated[bool, FlagCreatePairsOff] = False
+    """Put the scores of all candidates into --details."""
+    json: Annotated[str | None, arg(metavar="FILE|-")] = None
     """Write the result as JSON to this file, or - for standard output."""
 
     def run(self) -> int:
         """Rank and show; the exit status."""
+        from funcppo import records
+        from funcppo.runtime import memory
+
         start, console = time.perf_counter(), show.console(self.json == "-")
-        how = Protocol(negatives=self._negatives(), seed=self.seed)
-        with show.progress(console) as bar:
-            task = bar.add_task("scoring", total=None, note="")
-            ready, scorer, name = self._scorer(lambda done: bar.update(task, completed=done))
-            how = Protocol(
-                sides=training.sides(ready), negatives=how.negatives, list_all=name == "greedy", seed=self.seed
-            )
-            rows = self._rows(ready)
-            split = getattr(ready.dataset, self.split)[rows]
-            ranked = problem.rank(ready, split, scorer, how)
-        result = protocol.summarise(ranked, list(ready.dataset.predicates), with_auc=ready.regions)
-        result |= {"score": name, "split": self.split, "negatives": self.negatives, "height": ready.max_height}
-        result |= {"dataset": ready.dataset.name, "seconds": time.perf_counter() - start}
+        if (self.resume or self.overwrite) and self.details is None:
+            raise ValueError("--resume, --overwrite: want --details FILE, the file that they are about")
         if self.details is not None:
-            _write_details(Path(self.details), ready, ranked, rows)
-        show.notes(console, ready.notes)
-        title = f"{ready.dataset.name}, {self.split}, {self.negatives} negatives"
-        console.print(show.results_table(title, {name: result}))
+            records.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
+        ready = prepare(self)
+        memory.reset_peak(self.device)
+        judge, dataset = ready.judge, ready.judge.problem.dataset
+        rows, journal = self._rows(dataset), None
+        if self.details is not None:
+            settings = ready.settings | {"split": self.split, "queries": self.queries, "side": list(judge.how.sides)}
+            journal = records.begin(Path(self.details), settings, len(judge.how.sides), resume=self.resume)
+        found = self._judge(judge, rows, journal, console)
+        if len(found) < len(rows) * len(judge.how.sides):
+            done = len(found) // len(judge.how.sides)
+            how = f"--resume goes on with {self.details}" if journal else "--details FILE would keep what is done"
+            console.print(f"stopped after {done} of {len(rows)} queries; {how}")
+            return 130
+        result = records.summarise(found, dataset.predicates, with_auc=judge.problem.regions)
+        result |= {"score": ready.name, "split": self.split, "negatives": self.negatives}
+        result |= {"height": judge.problem.max_height, "dataset": dataset.name} | ready.work.told()
+        result |= {"memory": ready.budget, "peak_bytes": memory.peak_bytes(self.device)}
+        result |= {"seconds": time.perf_counter() - start}
+        show.notes(console, [*judge.problem.notes, *ready.notes, *on_work(result)])
+        title = f"{dataset.name}, {self.split}, {self.negatives} negatives"
+        console.print(show.results_table(title, {ready.name: result}))
         write_json(self.json, result)
         return 0
 
-    def _negatives(self) -> int | None:
-        if self.negatives == "all":
-            return None
-        if not self.negatives.isdigit() or int(self.negatives) < 1:
-            raise ValueError(f"--negatives {self.negatives}: want all, or a number of 1 or more")
-        return int(self.negatives)
+    def _judge(self, judge: Judge, rows: np.ndarray, journal: Journal | None, console: Console) -> list[Record]:
+        """The records of all queries, or of those ranked before a Ctrl-C."""
+        import numpy as np
 
-    def _scorer(self, on_progress: Any) -> tuple[Problem, Scorer, str]:
-        if (Path(self.target) / training.CONFIG).exists():
-            run = training.open_run(Path(self.target), self.device)
-            name = run.score if self.score == "auto" else self.score
-            if name in POLICY:
-                return run.problem, training.policy_scorer(run, run.saved.best, name, on_progress=on_progress), name
-            return run.problem, problem.untrained_scorer(run.problem, name), name
-        if self.score in POLICY:
-            want = "exists@H, max-confidence or noisy-or"
-            raise ValueError(f"--score {self.score}: {self.target} is no trained run, want {want}")
-        settings = ProverSettings(max_height=self.height)
-        ready = problem.build(data.load(self.target, self.rules), settings, self.device)
-        name = "max-confidence" if self.score == "auto" else self.score
-        return ready, problem.untrained_scorer(ready, name), name
+        from funcppo import judge as judging
+        from funcppo import records
 
-    def _rows(self, ready: Problem) -> np.ndarray:
-        split = getattr(ready.dataset, self.split)
+        found = list(journal.done) if journal else []
+        rows = rows[~np.isin(rows, [record["query"] for record in found])]
+        split, n_sides = getattr(judge.problem.dataset, self.split), len(judge.how.sides)
+        done, start, scored = len(found) // n_sides, time.perf_counter(), 0
+        with show.progress(console) as bar, interrupts() as asked:
+            task = bar.add_task("ranking", total=done + len(rows), completed=done, note="")
+            for part in judging.judged(judge, split, rows):
+                if journal:
+                    records.append(journal, part)
+                found += [{**record, "proof": None} for record in part]
+                done, scored = done + len(part) // n_sides, scored + sum(record["scored"] for record in part)
+                speed = scored / (time.perf_counter() - start)
+                bar.update(task, completed=done, note=f"{speed:,.0f} candidates/s")
+                if asked:
+                    break
+        return found
+
+    def _rows(self, dataset: Any) -> np.ndarray:
+        import numpy as np
+
+        from funcppo import training
+
+        split = getattr(dataset, self.split)
         if not len(split):
-            raise ValueError(f"{ready.dataset.name}: its {self.split} split is empty")
+            raise ValueError(f"{dataset.name}: its {self.split} split is empty")
+        if self.queries is not None and self.queries < 1:
+            raise ValueError(f"--queries {self.queries}: want 1 or more")
         return np.arange(len(split)) if self.queries is None else training.stratified(split, self.queries)
 
 
-def _write_details(path: Path, ready: Problem, ranked: Ranking, rows: np.ndarray) -> None:
-    """A line a query and side: what its rank is computed from, and the score of the answer (null: it scores 0)."""
-    dataset, split, counts = ready.dataset, ranked.query.tolist(), ranked.counts
-    columns = zip(split, ranked.side.tolist(), ranked.answer.tolist(), ranked.provable.tolist(), *map(_list, counts))
-    lines = []
-    for query, side, answer, provable, better, equal, candidates in columns:
-        line = {"query": int(rows[query]), "atom": show_atom(dataset, ranked.split[query].numpy())}
-        line |= {"side": "head" if side == HEAD else "tail", "better": better, "equal": equal}
-        line |= {"candidates": candidates, "provable": provable}
-        lines.append(json.dumps(line | {"log_score": answer * GRID if answer > BOTTOM else None}, ensure_ascii=False))
-    write_atomically(path, lambda file: file.write("".join(line + "\n" for line in lines).encode()))
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """A list that a first Ctrl-C puts something into; a second one interrupts at once."""
+    asked: list[int] = []
 
+    def ask(*_: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(1)
 
-def _list(counts: Tensor) -> list[int]:
-    return counts.tolist()
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -49,6 +49,8 @@ class Prove:
     """Most rule applications on a branch of the proof; by default any number."""
     all: Annotated[bool, FlagCreatePairsOff] = False
     """List all answers of a query with variables, not the first few."""
+    object_identity: Annotated[bool, FlagCreatePairsOff] = False
+    """Different variables of a rule bind different constants, as AnyBURL counts."""
     budget: Annotated[int, arg(metavar="N")] = ProverSettings().budget
     """Derived atoms to hold at most; beyond, the query is unknown."""
     format: Literal["text", "json", "dot"] = "text"
@@ -102,7 +104,15 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
 
     with steps_shown() as progress:
         kb, sizes = _world(dataset)
-        found = ask.ask(kb, sizes, atom, max_height=asked.height, budget=asked.budget, progress=progress)
+        found = ask.ask(
+            kb,
+            sizes,
+            atom,
+            max_height=asked.height,
+            budget=asked.budget,
+            object_identity=asked.object_identity,
+            progress=progress,
+        )
     by_policy = _by_policy(asked, atom) if found.proof else None
     shown = by_policy or found.proof
     names = (lambda goal: show_atom(dataset, np.array(goal))), (lambda rule: show_rule(dataset, dataset.rules[rule]))
@@ -136,7 +146,7 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
 
 def _by_policy(asked: Prove, atom: tuple[int, ...]) -> Proof | None:
     """The most probable proof of a trained run, None where there is no run or it looks elsewhere."""
-    if not is_run(asked.target):
+    if not is_run(asked.target) or asked.object_identity:  # the policy's search knows no object identity
         return None
     import torch
 
@@ -150,12 +160,12 @@ def _by_policy(asked: Prove, atom: tuple[int, ...]) -> Proof | None:
 
 def _headline(result: dict[str, Any], n_matching: int) -> str:
     query, derivable, steps = result["query"], result["derivable"], len(result["atoms"]) - 1
-    within = _within(None if result["fixpoint"] or not n_matching else result["max_height"])
+    within = _within(None if result["fixpoint"] or not n_matching else result["max_height"]) + _identity(result)
     fixpoint = f" (fixpoint after {steps} {'step' if steps == 1 else 'steps'}, {result['atoms'][-1]:,} atoms)"
     ending = {
-        "proved": f"at height {result['height']}",
+        "proved": f"at height {result['height']}{_identity(result)}",
         "refuted": f"no proof exists{within}{fixpoint if result['fixpoint'] and n_matching else ''}",
-        "unknown": f"no proof{_within(steps + 1)}; {result['stopped']} (--budget raises it)",
+        "unknown": f"no proof{_within(steps + 1)}{_identity(result)}; {result['stopped']} (--budget raises it)",
     }[derivable]
     if not result["is_fact"]:
         return f"{derivable}: {query}: {ending}"
@@ -167,15 +177,19 @@ def _within(max_height: int | None) -> str:
     return "" if max_height is None else f" within height {max_height}"
 
 
+def _identity(result: dict[str, Any]) -> str:
+    return " with different constants for different variables" if result["object_identity"] else ""
+
+
 def _missing(
     asked: Prove, dataset: Dataset, kb: KnowledgeBase, sizes: Sizes, model: Model, atom: tuple[int, ...]
 ) -> tuple[list[dict[str, Any]], int]:
     """For the first rules whose heads match an underivable atom, what of the body has no answer; how many match."""
     from funcppo.logic import ask
 
-    rules = ask.matching_rules(kb, sizes, atom)
+    rules = ask.matching_rules(kb, sizes, atom, object_identity=asked.object_identity)
     first = [] if asked.height == 0 else rules[:RULES_SHOWN]
-    rows = [(rule.id, ask.unsatisfied(model, rule)) for rule in first]
+    rows = [(found.rule.id, ask.unsatisfied(model, found)) for found in first]
     return [
         {
             "rule": rule,
@@ -209,7 +223,13 @@ def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str
     with steps_shown() as progress:
         kb, sizes = _world(dataset)
         model = fixpoint.least_model(
-            kb, sizes, max_height=asked.height, budget=asked.budget, predicates={atom[0]}, progress=progress
+            kb,
+            sizes,
+            max_height=asked.height,
+            budget=asked.budget,
+            predicates={atom[0]},
+            object_identity=asked.object_identity,
+            progress=progress,
         )
     atoms, heights = fixpoint.answers(model, atom)
     order = heights.argsort(stable=True)[: None if asked.all else SHOWN]
@@ -227,7 +247,9 @@ def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str
         **_extent(asked, model),
     }
     more = "" if model.complete else "at least "
-    lines = [f"{more}{n:,} {'answer' if n == 1 else 'answers'} to {asked.query}{_within(asked.height)}"]
+    lines = [
+        f"{more}{n:,} {'answer' if n == 1 else 'answers'} to {asked.query}{_within(asked.height)}{_identity(result)}"
+    ]
     lines += [f"  {row['atom']}      {'fact' if not row['height'] else _height(row)}" for row in answers]
     lines += [f"  ... and {n - len(answers):,} more (--all lists them)"] if n > len(answers) else []
     lines += [f"unknown beyond: {model.stopped}"] if not model.complete else []
@@ -255,6 +277,7 @@ def _extent(asked: Prove, model: Model) -> dict[str, Any]:
     """How far T_P was taken, for the predicates that the query needs."""
     return {
         "max_height": asked.height,
+        "object_identity": asked.object_identity,
         "atoms": list(model.counts),
         "complete": model.complete,
         "fixpoint": model.fixpoint,

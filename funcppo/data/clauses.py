@@ -36,7 +36,13 @@ class Clause(NamedTuple):
 
 _CONTROL = {"\\+": "negation", "not": "negation", "!": "a cut", ";": "a disjunction", "|": "a disjunction"}
 _CONTROL |= {"->": "an if-then-else", "[": "a list", "{": "a term in braces", '"': "a string", "-->": "a grammar rule"}
-_CONTROL |= {"'": "a quote that is never closed", "}": "a term in braces", "]": "a list", "-": "a sign or an operator"}
+_CONTROL |= {
+    "?-": "a query mark",
+    "'": "a quote that is never closed",
+    "}": "a term in braces",
+    "]": "a list",
+    "-": "a sign or an operator",
+}
 _ARITHMETIC = {"is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=", "==", "\\=", "\\==", "=..", "@<", "@>"}
 _BUILT_INS = """
     true/0 fail/0 false/0 not/1 call/1 call/2 call/3 once/1 ignore/1 findall/3 bagof/3 setof/3 forall/2 aggregate_all/3
@@ -84,11 +90,16 @@ def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
             )
 
 
+def holds_of_all(head: Atom) -> bool:
+    """Whether a head without a body would hold of every constant: it has a variable."""
+    return any(isinstance(t, Var) for t in head.args)
+
+
 def parse_atom(tokens: list[Token], at: int, *, prolog: bool) -> tuple[Atom, int]:
     """The atom that starts at a token, and where the next one stands."""
     predicate = tokens[at]
     opened = not predicate.kind.startswith("end") and tokens[at + 1].kind == "("
-    if predicate == ("name", "not") and tokens[at + 1].kind in ("name", "quoted", "variable"):
+    if _is_operator(tokens, at):
         raise _wanted("a predicate", predicate)
     if predicate.kind in ("variable", "integer") and tokens[at + 1].text in _ARITHMETIC:
         raise _wanted("a predicate", tokens[at + 1])
@@ -101,9 +112,21 @@ def parse_atom(tokens: list[Token], at: int, *, prolog: bool) -> tuple[Atom, int
         at += 2
     if opened and tokens[at].kind != ")":
         raise _wanted("`,` or `)` after an argument", tokens[at])
+    if prolog and predicate == ("name", "not") and len(args) == 1:
+        raise _wanted("a predicate", predicate)
     if prolog and predicate.kind == "name" and is_built_in(predicate.text, len(args)):
         raise ValueError(f"want a predicate of facts and rules, got the built-in {predicate.text}/{len(args)}")
     return Atom(_name(predicate), tuple(args)), at + opened
+
+
+def _is_operator(tokens: list[Token], at: int) -> bool:
+    """Whether a negation or `?-` stands where an atom should: before a name, or around an atom with arguments."""
+    kind, text = tokens[at]
+    names = ("name", "quoted", "variable")
+    if kind == "name" and text in ("not", "\\+", "?-") and tokens[at + 1].kind in names:
+        return True
+    around = [token.kind for token in tokens[at + 1 : at + 4]]
+    return kind == "name" and text in ("not", "\\+") and around[:1] + around[2:] == ["(", "("] and around[1] in names
 
 
 def _argument(tokens: list[Token], at: int, *, prolog: bool) -> Var | str:

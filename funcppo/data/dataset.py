@@ -151,13 +151,16 @@ def _vocabulary(clauses: Sequence[Clause], path: str) -> tuple[dict[str, None], 
 def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Dataset:
     """The same data with these rules in place of its own.
 
-    The head of a rule may define a relation that the data does not have, as in Datalog; `notes` tells which.
+    The head of a rule may define a relation that the data does not have, as in Datalog; `notes` tells which. A rule
+    without a body (AnyBURL's zero rules) would derive its head for every constant whatever the facts: such rules are
+    left out, and `notes` tells how many.
 
     Args:
       path: where the rules stand, for messages.
     Errors: ValueError naming file and line of a relation that neither the data nor any head has, an entity that the
       data does not have, or a wrong arity.
     """
+    dataset, clauses = _without_zero_rules(dataset, clauses, path)
     dataset = _with_derived(dataset, clauses, path)
     longest = max((1 + len(clause.body) for clause in clauses), default=1)
     table = np.zeros((len(clauses), longest, dataset.width), np.int32)
@@ -173,6 +176,16 @@ def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Datase
             slot[: len(ids)] = ids
     weights = np.array([clause.weight for clause in clauses], np.float64)
     return replace(dataset, rules=table, rule_weights=weights)
+
+
+def _without_zero_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> tuple[Dataset, Sequence[Clause]]:
+    kept = [clause for clause in clauses if clause.body]
+    dropped = len(clauses) - len(kept)
+    if not dropped:
+        return dataset, kept
+    first = next(clause.line for clause in clauses if not clause.body)
+    note = f"{path}:{first}: {dropped} rules without a body hold of every constant and were left out"
+    return replace(dataset, notes=(*dataset.notes, note)), kept
 
 
 def _with_derived(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Dataset:

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import cast
 
+from funcppo.data.clauses import holds_of_all
 from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
 from funcppo.data.formats import detect, read_clauses
 from funcppo.data.kinship import family_tree
@@ -75,7 +76,7 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     form = "Prolog" if path.name.endswith((".pl", ".pl.gz")) else detect(text)
     clauses = read_clauses(text, str(path), form)
     for clause in clauses:
-        if not clause.body:
+        if not clause.body and not holds_of_all(clause.head):
             raise ValueError(f"{path}:{clause.line}: as {form}: want rules with a body: facts belong in facts.txt")
     return with_rules(dataset, clauses, str(path))
 

@@ -5,7 +5,8 @@
     AMIE       ?a  b  ?c  ?c  d  ?e   => ?a  h  ?e<TAB>head coverage<TAB>confidence<TAB>...
     Prolog     facts and rules, each ended by a full stop
 
-In the line formats, lines that start with `#` and AMIE's header line are comments.
+In the line formats, lines that start with `#` and AMIE's header line are comments. AnyBURL's zero rules, `h(X,c) <= `
+without a body, are read as clauses that `with_rules` leaves out and tells of: they hold of every constant.
 
 Sources: Meilicke et al. 2019, "Anytime bottom-up rule learning" (AnyBURL); Lajus et al. 2020, "Fast and exact rule
 mining with AMIE 3"; ISO/IEC 13211-1 (Prolog).
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from funcppo.data.clauses import Atom, Clause, Var, check_safe, parse_clause
+from funcppo.data.clauses import Atom, Clause, Var, check_safe, holds_of_all, parse_clause
 from funcppo.data.tokens import QUOTED, Token, is_anyburl_variable, line_tokens, prolog_clauses, shorten, unquote
 
 _COMMENT = ("#", "Rule\t")
@@ -62,7 +63,8 @@ def read_clauses(text: str, path: str, form: str) -> list[Clause]:
 def _checked(form: str, path: str, line: int, text: str, read: Callable[[], Clause]) -> Clause:
     try:
         clause = read()
-        check_safe(clause.head, clause.body)
+        if clause.body or form != "AnyBURL":
+            check_safe(clause.head, clause.body)
     except ValueError as error:
         raise ValueError(f"{path}:{line}: as {form}: {error}, in {shorten(text.strip())}") from None
     return clause._replace(line=line)
@@ -105,7 +107,11 @@ def _anyburl(line: str) -> Clause:
     columns = line.split("\t")
     if len(columns) != 4:
         raise ValueError(f"want predictions, support, confidence and rule in 4 columns, got {len(columns)}")
-    head, body = parse_clause(line_tokens(columns[3], is_anyburl_variable), "<=", prolog=False)
+    tokens = line_tokens(columns[3], is_anyburl_variable)
+    if [token.kind for token in tokens[-2:]] == ["<=", "end"]:
+        head, _ = parse_clause([*tokens[:-2], tokens[-1]], "<=", prolog=False)
+        return Clause(head, () if holds_of_all(head) else _body((), "<="), _number(columns[2]), 0)
+    head, body = parse_clause(tokens, "<=", prolog=False)
     return Clause(head, _body(body, "<="), _number(columns[2]), 0)
 
 

@@ -32,6 +32,8 @@ def parse_query(dataset: Dataset, text: str) -> np.ndarray:
         atom, at = parse_atom(tokens, 0, prolog=False)
         if tokens[at].kind != "end":
             raise ValueError(f"want one atom, got {shorten(tokens[at].text)} after it")
+        if tokens[0] == ("name", "not") and len(atom.args) == 1 and "not" not in dataset.predicates:
+            raise ValueError("want one atom, got negation not(...)")
         ids = atom_ids(dataset, atom, number(dataset.entities), number(dataset.predicates), {})
         tables = (dataset.facts, dataset.valid, dataset.test, dataset.rules[:, 0])
         if not any((table[:, 0] == ids[0]).any() for table in tables):

@@ -23,7 +23,10 @@ class Token(NamedTuple):
 
 
 QUOTED = r"'(?:[^'\\\n]|\\(?:x[0-9a-fA-F]++\\?|[0-7]++\\?|(?s:.))|'')*+'"
-_LINE = re.compile(rf"(?P<quoted>{QUOTED})|(?P<symbol>:-|<=|[(),'])|(?P<word>(?:(?!:-)[^\s,()])++)|\s++")
+_LINE = re.compile(
+    rf"(?P<quoted>{QUOTED})|(?P<symbol>:-|<=|[(),'])"
+    r"|(?P<word>\\\+|(?:(?!:-)[^\s,()])++)|\s++"
+)
 _PROLOG = re.compile(
     rf"(?P<quoted>{QUOTED})|(?P<integer>-?[0-9]++)|(?P<word>[^\W\d]\w*+)|(?P<end>\.(?=\s|%|\Z))"
     r"|(?:\s|%[^\n]*+|/\*(?s:.*?)\*/)++|(?P<symbol>[(),]|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -10,10 +11,22 @@ from funcppo.logic import fixpoint, joins, proof, replay
 from funcppo.logic import kb as kbase
 from funcppo.logic.derivations import derivation
 from funcppo.logic.fixpoint import Model, Progress, Verdict
+from funcppo.logic.joins import Unequal
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.proof import Proof
 from funcppo.logic.relations import Relation
-from funcppo.logic.rules import Atom, Rule, query_of, relation_of, rules_of, substitute, unifier
+from funcppo.logic.rules import (
+    Atom,
+    Rule,
+    different_variables,
+    put,
+    query_of,
+    relation_of,
+    rules_of,
+    substitute,
+    unifier,
+    variables,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +47,7 @@ def ask(
     *,
     max_height: int | None,
     budget: int,
+    object_identity: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """The verdict on a ground atom, and a checked proof of the smallest height if it has one.
@@ -49,13 +63,19 @@ def ask(
     root = torch.tensor(atom, device=kb.facts.device)
     is_fact = bool(kbase.contains(kb, sizes, root))
     kb, sizes = kbase.without(kb, sizes, root)
-    rules = [] if max_height == 0 else matching_rules(kb, sizes, atom)
+    rules = [] if max_height == 0 else matching_rules(kb, sizes, atom, object_identity=object_identity)
     last = None if max_height is None else max(0, max_height - 1)
     steps = 0
     while True:
         limit = steps if last is None else min(steps, last)
         model = fixpoint.least_model(
-            kb, sizes, max_height=limit, budget=budget, predicates={atom[0]}, progress=progress
+            kb,
+            sizes,
+            max_height=limit,
+            budget=budget,
+            predicates={atom[0]},
+            object_identity=object_identity,
+            progress=progress,
         )
         model = _with_next(model, atom, rules)
         height = int(fixpoint.contains(model, root))
@@ -72,10 +92,10 @@ def ask(
     )
 
 
-def _with_next(model: Model, atom: Atom, rules: list[Rule]) -> Model:
+def _with_next(model: Model, atom: Atom, rules: list[Instance]) -> Model:
     """The model with the atom in it if one of the rules derives it in one step more."""
     row = torch.tensor([atom], dtype=model.atoms.dtype, device=model.atoms.device)
-    if int(fixpoint.contains(model, row)) >= 0 or all(unsatisfied(model, rule) for rule in rules):
+    if int(fixpoint.contains(model, row)) >= 0 or all(unsatisfied(model, found) for found in rules):
         return model
     order, index = kbase.index_atoms(
         torch.cat([model.atoms, row]).long(), model.sizes.n_predicates, model.sizes.n_constants
@@ -96,23 +116,42 @@ def _proof(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom, height: in
         n_constants=sizes.n_constants,
         max_height=height,
         leave_one_out=True,
+        object_identity=model.object_identity,
     )
     assert not errors, errors
     return found
 
 
-def matching_rules(kb: KnowledgeBase, sizes: Sizes, atom: Atom) -> list[Rule]:
-    """The rules whose head unifies with an atom, as that makes them."""
-    same = ((rule, unifier(rule.head, atom, sizes.n_constants)) for rule in rules_of(kb) if rule.head[0] == atom[0])
-    return [substitute(rule, found) for rule, found in same if found is not None]
+class Instance(NamedTuple):
+    """A rule as an atom makes it that its head unifies with."""
+
+    rule: Rule
+    unequal: tuple[Unequal, ...]  # its variables, or what they stand for, that must differ; none unless asked for
 
 
-def unsatisfied(model: Model, rule: Rule) -> tuple[Atom, ...]:
+def matching_rules(kb: KnowledgeBase, sizes: Sizes, atom: Atom, *, object_identity: bool = False) -> list[Instance]:
+    """The rules whose head unifies with an atom; with object identity, without giving two variables one constant."""
+    found = []
+    for rule in rules_of(kb):
+        same = unifier(rule.head, atom, sizes.n_constants)
+        if same is not None:
+            pairs = different_variables(rule, sizes.n_constants) if object_identity else []
+            unequal = tuple((put(left, same), put(right, same)) for left, right in pairs)
+            if all(left != right for left, right in unequal):
+                found.append(Instance(substitute(rule, same), unequal))
+    return found
+
+
+def unsatisfied(model: Model, found: Instance) -> tuple[Atom, ...]:
     """The shortest beginning of a rule's body that no atoms of the model satisfy; empty when they satisfy the whole."""
+    rule, n = found.rule, model.sizes.n_constants
     relations: list[Relation] = []
+    bound: set[int] = set()
     for size, goal in enumerate(rule.body, 1):
         relations.append(relation_of(fixpoint.answers(model, goal)[0]))
-        query = query_of(Rule(rule.id, rule.head, rule.body[:size]), relations, model.sizes.n_constants, [], ())
+        bound.update(variables(goal, n))
+        unequal = [pair for pair in found.unequal if {t for part in pair for t in part if t > n} <= bound]
+        query = query_of(Rule(rule.id, rule.head, rule.body[:size]), relations, n, unequal, ())
         if not relations[-1].size or not any(table.size for table in joins.solve(query)):
             return rule.body[:size]
     return ()

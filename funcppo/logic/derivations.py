@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import torch
 
 from funcppo.logic import fixpoint, joins
 from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.relations import Relation
-from funcppo.logic.rules import Atom, Rule, different_variables, query_of, relation_of, substitute, unifier, variables
+from funcppo.logic.rules import (
+    Atom,
+    Rule,
+    different_variables,
+    put,
+    query_of,
+    relation_of,
+    substitute,
+    unifier,
+    variables,
+)
 
 
 def derivation(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom) -> tuple[int, tuple[Atom, ...]]:
@@ -44,23 +51,21 @@ def body(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom, rule: int, h
     """
     head, *rest = (tuple(row) for row in kb.rules[rule].tolist() if row[0])
     same = unifier(head, atom, sizes.n_constants)
-    others = (model.atoms != torch.tensor(atom, device=model.atoms.device)).any(1)
-    model = replace(model, atoms=model.atoms[others], height=model.height[others])
-    found = None if same is None else _ground(Rule(rule, head, tuple(rest)), same, model, height)
+    found = None if same is None else _ground(Rule(rule, head, tuple(rest)), same, model, height, atom)
     return None if found is None else found.body
 
 
-def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule | None:
+def _ground(rule: Rule, same: dict[int, int], model: Model, height: int, left_out: Atom | None = None) -> Rule | None:
     """The rule's smallest ground instance with a body of smaller heights, None if there is none."""
     n = model.sizes.n_constants
     pairs = different_variables(rule, n) if model.object_identity else []
     rule = substitute(rule, same)
-    relations = [_below(model, atom, height) for atom in rule.body]
+    relations = [_below(model, atom, height, left_out) for atom in rule.body]
     if not all(relation.size for relation in relations):
         return None
     names = tuple(dict.fromkeys(v for atom in rule.body for v in variables(atom, n)))
     for name in (None, *names):  # None: is there an instance at all?
-        unequal = [(_put(left, same), _put(right, same)) for left, right in pairs]
+        unequal = [(put(left, same), put(right, same)) for left, right in pairs]
         tables = list(joins.solve(query_of(rule, relations, n, unequal, () if name is None else (name,))))
         if not tables:
             return None
@@ -70,11 +75,10 @@ def _ground(rule: Rule, same: dict[int, int], model: Model, height: int) -> Rule
     return rule
 
 
-def _put(terms: Sequence[int], same: dict[int, int]) -> tuple[int, ...]:
-    return tuple(same.get(t, t) for t in terms)
-
-
-def _below(model: Model, atom: Atom, height: int) -> Relation:
-    """The atoms of smaller height that an open atom matches."""
+def _below(model: Model, atom: Atom, height: int, left_out: Atom | None) -> Relation:
+    """The atoms of smaller height that an open atom matches, less one."""
     found, heights = fixpoint.answers(model, atom)
-    return relation_of(found[heights < height])
+    kept = heights < height
+    if left_out is not None:
+        kept = kept & (found != torch.tensor(left_out, device=found.device)).any(1)
+    return relation_of(found[kept])

@@ -75,13 +75,11 @@ def least_model(
     while not (stopped or fixpoint or len(counts) - 1 == max_height):
         if progress is not None:
             progress(len(counts) - 1, counts[-1], time.perf_counter() - start)
-        bodies = (pair for rule in rules for pair in _bodies(rule, old, delta, known, sizes, object_identity))
+        active = rules.with_body_in(delta) if old else rules.all
+        bodies = (pair for rule in active for pair in _bodies(rule, old, delta, known, sizes, object_identity))
         new = _step(bodies, known, sizes, budget - counts[-1], kb.facts.device)
-        if new is None:
-            stopped = _over(counts, budget)
-        elif not new:
-            fixpoint = True
-        else:
+        stopped, fixpoint = ("" if new is not None else _over(counts, budget)), new == {}
+        if new:
             old, delta, known = known, new, known | {p: _merged(known.get(p), r, sizes) for p, r in new.items()}
             runs.append(new)
             counts.append(counts[-1] + _n_atoms(new))
@@ -147,16 +145,35 @@ def answers(model: Model, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "
     return found, height
 
 
-def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: Sizes) -> tuple[frozenset[int], list[Rule]]:
+class _Rules:
+    """Rules in file order, and those that have each predicate in their body."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self.all = rules
+        self.readers: dict[int, list[Rule]] = {}
+        for rule in rules:
+            for predicate in {atom[0] for atom in rule.body}:
+                self.readers.setdefault(predicate, []).append(rule)
+
+    def with_body_in(self, delta: dict[int, Relation]) -> list[Rule]:
+        """The rules that have a predicate of the last step in their body."""
+        found = {rule.id: rule for predicate in delta for rule in self.readers.get(predicate, [])}
+        return [found[i] for i in sorted(found)]
+
+
+def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: Sizes) -> tuple[frozenset[int], _Rules]:
     """The predicates asked for and those that their rules depend on, and the rules that derive them."""
     if predicates is None:
-        return frozenset(range(1, sizes.n_predicates + 1)), rules
-    covered: frozenset[int] = frozenset()
-    wider = frozenset(predicates)
-    while wider != covered:
-        covered = wider
-        wider = covered.union(*([atom[0] for atom in rule.body] for rule in rules if rule.head[0] in covered))
-    return covered, [rule for rule in rules if rule.head[0] in covered]
+        return frozenset(range(1, sizes.n_predicates + 1)), _Rules(rules)
+    needs: dict[int, set[int]] = {}
+    for rule in rules:
+        needs.setdefault(rule.head[0], set()).update(atom[0] for atom in rule.body)
+    covered, todo = set(predicates), list(predicates)
+    while todo:
+        wider = needs.get(todo.pop(), set()) - covered
+        covered |= wider
+        todo += wider
+    return frozenset(covered), _Rules([rule for rule in rules if rule.head[0] in covered])
 
 
 def _n_atoms(relations: dict[int, Relation]) -> int:
@@ -234,13 +251,15 @@ def _assemble(
 ) -> tuple[Tensor, Tensor]:
     """All atoms in lexicographic order, and their heights."""
     tables, heights = [torch.empty((0, sizes.width), dtype=torch.int32, device=device)], []
+    added: dict[int, list[tuple[int, Relation]]] = {}
+    for step, run in enumerate(runs[1:], 1):
+        for name, relation in run.items():
+            added.setdefault(name, []).append((step, relation))
     for name, relation in sorted(known.items()):
         columns = (torch.full_like(relation.columns[0], name), *relation.columns)
         tables.append(torch.stack([column.to(torch.int32) for column in columns], dim=1))
         height = torch.zeros(relation.size, dtype=torch.int32, device=device)
-        for step, run in enumerate(runs[1:], 1):
-            if name in run:
-                at, _ = locate(run[name].columns, relation, sizes.n_constants)
-                height = height.scatter(0, at, step)
+        for step, new in added.get(name, []):
+            height = height.scatter(0, locate(new.columns, relation, sizes.n_constants)[0], step)
         heights.append(height)
     return torch.cat(tables), torch.cat([torch.empty(0, dtype=torch.int32, device=device), *heights])

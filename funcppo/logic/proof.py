@@ -44,6 +44,7 @@ def check(
     n_constants: int,
     max_height: int | None,
     leave_one_out: bool,
+    object_identity: bool = False,
 ) -> list[str]:
     """What is wrong with a proof, a line each, naming the node by its path from the root; empty when it holds.
 
@@ -54,6 +55,7 @@ def check(
       rules: head first; empty atoms (0) are skipped, ids above `n_constants` are variables.
       max_height: goals of this height or more are facts; None for any.
       leave_one_out: the root is no fact leaf, there or anywhere in its proof.
+      object_identity: different variables of a rule bind different constants.
     """
     height, path, errors = _order(proof)
     if errors:
@@ -64,6 +66,8 @@ def check(
             wrong += _rule_errors(proof, node, rules, n_constants)
             if max_height is not None and height[at] >= max_height:
                 wrong.append(f"a rule at height {height[at]}, want facts only from {max_height}")
+            if object_identity and len({constant for _, constant in node.substitution}) < len(node.substitution):
+                wrong.append(f"want a constant for each variable of its own, got {list(node.substitution)}")
         elif node.children or node.substitution:
             wrong.append("a fact has no children and no substitution")
         elif node.goal not in facts:

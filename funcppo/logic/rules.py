@@ -96,5 +96,10 @@ def unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
 
 def substitute(rule: Rule, same: dict[int, int]) -> Rule:
     """The rule with its variables replaced."""
-    head, *body = ((atom[0], *(same.get(t, t) for t in atom[1:])) for atom in (rule.head, *rule.body))
+    head, *body = ((atom[0], *put(atom[1:], same)) for atom in (rule.head, *rule.body))
     return Rule(rule.id, head, tuple(body))
+
+
+def put(terms: Sequence[int], same: dict[int, int]) -> tuple[int, ...]:
+    """The terms with their variables replaced."""
+    return tuple(same.get(t, t) for t in terms)

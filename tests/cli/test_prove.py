@@ -71,6 +71,24 @@ def test_a_known_fact_is_told_from_what_also_follows_from_others(world, capsys):
     assert len(out.splitlines()) == 1
 
 
+def test_with_object_identity_different_variables_are_different_constants(world, capsys):
+    """a -> b -> c -> a: only a rule whose X and Y are both a, or whose Z is, leads back to a."""
+    assert prove(world, "path(a, a)", "--object-identity") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "refuted: path(a, a): no proof exists with different constants for different variables",
+        "it is not stated, and no rule's head matches it",
+    ]
+    assert prove(world, "path(a, c)", "--object-identity") == 0
+    capsys.readouterr()
+    status, found = json_of(capsys, prove, world, "path(a, X)", "--all", "--object-identity")
+    assert (status, found["object_identity"]) == (0, True)
+    assert sorted(row["bindings"]["X"] for row in found["answers"]) == ["D", "b", "c"]
+    assert prove(world, "path(a, X)", "--object-identity") == 0
+    assert capsys.readouterr().out.startswith(
+        "3 answers to path(a, X) with different constants for different variables"
+    )
+
+
 def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
     assert prove(world, "path(b, To)") == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -270,7 +288,12 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
         ("path(a, b", "got the end of the line"),
         ("", "want a predicate"),
         ("path(f(a), b)", "compound term"),
-        ("\\+ path(a, b)", "want one atom"),
+        ("\\+ path(a, b)", "got negation"),
+        ("\\+(path(a, b))", "got negation"),
+        ("not path(a, b)", "got negation"),
+        ("not(path(a, b))", "got negation"),
+        ("not(wet)", "got negation"),
+        ("?- path(a, b)", "got a query mark"),
         ("path(a, b), path(b, c)", "want one atom"),
         ("sun", "want a predicate of some fact or of a rule's head"),
         ("path(" * 100_000, "compound term"),
@@ -289,7 +312,12 @@ def test_a_bad_query_is_one_line(world, query, expected):
         ("p(a).\np(a, b).", ":2: "),
         ("p(f(a)).", "compound term"),
         ("p(X) :- \\+ q(X).\nq(a).", "negation"),
+        ("p(X) :- not q(X).\nq(a).", "negation"),
+        ("p(X) :- r(X), not(q(X)).\nq(a). r(a).", "negation"),
+        ("p :- not(q).\nq.", "negation"),
         ("p(a)", "the end of the file"),
+        ("", "empty"),
+        ("% nothing\n", "at least one clause"),
     ],
 )
 def test_a_bad_program_is_one_line(tmp_path, text, expected):
@@ -298,6 +326,13 @@ def test_a_bad_program_is_one_line(tmp_path, text, expected):
     with pytest.raises(ValueError, match=r"bad\.pl") as error:
         prove(str(path), "p(a)")
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(tmp_path, capsys):
+    path = tmp_path / "chain.pl"
+    path.write_text("p0(a).\n" + "".join(f"p{i + 1}(X) :- p{i}(X).\n" for i in range(1000)))
+    assert prove(str(path), "p1000(a)") == 0
+    assert capsys.readouterr().out.startswith("proved: p1000(a): at height 1000\n")
 
 
 @pytest.mark.parametrize(
@@ -365,5 +400,6 @@ def test_bad_input_is_one_line_of_the_process():
 
 
 def test_the_help_comes_without_torch():
-    code = "import sys, funcppo.cli.prove, funcppo.cli.provable; sys.exit('torch' in sys.modules)"
+    names = ", ".join(f"funcppo.cli.{name}" for name in ("evaluate", "provable", "prove"))
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

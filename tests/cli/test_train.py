@@ -92,6 +92,8 @@ def test_evaluate_reports_the_documented_keys(trained, monkeypatch, capsys, tmp_
     lines = [json.loads(line) for line in details.read_text().splitlines()]
     expected = [np.mean([1 / (x["better"] + 1 + i) for i in range(x["equal"] + 1)]) for x in lines]
     assert result["mrr"] == pytest.approx(np.mean(expected), abs=1e-12)
+    proved = [line for line in lines if line["status"] == "proved"]
+    assert proved and all(0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved)
 
 
 @pytest.mark.parametrize("score", ["exists@1", "max-confidence", "noisy-or", "greedy", "success"])

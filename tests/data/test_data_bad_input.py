@@ -124,8 +124,9 @@ def test_a_missing_split_is_named(folder):
             "rules.txt:1: as weighted: want a predicate, got negation 'not', in '1\\tknows(X,Y) :- not knows(Y,X)'",
         ),
         (
-            "3\t2\t.6\tknows(X,bob) <= ",
-            "rules.txt:1: as AnyBURL: want a predicate, got the end of the line, in '3\\t2\\t.6\\tknows(X,bob) <='",
+            "3\t2\t.6\tknows(ann,bob) <= ",
+            "rules.txt:1: as AnyBURL: want `<=` and a body after the head: facts belong in facts.txt,"
+            " in '3\\t2\\t.6\\tknows(ann,bob) <='",
         ),
         (
             "?a  knows  ?b   => ?b  knows",
@@ -155,7 +156,7 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, want):
         ("q :- \\+ p.", "1: want a predicate, got negation '\\\\+', in 'q :- \\\\+ p.'"),
         (
             "q :- not(p).",
-            "1: want a predicate of facts and rules, got the built-in not/1, in 'q :- not(p).'",
+            "1: want a predicate, got negation 'not', in 'q :- not(p).'",
         ),
         ("q :- not p.", "1: want a predicate, got negation 'not', in 'q :- not p.'"),
         (

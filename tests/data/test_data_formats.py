@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from funcppo.data import from_text
 from funcppo.data.clauses import Atom, Clause, Var
+from funcppo.data.files import from_triples
 from funcppo.data.formats import detect, read_clauses
 from funcppo.data.printing import clauses_of, write_clauses
 
@@ -114,6 +115,15 @@ def unweighted(clauses):
 def test_one_rule_in_every_format_gives_one_clause(line, weight):
     want = Clause(Atom("p", (X, Y)), (Atom("q", (X, Z)), Atom("r", (Z, Y))), weight, 1)
     assert [canonical(c) for c in read(line)] == [canonical(want)]
+
+
+def test_anyburls_zero_rules_are_left_out_and_told_of():
+    """h(X,c) <= holds of every constant, whatever the facts: no derivation, but no reason to refuse the file either."""
+    lines = "9\t6\t.6\tknows(X,bob) <= \n8\t4\t.5\tknows(X,Y) <= knows(Y,X)\n7\t1\t.1\tlikes(ann,Y) <=\n"
+    assert [len(clause.body) for clause in read(lines)] == [0, 1, 0]
+    found = from_triples([("ann", "knows", "bob")], rules=lines)
+    assert (len(found.rules), found.predicates) == (1, ("knows",))
+    assert found.notes == ("rules:1: 2 rules without a body hold of every constant and were left out",)
 
 
 def test_comments_and_header_lines_of_the_line_formats_are_skipped():

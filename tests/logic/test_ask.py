@@ -25,8 +25,9 @@ LOOP = Program(
 )
 
 
-def asked(program, atom, max_height=None, budget=MANY):
-    return ask.ask(*kb.build(**program.arrays()), atom, max_height=max_height, budget=budget)
+def asked(program, atom, max_height=None, budget=MANY, object_identity=False):
+    limits = dict(max_height=max_height, budget=budget, object_identity=object_identity)
+    return ask.ask(*kb.build(**program.arrays()), atom, **limits)
 
 
 def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
@@ -56,26 +57,45 @@ def test_a_fact_does_not_prove_itself():
     assert (found.is_fact, found.verdict, found.proof) == (True, Verdict.REFUTED, None)
 
 
-@given(programs, st.data())
-@settings(max_examples=200, deadline=None)
-def test_verdict_and_height_are_those_of_the_least_model_without_the_query(program, data):
+def test_with_object_identity_a_path_may_not_return_to_where_it_starts():
+    found = asked(LOOP, (PATH, 1, 1), object_identity=True)
+    assert (found.verdict, found.proof) == (Verdict.REFUTED, None)
+    found = asked(LOOP, (PATH, 1, 4), object_identity=True)
+    assert (found.verdict, found.height) == (Verdict.PROVED, 3)
+
+
+def test_the_checker_rejects_a_proof_that_gives_two_variables_one_constant():
+    """path(1, 1) by path(X, Y) :- path(X, Z), edge(Z, Y) has X = Y."""
+    found = asked(LOOP, (PATH, 1, 1)).proof
+    arrays = LOOP.arrays()
+    args = ({tuple(fact) for fact in arrays["facts"].tolist()}, arrays["rules"].tolist())
+    limits = dict(n_constants=LOOP.n_constants, max_height=None, leave_one_out=True)
+    assert check(found, *args, **limits) == []
+    assert check(found, *args, **limits, object_identity=True) == [
+        "root: want a constant for each variable of its own, got [(5, 1), (6, 1), (7, 3)]"
+    ]
+
+
+@given(programs, st.booleans(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_verdict_and_height_are_those_of_the_least_model_without_the_query(program, object_identity, data):
     predicate = data.draw(st.integers(1, len(program.arity)))
     args = data.draw(st.tuples(*[st.integers(1, program.n_constants)] * program.arity[predicate - 1]))
     stated = [fact for fact in program.facts if fact[0] == predicate]
     atom = data.draw(st.sampled_from(stated)) if stated and data.draw(st.booleans()) else (predicate, *args)
     max_height = data.draw(st.none() | st.integers(0, 4))
     rest = dataclasses.replace(program, facts=tuple(fact for fact in program.facts if fact != atom))
-    height = oracles.least_model(rest, max_height).get(atom)
+    height = oracles.least_model(rest, max_height, object_identity).get(atom)
     arrays = program.arrays()
     padded = (*atom, *[0] * (arrays["facts"].shape[1] - len(atom)))
-    found = asked(program, padded, max_height)
+    found = asked(program, padded, max_height, object_identity=object_identity)
     assert found.is_fact == (atom in program.facts)
     assert found.verdict == (Verdict.REFUTED if height is None else Verdict.PROVED)
     assert found.height == height
     if height is not None:
         facts = {tuple(fact) for fact in arrays["facts"].tolist()}
         rules = arrays["rules"].tolist()
-        limits = dict(n_constants=program.n_constants, leave_one_out=True)
+        limits = dict(n_constants=program.n_constants, leave_one_out=True, object_identity=object_identity)
         assert found.proof.nodes[0].goal == padded
         assert check(found.proof, facts, rules, max_height=height, **limits) == []
         assert check(found.proof, facts, rules, max_height=height - 1, **limits) != []
@@ -102,21 +122,29 @@ def test_the_step_past_the_budget_is_still_taken_for_the_query_alone():
     assert asked(LOOP, (PATH, 1, 3), budget=8).height == 2
 
 
-@given(programs)
-@settings(max_examples=100, deadline=None)
-def test_what_is_unsatisfied_is_the_shortest_beginning_of_the_body_without_a_grounding(program):
+@given(programs, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_is_unsatisfied_is_the_shortest_beginning_of_the_body_without_a_grounding(program, object_identity):
     world, sizes = kb.build(**program.arrays())
-    model = fixpoint.least_model(world, sizes, max_height=1, budget=MANY)
-    atoms = set(oracles.least_model(program, 1))
+    model = fixpoint.least_model(world, sizes, max_height=1, budget=MANY, object_identity=object_identity)
+    atoms = set(oracles.least_model(program, 1, object_identity))
     for fact in program.facts:
         padded = (*fact, *[0] * (sizes.width - len(fact)))
-        for rule in ask.matching_rules(world, sizes, padded):
-            body = [tuple(t for t in atom if t) for atom in rule.body]
+        matching = {
+            found.rule.id: found for found in ask.matching_rules(world, sizes, padded, object_identity=object_identity)
+        }
+        for i, (head, *body) in enumerate(program.rules):
+            as_asked = lambda k: ((), (-1, *head[1:]), *body[:k])  # noqa: B023
+            known = atoms | {(-1, *fact[1:])} if head[0] == fact[0] else atoms
             fits = [
-                bool(oracles.groundings((fact, *body[:k]), atoms, program.n_constants)) for k in range(len(body) + 1)
+                bool(oracles.groundings(as_asked(k), known, program.n_constants, object_identity))
+                for k in range(len(body) + 1)
             ]
-            expected = next((k for k, fit in enumerate(fits) if not fit), 0)
-            assert ask.unsatisfied(model, rule) == rule.body[:expected]
+            assert fits[0] == (i in matching)
+            if fits[0]:
+                found = matching[i]
+                expected = next((k for k, fit in enumerate(fits) if not fit), 0)
+                assert ask.unsatisfied(model, found) == found.rule.body[:expected]
 
 
 def test_a_proof_hundreds_of_steps_high_is_found_and_checked():

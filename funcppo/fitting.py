@@ -1,0 +1,115 @@
+"""How many candidates are scored at once: what is fastest here, within a budget of memory.
+
+Sizes are tried in ascending order on a sample. A size is not tried when twice the growth of the one before would pass
+the budget, so that the trial itself keeps it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from funcppo.beam import EvalConfig
+from funcppo.envs.prover import World
+from funcppo.evaluate import narrowed, rule_scores, start
+from funcppo.runtime import memory
+
+ROWS = tuple(1 << i for i in range(14))  # partial proofs extended in one step, or candidates of one chunk
+STEPS = 8  # of a search before it is timed, by when its slots hold partial proofs of every depth; and timed
+FASTER = 1.05  # trying ends when two sizes in a row are not this much faster than the best one before them
+LONG = 3.0  # seconds; or when a trial took so long
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A size, and what it took."""
+
+    size: int
+    speed: float  # rows a second
+    peak_bytes: int  # of the whole process or device
+
+
+def fit_search(
+    cfg: EvalConfig, world: World, params: Any, sample: Tensor, budget: int, step: Callable[..., Any]
+) -> tuple[EvalConfig, list[Trial]]:
+    """The settings of a search with the number of slots that is fastest within the budget, and what was tried.
+
+    Args:
+      sample: candidates such as are to be scored, not empty.
+      budget: bytes that the process may hold on the device, all it holds already included.
+    Errors: ValueError when not even the smallest search fits.
+    """
+    shaped = lambda rows: replace(cfg, rows=rows, slots=max(1, rows // 2))
+    sample = sample.repeat(-(-cfg.window // len(sample)), 1)[: cfg.window].to(torch.int32)
+    table = torch.cat([sample, torch.zeros_like(sample[:1])])
+
+    def run(rows: int) -> tuple[int, float]:
+        narrow, *_ = narrowed(shaped(rows))
+        state = start(narrow, table)
+        for _ in range(STEPS):
+            state = step(narrow, world, params, table, state)
+        before, begun = int(state.row_steps), time.perf_counter()
+        for _ in range(STEPS):
+            state = step(narrow, world, params, table, state)
+        return int(state.row_steps) - before, time.perf_counter() - begun
+
+    trials = _try(run, [rows for rows in ROWS if rows >= 2 * cfg.beam], budget, table.device)
+    return shaped(_best(trials).size), trials
+
+
+def fit_rules(
+    cfg: EvalConfig, world: World, params: Any, sample: Tensor, budget: int
+) -> tuple[EvalConfig, list[Trial]]:
+    """The same where rules alone are chosen, which needs no search: how many candidates make a chunk."""
+
+    def run(window: int) -> tuple[int, float]:
+        part = sample.repeat(-(-window // len(sample)), 1)[:window].to(torch.int32)
+        rule_scores(replace(cfg, window=window), world, params, part)
+        begun = time.perf_counter()
+        n = len(rule_scores(replace(cfg, window=window), world, params, part).cpu())
+        return n, time.perf_counter() - begun
+
+    trials = _try(run, [size for size in ROWS if size >= 64], budget, sample.device)
+    return replace(cfg, window=_best(trials).size), trials
+
+
+def _best(trials: list[Trial]) -> Trial:
+    return max(trials, key=lambda trial: trial.speed)
+
+
+def _try(
+    run: Callable[[int], tuple[int, float]], sizes: Iterable[int], budget: int, device: torch.device
+) -> list[Trial]:
+    """The sizes that were tried and kept the budget.
+
+    Args:
+      run: from a size to rows and the seconds that they took.
+    """
+    trials: list[Trial] = []
+    held = memory.held_bytes(device)
+    for size in sizes:
+        expected = held + 2 * (trials[-1].peak_bytes - held) if trials else held
+        if expected > budget or _enough(trials):
+            break
+        begun = time.perf_counter()
+        memory.reset_peak(device)
+        rows, seconds = run(size)
+        trials.append(Trial(size=size, speed=rows / seconds, peak_bytes=memory.peak_bytes(device)))
+        if time.perf_counter() - begun > LONG:
+            break
+    fitting = [trial for trial in trials if trial.peak_bytes <= budget]
+    if not fitting:
+        need = trials[0].peak_bytes if trials else held
+        raise ValueError(f"--memory {budget}: want at least {need} bytes here, of which {held} are held already")
+    return fitting
+
+
+def _enough(trials: list[Trial]) -> bool:
+    """Whether the last two sizes were no faster than those before them."""
+    best = max((trial.speed for trial in trials[:-2]), default=0.0)
+    return len(trials) > 2 and max(trial.speed for trial in trials[-2:]) < FASTER * best

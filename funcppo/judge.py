@@ -1,0 +1,120 @@
+"""A split ranked part by part: what a long evaluation needs to show how far it is, to stop and to go on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo import problem, protocol, ranking, records
+from funcppo.data import show_atom, show_rule
+from funcppo.logic import proof
+from funcppo.logic.proof import Proof
+from funcppo.problem import Problem
+from funcppo.protocol import Protocol, Ranking
+from funcppo.ranking import BOTTOM, GRID
+from funcppo.records import Record
+
+FIRST, SECONDS = 64, 10.0  # queries of the first part, and how long a part is to take
+MOST = 1 << 20  # candidates that a part may list, so that listing them takes little memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judge:
+    """How queries are judged; a value of the host."""
+
+    problem: Problem
+    how: Protocol
+    scorer: protocol.Scorer
+    prove: Callable[[Tensor], Proof | None]  # of an answer that was proved; None where no proof is to be shown
+    floor: float  # a score up to here is of no proof
+    all_scores: bool  # records hold the scores of all candidates that were scored
+
+
+def judged(judge: Judge, split: np.ndarray, rows: np.ndarray) -> Iterator[list[Record]]:
+    """The records of some queries of a split, a part at a time.
+
+    What a record says does not depend on the parts: corruptions are keyed by row, scores by atom.
+
+    Args:
+      rows: of the split.
+    """
+    first, size = 0, FIRST
+    while first < len(rows):
+        start = time.perf_counter()
+        part = rows[first : first + size]
+        ranked = problem.rank(judge.problem, split[part], judge.scorer, judge.how, part)
+        yield _records(judge, ranked, part)
+        seconds = max(time.perf_counter() - start, 1e-3)
+        most = size * MOST / max(len(ranked.listed), 1)
+        first, size = first + size, max(1, int(min(size * 4, size * SECONDS / seconds, most)))
+
+
+def _records(judge: Judge, ranked: Ranking, rows: np.ndarray) -> list[Record]:
+    """A record a query and side, both sides of a query together."""
+    proofs: dict[int, Proof | None] = {}
+    found, near = [], set(ranked.listed_for[ranked.near].tolist())
+    ranks = _ranks(ranked)
+    for at, others in enumerate(_others(ranked)):
+        query = int(ranked.query[at])
+        record = {"query": int(rows[query])} | _record(judge, ranked, at) | {"rank": ranks[at]}
+        if record["status"] == "proved" and query not in proofs:
+            proofs[query] = judge.prove(ranked.split[query])
+        record |= {"scored": len(others) + (record["line"] is not None), "near_grid": at in near}
+        record |= {"others": others} if judge.all_scores or judge.problem.regions else {}
+        proved = proofs.get(query) if record["status"] == "proved" else None
+        found.append(record | {"proof": _shown(judge.problem, proved)})
+    return sorted(found, key=lambda record: record["query"])
+
+
+def _record(judge: Judge, ranked: Ranking, at: int) -> Record:
+    """What is known of the answer to one query on one side."""
+    dataset = judge.problem.dataset
+    atom = ranked.split[ranked.query[at]].numpy(force=True)
+    better, equal, candidates = (int(column[at]) for column in ranked.counts)
+    line = int(ranked.answer[at]) if ranked.answer[at] > BOTTOM else None
+    score = None if line is None else round(line * GRID, 4)
+    provable = bool(ranked.provable[at])
+    proved = provable and score is not None and score > judge.floor
+    return {
+        "side": records.SIDES[int(ranked.side[at])],
+        "relation": dataset.predicates[int(atom[0]) - 1],
+        "atom": show_atom(dataset, atom),
+        "better": better,
+        "equal": equal,
+        "candidates": candidates,
+        "provable": provable,
+        "status": "proved" if proved else "lost" if provable else "refuted",
+        "log_score": score,
+        "line": line,  # of the grid on which scores are compared
+    }
+
+
+def _ranks(ranked: Ranking) -> list[dict[str, float]]:
+    """The rank under the three policies that have one, and what `expected` counts: the mean of 1 / rank."""
+    harmonics = ranking.harmonic(int(ranked.counts.n_candidates.max()), ranked.side.device)
+    rank, reciprocal = ranking.rank(ranked.counts), ranking.reciprocal_rank(ranked.counts, harmonics)
+    rows = torch.cat([rank[:, :3], reciprocal[:, 3:]], 1).tolist()
+    return [dict(zip(("optimistic", "pessimistic", "realistic", "reciprocal"), row)) for row in rows]
+
+
+def _others(ranked: Ranking) -> list[list[int | None]]:
+    """The grid lines of the candidates that were scored beside each answer, best first, None for a score of 0."""
+    found: list[list[int]] = [[] for _ in range(len(ranked.query))]
+    other = ~ranked.is_answer
+    for row, line in zip(ranked.listed_for[other].tolist(), ranked.listed[other].tolist()):
+        found[row].append(line)
+    return [[line if line > BOTTOM else None for line in sorted(lines, reverse=True)] for lines in found]
+
+
+def _shown(ready: Problem, found: Proof | None) -> dict | None:
+    if found is None:
+        return None
+    dataset = ready.dataset
+    names = (lambda goal: show_atom(dataset, np.array(goal))), (lambda rule: show_rule(dataset, dataset.rules[rule]))
+    return json.loads(proof.to_json(found, *names))

@@ -1,0 +1,82 @@
+"""A policy's scores of candidates, wherever these are: by a search, or by the rules that derive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from funcppo import problem as problems
+from funcppo import protocol
+from funcppo.beam import EvalConfig, Result
+from funcppo.envs import prover
+from funcppo.evaluate import Stage, evaluate_step, narrowed, rule_scores, score_by_width
+from funcppo.logic import outlook
+from funcppo.problem import Problem
+from funcppo.runtime.staging import staged
+
+
+def policy_scorer(
+    cfg: EvalConfig,
+    problem: Problem,
+    params: Any,
+    step: Any = evaluate_step,
+    on_progress: Any = lambda done: None,
+    on_scored: Callable[[Result | None, int, int], None] = lambda result, active, taken: None,
+) -> protocol.Scorer:
+    """The score of `cfg` under a policy; some need no search: see `searchless`.
+
+    Candidates may be on the host: they come to the policy's device window by window, and their scores go back.
+
+    Args:
+      on_scored: told the results of each call (None where there was no search), the row-steps that held a partial
+        proof and all row-steps taken.
+    """
+    fixed, device = problems.fixed_world(problem), problem.kb.facts.device
+    stage, widths = partial(staged, device=device), narrowed(cfg)
+
+    def scored(atoms: Tensor) -> Tensor:
+        if searchless(problem, cfg):
+            score = _rule_scores(cfg, looked_up(problem, atoms), params, atoms, on_progress, stage)
+            on_scored(None, len(atoms), -(-len(atoms) // cfg.window) * cfg.window)
+        else:
+            how = dict(step=step, on_progress=on_progress, stage=stage)
+            result, active, taken = score_by_width(widths, fixed, params, atoms, **how)
+            on_scored(result, active, taken)
+            score = result.score
+        return score.to(atoms.device)
+
+    return scored
+
+
+def searchless(problem: Problem, cfg: EvalConfig) -> bool:
+    """Whether the rules that derive a candidate are all that counts: at height 1, facts found or counted as 1."""
+    return problem.facts == "found" or (problem.max_height == 1 and cfg.score == "best-proof")
+
+
+def looked_up(problem: Problem, atoms: Tensor) -> prover.World:
+    """A world whose outlook tells of these atoms, where it was too large to tell of all.
+
+    Args:
+      atoms: distinct, in lexicographic order.
+    """
+    fixed, kb = problems.fixed_world(problem), problem.kb
+    if problem.outlook is not None:
+        return fixed
+    found = outlook.of_atoms(kb, problem.sizes, problem.model, atoms.to(kb.facts.device))
+    return fixed._replace(outlook=found)
+
+
+def _rule_scores(
+    cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any, stage: Stage
+) -> Tensor:
+    """Chunks of one size, the last one padded with no goal, so that no score depends on how many there are."""
+    parts, done = [fixed.kb.support.new_zeros(0)], 0
+    for part in stage(atoms, cfg.window):
+        padded = torch.cat([part, part.new_zeros((cfg.window - len(part), part.shape[1]))])
+        parts.append(rule_scores(cfg, fixed, params, padded)[: len(part)])
+        on_progress(done := done + len(part))
+    return torch.cat(parts)
