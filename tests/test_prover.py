@@ -213,7 +213,7 @@ def test_where_facts_are_found_success_is_the_sum_over_the_rules_that_derive():
         greedy += torch.where((policy.argmax(1) == s) & (after.status != PROVED), -100.0, 0.0)
     for score, want in (("success", success.log()), ("greedy", greedy)):
         how = problem.evaluation(made, cfg, score, slots=8, beam=64, rows=64, window=16)
-        got = problem.policy_scorer(how, made, params, None)(atoms)
+        got = scoring.policy_scorer(how, made, params, None)(atoms)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert torch.isfinite(success.log()).any() and (greedy < -50).any()
 
