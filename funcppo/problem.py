@@ -63,7 +63,7 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     )
     kb = with_confidence(kb, sizes)
     height, model, notes = _model(dataset, settings, kb, sizes)
-    known = outlook.build(kb, sizes, model, height, PAIRS * settings.budget)
+    known = outlook.build(kb, sizes, model, height, PAIRS * settings.budget) if model.complete else None
     facts, more = _facts(dataset, settings, height, known)
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
@@ -114,12 +114,12 @@ def _facts(
     dataset: Dataset, settings: ProverSettings, height: int, known: Outlook | None
 ) -> tuple[prover.Facts, list[str]]:
     """Whether the policy picks facts too, and what there is to say about it."""
-    can_find = height == 1 and known is not None
-    if settings.facts == "found" and not can_find:
-        why = f"height {height}" if height != 1 else f"more than {PAIRS * settings.budget} derivations"
-        raise ValueError(f"{dataset.name}: facts=found wants height 1 and derivations within the budget, got {why}")
-    notes = [] if known else [f"more than {PAIRS * settings.budget} derivations: the policy sees none beforehand"]
-    return ("found" if can_find and settings.facts != "chosen" else "chosen"), notes
+    if settings.facts == "found" and (height > 1 or known is None):
+        why = f"height {height}" if height > 1 else "derivations that pass the budget"
+        raise ValueError(f"{dataset.name}: facts=found wants height 1 and all derivations, got {why}")
+    if known is not None:
+        return ("found" if height == 1 and settings.facts != "chosen" else "chosen"), []
+    return "chosen", ["the derivations pass the budget: the policy does not see which rules derive its goal"]
 
 
 def _asked_model(
@@ -135,11 +135,7 @@ def _asked_model(
     model = asked.one_step(kb, sizes, queries, ASKED_BUDGET)
     if model is None:
         raise ValueError(f"{dataset.name}: T_P to height 1 passes {ASKED_BUDGET} atoms of what valid and test ask")
-    return (
-        1,
-        model,
-        [f"T_P to height 1 {stopped}: only what valid and test ask for is derived, other corruptions count as not"],
-    )
+    return 1, model, [f"T_P to height 1 {stopped}: only what valid and test ask for is derived"]
 
 
 def config(problem: Problem, ppo: PPOConfig) -> Config:
@@ -215,7 +211,7 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     rules = {"max-confidence": baselines.max_confidence, "noisy-or": baselines.noisy_or}
     if name not in rules:
         raise ValueError(f"score {name!r}: want success, best-proof, greedy, exists@H, max-confidence or noisy-or")
-    if (known := problem.outlook) is not None:
+    if height == 1 and (known := problem.outlook) is not None:
         return lambda atoms: rules[name](kb, outlook.derivations(known, sizes, atoms), len(atoms))
     return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
 

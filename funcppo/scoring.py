@@ -66,7 +66,7 @@ def looked_up(problem: Problem, atoms: Tensor) -> prover.World:
     fixed, kb = problems.fixed_world(problem), problem.kb
     if problem.outlook is not None:
         return fixed
-    found = outlook.of_atoms(kb, problem.sizes, problem.model, 1, atoms.to(kb.facts.device))
+    found = outlook.of_atoms(kb, problem.sizes, problem.model, atoms.to(kb.facts.device))
     return fixed._replace(outlook=found)
 
 

@@ -14,6 +14,7 @@ from funcppo.envs import prover
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from funcppo.evaluate import evaluate_step, score_candidates, start
 from funcppo.logic import baselines
+from funcppo.nets import prover as net
 from funcppo.protocol import Protocol
 from funcppo.types import check
 
@@ -189,6 +190,53 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
     searched = score_candidates(hows[1], problem.fixed_world(chosen), params, atoms)[0]
     torch.testing.assert_close(quick, searched.score, rtol=0, atol=1e-5)
     assert torch.isfinite(quick).any()
+
+
+def test_where_facts_are_found_success_is_the_sum_over_the_rules_that_derive():
+    """And greedy is the most probable choice alone, at a price unless it derives the atom."""
+    made = ready("family_tree:120:3", max_height=1, hard_fraction=0.0)
+    cfg = problem.config(made, PPO)
+    params = train_step.init(cfg, problem.world(made), random.key(0)).params
+    params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
+    atoms = torch.unique(torch.from_numpy(made.dataset.test[:40]), dim=0).to(torch.int32)
+    world = problem.world(made)
+    state = prover.start(cfg.env.cfg, world, atoms, torch.ones(len(atoms), dtype=torch.bool))
+    policy = torch.softmax(
+        cfg.agent.apply(cfg.agent.cfg, world, params, prover.observe(cfg.env.cfg, world, state))[0], 1
+    )
+    success, greedy = torch.zeros(len(atoms)), policy.amax(1).log()
+    for s in range(policy.shape[1]):
+        keys = torch.zeros((len(atoms), 2), dtype=torch.int64)
+        after, _ = prover.step_functional(cfg.env.cfg, world, state, torch.full((len(atoms),), s), keys)
+        assert (after.status != RUNNING).all()
+        success += torch.where(after.status == PROVED, policy[:, s], 0.0)
+        greedy += torch.where((policy.argmax(1) == s) & (after.status != PROVED), -100.0, 0.0)
+    for score, want in (("success", success.log()), ("greedy", greedy)):
+        how = problem.evaluation(made, cfg, score, slots=8, beam=64, rows=64, window=16)
+        got = problem.policy_scorer(how, made, params, None)(atoms)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    assert torch.isfinite(success.log()).any() and (greedy < -50).any()
+
+
+def test_the_entropy_bonus_is_the_divergence_from_the_prior():
+    """By hand for two actions and a masked one; 0 for an untrained policy."""
+    lowest = torch.finfo(torch.float32).min
+    out = net.ProverOutput(
+        logits=torch.tensor([[0.0, torch.tensor(3.0).log(), lowest]]),
+        prior=torch.tensor([[0.0, 0.0, lowest]]),
+        value=torch.zeros(1),
+    )
+    want = -(0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log())
+    torch.testing.assert_close(net.relative_entropy(out), want[None])
+    cfg, world, state = learning()
+    untrained = cfg.agent.apply(cfg.agent.cfg, world, state.params, prover.observe(cfg.env.cfg, world, state.env_state))
+    assert not net.relative_entropy(untrained).any() and untrained.prior.any()
+
+
+def test_facts_are_found_at_height_1_alone():
+    with pytest.raises(ValueError, match="facts=found wants height 1"):
+        ready(facts="found")
+    assert ready().facts == "chosen" and ready("countries_s1", max_height=1).facts == "found"
 
 
 def test_listing_provable_candidates_ranks_as_scoring_every_one():

@@ -48,9 +48,9 @@ def one_step(kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], budge
         height=derived.to(torch.int32),
         index=kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
         counts=(len(kb.facts), len(atoms)),
-        complete=True,
+        complete=False,  # of an atom that is not asked for, nothing is known
         fixpoint=False,
-        stopped="",
+        stopped="derived only as far as the queries ask",
         seconds=time.perf_counter() - start,
         predicates=frozenset(range(1, sizes.n_predicates + 1)),
         object_identity=False,

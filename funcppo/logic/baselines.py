@@ -24,15 +24,19 @@ class Derivations(NamedTuple):
 
 
 def each_derivation(
-    kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]
+    kb: KnowledgeBase,
+    sizes: Sizes,
+    model: Model,
+    max_height: int,
+    atoms: I32[Tensor, "L W"],
+    leave_one_out: bool = True,
 ) -> Iterator[Derivations]:
     """Which atoms one rule after another derives, the bodies taken from what is derivable one step lower.
-
-    A known fact counts as derived only by bodies that do not hold it (leave-one-out).
 
     Args:
       model: holds at least `max_height - 1` steps of T_P.
       atoms: distinct, in lexicographic order.
+      leave_one_out: an atom counts as derived only by bodies that do not hold it.
     """
     below = kb
     if max_height > 1:
@@ -40,7 +44,7 @@ def each_derivation(
     _, index = kbase.index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
     wanted = set(torch.unique(atoms[:, 0]).tolist())
     rules = [i for i, p in enumerate(kb.rules[:, 0, 0].tolist()) if p in wanted]
-    for part in each_consequence(below, sizes, rules=rules, leave_one_out=True):
+    for part in each_consequence(below, sizes, rules=rules, leave_one_out=leave_one_out):
         row = kbase.locate(index, sizes, part.atoms.long())
         yield Derivations(row[row >= 0], part.rule[row >= 0])
 
@@ -48,7 +52,7 @@ def each_derivation(
 def derivations(
     kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]
 ) -> Derivations:
-    """The derivations by all rules in one table; arguments as for `each_derivation`."""
+    """The derivations by all rules in one table, leaving one out; arguments as for `each_derivation`."""
     parts = each_derivation(kb, sizes, model, max_height, atoms)
     none = torch.zeros(0, dtype=torch.int64, device=atoms.device)
     return Derivations(*(torch.cat(same) for same in zip(Derivations(none, none), *parts)))

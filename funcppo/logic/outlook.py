@@ -30,10 +30,11 @@ class Outlook(NamedTuple):
 def build(kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, budget: int) -> Outlook | None:
     """The outlook of searches to `max_height`, None when more than `budget` pairs of an atom and a rule are derived.
 
-    Leave-one-out: a rule whose only bodies hold the atom itself does not derive it.
+    At height 1 a rule whose only bodies hold the atom itself does not derive it (leave-one-out). Above, that atom may
+    be proved again as a goal of the body.
     """
     parts, n_pairs = [], 0
-    for found in baselines.each_derivation(kb, sizes, model, max_height, model.atoms):
+    for found in baselines.each_derivation(kb, sizes, model, max_height, model.atoms, leave_one_out=max_height == 1):
         parts.append(found.atom * sizes.n_rules + found.rule)
         n_pairs += len(found.atom)
         if n_pairs > budget:
@@ -42,9 +43,9 @@ def build(kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, budget
     return Outlook(atoms=model.index, height=model.height, derived=torch.sort(derived).values)
 
 
-def of_atoms(kb: KnowledgeBase, sizes: Sizes, model: Model, max_height: int, atoms: I32[Tensor, "L W"]) -> Outlook:
-    """The outlook of searches for these atoms alone, distinct atoms of the model in lexicographic order."""
-    found = baselines.derivations(kb, sizes, model, max_height, atoms)
+def of_atoms(kb: KnowledgeBase, sizes: Sizes, model: Model, atoms: I32[Tensor, "L W"]) -> Outlook:
+    """The outlook of searches to height 1 for these atoms alone, distinct and in lexicographic order."""
+    found = baselines.derivations(kb, sizes, model, 1, atoms)
     return Outlook(
         atoms=kbase.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
         height=torch.zeros_like(atoms[:, 0]),
@@ -63,7 +64,7 @@ def nothing(kb: KnowledgeBase, sizes: Sizes) -> Outlook:
 
 
 def derivations(outlook: Outlook, sizes: Sizes, atoms: I32[Tensor, "L W"]) -> Derivations:
-    """Which rules derive each atom, as `baselines.derivations` counts them."""
+    """Which rules derive each atom; at height 1 as `baselines.derivations` counts them."""
     row = kbase.locate(outlook.atoms, sizes, atoms.to(torch.int64))
     first = torch.where(row >= 0, row, len(outlook.height)) * sizes.n_rules
     start, stop = (torch.searchsorted(outlook.derived, edge) for edge in (first, first + sizes.n_rules))
