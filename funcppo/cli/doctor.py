@@ -8,18 +8,13 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from funcppo import random, train_step
 from funcppo.cli import show, write_json
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
-from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
-from funcppo.runtime import compile as ladder
-from funcppo.runtime.capture import capture, recorded
+
+if TYPE_CHECKING:
+    from funcppo.runtime.compile import Record
 
 PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
 
@@ -40,6 +35,8 @@ class Doctor:
 
     def run(self) -> int:
         """Look, try and tell; the exit status."""
+        import torch
+
         console = show.console(self.json == "-")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
@@ -60,8 +57,15 @@ class Doctor:
         return 0
 
 
-def try_ladder(device: str) -> ladder.Record:
+def try_ladder(device: str) -> Record:
     """The record of the ladder for a small CartPole learner."""
+    from funcppo import random, train_step
+    from funcppo.envs import cartpole
+    from funcppo.envs.base import NoWorld
+    from funcppo.nets import mlp
+    from funcppo.runtime import compile as ladder
+    from funcppo.runtime.capture import capture, recorded
+
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
         env=cartpole.environment(cartpole.CartPoleConfig()),
@@ -73,6 +77,8 @@ def try_ladder(device: str) -> ladder.Record:
 
 
 def _machine() -> dict[str, Any]:
+    import torch
+
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     found |= {name: _version(name) for name in PACKAGES}

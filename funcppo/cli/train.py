@@ -8,24 +8,20 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
 from rich.console import Console
 
-from funcppo import data, explain, mining, problem, protocol, training
-from funcppo.checkpoint import write_atomically
 from funcppo.cli import show, write_json
 from funcppo.config import MineConfig, PPOConfig, ProverSettings, RunConfig
 from funcppo.data import show_atom, show_rule
-from funcppo.logic import proof
-from funcppo.protocol import Protocol
-from funcppo.runtime.capture import Captured
-from funcppo.runtime.compile import RUNGS
-from funcppo.runtime.monitor import Monitor
-from funcppo.train_step import Metrics, TrainState
-from funcppo.training import Run
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+    from funcppo.runtime.capture import Captured
+    from funcppo.runtime.monitor import Monitor
+    from funcppo.train_step import Metrics, TrainState
+    from funcppo.training import Run
 
 _DEFAULT = RunConfig(dataset="")
 
@@ -75,6 +71,9 @@ class Train:
 
     def run(self) -> int:
         """Train, judge, show; the exit status."""
+        from funcppo import training
+        from funcppo.runtime.monitor import Monitor
+
         start, console = time.perf_counter(), show.console(self.json == "-")
         run = self._prepare(console)
         dataset = run.problem.dataset
@@ -105,6 +104,11 @@ class Train:
         return 0
 
     def _prepare(self, console: Console) -> Run:
+        import torch
+
+        from funcppo import training
+        from funcppo.runtime.compile import RUNGS
+
         holds_run = (self.out / training.CONFIG).exists()
         if self.resume:
             stored = training.read_config(self.out)
@@ -129,6 +133,9 @@ class Train:
 
     def _with_rules(self, config: RunConfig, console: Console) -> RunConfig:
         """The run with mined rules, kept in its folder, where the data set has none."""
+        from funcppo import data, mining
+        from funcppo.checkpoint import write_atomically
+
         if config.rules is not None or len((dataset := data.load(config.dataset)).rules):
             return config
         with console.status("mining rules") as status:
@@ -144,6 +151,8 @@ class Train:
         self, run: Run, captured: Captured[TrainState, Metrics], monitor: Monitor, console: Console
     ) -> tuple[Run, bool]:
         """The run after its last update or a Ctrl-C, and whether it was the former."""
+        from funcppo import training
+
         asked: list[int] = []
         watched = _Watch(monitor, console, self.watch)
         before = signal.signal(signal.SIGINT, lambda *_: _interrupt(asked))
@@ -206,6 +215,11 @@ def _interrupt(asked: list[int]) -> None:
 
 def _results(run: Run, seconds: float) -> dict[str, Any]:
     """Test quality of the untrained baselines, the untrained policy and the learned one."""
+    import torch
+
+    from funcppo import problem, protocol, training
+    from funcppo.protocol import Protocol
+
     ready, state = run.problem, run.saved.state
     scores: dict[str, Any] = {}
     test, how = ready.dataset.test, Protocol(sides=training.sides(ready))
@@ -234,6 +248,11 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def _show(run: Run, results: dict[str, Any], console: Console) -> None:
+    import torch
+
+    from funcppo import explain
+    from funcppo.logic import proof
+
     dataset = run.problem.dataset
     if results["test"]:
         how = "tails among the five regions" if run.problem.regions else "filtered, all entities, both sides"

@@ -400,6 +400,6 @@ def test_bad_input_is_one_line_of_the_process():
 
 
 def test_the_help_comes_without_torch():
-    names = ", ".join(f"funcppo.cli.{name}" for name in ("evaluate", "provable", "prove"))
+    names = ", ".join(f"funcppo.cli.{name}" for name in ("doctor", "evaluate", "mine", "provable", "prove", "train"))
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
