@@ -26,7 +26,7 @@ def options(**given: str) -> list[str]:
 
 
 # What a set is trained with beyond the defaults; hard_fraction and entropy_coef are those that ranked valid best.
-HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "6"}
+HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "4"}
 SETS: dict[str, list[str]] = {
     "countries_S1": [],
     "countries_S2": options(prover__max_height="2", prover__hard_fraction="0.5", prover__reward="signed"),
@@ -38,10 +38,14 @@ SETS: dict[str, list[str]] = {
     "umls": options(**HEIGHT_1, prover__hard_fraction="0.5"),
     "family_kns": options(**HEIGHT_1, prover__hard_fraction="0.5"),
     "wn18rr": options(**HEIGHT_1, prover__hard_fraction="0.5"),
+    "umls, mined rules": options(
+        **HEIGHT_1, rules="{mined}", steps="150000", prover__hard_fraction="1", ppo__entropy_coef="1"
+    ),
     "family, RNNLogic rules": options(
         **HEIGHT_1,
+        valid_queries="300",
         rules="{data}/family/rules_rnnlogic.tsv",
-        steps="300000",
+        steps="100000",
         device="{device}",
         prover__hard_fraction="1",
         ppo__entropy_coef="1",
@@ -87,7 +91,11 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
             "--seed",
             str(seed),
         ]
-        settings = [part.format(data=data, device=device) for part in SETS[name]]
+        mined = Path(out) / "mined.tsv"
+        settings = [part.format(data=data, device=device, mined=mined) for part in SETS[name]]
+        if str(mined) in settings:
+            mine = ["mine", command[4], "--out", str(mined), "--max-length", "2"]
+            subprocess.run([*command[:3], *mine], check=True, stdout=sys.stderr)
         subprocess.run([*command, *settings, *extra], check=True, stdout=sys.stderr)
         results = json.loads((Path(out) / "results.json").read_text())
     for row in results["test"].values():

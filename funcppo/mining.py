@@ -39,12 +39,16 @@ def save(path: Path, dataset: Dataset, counts: Counts, form: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def cached(dataset: Dataset, cfg: MineConfig, device: str, progress: Progress) -> tuple[Path, str]:
+def cached(
+    dataset: Dataset, cfg: MineConfig, device: str, progress: Progress, folder: Path | None = None
+) -> tuple[Path, str]:
     """A file of rules for this data set, mined now unless that was done before, and a line that tells which.
 
+    Args:
+      folder: where it is kept; None for the user's cache.
     Errors: ValueError when the data support no rule.
     """
-    path = _cache() / f"rules-{_fingerprint(dataset, cfg)}.tsv"
+    path = (folder or _cache()) / f"rules-{_fingerprint(dataset, cfg)}.tsv"
     if path.exists():
         return path, f"no rules given: those mined before are taken, {path}"
     found, counts, mined = mine_dataset(dataset, cfg, device, progress)

@@ -179,6 +179,17 @@ def world(problem: Problem) -> prover.World:
     return fixed_world(problem)._replace(train=train, hard=hard)
 
 
+def false_negatives(problem: Problem) -> float | None:
+    """The share of the negatives drawn from provable atoms that valid or test hold; None where none are drawn."""
+    if not problem.settings.hard_fraction:
+        return None
+    negatives, sizes = world(problem).hard, problem.sizes
+    held_out = torch.from_numpy(np.concatenate([problem.dataset.valid, problem.dataset.test])).to(negatives.device)
+    _, index = kbase.index_atoms(held_out.long(), sizes.n_predicates, sizes.n_constants)
+    true = kbase.locate(index, sizes, negatives.long()) >= 0
+    return float(true.float().mean()) if len(true) else None
+
+
 def fixed_world(problem: Problem) -> prover.World:
     """A world to search in; nothing is drawn from it."""
     none = problem.kb.facts[:0]

@@ -263,7 +263,7 @@ def _choose_score(draft: Run) -> tuple[Score, list[str]]:
     cost = n * min(64, width) * width * 3 * draft.problem.max_height
     if draft.problem.facts == "chosen" and cost > COSTLY:
         return "best-proof", [f"score best-proof: success would look at about {cost:.0e} successors a validation"]
-    names: tuple[Score, ...] = ("best-proof", "success")
+    names: tuple[Score, ...] = ("success", "best-proof")  # of equal ones the first
     mrr = {name: judge(draft, draft.saved.best, sample, how, name)["mrr"] for name in names}
     chosen = max(names, key=lambda name: mrr[name])
     return chosen, [f"score {chosen} chosen: MRR on valid " + ", ".join(f"{v:.4f} by {k}" for k, v in mrr.items())]

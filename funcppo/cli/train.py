@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import signal
 import time
@@ -66,11 +67,16 @@ class Train:
     """Valid queries ranked at each."""
     patience: int = _DEFAULT.patience
     """Updates in a row with a loss or gradient that is not finite, after which the run stops."""
+    cache_dir: Path | None = None
+    """Where compiled code and mined rules are kept for the next run; by default the user's own caches."""
     watch: bool = False
     """Show what compilers and graphs do: recordings, skips, recompiles and why, moved state, times."""
 
     def run(self) -> int:
         """Train, judge, show; the exit status."""
+        if self.cache_dir is not None:  # compilers read these once, when they are loaded
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir.absolute() / "inductor")
+            os.environ["TRITON_CACHE_DIR"] = str(self.cache_dir.absolute() / "triton")
         from funcppo import training
         from funcppo.runtime.monitor import Monitor
 
@@ -112,7 +118,7 @@ class Train:
         holds_run = (self.out / training.CONFIG).exists()
         if self.resume:
             stored = training.read_config(self.out)
-            if stored.dataset != self.dataset:
+            if stored.dataset != located(self.dataset):
                 raise ValueError(f"{self.out}: holds a run on {stored.dataset}, want {self.dataset}")
             return training.prepare(stored, self.out, resume=True)
         if holds_run and not self.overwrite:
@@ -120,7 +126,7 @@ class Train:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunConfig) if hasattr(self, f.name)}
-        config = RunConfig(**given)
+        config = RunConfig(**given | {"dataset": located(self.dataset), "rules": self.rules and located(self.rules)})
         if config.strategy not in ("auto", *RUNGS):
             raise ValueError(f"strategy {config.strategy!r}: want auto, {', '.join(RUNGS)}")
         config = self._with_rules(config, console)
@@ -140,7 +146,7 @@ class Train:
             return config
         with console.status("mining rules") as status:
             told = lambda stage: status.update(f"mining rules: {stage}")
-            mined, how = mining.cached(dataset, MineConfig(seed=config.seed), config.device, told)
+            mined, how = mining.cached(dataset, MineConfig(seed=config.seed), config.device, told, self.cache_dir)
         show.notes(console, [how])
         self.out.mkdir(parents=True, exist_ok=True)
         kept = self.out / "rules.tsv"
@@ -169,6 +175,11 @@ class Train:
         finally:
             signal.signal(signal.SIGINT, before)
         return run, int(run.saved.state.update) >= n_updates
+
+
+def located(name: str) -> str:
+    """A path such that the run can be gone on with from anywhere; the name itself of an embedded data set."""
+    return str(Path(name).absolute()) if Path(name).exists() else name
 
 
 class _Watch:
@@ -239,6 +250,7 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
         "steps": int(state.update) * run.run.ppo.n_envs * run.run.ppo.n_steps,
         "best_update": int(run.saved.best_update),
         "best_valid": float(run.saved.best_valid),
+        "false_negatives": problem.false_negatives(ready),
         "test": scores,
         "seconds": seconds,
         "notes": list(run.notes),
@@ -257,6 +269,8 @@ def _show(run: Run, results: dict[str, Any], console: Console) -> None:
     if results["test"]:
         how = "tails among the five regions" if run.problem.regions else "filtered, all entities, both sides"
         console.print(show.results_table(f"test ({how}, expected ties)", results["test"]))
+    if (share := results["false_negatives"]) is not None:
+        console.print(f"note: of the provable negatives, {share:.1%} are true in valid or test", style="dim")
     if int(run.saved.best_update) == 0:
         console.print("note: no update ranked valid better than the untrained policy, which was kept", style="dim")
     split = dataset.test if len(dataset.test) else dataset.train
