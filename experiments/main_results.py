@@ -25,6 +25,8 @@ def options(**given: str) -> list[str]:
     return [word for name, value in given.items() for word in (f"--{name.replace('__', '.').replace('_', '-')}", value)]
 
 
+HEAD = "| data | rules | exists | max-confidence | noisy-or | untrained | trained | learning rate 0 | ceiling | s |"
+README = Path(__file__).parents[1] / "README.md"
 # What a set is trained with beyond the defaults; hard_fraction and entropy_coef are those that ranked valid best.
 HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "4"}
 SETS: dict[str, list[str]] = {
@@ -39,7 +41,11 @@ SETS: dict[str, list[str]] = {
     "family_kns": options(**HEIGHT_1, prover__hard_fraction="0.5"),
     "wn18rr": options(**HEIGHT_1, prover__hard_fraction="0.5"),
     "umls, mined rules": options(
-        **HEIGHT_1, rules="{mined}", steps="150000", prover__hard_fraction="1", ppo__entropy_coef="1"
+        **HEIGHT_1 | {"score": "auto"},
+        rules="{mined}",
+        steps="150000",
+        prover__hard_fraction="1",
+        ppo__entropy_coef="1",
     ),
     "family, RNNLogic rules": options(
         **HEIGHT_1,
@@ -64,6 +70,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--device", default="cpu", help="where the sets with RNNLogic's rules are trained")
     parser.add_argument("--only", choices=SETS, action="append")
+    parser.add_argument("--readme", action="store_true", help="put the table in place of the README's")
     args = parser.parse_args()
     stored = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
     done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
@@ -74,6 +81,9 @@ def main() -> None:
             stored["runs"].append(future.result())
             args.out.write_text(json.dumps(stored, indent=1) + "\n")
     print(table(stored["runs"]))
+    if args.readme:
+        before, after = README.read_text().split(HEAD, 1)
+        README.write_text(before + table(stored["runs"]) + "\n\n" + after.split("\n\n", 1)[1])
 
 
 def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
@@ -94,7 +104,7 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
         mined = Path(out) / "mined.tsv"
         settings = [part.format(data=data, device=device, mined=mined) for part in SETS[name]]
         if str(mined) in settings:
-            mine = ["mine", command[4], "--out", str(mined), "--max-length", "2"]
+            mine = ["mine", command[4], "--out", str(mined)]
             subprocess.run([*command[:3], *mine], check=True, stdout=sys.stderr)
         subprocess.run([*command, *settings, *extra], check=True, stdout=sys.stderr)
         results = json.loads((Path(out) / "results.json").read_text())
@@ -112,20 +122,42 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
 
 
 def table(runs: list[dict]) -> str:
-    """Markdown: mean and spread over seeds."""
-    lines = ["| data | score | MRR | Hits@1 | AUC-PR | ceiling | seeds |", "|---|---|---|---|---|---|---|"]
-    for name in dict.fromkeys(row["set"] for row in runs):
-        mine = [row for row in runs if row["set"] == name]
-        learned = [row["results"]["test"] for row in mine if not row["learning_rate_0"]]
-        frozen = [row["results"]["test"] for row in mine if row["learning_rate_0"]]
-        groups = {score: [test[score] for test in learned] for score in (learned[0] if learned else {})}
-        groups |= {
-            "trained at learning rate 0": [t[score] for t in frozen for score in t if "trained" in score[-8:]][-1:]
-        }
-        for score, rows in groups.items():
-            cells = [spread([row[key] for row in rows if key in row]) for key in ("mrr", "hits@1", "auc_pr", "ceiling")]
-            lines.append(f"| {name} | {score} | " + " | ".join(cells) + f" | {len(rows)} |")
+    """Markdown, a row a set in the order of `SETS`: the baselines, then mean and spread over seeds."""
+    head = (
+        "data | rules | exists | max-confidence | noisy-or | untrained | trained | learning rate 0 | ceiling | seconds"
+    )
+    lines = [f"| {head} |", "|---" * 10 + "|"]
+    for name in (name for name in SETS if any(row["set"] == name for row in runs)):
+        mine, frozen = (
+            [row["results"] for row in runs if row["set"] == name and row["learning_rate_0"] == still]
+            for still in (False, True)
+        )
+        lines.append("| " + " | ".join(cells(name, mine, frozen)) + " |")
     return "\n".join(lines)
+
+
+def cells(name: str, mine: list[dict], frozen: list[dict]) -> list[str]:
+    """One row of the table: the results of a set over seeds, and at learning rate 0."""
+    number, label = ("auc_pr", "AUC-PR") if name.startswith("countries") else ("mrr", "MRR")
+    first, height = mine[0]["test"], mine[0]["height"]
+
+    def policy(results: list[dict], kind: str) -> str:
+        return spread([r["test"][f"{r['score']}, {kind}"][number] for r in results])
+
+    return [
+        f"{name}, {label}" + ("" if "height" in name else f", height {height}"),
+        str(mine[0]["rules"]),
+        *(shown(first[score][number]) for score in (f"exists@{height}", "max-confidence", "noisy-or")),
+        *(policy(mine, kind) for kind in ("untrained", "trained")),
+        policy(frozen, "trained"),
+        shown(first["max-confidence"]["ceiling"]),
+        f"{mean(r['seconds'] for r in mine):.0f}",
+    ]
+
+
+def shown(value: float) -> str:
+    """Four digits, as rankings are compared."""
+    return f"{value:.4f}"
 
 
 def spread(values: list[float]) -> str:
@@ -133,7 +165,7 @@ def spread(values: list[float]) -> str:
     if not values:
         return ""
     wide = f" ± {stdev(values):.4f}" if len(values) > 1 and stdev(values) > 0 else ""
-    return f"{mean(values):.4f}{wide}"
+    return f"{shown(mean(values))}{wide}"
 
 
 def machine() -> dict:

@@ -1,0 +1,18 @@
+"""The README's table of results is the one that its script makes of its records."""
+
+import json
+from pathlib import Path
+
+from experiments import main_results
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_table_in_the_readme_is_made_from_the_record():
+    runs = json.loads((ROOT / "experiments/results/main_results.json").read_text())["runs"]
+    assert main_results.table(runs) in (ROOT / "README.md").read_text()
+
+
+def test_a_spread_is_the_mean_and_the_sample_deviation():
+    assert main_results.spread([1.0, 2.0, 3.0]) == "2.0000 ± 1.0000"
+    assert main_results.spread([0.5, 0.5]) == "0.5000" and main_results.spread([]) == ""
