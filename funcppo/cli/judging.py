@@ -104,7 +104,7 @@ def on_work(result: dict[str, Any]) -> list[str]:
     """What a reader is told of the work and of what it may have missed."""
     if "row_steps" not in result:
         return []
-    lines = [f"{result['active_share']:.1%} of {result['row_steps']:,} row-steps held a partial proof"]
+    lines = [f"{result['active_share']:.1%} of {result['row_steps']:,} rows computed were in use"]
     lines += [f"the beam dropped partial proofs of {result['pruned']:,} candidates"] if result["pruned"] else []
     lines += [f"successors of {result['overflowed']:,} candidates did not fit"] if result["overflowed"] else []
     return lines + ([f"{result['lost']:,} provable answers were not found"] if result["lost"] else [])
