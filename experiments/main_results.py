@@ -51,12 +51,15 @@ SETS: dict[str, list[str]] = {
         **HEIGHT_1,
         valid_queries="300",
         rules="{data}/family/rules_rnnlogic.tsv",
-        steps="100000",
+        steps="120000",
         device="{device}",
         prover__hard_fraction="1",
+        prover__embed_dim="16",
+        prover__hidden_dim="32",
         ppo__entropy_coef="1",
+        ppo__learning_rate="3e-3",
         ppo__n_envs="512",
-        ppo__n_minibatches="8",
+        ppo__n_minibatches="16",
     ),
 }
 
