@@ -126,10 +126,7 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
 
 def table(runs: list[dict]) -> str:
     """Markdown, a row a set in the order of `SETS`: the baselines, then mean and spread over seeds."""
-    head = (
-        "data | rules | exists | max-confidence | noisy-or | untrained | trained | learning rate 0 | ceiling | seconds"
-    )
-    lines = [f"| {head} |", "|---" * 10 + "|"]
+    lines = [HEAD, "|---" * 10 + "|"]
     for name in (name for name in SETS if any(row["set"] == name for row in runs)):
         mine, frozen = (
             [row["results"] for row in runs if row["set"] == name and row["learning_rate_0"] == still]
