@@ -21,7 +21,7 @@ check: .venv/installed
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
-# `make matrix` runs the cells that the record lacks; `make matrix TORCH=2.9.1` in an environment of its own.
+# `make matrix` runs every cell and compares; `make matrix TORCH=2.9.1` does so in an environment of its own.
 matrix: .venv$(addprefix -,$(TORCH))/installed
 	.venv$(addprefix -,$(TORCH))/bin/python experiments/full_step_matrix.py $(MATRIX)
 
@@ -31,4 +31,4 @@ matrix: .venv$(addprefix -,$(TORCH))/installed
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-* runs

@@ -1,13 +1,16 @@
 """Claim: the whole PPO step - forward, loss, backward, clipping, Adam - compiles into one graph, and here is how.
 
-    python experiments/full_step_matrix.py                       run what the record lacks, rewrite the tables
-    python experiments/full_step_matrix.py --out DIR --jobs 16 --time none inductor
-                                                                 write elsewhere, 16 cells at a time, timed one by one
+    python experiments/full_step_matrix.py                       run every cell, compare with the committed record
+    python experiments/full_step_matrix.py --jobs 16 --time none inductor
+                                                                 16 cells at a time, some of them timed one by one
     python experiments/full_step_matrix.py --only 6/ --fresh     run some cells again
+    python experiments/full_step_matrix.py --out experiments/results
+                                                                 what the committed record lacks, and the tables
     python experiments/full_step_matrix.py --report              rewrite the tables only
 
-Writes full_step_matrix-<torch>-<device>.json and .md. Exits 1 when a cell does not end as the committed record for this
-version and device says: status, graphs or parity; times are not compared. An interrupted run goes on where it stopped.
+Writes full_step_matrix-<torch>-<device>.json and .md into --out. Exits 1 when a cell does not end as the committed
+record for this version and device says: status, graphs or parity; times are not compared. An interrupted run goes on
+where it stopped, but not with the record of another machine.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+TEXT = ROOT / "INVESTIGATION.md"
 sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
@@ -29,6 +33,7 @@ from experiments.matrix import (  # noqa: E402, F401
     baselines,
     hopes,
     measure,
+    polyfills,
     pool,
     record,
     registry,
@@ -42,20 +47,32 @@ from experiments.matrix import (  # noqa: E402, F401
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status."""
-    args = arguments().parse_args(argv)
+    """The exit status: 0, or 1 when a cell has changed."""
+    parser = arguments()
+    args = parser.parse_args(argv)
     if args.worker:
         return worker(args.worker, args.device)
     if args.report:
-        tables.rewrite(ROOT / "INVESTIGATION.md", record.RESULTS)
+        tables.publish(TEXT, record.RESULTS)
         return 0
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = record.path(args.out, torch.__version__, record.device_kind())
-    committed = record.load(record.path(record.RESULTS, torch.__version__, record.device_kind()))
-    now = run(args, file)
+    file = record.path(args.out, torch.__version__, record.device())
+    committed = record.load(record.path(record.RESULTS, torch.__version__, record.device()))
+    cells = chosen(args, args.only)
+    if not cells:
+        parser.error(f"no cell is named by --only {' '.join(args.only)}")
+    try:
+        now = record.resumed(file)
+    except ValueError as error:
+        parser.error(str(error))
+    todo = [name for name in cells if args.fresh or not record.holds(now, cells[name])]
+    print(f"{len(cells)} cells, {len(cells) - len(todo)} of them in the record already")
+    if args.list:
+        print("\n".join(todo))
+        return 0
+    now = run(args, file, {name: cells[name] for name in todo})
     file.with_suffix(".md").write_text(tables.whole(now))
-    if args.out == record.RESULTS:
-        tables.rewrite(ROOT / "INVESTIGATION.md", record.RESULTS)
+    if args.out.resolve() == record.RESULTS:
+        tables.publish(TEXT, record.RESULTS)
     changed = record.changes(committed, now)
     for line in changed:
         print(f"changed: {line}")
@@ -66,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder of the record")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "matrix", help="folder of the record")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="part of a cell's name, or * ? [ ]")
     parser.add_argument("--fresh", action="store_true", help="run cells that the record has, too")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds that one cell may take")
@@ -80,27 +97,25 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace, file: Path) -> dict[str, Any]:
-    """The record with every chosen cell in it, saved after each."""
-    now = record.load(file)
-    chosen = {cell.id: cell for cell in registry.cells(args.device == "cuda", tuple(args.only))}
-    sources = {name: record.source(cell.way) for name, cell in chosen.items()}
-    todo = [n for n in chosen if args.fresh or now["cells"].get(n, {}).get("source") != sources[n]]
-    print(f"{len(chosen)} cells, {len(chosen) - len(todo)} of them in the record already")
-    if args.list:
-        print("\n".join(todo))
-        return now
+def chosen(args: argparse.Namespace, patterns: list[str]) -> dict[str, registry.Cell]:
+    """The cells of this machine that one of the patterns names."""
+    return {cell.id: cell for cell in registry.cells(args.device == "cuda", tuple(patterns))}
+
+
+def run(args: argparse.Namespace, file: Path, todo: dict[str, registry.Cell]) -> dict[str, Any]:
+    """The record with these cells in it, saved after each."""
+    args.out.mkdir(parents=True, exist_ok=True)
     commit, progress = record.commit(), Progress(len(todo))
 
     def done(name: str, result: dict[str, Any]) -> None:
-        now.update(record.load(file))  # another run may have added to it
-        now["cells"][name] = {**record.describe(chosen[name]), **result, "source": sources[name], "commit": commit}
+        now = record.load(file)  # another run may have added to it
+        now["cells"][name] = {**record.describe(todo[name]), **result, "commit": commit}
         record.save(file, now)
         progress(name, result)
 
-    timed = {cell.id for cell in registry.cells(args.device == "cuda", tuple(args.time))}
-    pool.run(todo, pool.Plan(args.device, args.limit, args.jobs, args.wave, timed.__contains__), done)
-    return now
+    plan = pool.Plan(args.device, args.limit, args.jobs, args.wave, chosen(args, args.time).__contains__)
+    pool.run(list(todo), plan, done)
+    return record.load(file)
 
 
 class Progress:
@@ -121,6 +136,7 @@ class Progress:
 def worker(cell_id: str, device: str) -> int:
     """Examine one cell, print what was found, and time it when the parent says so."""
     torch.set_num_threads(1)
+    polyfills.register()
     cell = registry.by_id(cell_id)
     send: Callable[[Any], None] = lambda result: print(f"{pool.MARK}{json.dumps(result)}", flush=True)
     result, ready = measure.examine(cell, device)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.matrix import problem
+from experiments.matrix import polyfills, problem
 from experiments.matrix.measure import TOLERANCE, parity_ok
 from experiments.matrix.registry import Cell, Way
 
@@ -28,28 +28,31 @@ LOSS_ONLY = ("0/loss compiled", "6/as written", "6/the same", "7/as written", "8
 
 
 def path(folder: Path, version: str, device: str) -> Path:
-    """As in full_step_matrix-2.13.0-cpu.json."""
-    return folder / f"full_step_matrix-{version.split('+')[0]}-{device}.json"
+    """As in full_step_matrix-2.13.0-cpu.json; a GPU's name is one word."""
+    kind = device.lower().removeprefix("nvidia ").replace(" ", "-")
+    return folder / f"full_step_matrix-{version.split('+')[0]}-{kind}.json"
 
 
-def device_kind() -> str:
-    """cpu, or the GPU's name as a word: h200."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return torch.cuda.get_device_name().lower().removeprefix("nvidia ").replace(" ", "-")
+def device() -> str:
+    """cpu, or the GPU's name."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def empty() -> dict[str, Any]:
     """A record without cells, and what all its cells share."""
-    gpu = torch.cuda.is_available()
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "device": device(),
         "processor": _processor(),
         "seed": 0,
         "threads": 1,
-        "shape": {"obs": problem.N_OBS, "hidden": problem.HIDDEN, "actions": problem.N_ACTIONS, "rows": problem.ROWS},
+        "shape": {
+            "obs": problem.N_OBS,
+            "hidden": [*problem.HIDDEN],
+            "actions": problem.N_ACTIONS,
+            "rows": problem.ROWS,
+        },
         "tolerance": {str(dtype).removeprefix("torch."): value for dtype, value in TOLERANCE.items()},
         "cells": {},
     }
@@ -68,6 +71,21 @@ def load(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else empty()
 
 
+def resumed(file: Path) -> dict[str, Any]:
+    """A record to go on with; ValueError when another machine, or another Python, made it."""
+    found, here = load(file), empty()
+    differs = [key for key in here if key != "cells" and found[key] != here[key]]
+    if differs:
+        were = ", ".join(f"{key} {found[key]}, here {here[key]}" for key in differs)
+        raise ValueError(f"{file} is of another machine ({were}); choose another folder by --out")
+    return found
+
+
+def holds(record: dict[str, Any], cell: Cell) -> bool:
+    """Whether a record has a cell as its code is now."""
+    return record["cells"].get(cell.id, {}).get("source") == source(cell.way)
+
+
 def save(file: Path, record: dict[str, Any]) -> None:
     """Write a record whole or not at all."""
     part = file.with_suffix(".part")
@@ -76,7 +94,8 @@ def save(file: Path, record: dict[str, Any]) -> None:
 
 
 def describe(cell: Cell) -> dict[str, str]:
-    """What a cell is; `compiles` says what its graphs hold: there are ways that compile the loss alone."""
+    """What a cell is; `compiles` says what its graphs hold (there are ways that compile the loss alone), `source` which
+    code it ran."""
     way = cell.way
     return {
         "approach": way.approach,
@@ -85,6 +104,7 @@ def describe(cell: Cell) -> dict[str, str]:
         "backend": cell.backend,
         "mode": cell.mode,
         "compiles": "loss" if cell.id.startswith(LOSS_ONLY) else "step" if way.compiled else "nothing",
+        "source": source(way),
     }
 
 
@@ -119,6 +139,7 @@ def source(way: Way) -> str:
     """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
     files = {_file(f"funcppo.{name}") for name in MATHS}
     files |= _closure(_file(way.build.__module__)) | _closure(_file("experiments.matrix.measure"))
+    files |= {_file(polyfills.__name__)} if polyfills.needed() else set()
     return hashlib.sha256("".join(_code(file) for file in sorted(files)).encode()).hexdigest()[:12]
 
 

@@ -20,8 +20,12 @@ PLACE = re.compile(r"(<!-- matrix:(\w+) -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 def records(folder: Path) -> list[Record]:
     """All records of a folder, by version, CPU first."""
     found = [record.load(file) for file in folder.glob("full_step_matrix-*.json")]
-    version = lambda r: [int(part) for part in r["torch"].split("+")[0].split(".")]
     return sorted(found, key=lambda r: (r["device"] != "cpu", version(r)))
+
+
+def version(of: Record) -> tuple[int, ...]:
+    """As in (2, 13, 0)."""
+    return tuple(int(part) for part in of["torch"].split("+")[0].split("."))
 
 
 def label(of: Record) -> str:
@@ -180,10 +184,11 @@ def rewritten(text: str, of: list[Record]) -> str:
     return PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]](of)}{found[3]}", text)
 
 
-def rewrite(file: Path, folder: Path) -> None:
-    """The same for a file, if it is there."""
-    if file.exists():
-        file.write_text(rewritten(file.read_text(), records(folder)))
+def publish(text: Path, folder: Path) -> None:
+    """Every record of a folder as a table beside it, and the tables of a text."""
+    for file in folder.glob("full_step_matrix-*.json"):
+        file.with_suffix(".md").write_text(whole(record.load(file)))
+    text.write_text(rewritten(text.read_text(), records(folder)))
 
 
 def whole(of: Record) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import full_step_matrix
-from experiments.matrix import causes, measure, pool, problem, record, registry, steps, tables
+from experiments.matrix import causes, measure, polyfills, pool, problem, record, registry, steps, tables
 from funcppo import optim, tree
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +160,48 @@ def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status
     assert f"changed: {EAGER}: status one graph" in capsys.readouterr().out
 
 
+def test_what_would_run_is_named_and_nothing_is_written(tmp_path, capsys):
+    assert full_step_matrix.main(["--out", str(tmp_path / "new"), "--only", EAGER, "--list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [EAGER]
+    assert not list(tmp_path.iterdir())
+
+
+def refused(args, capsys) -> str:
+    """The last line said by a run that cannot begin."""
+    with pytest.raises(SystemExit) as ended:
+        full_step_matrix.main(args)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_record_of_another_machine_is_not_gone_on_with(tmp_path, capsys):
+    file = record.path(tmp_path, torch.__version__, record.device())
+    record.save(file, {**record.empty(), "python": "3.1.4"})
+    before = file.read_text()
+    assert "(python 3.1.4, here 3." in refused(["--out", str(tmp_path), "--only", EAGER], capsys)
+    assert file.read_text() == before
+
+
+def test_a_pattern_that_names_no_cell_is_an_error(tmp_path, capsys):
+    assert refused(["--out", str(tmp_path), "--only", "no/such"], capsys).endswith("no cell is named by --only no/such")
+
+
+TREES = st.recursive(
+    st.builds(torch.tensor, st.integers(0, 9)), lambda inner: st.lists(inner).map(tuple) | st.lists(inner)
+)
+
+
+@given(TREES)
+@settings(max_examples=60, deadline=None)
+def test_a_substitute_for_optree_does_what_optree_does(of):
+    """The verbs of `funcppo.tree` made of either; a sum tells which leaves met."""
+    double = lambda a, b: a + b
+    assert polyfills.tree_leaves(of) == tree.leaves(of)
+    assert polyfills.tree_map(double, of, of) == tree.map(double, of, of)
+    leaves = [x + i for i, x in enumerate(tree.leaves(of))]
+    assert polyfills.tree_unflatten(polyfills.tree_structure(of), leaves) == tree.unflatten(of, leaves)
+
+
 OUTCOMES = st.fixed_dictionaries(
     {
         "status": st.sampled_from(["one graph", "several graphs", "wrong"]),
@@ -200,7 +242,7 @@ def test_as_written_the_report_is_right_that_these_fail(of):
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
 def test_repaired_the_whole_step_is_one_graph(of):
     """Approach 6 and route A on every version; 1 and 3 where the flag exists."""
-    late = of["torch"].split(".")[:2] >= ["2", "11"]
+    late = tables.version(of) >= (2, 11)
     approaches = ("1", "3", "6", "B", "C") if late else ("6",)
     repaired = cells_of(of, approaches, "repaired") + cells_of(of, ("A",), "written back outside")
     assert len(repaired) >= 2
@@ -228,6 +270,19 @@ def test_every_silent_failure_is_in_the_text(of):
 
 def test_its_tables_are_those_of_the_records():
     assert tables.rewritten(TEXT, RECORDS) == TEXT
+
+
+def test_records_stand_side_by_side_cpu_first_then_by_version(tmp_path):
+    """Four made of one: each has a column of its own, and a cell that one of them lacks was not run there."""
+    for torch_version, device in (("2.11.0", "NVIDIA H200"), ("2.13.0", "cpu"), ("2.9.1", "cpu"), ("2.11.0", "cpu")):
+        cells = {n: {**c, "status": "eager"} for n, c in RECORDS[0]["cells"].items() if c["variant"] == "dict"}
+        if device != "cpu":
+            cells = {}
+        made = {**RECORDS[0], "torch": f"{torch_version}+cu1", "device": device, "cells": cells}
+        record.save(record.path(tmp_path, torch_version, device), made)
+    head, _, row = tables.statuses(tables.records(tmp_path), ("10",)).splitlines()
+    assert head == "|  | approach | variant | 2.9.1, cpu | 2.11.0, cpu | 2.13.0, cpu | 2.11.0, H200 |"
+    assert row == "| 10 | ways to pass parameters | dict | eager | eager | eager | not run |"
 
 
 def test_outside_its_tables_it_holds_no_measured_number():
