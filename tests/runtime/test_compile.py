@@ -11,6 +11,7 @@ import torch
 
 from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
+from funcppo.minibatch import Learner
 from funcppo.runtime.compile import RUNGS, ParityError, _tuned_or_plain, compiled, fused_adam, strategy
 from funcppo.runtime.products import Products
 from funcppo.train_step import EAGER, collect, init, train_step
@@ -46,7 +47,7 @@ def wrong(*args, **kwargs):
     after, shown = EAGER.minibatch_step(*args, **kwargs)
     if torch.compiler.is_compiling():
         learner = args[-2]
-        after = after._replace(params=0.5 * (after.params + learner.params), opt_state=learner.opt_state)
+        after = Learner(0.5 * (after.params + learner.params), opt_state=learner.opt_state, active=after.active)
     return after, shown
 
 
