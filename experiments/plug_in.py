@@ -4,8 +4,10 @@
 
 An environment is a frozen dataclass of settings, a NamedTuple of state tensors with the leading axis B, and the three
 functions of `funcppo/envs/base.py`. A network is `init` and `apply`. Rules: write with `torch.where`, never in place;
-keep a finished row as it is and pay it nothing; draw from the key given, one for each row; return a mask's illegal
-actions as the smallest finite number. The training step then compiles, vectorises and resumes with no further work.
+keep a finished row as it is and pay it nothing; draw from the key given, one for each row (`random.uniform(key, ())`,
+`normal`; `fold_in(key, 1)` for a second draw); return a mask's illegal actions as the smallest finite number. An action
+is a number [B]; for continuous ones [B, D] return a `GaussianValue` and give the agent `distribution=DIAGONAL_NORMAL`
+(`funcppo/nets/base.py`). The training step then compiles, vectorises and resumes with no further work.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from experiments import plug_in
 from experiments.plug_in import Corridor, apply_table, config, main
 from funcppo import random
 from funcppo.runtime.compile import strategy
@@ -18,6 +21,13 @@ def test_the_example_learns_to_walk_straight_to_the_goal():
     """From a random walk to 8 - 1.5 = 6.5 steps, the distance of the mean starting cell."""
     lengths = main()
     assert lengths[0] > 15 and lengths[-1] < 8
+
+
+def test_environment_and_network_take_at_most_40_lines():
+    """From the first class to the configuration, blank lines apart."""
+    lines = Path(plug_in.__file__).read_text().splitlines()
+    first, last = (next(i for i, line in enumerate(lines) if line.startswith(mark)) for mark in ("@data", "def main"))
+    assert len([line for line in lines[first:last] if line.strip()]) <= 40
 
 
 def test_the_example_is_one_graph():
