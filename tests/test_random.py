@@ -103,16 +103,33 @@ def test_draws_follow_their_distributions():
     assert ((share - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
 
 
+def draw(key):
+    return random.bits(key, (33,)), random.uniform(key, (33,), -0.05, 0.05)
+
+
 def test_bits_and_uniforms_are_the_same_compiled_and_under_vmap():
     keys = random.split(random.key(9), 4)
-
-    def draw(k):
-        return random.bits(k, (33,)), random.uniform(k, (33,), -0.05, 0.05)
-
     want = [torch.stack(x) for x in zip(*(draw(k) for k in keys))]
     assert all(torch.equal(a, b) for a, b in zip(torch.vmap(draw)(keys), want))
     got = [torch.stack(x) for x in zip(*(compiled(draw, **DRAWS)(k) for k in keys))]
     assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fast", [False, True], ids=["eager", "compiled"])
+def test_bits_and_uniforms_are_the_same_on_a_gpu_and_when_a_graph_is_replayed(fast):
+    """A graph recorded with the key zero and replayed with others gives what the CPU gives."""
+    fn = compiled(draw, **DRAWS) if fast else draw
+    held = torch.zeros(2, dtype=torch.int64, device="cuda")
+    fn(held)  # what is loaded or compiled at the first call cannot be recorded
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = fn(held)
+    for key in random.split(random.key(9), 4):
+        held.copy_(key)
+        graph.replay()
+        for got in (replayed, fn(key.cuda())):
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(got, draw(key), strict=True))
 
 
 def test_draws_use_no_global_generator():
