@@ -9,7 +9,11 @@ CAUSES = {
         "marked as skipped",
         "trace_autograd_ops",
     ),
-    "functional_call reaches forward only": ("unexpected keyword argument 'actions'", "failed to bind arguments"),
+    "functional_call reaches forward only": (
+        "unexpected keyword argument 'actions'",
+        "Unexpected keyword arguments: ['actions']",
+        "failed to bind arguments",
+    ),
     "in-place write over what backward needs": ("modified by an inplace operation",),
     "eager transform over a compiled function": (
         "requires the function to be inlined by dynamo",

@@ -139,6 +139,7 @@ def source(way: Way) -> str:
     """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
     files = {_file(f"funcppo.{name}") for name in MATHS}
     files |= _closure(_file(way.build.__module__)) | _closure(_file("experiments.matrix.measure"))
+    files -= {_file("experiments.matrix.causes")}  # it tells exceptions apart, and makes none
     files |= {_file(polyfills.__name__)} if polyfills.needed() else set()
     return hashlib.sha256("".join(_code(file) for file in sorted(files)).encode()).hexdigest()[:12]
 

@@ -14,6 +14,7 @@ Record = dict[str, Any]
 BASELINE = "0/eager, fused Adam/none/default"
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
 REPORT = tuple(str(i) for i in range(1, 12))
+NUMBERED = {cause: f"cause {i}" for i, cause in enumerate([*CAUSES][:4], 1)}  # as in INVESTIGATION.md
 PLACE = re.compile(r"(<!-- matrix:(\w+) -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 
 
@@ -42,10 +43,11 @@ def grid(head: list[str], rows: list[list[str]]) -> str:
 def outcome(cell: Record) -> str:
     """A cell's status in a few words."""
     if cell["status"] == "fails":
-        return f"fails: {cell['error']['cause'] or cell['error']['type']}"
+        cause = cell["error"]["cause"]
+        return f"fails: {NUMBERED.get(cause, cause) or cell['error']['type']}"
     if cell["status"] == "several graphs":
-        extra = [f"{cell[key]} {key}" for key in ("breaks", "recompiles") if cell[key]]
-        return ", ".join([f"{cell['graphs']} graphs" if cell["graphs"] > 1 else "1 graph", *extra])
+        kinds = ("graphs", "breaks", "recompiles")
+        return ", ".join(f"{cell[k]} {k if cell[k] > 1 else k[:-1]}" for k in kinds if cell[k])
     if cell["status"] == "wrong":
         return "**wrong result**"
     if cell["status"] == "not compiled":
@@ -56,19 +58,23 @@ def outcome(cell: Record) -> str:
 
 
 def variants(of: list[Record], approaches: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Approach, title and variant of every way in the records, in order."""
+    """Approach, title and variant of every way in the records, in the order of the code."""
     seen = {(c["approach"], c["title"], c["variant"]) for r in of for c in r["cells"].values()}
-    order = {name: i for i, name in enumerate(approaches)}
-    return sorted((way for way in seen if way[0] in order), key=lambda way: (order[way[0]], way[2]))
+    order = [(way.approach, way.title, way.variant) for way in registry.WAYS]
+    wanted = [way for way in seen if way[0] in approaches]
+    return sorted(wanted, key=lambda way: (approaches.index(way[0]), order.index(way)))
 
 
 def by_backend(of: Record, approach: str, variant: str) -> str:
     """How a way ends in the default mode: once where the backends agree."""
     cells = {b: of["cells"].get(f"{approach}/{variant}/{b}/default") for b in BACKENDS}
-    words = {backend: outcome(cell) for backend, cell in cells.items() if cell}
-    if len(set(words.values())) <= 1:
-        return next(iter(words.values()), "not run")
-    return "; ".join(f"{backend}: {text}" for backend, text in words.items())
+    ends: dict[str, list[str]] = {}
+    for backend, cell in cells.items():
+        if cell:
+            ends.setdefault(outcome(cell), []).append(backend)
+    if len(ends) <= 1:
+        return next(iter(ends), "not run")
+    return "; ".join(f"{', '.join(backends)}: {text}" for text, backends in ends.items())
 
 
 def statuses(of: list[Record], approaches: tuple[str, ...]) -> str:
@@ -81,15 +87,37 @@ def statuses(of: list[Record], approaches: tuple[str, ...]) -> str:
 
 
 def messages(of: list[Record]) -> str:
-    """For each cause the approaches that meet it, and what PyTorch says."""
-    rows = []
-    for cause in CAUSES:
-        for r in of:
-            hit = [c for c in r["cells"].values() if c["status"] == "fails" and c["error"]["cause"] == cause]
-            said = sorted({f"`{c['error']['type']}: {c['error']['message']}`" for c in hit})
-            if hit:
-                rows.append([cause, label(r), ", ".join(sorted({c["approach"] for c in hit}, key=_order)), said[0]])
-    return grid(["cause", "record", "approaches", "first line of the exception"], rows)
+    """What PyTorch says of each cause, and who meets it."""
+    rows = [
+        [NUMBERED.get(cause, cause), ", ".join(sorted({c["approach"] for _, c in met}, key=_order)), _labels(met), said]
+        for cause in CAUSES
+        for said, met in _complaints(of, cause).items()
+    ]
+    return grid(["cause", "approaches", "records", "first line of the exception"], rows)
+
+
+def others(of: list[Record]) -> str:
+    """The failures that have none of the causes."""
+    name = lambda c: f"{c['approach']}/{c['variant']}" + (f"/{c['mode']}" if c["mode"] != "default" else "")
+    rows = [
+        [", ".join(sorted({name(c) for _, c in met})), _labels(met), said] for said, met in _complaints(of, "").items()
+    ]
+    return grid(["cells", "records", "first line of the exception"], rows)
+
+
+def _complaints(of: list[Record], cause: str) -> dict[str, list[tuple[Record, Record]]]:
+    """The exceptions of a cause, each with the records and cells that met it."""
+    met: dict[str, list[tuple[Record, Record]]] = {}
+    for r in of:
+        for cell in r["cells"].values():
+            if "error" in cell and cell["error"]["cause"] == cause:
+                said = f"`` {cell['error']['type']}: {cell['error']['message']} ``"  # it may hold a backtick itself
+                met.setdefault(said, []).append((r, cell))
+    return met
+
+
+def _labels(met: list[tuple[Record, Record]]) -> str:
+    return "; ".join(dict.fromkeys(label(r) for r, _ in met))
 
 
 def _order(approach: str) -> tuple[int, str]:
@@ -97,47 +125,51 @@ def _order(approach: str) -> tuple[int, str]:
 
 
 def silent(of: list[Record]) -> str:
-    """Cells that raise nothing and yet compute something else, or compile nothing."""
-    rows = [
-        [
-            label(r),
-            name,
-            outcome(c),
-            *(f"{c['parity'].get(dtype, float('nan')):.0e}" for dtype in ("float64", "float32")),
-        ]
-        for r in of
-        for name, c in r["cells"].items()
-        if c["status"] in ("wrong", "not compiled")
-    ]
-    return grid(["record", "cell", "outcome", "float64 error", "float32 error"], rows)
+    """Cells that somewhere raise nothing and yet compute something else, or compile nothing."""
+    names = sorted({n for r in of for n, c in r["cells"].items() if c["status"] in ("wrong", "not compiled")})
+    rows = [[name, *(_silent(r["cells"].get(name)) for r in of)] for name in names]
+    return grid(["cell: largest error in float64, in float32", *map(label, of)], rows)
+
+
+def _silent(cell: Record | None) -> str:
+    if cell is None:
+        return "not run"
+    return ", ".join(
+        [outcome(cell), *(f"{cell['parity'][d]:.0e}" for d in ("float64", "float32") if d in cell["parity"])]
+    )
 
 
 def times(of: list[Record]) -> str:
-    """What the ways that work are worth, for each record a table."""
-    return "\n".join(f"{label(r)}:\n\n{_times(r)}" for r in of)
+    """What the ways that work are worth: a row for each, a column for each record and mode.
 
-
-def _times(of: Record) -> str:
-    """Microseconds from a GPU; from a CPU, whose clock others share, ratios only."""
-    modes = [m for m in registry.MODES if any(c["mode"] == m for c in of["cells"].values())]
-    base, gpu = of["cells"].get(BASELINE, {}).get("step_us"), of["device"] != "cpu"
+    A GPU's cells say microseconds and speed-up, those of a CPU, whose clock others share, speed-ups only; then, in the
+    default mode, the seconds of compiling.
+    """
+    columns = [(r, m) for r in of for m in registry.MODES if any(c["mode"] == m for c in r["cells"].values())]
     rows = []
-    for approach, title, variant in variants([of], ("0", *REPORT, *"ABCDEFGH")):
-        backend = "none" if f"{approach}/{variant}/none/default" in of["cells"] else "inductor"
-        cells = [of["cells"].get(f"{approach}/{variant}/{backend}/{mode}", {}) for mode in modes]
-        if any("step_us" in c for c in cells):
-            compiled = "step_us" in cells[0] and backend != "none"
-            seconds = f"{cells[0]['compile_s']:.0f}" if compiled else ""
-            rows.append([approach, f"{title}: {variant}", seconds, *(_time(c, base, gpu) for c in cells)])
-    unit = "µs a step (speed-up over row 1)" if gpu else "speed-up over row 1"
-    return grid(["", "way", "compile, s", *(f"{mode}: {unit}" for mode in modes)], rows)
+    for approach, title, variant in variants(of, ("0", *REPORT, *"ABCDEFGH")):
+        cells = [_timed(r, approach, variant, mode) for r, mode in columns]
+        if any("step_us" in cell for cell in cells):
+            rows.append([approach, f"{title}: {variant}", *(_time(r, c) for (r, _), c in zip(columns, cells))])
+    heads = [label(r) + (f", {mode}" if r["device"] != "cpu" else "") for r, mode in columns]
+    return grid(["", "way", *heads], rows)
 
 
-def _time(cell: Record, base: float | None, gpu: bool) -> str:
-    if "step_us" not in cell:
+def _timed(of: Record, approach: str, variant: str, mode: str) -> Record:
+    """The cell of a way that is timed: not compiled, or compiled by Inductor."""
+    found = (of["cells"].get(f"{approach}/{variant}/{backend}/{mode}") for backend in ("none", "inductor"))
+    return next((cell for cell in found if cell), {})
+
+
+def _time(of: Record, cell: Record) -> str:
+    base = of["cells"].get(BASELINE, {}).get("step_us")
+    if "step_us" not in cell or not base:
         return outcome(cell) if cell else ""
-    ratio = f"{base / cell['step_us']:.1f}x" if base else ""
-    return f"{cell['step_us']:.0f} ({ratio})" if gpu else ratio
+    ratio = f"{base / cell['step_us']:.1f}x"
+    words = [ratio if of["device"] == "cpu" else f"{cell['step_us']:.0f} µs, {ratio}"]
+    if cell["mode"] == "default" and cell["backend"] != "none":
+        words.append(f"{cell['compile_s']:.0f} s")
+    return ", ".join(words)
 
 
 def replays(of: list[Record]) -> str:
@@ -172,6 +204,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "hopes": lambda of: statuses(of, ("H",)),
     "baselines": lambda of: statuses(of, ("0",)),
     "messages": messages,
+    "others": others,
     "silent": silent,
     "times": times,
     "replays": replays,
