@@ -22,6 +22,7 @@ check: .venv/installed
 	$(BIN)/pyright
 
 # `make matrix` runs every cell and compares; `make matrix TORCH=2.9.1` does so in an environment of its own.
+# MATRIX="--jobs 4 --only 6/" are arguments.
 matrix: .venv$(addprefix -,$(TORCH))/installed
 	.venv$(addprefix -,$(TORCH))/bin/python experiments/full_step_matrix.py $(MATRIX)
 

@@ -111,7 +111,8 @@ def _complaints(of: list[Record], cause: str) -> dict[str, list[tuple[Record, Re
     for r in of:
         for cell in r["cells"].values():
             if "error" in cell and cell["error"]["cause"] == cause:
-                said = f"`` {cell['error']['type']}: {cell['error']['message']} ``"  # it may hold a backtick itself
+                message = re.sub(r"0x[0-9a-f]+", "0x", cell["error"]["message"])  # an address differs in every process
+                said = f"`` {cell['error']['type']}: {message} ``"  # it may hold a backtick itself
                 met.setdefault(said, []).append((r, cell))
     return met
 
@@ -173,14 +174,15 @@ def _time(of: Record, cell: Record) -> str:
 
 
 def replays(of: list[Record]) -> str:
-    """What a GPU recorded, and why graph trees skipped."""
-    rows = [
-        [label(r), name, str(c["recordings"]), "; ".join(c["skips"])]
-        for r in of
-        for name, c in r["cells"].items()
-        if c["mode"] == "reduce-overhead" and "recordings" in c
-    ]
-    return grid(["record", "cell", "recordings", "reasons for skipping"], rows) if rows else "No GPU record yet.\n"
+    """What a GPU recorded under graph trees, and why they skipped: the cells where that is the same together."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for r in of:
+        for c in r["cells"].values():
+            if c["mode"] == "reduce-overhead" and "recordings" in c:
+                key = label(r), str(c["recordings"]), "; ".join(c["skips"])
+                alike.setdefault(key, []).append(f"{c['approach']}/{c['variant']}")
+    rows = [[*key, ", ".join(names)] for key, names in alike.items()]
+    return grid(["record", "recordings", "reasons for skipping", "cells"], rows) if rows else "No GPU record yet.\n"
 
 
 def provenance(of: list[Record]) -> str:
