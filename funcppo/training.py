@@ -61,7 +61,8 @@ def prepare(run: RunConfig, folder: Path, *, resume: bool) -> Run:
     """
     ready = problem.build(data.load(run.dataset, run.rules), run.prover, run.device)
     n_updates = math.ceil(run.steps / (run.ppo.n_envs * run.ppo.n_steps))
-    cfg = problem.config(ready, dataclasses.replace(run.ppo, n_updates=n_updates))
+    products = torch.bfloat16 if run.precision == "bfloat16" else None
+    cfg = problem.config(ready, dataclasses.replace(run.ppo, n_updates=n_updates), products)
     state = train_step.init(cfg, problem.world(ready), random.key(run.seed, run.device))
     zero = torch.zeros((), dtype=torch.int64, device=run.device)
     saved = Saved(state=state, best=state.params, best_valid=zero.float() - 1.0, best_update=zero)
