@@ -24,6 +24,7 @@ from typing import Any
 
 import side_by_side
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from funcppo import random, train_step, tree
 from funcppo.config import Config, PPOConfig
@@ -37,6 +38,11 @@ from funcppo.runtime.iteration import graph_scan, whole
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
 HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
 REPEATS = 7
+# What an H200 can do at most, for the distance to it: multiplications and additions a second, bytes a second, and
+# how long a kernel in a graph takes that does nothing.
+RATES = {"highest": 67e12, "high": 495e12, "bfloat16": 990e12}
+BANDWIDTH, LAUNCH = 4.8e12, 1.5e-6
+PRODUCTS = {"bfloat16": torch.bfloat16}
 SECONDS = 0.2  # of each repeat, at least
 
 
@@ -47,13 +53,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--how", nargs="*", default=list(HOW), choices=HOW)
-    parser.add_argument("--precision", nargs="*", default=["highest"], choices=["highest", "high"], help="high: TF32")
+    parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(RATES), help="high: TF32")
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
     parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "PRECISION"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        torch.set_float32_matmul_precision(args.cell[3])
-        case = Case(*args.cell[:3])
+        torch.set_float32_matmul_precision("high" if args.cell[3] == "high" else "highest")
+        case = Case(*args.cell)
         return side_by_side.cell(case.ready, case.timed)
     cells = [[work, how, args.device, p] for p in args.precision for work in args.work for how in args.how]
     rows = side_by_side.run(__file__, cells, args.width)
@@ -64,13 +70,13 @@ def main() -> None:
 class Case:
     """One kind of work, run one way."""
 
-    def __init__(self, work: str, how: str, device: str) -> None:
-        self.work, self.how, self.device = work, how, device
+    def __init__(self, work: str, how: str, device: str, precision: str) -> None:
+        self.work, self.how, self.device, self.precision = work, how, device, precision
         n_envs, self.learners = WORK[work]
         self.cfg = Config(
             ppo=PPOConfig(n_envs=n_envs, n_steps=128, n_epochs=4, n_minibatches=4),
             env=cartpole.environment(cartpole.CartPoleConfig()),
-            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
+            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, products=PRODUCTS.get(precision))),
         )
         keys = random.split(random.key(0, device), max(self.learners, 1))
         make = partial(train_step.init, self.cfg, NoWorld())
@@ -80,16 +86,17 @@ class Case:
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
-        start = time.perf_counter()
         eager = self.eager
         fn = self.fn(self.parts(eager))
         graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
         captured = capture(fn, self.start(), graph=graph, strict=graph)
         captured.step()
         self.synchronise()
-        cold, self.step = time.perf_counter() - start, captured.step
+        cold, self.step = side_by_side.since_start(), captured.step
         self.how = "eager"
-        want, _ = self.fn(eager)(self.start())
+        with FlopCounterMode(display=False) as counter:
+            want, out = self.fn(eager)(self.start())
+        self.least = least(counter.get_total_flops(), self.start(), out, self.precision)
         pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
@@ -124,7 +131,13 @@ class Case:
     def timed(self) -> dict[str, Any]:
         """Median and spread of an iteration, and its kernels."""
         row = repeated(self.step, self.synchronise)
-        return row | (kernels(self.step) if self.device == "cuda" else {})
+        return row | (kernels(self.step) | {"least_ms": self.least} if self.device == "cuda" else {})
+
+
+def least(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
+    """Milliseconds that the arithmetic of products takes at least, and reading and writing the state once."""
+    n_bytes = sum(x.numel() * x.element_size() for x in tree.leaves((state, state, out)))
+    return {"flops": 1e3 * flops / RATES[precision], "bytes": 1e3 * n_bytes / BANDWIDTH}
 
 
 def repeated(step: Callable[[], Any], synchronise: Callable[[], None]) -> dict[str, Any]:
@@ -156,6 +169,7 @@ def kernels(step: Callable[[], Any]) -> dict[str, Any]:
     table = sorted(((sum(t), len(t), name) for name, t in by_name.items()), reverse=True)
     return {
         "kernels": len(events),
+        "launches_ms": 1e3 * LAUNCH * len(events),
         "kernels_ms": sum(t for t, _, _ in table) / 1e3,
         "costliest": [f"{n} x {t / n:.1f} us {name}" for t, n, name in table[:12]],
     }

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,6 @@ class Case:
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
-        start = time.perf_counter()
         rung = "eager" if self.how.startswith("eager") else "forward" if self.how == "forward" else "one-graph"
         parts, _ = ladder.strategy(train_step.collect, train_step.EAGER, self.cfg, self.world, self.state, rung)
         step = partial(train_step.train_step, self.cfg, self.world)
@@ -75,7 +73,7 @@ class Case:
         whole = capture(partial(step, parts=parts), self.state, graph=graph, strict=graph)
         whole.step()
         self.synchronise()
-        cold, self.step = time.perf_counter() - start, whole.step
+        cold, self.step = side_by_side.since_start(), whole.step
         want, _ = step(self.state)
         pairs = [tree.leaves(x.params) for x in (whole.state, want, self.state)]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))

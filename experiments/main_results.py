@@ -1,23 +1,30 @@
-"""Countries S1-S3 and Family: learned scores beside untrained ones, over seeds.
+"""Learned scores beside untrained ones, over seeds.
 
     python experiments/main_results.py --data ../shared/data --out experiments/results/main_results.json
 
-Each row is a run of `funcppo train` on a data set, at some seed; the untrained policy is what learning rate 0 leaves
-(`--learning-rate-0` trains such a row in full). The file is written after every run, and runs in it are not repeated.
+Each run is one of `funcppo train`. Where a set has several options to try, each is trained at seed 0, and the one that
+ranks the valid split best is trained at every seed and once at learning rate 0. The file is written after every run,
+and what it holds is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
+
+from funcppo.checkpoint import write_atomically
 
 
 def options(**given: str) -> list[str]:
@@ -27,39 +34,53 @@ def options(**given: str) -> list[str]:
 
 HEAD = "| data | rules | exists | max-confidence | noisy-or | untrained | trained | learning rate 0 | ceiling | s |"
 README = Path(__file__).parents[1] / "README.md"
-# What a set is trained with beyond the defaults; chosen in trial runs, some of which looked at test as well as valid.
+
+
+class Set(NamedTuple):
+    """A data set with its rules, and how it is trained."""
+
+    settings: list[str]  # beyond the defaults
+    tried: Sequence[list[str]] = ([],)  # more of them, of which the valid split chooses one
+
+
+def products(*axes: list[list[str]]) -> list[list[str]]:
+    """Every choice of one from each axis."""
+    return [[word for part in parts for word in part] for parts in itertools.product(*axes)]
+
+
+SHARES = [options(prover__hard_fraction=share) for share in ("0", "0.5", "1")]
+WEIGHTS = [options(ppo__entropy_coef=weight) for weight in ("0.3", "0.05", "1")]
 HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "4"}
-SETS: dict[str, list[str]] = {
-    "countries_S1": [],
-    "countries_S2": options(prover__max_height="2", prover__hard_fraction="0.5", prover__reward="signed"),
-    "countries_S3": options(prover__max_height="3"),
-    "family": options(
-        prover__max_height="2", prover__hard_fraction="0.5", score="best-proof", validations="4", valid_queries="300"
+SMALL_NET = {"prover__embed_dim": "16", "prover__hidden_dim": "32"}
+SETS = {
+    "countries_S1": Set([]),
+    "countries_S2": Set([], products(SHARES, WEIGHTS)),
+    "countries_S3": Set([], products([options(prover__max_height=h) for h in "23"], SHARES[:2], WEIGHTS[:2])),
+    "family": Set(
+        options(prover__max_height="2", score="best-proof", validations="4", valid_queries="300"),
+        products(SHARES, WEIGHTS),
     ),
-    "family, height 1": options(**HEIGHT_1, prover__hard_fraction="0.5"),
-    "umls": options(**HEIGHT_1, prover__hard_fraction="0.5"),
-    "family_kns": options(**HEIGHT_1, prover__hard_fraction="0.5"),
-    "wn18rr": options(**HEIGHT_1, prover__hard_fraction="0.5"),
-    "umls, mined rules": options(
-        **HEIGHT_1 | {"score": "auto"},
-        rules="{mined}",
-        steps="150000",
-        prover__hard_fraction="1",
-        ppo__entropy_coef="1",
+    "family, height 1": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
+    "umls": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
+    "family_kns": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[:1])),
+    "wn18rr": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[:1])),
+    "umls, mined rules": Set(
+        options(**HEIGHT_1 | {"score": "auto"}, rules="{mined}", steps="150000"),
+        products(SHARES[2:], WEIGHTS[::2]),
     ),
-    "family, RNNLogic rules": options(
-        **HEIGHT_1,
-        valid_queries="300",
-        rules="{data}/family/rules_rnnlogic.tsv",
-        steps="120000",
-        device="{device}",
-        prover__hard_fraction="1",
-        prover__embed_dim="16",
-        prover__hidden_dim="32",
-        ppo__entropy_coef="1",
-        ppo__learning_rate="3e-3",
-        ppo__n_envs="512",
-        ppo__n_minibatches="16",
+    "family, RNNLogic rules": Set(
+        options(
+            **HEIGHT_1 | SMALL_NET,
+            valid_queries="300",
+            rules="{data}/family/rules_rnnlogic.tsv",
+            steps="120000",
+            device="{device}",
+            prover__hard_fraction="1",
+            ppo__entropy_coef="1",
+            ppo__learning_rate="3e-3",
+            ppo__n_envs="512",
+            ppo__n_minibatches="16",
+        )
     ),
 }
 
@@ -75,42 +96,57 @@ def main() -> None:
     parser.add_argument("--only", choices=SETS, action="append")
     parser.add_argument("--readme", action="store_true", help="put the table in place of the README's")
     args = parser.parse_args()
-    stored = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
-    done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
-    wanted = [(n, s, f) for n in args.only or SETS for s, f in [*((s, False) for s in range(args.seeds)), (0, True)]]
+    stored = {"tried": [], "runs": []} | (json.loads(args.out.read_text()) if args.out.exists() else {})
+    train = partial(run, args.data, args.device)
+    names = args.only or list(SETS)
     with ThreadPoolExecutor(args.jobs) as pool:
-        left = [job for job in wanted if job not in done]
-        for future in as_completed([pool.submit(run, args.data, args.device, *job) for job in left]):
+        done = {(row["set"], *row["options"]) for row in stored["tried"]}
+        trials = [(n, o) for n in names for o in SETS[n].tried if len(SETS[n].tried) > 1 and (n, *o) not in done]
+        for future in as_completed([pool.submit(train, *trial, seed=0) for trial in trials]):
+            row = future.result()
+            stored["tried"].append(
+                {k: row[k] for k in ("set", "options")} | {"best_valid": row["results"]["best_valid"]}
+            )
+            save(args.out, stored)
+        done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
+        wanted = [(n, s, f) for n in names for s, f in [*((s, False) for s in range(args.seeds)), (0, True)]]
+        left = [(n, s, f) for n, s, f in wanted if (n, s, f) not in done]
+        runs = [pool.submit(train, n, chosen(stored["tried"], n), seed=s, frozen=f) for n, s, f in left]
+        for future in as_completed(runs):
             stored["runs"].append(future.result())
-            args.out.write_text(json.dumps(stored, indent=1) + "\n")
+            save(args.out, stored)
     print(table(stored["runs"]))
     if args.readme:
         before, after = README.read_text().split(HEAD, 1)
         README.write_text(before + table(stored["runs"]) + "\n\n" + after.split("\n\n", 1)[1])
 
 
-def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
+def save(file: Path, stored: dict) -> None:
+    """Put the record in place of the file."""
+    text = json.dumps(stored, indent=1) + "\n"
+    write_atomically(file, lambda part: part.write(text.encode()))
+
+
+def chosen(tried: list[dict], name: str) -> list[str]:
+    """The options of a set that ranked valid best; of equals those that come first in `SETS`."""
+    valid = {tuple(row["options"]): row["best_valid"] for row in tried if row["set"] == name}
+    return max(SETS[name].tried, key=lambda options: valid.get(tuple(options), -1.0))
+
+
+def run(data: Path, device: str, name: str, options: list[str], *, seed: int, frozen: bool = False) -> dict:
     """One run of the program, its results without the tables by relation."""
     with tempfile.TemporaryDirectory() as out:
-        extra = ["--ppo.learning-rate", "0"] if frozen else []
-        command = [
-            sys.executable,
-            "-m",
-            "funcppo",
-            "train",
+        program, folder, mined = (
+            [sys.executable, "-m", "funcppo"],
             str(data / name.split(",")[0]),
-            "--out",
-            out,
-            "--seed",
-            str(seed),
-        ]
-        mined = Path(out) / "mined.tsv"
-        settings = [part.format(data=data, device=device, mined=mined) for part in SETS[name]]
+            Path(out) / "mined.tsv",
+        )
+        settings = [part.format(data=data, device=device, mined=mined) for part in SETS[name].settings]
+        settings += [*options, "--seed", str(seed), *(["--ppo.learning-rate", "0"] if frozen else [])]
         if str(mined) in settings:
-            mine = ["mine", command[4], "--out", str(mined)]
-            subprocess.run([*command[:3], *mine], check=True, stdout=sys.stderr)
-        subprocess.run([*command, *settings, *extra], check=True, stdout=sys.stderr)
-        results = json.loads((Path(out) / "results.json").read_text())
+            subprocess.run([*program, "mine", folder, "--out", str(mined)], check=True, stdout=sys.stderr)
+        subprocess.run([*program, "train", folder, "--out", f"{out}/run", *settings], check=True, stdout=sys.stderr)
+        results = json.loads((Path(out) / "run" / "results.json").read_text())
     for row in results["test"].values():
         del row["by_group"]
     results["dataset"] = name
@@ -118,6 +154,7 @@ def run(data: Path, device: str, name: str, seed: int, frozen: bool) -> dict:
         "set": name,
         "seed": seed,
         "learning_rate_0": frozen,
+        "options": options,
         "commit": commit(),
         "machine": machine(),
         "results": results,

@@ -11,10 +11,13 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
+START = time.perf_counter()  # before PyTorch is imported
+
+import torch  # noqa: E402
 
 MARK = "cell: "
 
@@ -47,6 +50,11 @@ def cell(ready: Callable[[], dict[str, Any]], timed: Callable[[], dict[str, Any]
     except Exception as error:
         row = {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     print(MARK + json.dumps(row), flush=True)
+
+
+def since_start() -> float:
+    """Seconds that this process has taken so far."""
+    return time.perf_counter() - START
 
 
 def machine(device: str) -> dict[str, Any]:

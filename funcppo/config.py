@@ -43,6 +43,7 @@ class PPOConfig:
     n_updates: int = 976  # rollouts in a whole run: the horizon of the schedules
     n_epochs: int = 4  # passes over a rollout
     n_minibatches: int = 4  # of one epoch; must divide n_envs * n_steps
+    n_microbatches: int = 1  # parts of a minibatch whose gradients are added up, for want of memory; must divide it
     learning_rate: float = 2.5e-4
     gamma: float = 0.99
     gae_lambda: float = 0.95
@@ -67,6 +68,8 @@ class PPOConfig:
             raise ValueError(
                 f"n_minibatches={self.n_minibatches}: want a divisor of n_envs * n_steps = {self.n_envs * self.n_steps}"
             )
+        if (rows := self.n_envs * self.n_steps // self.n_minibatches) % self.n_microbatches:
+            raise ValueError(f"n_microbatches={self.n_microbatches}: want a divisor of the {rows} rows of a minibatch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +140,7 @@ class RunConfig:
     seed: int = 0
     device: str = "cpu"
     strategy: str = "auto"  # how a training step is run; auto takes the fastest that works here
+    precision: Literal["highest", "high", "bfloat16"] = "highest"  # of matrix products: float32, TF32, bfloat16
     score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
     validations: int = 12  # looks at the valid split while training; the params of the best one are kept
     valid_queries: int = 1000  # valid queries ranked at each, drawn evenly over relations

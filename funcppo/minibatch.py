@@ -6,6 +6,7 @@ The learner holds params and moments as flat vectors: the optimizer is then a fe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch.func import grad_and_value
 
 from funcppo import optim, tree
 from funcppo.config import Config
-from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
+from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn, normalised
 from funcppo.types import F32, I64, Bool
 
 
@@ -63,13 +64,36 @@ def minibatch_loss(
     return loss_fn(cfg, world, params, tree.map(lambda x: x[rows], batch), scalars)
 
 
-def gradient(
+def loss_gradient(
     cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
 ) -> tuple[Any, LossMetrics]:
     """The gradient of the loss over some rows of the batch, and what the loss shows."""
     loss = partial(minibatch_loss, cfg, world)
     grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, batch, rows, scalars)
     return grads, metrics
+
+
+def gradient(
+    cfg: Config,
+    world: Any,
+    params: Any,
+    batch: Batch,
+    rows: I64[Tensor, "M"],
+    scalars: Scalars,
+    of: Callable[..., tuple[Any, LossMetrics]] = loss_gradient,
+) -> tuple[Any, LossMetrics]:
+    """The same, microbatch by microbatch: the mean of their gradients, advantages normalised over all rows.
+
+    Args:
+      of: what computes the gradient over the rows of one.
+    """
+    ppo = cfg.ppo
+    if ppo.n_microbatches == 1:
+        return of(cfg, world, params, batch, rows, scalars)
+    batch = batch._replace(advantage=batch.advantage.scatter(0, rows, normalised(ppo, batch.advantage[rows])))
+    cfg = replace(cfg, ppo=replace(ppo, advantage_ddof=None))
+    parts = [of(cfg, world, params, batch, part, scalars) for part in rows.view(ppo.n_microbatches, -1).unbind()]
+    return tree.map(lambda *same: sum(same) / len(same), *parts)
 
 
 def apply_gradient(

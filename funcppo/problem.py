@@ -138,8 +138,8 @@ def _asked_model(
     return 1, model, [f"T_P to height 1 {stopped}: only what valid and test ask for is derived"]
 
 
-def config(problem: Problem, ppo: PPOConfig) -> Config:
-    """The learning problem."""
+def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None) -> Config:
+    """The learning problem; its network multiplies matrices in `products`, in float32 where that is None."""
     settings = problem.settings
     shape = resolve.config(problem.kb, problem.sizes, problem.max_height)
     if problem.facts == "found":  # only rules are chosen
@@ -160,6 +160,7 @@ def config(problem: Problem, ppo: PPOConfig) -> Config:
         max_height=problem.max_height,
         embed_dim=settings.embed_dim,
         hidden_dim=settings.hidden_dim,
+        products=products,
     )
     return Config(ppo=ppo, env=prover.environment(env), agent=net.agent(network))
 

@@ -55,7 +55,9 @@ class Transition(NamedTuple):
 def start(cfg: Config, world: Any, key: I64[Tensor, "2"], n: int) -> tuple[Any, Episode]:
     """`n` fresh rows and their empty episodes."""
     env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n))
-    return env_state, Episode(torch.zeros(n, device=key.device), torch.zeros(n, dtype=torch.int64, device=key.device))
+    own = lambda x: x.clone(memory_format=torch.contiguous_format)  # as later states lie: no second graph is compiled
+    none = Episode(torch.zeros(n, device=key.device), torch.zeros(n, dtype=torch.int64, device=key.device))
+    return tree.map(own, env_state), none
 
 
 def step_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> StepKeys:

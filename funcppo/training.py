@@ -61,7 +61,8 @@ def prepare(run: RunConfig, folder: Path, *, resume: bool) -> Run:
     """
     ready = problem.build(data.load(run.dataset, run.rules), run.prover, run.device)
     n_updates = math.ceil(run.steps / (run.ppo.n_envs * run.ppo.n_steps))
-    cfg = problem.config(ready, dataclasses.replace(run.ppo, n_updates=n_updates))
+    products = torch.bfloat16 if run.precision == "bfloat16" else None
+    cfg = problem.config(ready, dataclasses.replace(run.ppo, n_updates=n_updates), products)
     state = train_step.init(cfg, problem.world(ready), random.key(run.seed, run.device))
     zero = torch.zeros((), dtype=torch.int64, device=run.device)
     saved = Saved(state=state, best=state.params, best_valid=zero.float() - 1.0, best_update=zero)
@@ -91,9 +92,9 @@ def strategy(run: Run) -> tuple[Captured[TrainState, Metrics], str]:
     Errors: what a strategy that was asked for by name raises.
     """
     wanted = run.run.strategy
-    if wanted == "eager" or (wanted == "auto" and run.run.device == "cpu"):
-        line = "strategy eager: on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
-        return steps(run, EAGER), line
+    if run.run.device == "cpu" and wanted in ("auto", "eager"):
+        why = "on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
+        return steps(run, EAGER), f"strategy eager: {why if wanted == 'auto' else 'asked for'}"
     fixed = problem.world(run.problem)
     parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, fixed, run.saved.state, wanted)
     captured = steps(run, parts)
@@ -259,7 +260,7 @@ def _choose_score(draft: Run) -> tuple[Score, list[str]]:
     if not len(sample):
         return "best-proof", ["score best-proof: there are no valid queries to choose by"]
     width = draft.cfg.env.cfg.resolve.max_successors
-    n = len(problem.rank(draft.problem, sample, lambda atoms: torch.zeros(len(atoms)), how).atom)
+    n = len(problem.rank(draft.problem, sample, lambda atoms: torch.zeros(len(atoms), device=atoms.device), how).atom)
     cost = n * min(64, width) * width * 3 * draft.problem.max_height
     if draft.problem.facts == "chosen" and cost > COSTLY:
         return "best-proof", [f"score best-proof: success would look at about {cost:.0e} successors a validation"]

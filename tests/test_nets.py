@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from funcppo import random
+from funcppo import random, tree
 from funcppo.nets import mlp
 from funcppo.nets.base import CATEGORICAL, DIAGONAL_NORMAL, GaussianValue, PolicyValue, dense, init_dense
 from tests.learning import WORLD, double
@@ -99,3 +101,20 @@ def test_the_gaussian_network_starts_with_unit_deviation():
     cfg = mlp.MLPConfig(n_obs=3, n_actions=2)
     out = mlp.apply_gaussian(cfg, WORLD, mlp.init_gaussian(cfg, random.key(0)), torch.ones(4, 3))
     assert out.mean.shape == out.log_std.shape == (4, 2) and not out.log_std.any()
+
+
+@pytest.mark.parametrize("hidden", [(64, 64), (512, 512)])
+def test_products_in_bfloat16_are_within_their_rounding(hidden):
+    """8 bits a factor: outputs and gradients within 1 % of float32's, by norm; params and outputs stay float32."""
+    cfg = mlp.MLPConfig(n_obs=32, n_actions=6, hidden=hidden)
+    params, obs = mlp.init(cfg, random.key(0)), random.normal(random.key(1), (256, 32))
+
+    def found(cfg):
+        leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
+        out = mlp.apply(cfg, (), tree.unflatten(params, leaves), obs)
+        (torch.log_softmax(out.logits, -1)[:, 0] + out.value**2).mean().backward()
+        return tree.ravel([out.logits, out.value]).detach(), tree.ravel([x.grad for x in leaves])
+
+    for got, want in zip(found(replace(cfg, products=torch.bfloat16)), found(cfg)):
+        assert got.dtype == torch.float32
+        assert 1e-5 < float((got - want).norm() / want.norm()) < 0.01

@@ -117,6 +117,13 @@ def test_states_observations_and_params_have_the_shapes_they_say():
     check(world.kb)
 
 
+def test_the_first_state_lies_in_memory_as_later_ones_do():
+    """Else a compiled rollout step is compiled twice: for the first state, and for all others."""
+    leaves = tree.leaves(learning()[2].env_state)
+    assert all(x.is_contiguous() for x in leaves)
+    assert len({x.untyped_storage().data_ptr() for x in leaves}) == len(leaves)
+
+
 def _step(cfg, world, state):
     action, keys = torch.zeros(8, dtype=torch.int64), random.split(state.key, 8)
     return prover.step_functional, (cfg.env.cfg, world, state.env_state, action, keys)

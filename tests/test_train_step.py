@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import losses, optim, random, rollout, tree
+from funcppo import losses, minibatch, optim, random, rollout, tree
 from funcppo.config import PPOConfig, Schedule
 from funcppo.rollout import Actor
 from funcppo.train_step import (
@@ -79,6 +79,20 @@ def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_ad
     torch.testing.assert_close(learner.params, want, rtol=0, atol=1e-10)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
+    """In float64, 1e-12; advantages are normalised over the whole minibatch, whose parts have other means."""
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, _, minibatches = learning_problem(cfg)
+    rows = minibatches.rows[0]
+    want = minibatch.gradient(cfg, WORLD, params, batch, rows, scalars)
+    for n in (2, 16):
+        cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n))
+        got = minibatch.gradient(cfg, WORLD, params, batch, rows, scalars)
+        assert_trees_equal(got, want, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="n_microbatches=3: want a divisor of the 16 rows"):
+        replace(cfg.ppo, n_microbatches=3)
 
 
 def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time():

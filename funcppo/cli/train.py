@@ -51,6 +51,8 @@ class Train:
     strategy: str = "auto"
     """How a training step runs: eager, forward, two-graphs, one-graph; auto takes eager on a CPU, where compiling takes
     longer than a usual run, and the highest rung that works on a GPU."""
+    precision: Literal["highest", "high", "bfloat16"] = "highest"
+    """Of matrix products: float32; TF32 on a GPU that has it; or bfloat16, with float32 for all else."""
     score: Literal["auto", "success", "best-proof"] = "auto"
     """How candidates are scored; auto takes the better of the two on the valid split."""
     resume: bool = False
@@ -77,11 +79,14 @@ class Train:
         if self.cache_dir is not None:  # compilers read these once, when they are loaded
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir.absolute() / "inductor")
             os.environ["TRITON_CACHE_DIR"] = str(self.cache_dir.absolute() / "triton")
+        import torch
+
         from funcppo import training
         from funcppo.runtime.monitor import Monitor
 
         start, console = time.perf_counter(), show.console(self.json == "-")
         run = self._prepare(console)
+        torch.set_float32_matmul_precision("high" if run.run.precision == "high" else "highest")
         dataset = run.problem.dataset
         console.print(
             f"{dataset.name}: {dataset.n_constants} entities, {dataset.n_predicates} relations, "

@@ -97,6 +97,12 @@ def init_dense(key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0)
     return Dense((2.0 * random.uniform(key, (n_in, n_out)) - 1.0) * bound, torch.zeros(n_out, device=key.device))
 
 
-def dense(params: Dense, x: F32[Tensor, "... In"]) -> F32[Tensor, "... Out"]:
-    """x W + b."""
-    return x @ params.weight + params.bias
+def dense(params: Dense, x: F32[Tensor, "... In"], products: torch.dtype | None = None) -> F32[Tensor, "... Out"]:
+    """x W + b.
+
+    Args:
+      products: what the product, and those of its gradients, are computed in; all else, sums included, is as it was.
+    """
+    if products is None:
+        return x @ params.weight + params.bias
+    return (x.to(products) @ params.weight.to(products)).to(x.dtype) + params.bias

@@ -27,6 +27,7 @@ class MLPConfig:
     n_obs: int  # numbers in an observation
     n_actions: int  # discrete actions, or components of a continuous one
     hidden: tuple[int, ...] = (64, 64)
+    products: torch.dtype | None = None  # of matrices; None: that of the params
 
 
 class Params(NamedTuple):
@@ -63,8 +64,8 @@ def apply(cfg: MLPConfig, world: Any, params: Params, obs: F32[Tensor, "B F"]) -
     """Logits, none of them masked, and value."""
     x = obs.expand(2, *obs.shape)
     for layer in params.hidden:
-        x = torch.tanh(dense(layer, x))
-    out = dense(_heads(cfg, params), x)
+        x = torch.tanh(dense(layer, x, cfg.products))
+    out = dense(_heads(cfg, params), x, cfg.products)
     return PolicyValue(logits=out[0], value=out[1, :, 0])
 
 

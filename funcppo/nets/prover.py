@@ -6,7 +6,9 @@ network's output alone. All heads start at zero: an untrained prover follows con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from funcppo.logic.resolve import Goals
 from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, init_dense
 from funcppo.types import F32, I32, I64, Bool
 
+Layer = Callable[[Dense, Tensor], Tensor]
 CERTAIN = 0.01  # confidences are drawn this far in from 0 and 1: a rule that never failed must not be beyond learning
 
 
@@ -33,6 +36,7 @@ class NetConfig:
     max_height: int
     embed_dim: int  # D
     hidden_dim: int
+    products: torch.dtype | None = None  # of matrices; None: that of the params
 
 
 class Params(NamedTuple):
@@ -86,17 +90,18 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
 
 def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
     """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
-    successor = _successors(params, obs)
-    state = _state(params, obs, successor)
-    score = (successor * dense(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
+    layer = partial(dense, products=cfg.products)
+    successor = _successors(layer, params, obs)
+    state = _state(layer, params, obs, successor)
+    score = (successor * layer(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
     known = prior(world.kb, obs.rule, obs.known[:, None] & at_root)
     known = torch.cat([known, torch.zeros_like(known[:, :1])], 1)
     legal = lambda logits: torch.where(obs.mask, logits, torch.finfo(logits.dtype).min)
     return ProverOutput(
-        logits=legal(known + torch.cat([score, dense(params.end, state)], 1)),
+        logits=legal(known + torch.cat([score, layer(params.end, state)], 1)),
         prior=legal(known),
-        value=dense(params.value, state).squeeze(-1),
+        value=layer(params.value, state).squeeze(-1),
     )
 
 
@@ -134,12 +139,12 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
     return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
 
 
-def _successors(params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+def _successors(layer: Layer, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
     vector = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
-    return gelu(dense(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
+    return gelu(layer(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
 
 
-def _state(params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) -> F32[Tensor, "B H"]:
+def _state(layer: Layer, params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) -> F32[Tensor, "B H"]:
     """What there is to prove, and the mean of what can be done about it."""
     goals = _embed_goals(params, obs.goals)
     query = _embed_atoms(params, obs.query, torch.zeros_like(obs.query[:, 0]))
@@ -148,7 +153,7 @@ def _state(params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) ->
     features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
     legal = obs.mask[:, :-1, None].to(successor.dtype)
     options = (successor * legal).sum(1) / legal.sum(1).clamp_min(1.0)
-    return gelu(dense(params.hidden, torch.cat([gelu(dense(params.state, features)), options], 1)))
+    return gelu(layer(params.hidden, torch.cat([gelu(layer(params.state, features)), options], 1)))
 
 
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:

@@ -45,6 +45,7 @@ class Captured(Generic[S, O]):
     replay: str  # "manual graph", or "none": the function is called and its new leaves are copied over the old
     reason: str  # why it is no graph; empty where it is one
     capture_ms: float  # warm-up and what it compiles not included; 0 where nothing was captured
+    fn: Callable[[S], tuple[S, O]]  # kept, for a graph reads what it closes over where that lay when captured
 
     def load(self, state: S) -> None:
         """Go on from another state. Errors: ValueError when it does not fit the buffers."""
@@ -76,7 +77,7 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
             buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
     if strict:
         raise CaptureError(reason)
-    return Captured(state=buffers, step=_copying(fn, buffers), replay="none", reason=reason, capture_ms=0.0)
+    return Captured(state=buffers, step=_copying(fn, buffers), replay="none", reason=reason, capture_ms=0.0, fn=fn)
 
 
 class ShapeChange(CaptureError):
@@ -126,7 +127,7 @@ def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
         graph.replay()
         return out
 
-    return Captured(state=buffers, step=step, replay="manual graph", reason="", capture_ms=capture_ms)
+    return Captured(state=buffers, step=step, replay="manual graph", reason="", capture_ms=capture_ms, fn=fn)
 
 
 def _body(fn: Callable[[S], tuple[S, O]], buffers: S) -> O:

@@ -173,7 +173,7 @@ def _rung(name: str, parts: Any, compiled: Callable[..., Any]) -> Callable[..., 
         halves = {half: compiled(getattr(parts, half)) for half in ("gradient", "apply_gradient")}
         return partial(parts.minibatch_step, **halves)
     if name == "forward":
-        gradient = partial(_autograd, compiled(parts.minibatch_loss))
+        gradient = partial(parts.gradient, of=partial(_autograd, compiled(parts.minibatch_loss)))
         return partial(
             parts.minibatch_step, gradient=gradient, apply_gradient=partial(parts.apply_gradient, adam=fused_adam)
         )

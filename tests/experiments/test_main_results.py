@@ -16,3 +16,11 @@ def test_the_table_in_the_readme_is_made_from_the_record():
 def test_a_spread_is_the_mean_and_the_sample_deviation():
     assert main_results.spread([1.0, 2.0, 3.0]) == "2.0000 ± 1.0000"
     assert main_results.spread([0.5, 0.5]) == "0.5000" and main_results.spread([]) == ""
+
+
+def test_options_are_chosen_by_valid_and_the_first_of_equals():
+    rows = [{"set": "umls", "options": options, "best_valid": 0.5} for options in main_results.SETS["umls"].tried]
+    rows[3]["best_valid"] = rows[5]["best_valid"] = 0.6
+    other = [{"set": "family", "options": main_results.SETS["family"].tried[0], "best_valid": 0.9}]
+    assert main_results.chosen(other + rows, "umls") == main_results.SETS["umls"].tried[3]
+    assert main_results.chosen([], "family, RNNLogic rules") == []

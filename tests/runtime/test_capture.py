@@ -6,7 +6,7 @@ The laws hold for the CPU's copy-back and for a CUDA graph alike; the cases on a
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import pytest
@@ -99,6 +99,17 @@ def test_any_shuffle_of_leaves_equals_the_pure_step(moves, device):
         want, seen = fn(want)
         assert torch.equal(captured.step(), seen)
         assert all(torch.equal(a, b) for a, b in zip(captured.state, want))
+
+
+@devices
+def test_what_a_step_closes_over_is_kept(device):
+    """A graph reads it where it lay when captured: once freed, that place goes to the next tensor of its size."""
+    add = lambda term, s: ((s[0] + term,), s[0].sum())
+    like = torch.zeros(1 << 20, device=device)
+    captured = capture(partial(add, torch.full_like(like, 3.0)), (like,))
+    later = [torch.full_like(like, 7.0) for _ in range(8)]
+    captured.step()
+    assert torch.equal(captured.state[0], like + 3.0) and torch.equal(later[0], like + 7.0)
 
 
 @devices

@@ -68,6 +68,15 @@ def test_the_whole_step_in_one_graph_is_what_inductor_takes():
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rung", RUNGS)
+def test_microbatches_learn_what_their_minibatch_teaches(rung):
+    cfg = replace(CFG, ppo=replace(CFG.ppo, n_microbatches=4))
+    parts, record = strategy(collect, EAGER, cfg, WORLD, state(), rung, "aot_eager")
+    assert record.failures == ()
+    got, want = train_step(cfg, WORLD, state(), parts), train_step(CFG, WORLD, state())
+    assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("n_broken", [1, 2, 3])
 def test_each_rung_that_fails_is_passed_over_and_recorded(n_broken):
     failing = RUNGS[:n_broken]
