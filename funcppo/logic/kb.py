@@ -199,13 +199,13 @@ def rules_for(
     return kb.rule_order[torch.where(filled, row, 0)], filled
 
 
-def confidence(kb: KnowledgeBase, left_out: Bool[Tensor, "... 1"] | bool = False) -> F32[Tensor, "... R"]:
+def confidence(kb: KnowledgeBase, left_out: bool = False) -> F32[Tensor, "R"]:
     """support / body pairs of each rule, 0 where a rule has no pair.
 
     Args:
       left_out: the query is itself a known fact: it counts neither as support nor as a pair.
     """
-    less = torch.as_tensor(left_out, dtype=kb.support.dtype, device=kb.support.device)
+    less = float(left_out)
     support, pairs = (kb.support - less).clamp_min(0.0), (kb.body_pairs - less).clamp_min(0.0)
     return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
 
