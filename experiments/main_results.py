@@ -62,8 +62,8 @@ SETS = {
     ),
     "family, height 1": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
     "umls": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
-    "family_kns": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[:1])),
-    "wn18rr": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[:1])),
+    "family_kns": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
+    "wn18rr": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "umls, mined rules": Set(
         options(**HEIGHT_1 | {"score": "auto"}, rules="{mined}", steps="150000"),
         products(SHARES[2:], WEIGHTS[::2]),

@@ -73,7 +73,7 @@ def test_confidence_worked_by_hand():
     assert world.support.tolist() == [3.0, 3.0]
     assert world.body_pairs.tolist() == [4.0, 5.0]
     assert kb.confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
-    assert kb.confidence(world, torch.tensor([True])).tolist() == pytest.approx([2 / 3, 2 / 4])
+    assert kb.confidence(world, left_out=True).tolist() == pytest.approx([2 / 3, 2 / 4])
 
 
 @given(programs)
