@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,9 +28,16 @@ def main() -> NoReturn:
 
     commands = {"train": Train, "evaluate": Evaluate, "prove": Prove, "provable": Provable, "mine": Mine}
     commands |= {"doctor": Doctor}
-    parsed = tyro.extras.subcommand_cli_from_dict(
-        commands, prog="funcppo", description="Prove links in knowledge graphs, and learn to."
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed = tyro.extras.subcommand_cli_from_dict(
+                commands, prog="funcppo", description="Prove links in knowledge graphs, and learn to."
+            )
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        fail(_unboxed(said.getvalue()))
     try:
         status = parsed.run()
     except (ValueError, OSError) as error:
@@ -34,6 +45,13 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         fail("interrupted", status=130)
     sys.exit(status)
+
+
+def _unboxed(text: str) -> str:
+    """The first part of a box that tyro draws around what is wrong with the command line, as one line."""
+    rows = [row.strip("│ ") for row in text.splitlines() if row.startswith("│")]
+    first = " ".join(itertools.takewhile(lambda row: set(row) != {"─"}, rows)) or " ".join(text.split())
+    return re.sub(r"^Error parsing (__tyro-dummy-inner__\.\w+: )?", "", first) + " (see --help)"
 
 
 def fail(line: str, status: int = 2) -> NoReturn:

@@ -1,7 +1,6 @@
 """The programs `train` and `evaluate`, run in this process as a user would run them."""
 
 import json
-import re
 import sys
 from dataclasses import replace
 
@@ -117,6 +116,9 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
         (("evaluate", "{run}", "--score", "loud"), "want success, best-proof, greedy, exists@H"),
         (("evaluate", "countries_s1", "--score", "success"), "no trained run"),
         (("evaluate", "{tmp}"), "train.txt"),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--steps", "abc"), "--steps: invalid literal"),
+        (("train", "--out", "{tmp}/x"), "Missing from funcppo train"),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--lern", "3"), "Unrecognized options: --lern"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(trained, monkeypatch, capsys, tmp_path, args, line):
@@ -127,8 +129,8 @@ def test_bad_input_is_one_line_and_exit_2(trained, monkeypatch, capsys, tmp_path
     )
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    assert line in " ".join(re.sub("[│╭╰─]", " ", error).split())
-    assert ("Value error" in error) != (sum(row.startswith("funcppo: ") for row in error.splitlines()) == 1)
+    assert line in error
+    assert error.startswith("funcppo: ") and error.count("\n") == 1
     assert (trained / training.CHECKPOINT).read_bytes() == before
 
 
