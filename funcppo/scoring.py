@@ -16,7 +16,7 @@ from funcppo.envs import prover
 from funcppo.evaluate import Stage, evaluate_step, narrowed, rule_scores, score_by_width
 from funcppo.logic import outlook
 from funcppo.problem import Problem
-from funcppo.runtime.staging import staged
+from funcppo.runtime.inputs import staged
 
 
 def policy_scorer(

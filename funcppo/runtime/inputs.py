@@ -1,15 +1,17 @@
-"""Host data on its way to the buffers that a captured step reads.
+"""Host data on its way to a GPU while it computes: through pinned memory, on a stream of its own, ordered by events.
 
-Pinned memory is set aside once, and copies run on a stream of their own, so that nothing allocates, pins or waits
-while a graph is recorded or replayed. The order is kept by events: a copy waits until the last step has read the
-buffers, and a step waits until the copy has filled them.
+`Staging` fills the buffers that a captured step reads. Pinned memory is set aside once, so that nothing allocates, pins
+or waits while a graph is recorded or replayed: a copy waits until the last step has read the buffers, and a step waits
+until the copy has filled them. `staged` brings a long table part by part, the next one on its way while one is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from funcppo import tree
 
@@ -60,3 +62,36 @@ class Staging(Generic[D]):
 def _copy(into: Any, values: Any) -> None:
     for a, b in zip(tree.leaves(into), tree.leaves(values)):
         a.copy_(b, non_blocking=True)
+
+
+def staged(candidates: Tensor, size: int, device: torch.device | str) -> Iterator[Tensor]:
+    """Parts of at most `size` rows on the device, the next one on its way while one is used.
+
+    A part lives as long as the consumer keeps it. What is there already is not copied.
+    """
+    device, parts = torch.device(device), candidates.split(size)
+    if device.type != "cuda" or candidates.is_cuda:
+        yield from (part.to(device) for part in parts)
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        buffers = [torch.empty((size, *candidates.shape[1:]), dtype=candidates.dtype).pin_memory() for _ in range(2)]
+        copied = [torch.cuda.Event(), torch.cuda.Event()]
+        ahead = _send(parts[0], buffers[0], copied[0], stream)
+        for i in range(len(parts)):
+            part, event = ahead, copied[i % 2]
+            torch.cuda.current_stream().wait_event(event)
+            part.record_stream(torch.cuda.current_stream())
+            if i + 1 < len(parts):
+                ahead = _send(parts[i + 1], buffers[(i + 1) % 2], copied[(i + 1) % 2], stream)
+            yield part
+
+
+def _send(part: Tensor, buffer: Tensor, copied: torch.cuda.Event, stream: torch.cuda.Stream) -> Tensor:
+    """The part on the device, as of the event."""
+    copied.synchronize()  # the buffer's last copy has left it; at once where there was none
+    buffer[: len(part)].copy_(part)
+    with torch.cuda.stream(stream):
+        there = buffer[: len(part)].to("cuda", non_blocking=True)
+        copied.record()
+    return there
