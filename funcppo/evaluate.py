@@ -16,7 +16,6 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.beam import NOT_PROVED, EvalConfig, Result, Search, extend, log_policy
 from funcppo.envs.prover import World, seen
-from funcppo.logic import outlook
 from funcppo.logic.resolve import Goals, resolve
 from funcppo.types import F32, I32, I64
 
@@ -84,7 +83,7 @@ def score_candidates(
     Args:
       step: `evaluate_step`, or what the runtime made of it.
       on_progress: told the number of candidates started, every few steps.
-      stage: how windows of candidates come to the device, such as `runtime.staging.staged`.
+      stage: how windows of candidates come to the device, such as `runtime.inputs.staged`.
     """
     windows, active, taken, first = [], 0, 0, 0
     for part in stage(candidates, cfg.window):
@@ -150,7 +149,7 @@ def rule_scores(cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "
     successors = resolve(cfg.resolve, world.kb, goals, atoms)
     observation = seen(cfg.resolve, world, goals, successors, atoms, torch.ones_like(atoms[:, 0], dtype=torch.float32))
     policy = log_policy(cfg, world, params, observation)
-    derives = observation.mask[:, :-1] & outlook.derives(world.outlook, cfg.resolve.sizes, atoms, successors.rule)
+    derives = observation.mask[:, :-1] & ~observation.hopeless  # of a ground root's successors all others are hopeless
     proving = torch.where(derives, policy[:, :-1], -torch.inf)
     if cfg.score == "success":
         return torch.logsumexp(proving, 1)

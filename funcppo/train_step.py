@@ -113,7 +113,7 @@ def learning_batch(
         truncated=trajectory.truncated.to(value.dtype).sum(),
         explained_variance=1 - (target - value).var(correction=0) / target.var(correction=0),
     )
-    return tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch), metrics
+    return tree.map(lambda x: x.flatten(0, 1), batch), metrics
 
 
 def plan(cfg: Config, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], StepKeys, Minibatches]:

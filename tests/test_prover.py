@@ -183,18 +183,14 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
 
 
 def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
-    made = ready("family_tree:120:3", max_height=1, hard_fraction=0.0)
+    made = ready("family_tree:120:3", max_height=1, hard_fraction=0.0, facts="chosen")
     cfg = problem.config(made, PPO)
     params = train_step.init(cfg, problem.world(made), random.key(0)).params
     params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
-    chosen = dataclasses.replace(made, facts="chosen")
-    hows = [
-        problem.evaluation(p, problem.config(p, PPO), "best-proof", slots=8, beam=64, rows=64, window=64)
-        for p in (made, chosen)
-    ]
+    how = problem.evaluation(made, cfg, "best-proof", slots=8, beam=64, rows=64, window=64)
     atoms = torch.unique(torch.from_numpy(made.dataset.test[:60]), dim=0)
-    quick = scoring.policy_scorer(hows[0], made, params, None)(atoms)
-    searched = score_candidates(hows[1], problem.fixed_world(chosen), params, atoms)[0]
+    quick = scoring.policy_scorer(how, made, params, None)(atoms)
+    searched = score_candidates(how, problem.fixed_world(made), params, atoms)[0]
     torch.testing.assert_close(quick, searched.score, rtol=0, atol=1e-5)
     assert torch.isfinite(quick).any()
 

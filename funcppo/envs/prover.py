@@ -36,7 +36,7 @@ class ProverConfig:
     resolve: ResolveConfig
     max_depth: int  # resolution steps, after which a row is EXHAUSTED
     reward: Reward
-    facts: Facts  # found: a goal list that meets facts only is decided at once, by the outlook; needs max_height 1
+    facts: Facts  # found: which rules derive the root, the outlook knows; needs max_height 1
     negatives: float  # training negatives for each positive
     hard_fraction: float  # share of the negatives drawn from `World.hard`; the others are uniform corruptions
 
@@ -172,12 +172,12 @@ def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B
 
 def _followed(cfg: ProverConfig, world: World, state: EnvState, slot: Tensor) -> tuple[Goals, Successors]:
     """The goal list of each row's chosen successor, and the successors of that."""
-    goals = tree.map(lambda x: _pick(x, slot), state.successors.goals)
     if cfg.facts == "chosen":
+        goals = tree.map(lambda x: _pick(x, slot), state.successors.goals)
         return goals, resolve(cfg.resolve, world.kb, goals, state.query)
     rule = state.successors.rule.gather(1, slot[:, None])
     proved = outlooks.derives(world.outlook, cfg.resolve.sizes, state.query, rule)
-    goals = Goals(torch.where(proved[..., None], 0, goals.atoms), goals.height)
+    goals = Goals(torch.where(proved[..., None], 0, state.goals.atoms), state.goals.height)
     return goals, state.successors._replace(mask=torch.zeros_like(state.successors.mask))
 
 

@@ -6,7 +6,7 @@ matched on atoms alone; only those that unify are packed into the S slots of a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ class ResolveConfig:
     fanout: int  # F, the most facts that one lookup may return
     max_goals: int  # A
     max_successors: int  # S
+    bodies: bool  # successors hold their goals; otherwise it is left at which clause makes them
 
 
 class Goals(NamedTuple):
@@ -39,7 +40,7 @@ class Goals(NamedTuple):
 class Successors(NamedTuple):
     """The goal lists one step away, packed to the left: rules in file order, then facts in id order."""
 
-    goals: Goals  # [B, S, A, ...]
+    goals: Goals  # [B, S, A, ...]; A is 0 without bodies
     rule: I32[Tensor, "B S"]  # id of the rule applied; -1 for a fact
     fact: I32[Tensor, "B S"]  # id of the fact used; -1 for a rule
     mask: Bool[Tensor, "B S"]  # which slots hold a successor
@@ -61,7 +62,13 @@ def config(kb: KnowledgeBase, sizes: Sizes, max_height: int) -> ResolveConfig:
         fanout=fanout,
         max_goals=1 + max_height * (body - 1),
         max_successors=max(widest, 1),
+        bodies=True,
     )
+
+
+def rules_alone(cfg: ResolveConfig) -> ResolveConfig:
+    """The shape of a search that ends with the choice of a rule for a ground root."""
+    return replace(cfg, fanout=1, max_goals=1, max_successors=max(cfg.sizes.rules_per_predicate, 1), bodies=False)
 
 
 def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tensor, "B W"]) -> Successors:
@@ -73,6 +80,8 @@ def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tenso
     """
     kind_rule, clause, matches, overflow = _matching_clauses(cfg, kb, goals, root)
     clause, is_rule, mask, too_many = _pack(cfg.max_successors, clause, kind_rule, matches)
+    if not cfg.bodies:
+        return _without_bodies(goals, clause, is_rule, mask, overflow | too_many)
     atoms, height = _resolvents(cfg, kb, goals, clause, is_rule)
     keep = (atoms[..., 0] > 0) & ~_known(cfg, kb, atoms, root)
     successors, too_long = _packed_goals(cfg, atoms, height, keep & mask[..., None])
@@ -83,6 +92,17 @@ def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tenso
         fact=torch.where(~is_rule & mask, clause, -1).to(torch.int32),
         mask=mask & ~too_long,
         overflow=overflow | too_many | dropped.any(-1),
+    )
+
+
+def _without_bodies(goals: Goals, clause: Tensor, is_rule: Tensor, mask: Tensor, overflow: Tensor) -> Successors:
+    none = goals.atoms.new_zeros((*clause.shape, 0, goals.atoms.shape[-1]))
+    return Successors(
+        goals=Goals(none, none[..., 0]),
+        rule=torch.where(is_rule & mask, clause, -1).to(torch.int32),
+        fact=torch.where(~is_rule & mask, clause, -1).to(torch.int32),
+        mask=mask,
+        overflow=overflow,
     )
 
 

@@ -140,6 +140,9 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
 
 
 def _successors(layer: Layer, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+    if not obs.successors.atoms.shape[2]:  # rules alone, so what there is of each is known beforehand
+        both = layer(params.successor, torch.cat([params.rule, params.rule + params.hopeless]))
+        return embedding(obs.rule + 1 + obs.hopeless * len(params.rule), gelu(both))
     vector = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
     return gelu(layer(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.logic import kb as kbase
-from funcppo.logic.resolve import Goals, config, resolve
+from funcppo.logic.resolve import Goals, config, resolve, rules_alone
 from tests import oracles, prolog, sld
 
 C, P, W = 4, 3, 3
@@ -124,9 +125,24 @@ def test_what_does_not_fit_is_flagged():
     open_goal = torch.tensor([[[1, 1, 5], [1, 5, 4]]], dtype=torch.int32)
     goals = Goals(open_goal, torch.ones((1, 2), dtype=torch.int32))
     assert not resolve(full, kb, goals, root).overflow
-    fields = {f: getattr(full, f) for f in ("sizes", "max_height", "fanout", "max_goals", "max_successors")}
     for narrow in ({"fanout": 2}, {"max_successors": 2}):
-        assert resolve(type(full)(**{**fields, **narrow}), kb, goals, root).overflow
+        assert resolve(replace(full, **narrow), kb, goals, root).overflow
     start = Goals(torch.cat([root[:, None], 0 * root[:, None]], 1), torch.zeros((1, 2), dtype=torch.int32))
-    one_goal = type(full)(**{**fields, "max_goals": 1})
-    assert resolve(one_goal, kb, Goals(start.atoms[:, :1], start.height[:, :1]), root).overflow
+    first = Goals(start.atoms[:, :1], start.height[:, :1])
+    assert resolve(replace(full, max_goals=1), kb, first, root).overflow
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_without_bodies_a_ground_root_has_the_same_rules(seed):
+    facts, rules, rng = program(seed)
+    kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
+    root = np.stack([rng.integers(1, P + 1, 8), *rng.integers(1, C + 1, (2, 8))], 1)
+    root = torch.from_numpy(root).to(torch.int32)
+    full, alone = config(kb, sizes, 1), rules_alone(config(kb, sizes, 1))
+    atoms = torch.zeros((8, full.max_goals - 1, W), dtype=torch.int32)
+    start = Goals(torch.cat([root[:, None], atoms], 1), torch.zeros((8, full.max_goals), dtype=torch.int32))
+    want = resolve(full, kb, start, root)
+    got = resolve(alone, kb, Goals(root[:, None], start.height[:, :1]), root)
+    assert [r[m].tolist() for r, m in zip(got.rule, got.mask)] == [r[m].tolist() for r, m in zip(want.rule, want.mask)]
+    assert got.goals.atoms.shape[2] == 0 and not got.overflow.any()
