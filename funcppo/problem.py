@@ -24,8 +24,8 @@ from funcppo.protocol import Protocol, Ranking
 
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
-PAIRS = 20  # derivations that the outlook may hold, for each atom of the budget
-ASKED_BUDGET = 100_000_000  # atoms of T_P held at most where only those asked for are derived
+PAIRS = 20  # derivations held at most, for each atom of the budget
+SAMPLE = 500_000  # atoms drawn to learn from, where T_P is held in part
 ENOUGH = 0.005  # a height is high enough once no higher one proves this share of valid more
 
 
@@ -40,6 +40,7 @@ class Problem:
     model: Model  # T_P up to `max_height`
     max_height: int
     outlook: Outlook | None  # None: too large to hold
+    sample: Tensor | None  # derived atoms that are no facts, where the model holds a part of T_P; None: it holds all
     facts: prover.Facts
     pool: Tensor  # entities that queries are ranked against, ascending
     known: protocol.Known  # what candidates are filtered by and looked up in
@@ -63,7 +64,11 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     )
     kb = with_confidence(kb, sizes)
     height, model, notes = _model(dataset, settings, kb, sizes)
-    known = outlook.build(kb, sizes, model, height, PAIRS * settings.budget) if model.complete else None
+    if model.complete:
+        known, sample = outlook.build(kb, sizes, model, height, PAIRS * settings.budget), None
+    else:
+        notes = [f"T_P to height 1 {model.stopped}: held only as far as valid and test ask, and a sample to learn from"]
+        model, known, sample = _part(dataset, settings, kb, sizes, model)
     facts, more = _facts(dataset, settings, height, known)
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
@@ -78,6 +83,7 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         model=model,
         max_height=height,
         outlook=known,
+        sample=sample,
         facts=facts,
         pool=pool,
         known=protocol.known(sizes, model, torch.from_numpy(true).to(device), pool),
@@ -87,24 +93,21 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
 
 
 def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes) -> tuple[int, Model, list[str]]:
-    """The height to search to, T_P up to it, and how it was chosen."""
+    """The height to search to, T_P up to it, and how it was chosen; where not even one step fits, T_P up to 0."""
     run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, budget=settings.budget)
     if settings.max_height is not None:
         model = run(settings.max_height)
-        if not model.complete and settings.max_height == 1:
-            return _asked_model(dataset, settings, kb, sizes, model.stopped)
-        if not model.complete:
+        if not model.complete and settings.max_height > 1:
             raise ValueError(f"{dataset.name}: T_P to height {settings.max_height} {model.stopped}")
         return settings.max_height, model, []
     model = run(max(HEIGHTS))
     deepest = len(model.counts) - 1
+    if not deepest and not model.fixpoint:
+        return 1, model, []
     valid = torch.from_numpy(dataset.valid).to(model.atoms.device).long()
     height = fixpoint.contains(model, valid)
     share = [float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0 for h in HEIGHTS[:deepest]]
-    if not share:
-        if not model.fixpoint:
-            return _asked_model(dataset, settings, kb, sizes, model.stopped)
-        share = [0.0]
+    share = share or [0.0]
     chosen = next(h for h, s in enumerate(share, 1) if s >= max(share) - ENOUGH)
     shown = ", ".join(f"{s:.3f} at {h}" for h, s in enumerate(share, 1))
     return chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {shown}"]
@@ -122,20 +125,20 @@ def _facts(
     return "chosen", ["the derivations pass the budget: the policy does not see which rules derive its goal"]
 
 
-def _asked_model(
-    dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes, stopped: str
-) -> tuple[int, Model, list[str]]:
-    """T_P to height 1 as far as valid and test ask for it, for rules that derive too much to hold it all.
+def _part(
+    dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes, stopped: Model
+) -> tuple[Model, Outlook, Tensor]:
+    """T_P to height 1 as far as valid and test ask for it, and a sample, for rules that derive too much to hold it all.
 
-    Errors: ValueError when that is too much as well, or hard negatives are wanted: they would tell what is asked.
+    Errors: ValueError when that is too much as well.
     """
-    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device).long()
-    if settings.hard_fraction or not len(queries):
-        raise ValueError(f"{dataset.name}: T_P to height 1 {stopped}")
-    model = asked.one_step(kb, sizes, queries, ASKED_BUDGET)
-    if model is None:
-        raise ValueError(f"{dataset.name}: T_P to height 1 passes {ASKED_BUDGET} atoms of what valid and test ask")
-    return 1, model, [f"T_P to height 1 {stopped}: only what valid and test ask for is derived"]
+    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device)
+    sample, budget = asked.draw(kb, sizes, SAMPLE), PAIRS * settings.budget
+    found = asked.one_step(kb, sizes, queries, sample, budget)
+    if found is None:
+        over = f"valid and test ask for more than {budget} derivations"
+        raise ValueError(f"{dataset.name}: T_P to height 1 {stopped.stopped}; {over}")
+    return *found, sample
 
 
 def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None) -> Config:
@@ -143,7 +146,7 @@ def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None
     settings = problem.settings
     shape = resolve.config(problem.kb, problem.sizes, problem.max_height)
     if problem.facts == "found":  # only rules are chosen
-        shape = replace(shape, fanout=1, max_successors=max(problem.sizes.rules_per_predicate, 1))
+        shape = resolve.rules_alone(shape)
     if settings.max_successors is not None:
         shape = replace(shape, max_successors=settings.max_successors)
     env = prover.ProverConfig(
@@ -168,23 +171,30 @@ def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None
 def world(problem: Problem) -> prover.World:
     """What training reads: positives are the train facts that some rule's head can meet; others teach nothing.
 
-    Errors: ValueError when no train fact has a rule for its predicate.
+    Errors: ValueError when no train fact has a rule for its predicate, or negatives are wanted beyond the sample.
     """
+    settings, name = problem.settings, problem.dataset.name
+    if problem.sample is not None and settings.negatives and settings.hard_fraction < 1.0:
+        raise ValueError(f"{name}: T_P is held in part: want all negatives from its sample (--prover.hard-fraction 1)")
     train = torch.from_numpy(problem.dataset.train).to(problem.kb.facts.device)
-    heads = problem.kb.rules[:, 0, 0].unique()
-    train = train[torch.isin(train[:, 0], heads)]
+    train = train[torch.isin(train[:, 0], problem.kb.rules[:, 0, 0])]
     if not len(train):
-        raise ValueError(f"{problem.dataset.name}: no train fact has the predicate of a rule's head")
-    derived = problem.model.atoms[problem.model.height > 0]
-    hard = derived[torch.isin(derived[:, 0], heads)] if problem.settings.hard_fraction else derived[:0]
-    return fixed_world(problem)._replace(train=train, hard=hard)
+        raise ValueError(f"{name}: no train fact has the predicate of a rule's head")
+    return fixed_world(problem)._replace(train=train, hard=_hard(problem))
+
+
+def _hard(problem: Problem) -> Tensor:
+    """Provable atoms that are no facts, if negatives are drawn from them."""
+    if not problem.settings.hard_fraction:
+        return problem.kb.facts[:0]
+    return problem.model.atoms[problem.model.height > 0] if problem.sample is None else problem.sample
 
 
 def false_negatives(problem: Problem) -> float | None:
     """The share of the negatives drawn from provable atoms that valid or test hold; None where none are drawn."""
     if not problem.settings.hard_fraction:
         return None
-    negatives, sizes = world(problem).hard, problem.sizes
+    negatives, sizes = _hard(problem), problem.sizes
     held_out = torch.from_numpy(np.concatenate([problem.dataset.valid, problem.dataset.test])).to(negatives.device)
     _, index = kbase.index_atoms(held_out.long(), sizes.n_predicates, sizes.n_constants)
     true = kbase.locate(index, sizes, negatives.long()) >= 0

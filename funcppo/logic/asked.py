@@ -1,6 +1,7 @@
-"""T_P to height 1 for given queries alone: what one rule application derives of the candidates that they rank.
+"""T_P to height 1 in part: what one rule application derives of the candidates of given queries, and a sample besides.
 
-Where the whole of it is too much to hold, this is enough to rank with: of another atom the model tells nothing.
+Where the whole of it is too much to hold, the candidates are enough to rank with, and the sample to learn from: of
+another atom nothing is known. What is held, is held with every rule that derives it.
 """
 
 from __future__ import annotations
@@ -14,38 +15,69 @@ from funcppo.logic import kb as kb_
 from funcppo.logic.consequences import each_consequence
 from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import KnowledgeBase, Sizes
-from funcppo.types import I64
+from funcppo.logic.outlook import Outlook
+from funcppo.types import F64, I32, I64
+
+_ODD = 0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B  # multipliers of `_uniform`
 
 
-def one_step(kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], budget: int) -> Model | None:
-    """The facts, and the consequences of one step that agree with a query in its predicate and in some argument.
+def draw(kb: KnowledgeBase, sizes: Sizes, n: int) -> I32[Tensor, "n W"]:
+    """At most `n` atoms that one step derives and that are no facts, in lexicographic order; the same ones always.
+
+    They come in proportion to the largest confidence c of a rule that derives them, so that rules compete over many of
+    them: those of the smallest u / c, with u uniform on [0, 1) for each atom. One of confidence 0 never comes.
+
+    Source: Duffield, Lund and Thorup 2007, "Priority sampling for estimation of arbitrary subset sums", JACM 54(6).
+    """
+    confidence = kb_.confidence(kb).to(torch.float64)
+    parts, held, bound = [(kb.facts[:0], confidence[:0])], 0, torch.inf
+    for found in each_consequence(kb, sizes):
+        rank = _uniform(found.atoms) / confidence[found.rule]
+        low = (found.fact < 0) & (rank < bound)
+        parts.append((found.atoms[low], rank[low]))
+        held += len(parts[-1][1])
+        if held > 2 * n:
+            parts = [_smallest(parts, n, sizes)]
+            held = len(parts[0][1])
+            bound = float(parts[0][1].max()) if held == n > 0 else bound
+    return _smallest(parts, n, sizes)[0]
+
+
+def one_step(
+    kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], sample: I32[Tensor, "n W"], budget: int
+) -> tuple[Model, Outlook] | None:
+    """The facts, the sample, the consequences of one step that agree with a query in its predicate and some argument.
 
     Args:
-      budget: the most atoms to hold; None is returned when there are more.
+      sample: derived atoms, distinct, in lexicographic order.
+      budget: the most pairs to hold of an atom and a rule that derives it; None is returned when there are more.
     """
     start = time.perf_counter()
-    wanted = torch.zeros((sizes.width - 1, sizes.n_predicates + 1, sizes.n_constants + 1), dtype=torch.bool)
-    table = wanted.to(kb.facts.device).view(-1)
-    table = table.index_fill(0, _places(queries, sizes), True)
-    parts, held, limit = [kb.facts], len(kb.facts), 2 * len(kb.facts)
-    for part in each_consequence(kb, sizes):
-        atoms = part.atoms[part.fact < 0]
-        near = table[_places(atoms.long(), sizes).view(sizes.width - 1, -1)].any(0)
-        parts.append(atoms[near])
-        held += len(parts[-1])
-        if held > limit:
-            parts = [_distinct(parts, sizes)]
-            held = len(parts[0])
-            limit = 2 * held
-            if held > budget:
-                return None
-    atoms = _distinct(parts, sizes)
-    if len(atoms) > budget:
-        return None
-    derived = kb_.fact_id(kb, sizes, atoms.long()) < 0
+    n_places = (sizes.width - 1) * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    asked = torch.zeros(n_places, dtype=torch.bool, device=kb.facts.device)
+    asked = asked.index_fill(0, _places(queries, sizes).view(-1), True)
+    index = kb_.index_sorted(sample, sizes.n_predicates, sizes.n_constants)
+    parts, held = [(kb.facts[:0], kb.rule_order[:0])], 0
+    for found in each_consequence(kb, sizes, leave_one_out=True):
+        wanted = (found.fact >= 0) | asked[_places(found.atoms, sizes)].any(0)
+        wanted = wanted | (kb_.locate(index, sizes, found.atoms) >= 0)
+        parts.append((found.atoms[wanted], found.rule[wanted]))
+        held += len(parts[-1][1])
+        if held > budget:
+            return None
+    atoms, rule = (torch.cat(columns) for columns in zip(*parts))
+    model = _model(kb, sizes, atoms, start)
+    row = kb_.locate(model.index, sizes, atoms)
+    return model, Outlook(model.index, model.height, torch.sort(row * sizes.n_rules + rule).values)
+
+
+def _model(kb: KnowledgeBase, sizes: Sizes, derived: I32[Tensor, "n W"], start: float) -> Model:
+    """The facts and some atoms derived from them, in any order and perhaps more than once."""
+    atoms = torch.cat([kb.facts, derived])
+    atoms = atoms[kb_.index_atoms(atoms, sizes.n_predicates, sizes.n_constants)[0]]
     return Model(
         atoms=atoms,
-        height=derived.to(torch.int32),
+        height=(kb_.fact_id(kb, sizes, atoms) < 0).to(torch.int32),
         index=kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
         counts=(len(kb.facts), len(atoms)),
         complete=False,  # of an atom that is not asked for, nothing is known
@@ -58,12 +90,27 @@ def one_step(kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], budge
     )
 
 
-def _places(atoms: Tensor, sizes: Sizes) -> Tensor:
+def _places(atoms: I32[Tensor, "n W"], sizes: Sizes) -> I64[Tensor, "J n"]:
     """Where each argument of each atom stands in a table by place, predicate and constant."""
     place = torch.arange(sizes.width - 1, device=atoms.device)[:, None]
-    return ((place * (sizes.n_predicates + 1) + atoms[:, 0]) * (sizes.n_constants + 1) + atoms[:, 1:].T).reshape(-1)
+    return (place * (sizes.n_predicates + 1) + atoms[:, 0]) * (sizes.n_constants + 1) + atoms[:, 1:].T
 
 
-def _distinct(parts: list[Tensor], sizes: Sizes) -> Tensor:
-    atoms = torch.cat(parts)
-    return atoms[kb_.index_atoms(atoms, sizes.n_predicates, sizes.n_constants)[0]]
+def _uniform(atoms: I32[Tensor, "n W"]) -> F64[Tensor, "n"]:
+    """A number on [0, 1) that looks random and depends on the atom alone."""
+    word = torch.zeros_like(atoms[:, 0], dtype=torch.int64)
+    for column in atoms.unbind(1):
+        word = (word ^ column) * _ODD[0]
+        word = (word ^ (word >> 32)) * _ODD[1]
+    return ((word >> 32) & 0x7FFFFFFF) * 2.0**-31
+
+
+def _smallest(parts: list[tuple[Tensor, Tensor]], n: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """The `n` distinct atoms of the smallest ranks, in order, and these; an atom counts by its smallest."""
+    atoms, rank = (torch.cat(columns) for columns in zip(*parts))
+    rank, order = torch.sort(rank)
+    atoms = atoms[order]
+    row = kb_.index_atoms(atoms, sizes.n_predicates, sizes.n_constants)[0]
+    if len(row) > n:
+        row = row[torch.sort(torch.topk(rank[row], n, largest=False, sorted=False).indices).values]
+    return atoms[row], rank[row]

@@ -29,7 +29,7 @@ def derivation(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom) -> tup
 
     Errors: ValueError when the atom is a fact (it needs no rule) or is not in the model.
     """
-    height = int(fixpoint.contains(model, torch.tensor(atom, device=kb.facts.device)))
+    height = int(fixpoint.contains(model, torch.tensor(atom, device=model.atoms.device)))
     if height < 1:
         raise ValueError(f"{list(atom)}: want a derived atom of the model, got " + ("a fact", "none")[height])
     start, stop = kb.rule_start[atom[0]], kb.rule_start[atom[0] + 1]
