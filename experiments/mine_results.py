@@ -104,7 +104,7 @@ def scores(ready: Problem, counts: Counts) -> dict[str, Any]:
         def scorer(atoms: torch.Tensor, score: Any = score, world: Any = world) -> torch.Tensor:
             if not memo:
                 memo.append(baselines.derivations(kb, ready.sizes, ready.model, ready.max_height, atoms))
-            return score(world, memo[0], len(atoms))
+            return score(world, memo, len(atoms))
 
         how = Protocol(sides=(queries.TAIL,) if ready.regions else (queries.HEAD, queries.TAIL))
         ranked = problem.rank(ready, ready.dataset.test, scorer, how)

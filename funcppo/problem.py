@@ -13,7 +13,7 @@ from funcppo.beam import EvalConfig, Score
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.data import Dataset
 from funcppo.envs import prover
-from funcppo.logic import asked, baselines, fixpoint, outlook, resolve
+from funcppo.logic import asked, baselines, fixpoint, joins, outlook, resolve
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.fixpoint import Model
@@ -234,8 +234,8 @@ def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
     if name not in rules:
         raise ValueError(f"score {name!r}: want success, best-proof, greedy, exists@H, max-confidence or noisy-or")
     if height == 1 and (known := problem.outlook) is not None:
-        return lambda atoms: rules[name](kb, outlook.derivations(known, sizes, atoms), len(atoms))
-    return lambda atoms: rules[name](kb, baselines.derivations(kb, sizes, model, height, atoms), len(atoms))
+        return lambda atoms: rules[name](kb, outlook.each_derivation(known, sizes, atoms, joins.PIECE), len(atoms))
+    return lambda atoms: rules[name](kb, baselines.each_derivation(kb, sizes, model, height, atoms), len(atoms))
 
 
 def evaluation(

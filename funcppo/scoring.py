@@ -40,8 +40,8 @@ def policy_scorer(
 
     def scored(atoms: Tensor) -> Tensor:
         if searchless(problem, cfg):
-            score = _rule_scores(cfg, looked_up(problem, atoms), params, atoms, on_progress, stage)
-            on_scored(None, len(atoms), -(-len(atoms) // cfg.window) * cfg.window)
+            score, computed = _rule_scores(cfg, looked_up(problem, atoms), params, atoms, on_progress, stage)
+            on_scored(None, len(atoms), computed)
         else:
             how = dict(step=step, on_progress=on_progress, stage=stage)
             result, active, taken = score_by_width(widths, fixed, params, atoms, **how)
@@ -72,11 +72,13 @@ def looked_up(problem: Problem, atoms: Tensor) -> prover.World:
 
 def _rule_scores(
     cfg: EvalConfig, fixed: prover.World, params: Any, atoms: Tensor, on_progress: Any, stage: Stage
-) -> Tensor:
-    """Chunks of one size, the last one padded with no goal, so that no score depends on how many there are."""
-    parts, done = [fixed.kb.support.new_zeros(0)], 0
+) -> tuple[Tensor, int]:
+    """The scores, and how many were computed: the last chunk is padded to a power of two, so that few sizes come up."""
+    parts, done, computed = [fixed.kb.support.new_zeros(0)], 0, 0
     for part in stage(atoms, cfg.window):
-        padded = torch.cat([part, part.new_zeros((cfg.window - len(part), part.shape[1]))])
+        size = min(cfg.window, 1 << (len(part) - 1).bit_length())
+        padded = torch.cat([part, part.new_zeros((size - len(part), part.shape[1]))])
         parts.append(rule_scores(cfg, fixed, params, padded)[: len(part)])
-        on_progress(done := done + len(part))
-    return torch.cat(parts)
+        done, computed = done + len(part), computed + size
+        on_progress(done)
+    return torch.cat(parts), computed

@@ -247,7 +247,7 @@ def test_listing_provable_candidates_ranks_as_scoring_every_one():
     scorer = problem.untrained_scorer(made, "noisy-or")
 
     def everywhere(atoms):
-        found = baselines.derivations(made.kb, made.sizes, made.model, 1, atoms)
+        found = baselines.each_derivation(made.kb, made.sizes, made.model, 1, atoms)
         return baselines.noisy_or(made.kb, found, len(atoms))
 
     some, every = (

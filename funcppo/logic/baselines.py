@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -58,16 +58,20 @@ def derivations(
     return Derivations(*(torch.cat(same) for same in zip(Derivations(none, none), *parts)))
 
 
-def max_confidence(kb: KnowledgeBase, found: Derivations, n_atoms: int) -> F32[Tensor, "L"]:
+def max_confidence(kb: KnowledgeBase, found: Iterable[Derivations], n_atoms: int) -> F32[Tensor, "L"]:
     """log max_r confidence(r) over the rules that derive each atom."""
-    best = torch.zeros(n_atoms, device=kb.support.device)
-    return best.scatter_reduce(0, found.atom, kbase.confidence(kb)[found.rule], "amax").log()
+    confidence, best = kbase.confidence(kb), torch.zeros(n_atoms, device=kb.support.device)
+    for part in found:
+        best = best.scatter_reduce(0, part.atom, confidence[part.rule], "amax")
+    return best.log()
 
 
-def noisy_or(kb: KnowledgeBase, found: Derivations, n_atoms: int) -> F32[Tensor, "L"]:
+def noisy_or(kb: KnowledgeBase, found: Iterable[Derivations], n_atoms: int) -> F32[Tensor, "L"]:
     """log (1 - prod_r (1 - confidence(r))): some rule is right, were they independent."""
-    none_right = torch.log1p(-kbase.confidence(kb).to(torch.float64))[found.rule]
-    total = torch.zeros(n_atoms, dtype=torch.float64, device=none_right.device).scatter_add(0, found.atom, none_right)
+    none_right = torch.log1p(-kbase.confidence(kb).to(torch.float64))
+    total = torch.zeros(n_atoms, dtype=torch.float64, device=none_right.device)
+    for part in found:
+        total = total.scatter_add(0, part.atom, none_right[part.rule])
     return torch.log(-torch.expm1(total)).to(torch.float32)
 
 

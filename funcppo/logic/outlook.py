@@ -5,6 +5,7 @@ A policy that is to prefer precise rules must see which of them apply at all; ot
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -63,14 +64,24 @@ def nothing(kb: KnowledgeBase, sizes: Sizes) -> Outlook:
     )
 
 
-def derivations(outlook: Outlook, sizes: Sizes, atoms: I32[Tensor, "L W"]) -> Derivations:
-    """Which rules derive each atom; at height 1 as `baselines.derivations` counts them."""
+def each_derivation(outlook: Outlook, sizes: Sizes, atoms: I32[Tensor, "L W"], n_pairs: int) -> Iterator[Derivations]:
+    """Which rules derive each atom, those of some atoms at a time; at height 1 as `baselines` counts them.
+
+    Args:
+      n_pairs: how many derivations are to be held at once, about: never more than this and those of one atom.
+    """
     row = kbase.locate(outlook.atoms, sizes, atoms.to(torch.int64))
     first = torch.where(row >= 0, row, len(outlook.height)) * sizes.n_rules
     start, stop = (torch.searchsorted(outlook.derived, edge) for edge in (first, first + sizes.n_rules))
-    atom = torch.repeat_interleave(torch.arange(len(atoms), device=row.device), stop - start)
-    within = torch.arange(len(atom), device=row.device) - ((stop - start).cumsum(0) - (stop - start))[atom]
-    return Derivations(atom, outlook.derived[start[atom] + within] % sizes.n_rules)
+    count = stop - start
+    _, n_atoms = torch.unique_consecutive(count.cumsum(0) // n_pairs, return_counts=True)
+    done = 0
+    for n in n_atoms.tolist():
+        few, low = count[done : done + n], start[done : done + n]
+        atom = torch.repeat_interleave(torch.arange(n, device=row.device), few)
+        within = torch.arange(len(atom), device=row.device) - (few.cumsum(0) - few)[atom]
+        yield Derivations(done + atom, outlook.derived[low[atom] + within] % sizes.n_rules)
+        done += n
 
 
 def derives(outlook: Outlook, sizes: Sizes, root: I32[Tensor, "B W"], rule: I32[Tensor, "B S"]) -> Bool[Tensor, "B S"]:
