@@ -1,0 +1,172 @@
+"""Candidates a second: slots that are refilled, against the design that they replace; with and without the prefilter.
+
+    python experiments/bench_scoring.py --data DIR --device cuda --out experiments/results/bench_scoring-h200.json
+
+Family, its 41 rules, height 2, depth 20, the score `greedy` (`--score success` takes a beam of 64), 100 negatives a
+query and side, an untrained policy, one process. The design replaced scores every candidate in chunks of 512 whose
+slots are masked when they are done and all take 20 steps; both are compiled. `refilled` scores the same candidates,
+`prefiltered` the provable ones alone, and its candidates a second count all that are ranked. Every row has its largest
+difference from the first one's scores. Last the full filtered ranking of the test triples of WN18RR, both sides, with
+its 34 rules at height 1 by `success`; `--many-rules` ranks it with RNNLogic's as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.bench_evaluator import machine
+from funcppo import data, fitting, problem, protocol, random, scoring, train_step, training
+from funcppo.beam import EvalConfig
+from funcppo.config import Config, PPOConfig, ProverSettings
+from funcppo.envs.prover import World
+from funcppo.evaluate import evaluate_step, narrowed, score_by_width, start
+from funcppo.problem import Problem
+from funcppo.protocol import Protocol
+from funcppo.runtime import compile as ladder
+from funcppo.runtime import memory
+
+CHUNK, DEPTH = 512, 20  # of the design replaced
+
+
+def main() -> None:
+    """Time every row, write what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--score", choices=("greedy", "success"), default="greedy")
+    parser.add_argument("--queries", type=int, default=500, help="of Family, drawn evenly over relations")
+    parser.add_argument("--eager", action="store_true", help="compile neither design")
+    parser.add_argument("--many-rules", action="store_true", help="rank WN18RR with RNNLogic's rules too")
+    parser.add_argument("--queries-wn18rr", type=int, default=None, help="all by default")
+    args = parser.parse_args()
+    rows = family(args)
+    for name in ("rules.txt", *(["rules_rnnlogic.tsv"] if args.many_rules else [])):
+        rows.append(wn18rr(args, name))
+        print(json.dumps(rows[-1]))
+    device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
+    found = {"machine": machine() | {"device": device}, "seed": 0, "score": args.score, "rows": rows}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def family(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows on Family: replaced, refilled, prefiltered."""
+    settings = ProverSettings(max_height=2, max_depth=DEPTH)
+    ready, cfg, params = untrained(args.data / "family", None, settings, args.device)
+    world, step = problem.fixed_world(ready), evaluate_step if args.eager else ladder.compiled(evaluate_step)
+    split = ready.dataset.test[training.stratified(ready.dataset.test, args.queries)]
+    every, provable = (asked(ready, split, list_all=whole) for whole in (True, False))
+    beam = 1 if args.score == "greedy" else 64
+    how = problem.evaluation(ready, cfg, args.score, slots=CHUNK, beam=beam, rows=CHUNK * beam, window=CHUNK)
+    old = partial(replaced, replace(how, refill=False), world, params, step=step)
+    budget = memory.total_bytes(args.device) // 2
+    fitted, _ = fitting.fit_search(replace(how, window=2048), world, params, every[:2048], budget, evaluate_step)
+
+    def new(atoms: Tensor) -> tuple[Tensor, int]:
+        result, _, taken = score_by_width(narrowed(fitted), world, params, atoms, step=step)
+        return result.score, taken
+
+    rows, first = [], None
+    for name, score, atoms in (("replaced", old, every), ("refilled", new, every), ("prefiltered", new, provable)):
+        row, scores = timed(score, atoms, len(every), args.device)
+        first = scores if first is None else first
+        row["largest_difference"] = difference(first[torch.isin(code(ready, every), code(ready, atoms))], scores)
+        row["slots"] = CHUNK if score is old else fitted.slots
+        rows.append(
+            {"row": name} | row | {"times_replaced": row["candidates_per_s"] / (rows or [row])[0]["candidates_per_s"]}
+        )
+        print(json.dumps(rows[-1]))
+    return rows
+
+
+def replaced(
+    cfg: EvalConfig, world: World, params: Any, atoms: Tensor, *, step: Callable[..., Any]
+) -> tuple[Tensor, int]:
+    """The scores by the design replaced, and the row-steps taken: every slot steps to the depth limit."""
+    scores = []
+    for part in atoms.split(cfg.window):
+        table = torch.cat([part, part.new_zeros((cfg.window + 1 - len(part), part.shape[1]))])
+        state = start(cfg, table)
+        for _ in range(cfg.max_depth):
+            state = step(cfg, world, params, table, state)
+        scores.append(state.results.score[: len(part)])
+    return torch.cat(scores), cfg.max_depth * cfg.rows * len(scores)
+
+
+def wn18rr(args: argparse.Namespace, rules: str) -> dict[str, Any]:
+    """The full filtered ranking of the test triples, timed apart from what every run on these data does beforehand."""
+    begun, folder = time.perf_counter(), args.data / "wn18rr"
+    settings = ProverSettings(max_height=1, hard_fraction=1.0, embed_dim=16, hidden_dim=32)
+    ready, cfg, params = untrained(folder, str(folder / rules), settings, args.device)
+    split = ready.dataset.test
+    split = split if args.queries_wn18rr is None else split[training.stratified(split, args.queries_wn18rr)]
+    how = problem.evaluation(ready, cfg, "success", slots=CHUNK, beam=64, rows=CHUNK, window=2048)
+    world, budget = problem.fixed_world(ready), memory.total_bytes(args.device) // 2
+    how, _ = fitting.fit_rules(how, world, params, ready.model.atoms[:2048], budget)
+    prepared = time.perf_counter() - begun
+    memory.reset_peak(args.device)
+    begun = time.perf_counter()
+    ranked = problem.rank(ready, split, scoring.policy_scorer(how, ready, params), Protocol())
+    found = protocol.summarise(ranked, list(ready.dataset.predicates), with_auc=False)
+    seconds = time.perf_counter() - begun
+    row = {"row": f"wn18rr, {rules}", "queries": len(split), "candidates": found["n_candidates"], "seconds": seconds}
+    row |= {"scored": found["n_scored"], "mrr": found["mrr"], "ceiling": found["ceiling"], "chunk": how.window}
+    return row | {"prepared_seconds": prepared, "peak_bytes": memory.peak_bytes(args.device)}
+
+
+def untrained(folder: Path, rules: str | None, settings: ProverSettings, device: str) -> tuple[Problem, Config, Any]:
+    """A problem and a policy that has learnt nothing."""
+    ready = problem.build(data.load(str(folder), rules), settings, device)
+    cfg = problem.config(ready, PPOConfig())
+    return ready, cfg, train_step.init(cfg, problem.world(ready), random.key(0, device)).params
+
+
+def asked(ready: Problem, split: Any, *, list_all: bool) -> Tensor:
+    """The candidates that 100 negatives a query and side make, distinct and in order."""
+    nothing = lambda atoms: torch.zeros(len(atoms), device=atoms.device)
+    return problem.rank(ready, split, nothing, Protocol(negatives=100, list_all=list_all)).atom.to(torch.int32)
+
+
+def timed(
+    score: Callable[[Tensor], tuple[Tensor, int]], atoms: Tensor, n_ranked: int, device: str
+) -> tuple[dict[str, Any], Tensor]:
+    """One call after one that warms up, and its scores."""
+    begun = time.perf_counter()
+    score(atoms[: 4 * CHUNK])
+    warm = time.perf_counter() - begun
+    memory.reset_peak(device)
+    begun = time.perf_counter()
+    scores, taken = score(atoms)
+    scores = scores.cpu()
+    seconds = time.perf_counter() - begun
+    row = {"candidates": n_ranked, "scored": len(atoms), "row_steps": taken, "seconds": seconds, "warmup_seconds": warm}
+    row |= {"candidates_per_s": n_ranked / seconds, "ms_per_candidate": 1e3 * seconds / n_ranked}
+    return row | {"peak_bytes": memory.peak_bytes(device)}, scores
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest of two tables of logarithms; those of 0 must be the same."""
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    return float((a - b)[a.isfinite()].abs().max())
+
+
+def code(ready: Problem, atoms: Tensor) -> Tensor:
+    """A number for each atom of two arguments, on the host."""
+    base = ready.sizes.n_constants + 1
+    predicate, head, tail = atoms.cpu().long().unbind(1)
+    return (predicate * base + head) * base + tail
+
+
+if __name__ == "__main__":
+    main()
