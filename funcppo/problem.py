@@ -159,13 +159,19 @@ def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None
     )
     network = net.NetConfig(
         sizes=problem.sizes,
-        n_variables=shape.max_goals * (problem.sizes.width - 1),
+        n_variables=max(shape.max_goals * (problem.sizes.width - 1), _rule_variables(problem)),
         max_height=problem.max_height,
         embed_dim=settings.embed_dim,
         hidden_dim=settings.hidden_dim,
         products=products,
     )
     return Config(ppo=ppo, env=prover.environment(env), agent=net.agent(network))
+
+
+def _rule_variables(problem: Problem) -> int:
+    """How many variables the rule with most of them has; ids are counted from the number of constants."""
+    terms = problem.kb.rules[..., 1:]
+    return max(int(terms.max()) - problem.sizes.n_constants, 0) if terms.numel() else 0
 
 
 def world(problem: Problem) -> prover.World:

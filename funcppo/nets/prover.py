@@ -32,7 +32,7 @@ class NetConfig:
     """Static sizes of the network."""
 
     sizes: Sizes
-    n_variables: int  # canonical variables that a goal list can hold
+    n_variables: int  # that a goal list, or a rule, can hold
     max_height: int
     embed_dim: int  # D
     hidden_dim: int
@@ -91,7 +91,7 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
 def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
     """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
     layer = partial(dense, products=cfg.products)
-    successor = _successors(layer, params, obs)
+    successor = _successors(layer, world.kb, params, obs)
     state = _state(layer, params, obs, successor)
     score = (successor * layer(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
@@ -139,12 +139,20 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
     return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
 
 
-def _successors(layer: Layer, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
-    if not obs.successors.atoms.shape[2]:  # rules alone, so what there is of each is known beforehand
-        both = layer(params.successor, torch.cat([params.rule, params.rule + params.hopeless]))
-        return embedding(obs.rule + 1 + obs.hopeless * len(params.rule), gelu(both))
+def _successors(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+    if not obs.successors.atoms.shape[2]:
+        return _rules(layer, kb, params, obs)
     vector = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
     return gelu(layer(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
+
+
+def _rules(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+    """Successors without goals: each rule stands for its body as it is written, so it is embedded once."""
+    body = kb.rules[:, 1:]
+    written = _embed_goals(params, Goals(body, torch.ones_like(body[..., 0])))
+    vector = torch.cat([params.rule[:1], written + params.rule[1:]])
+    both = gelu(layer(params.successor, torch.cat([vector, vector + params.hopeless])))
+    return embedding(obs.rule + 1 + obs.hopeless * len(vector), both)
 
 
 def _state(layer: Layer, params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) -> F32[Tensor, "B H"]:
