@@ -52,6 +52,18 @@ SHARES = [options(prover__hard_fraction=share) for share in ("0", "0.5", "1")]
 WEIGHTS = [options(ppo__entropy_coef=weight) for weight in ("0.3", "0.05", "1")]
 HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "4"}
 SMALL_NET = {"prover__embed_dim": "16", "prover__hidden_dim": "32"}
+MANY_RULES = {
+    **HEIGHT_1,
+    **SMALL_NET,
+    "valid_queries": "500",
+    "validations": "12",
+    "steps": "5000000",
+    "device": "{device}",
+    "prover__hard_fraction": "1",
+    "ppo__n_envs": "4096",
+    "ppo__n_minibatches": "16",
+}
+RATES = [options(ppo__learning_rate=rate) for rate in ("3e-3", "1e-3")]
 SETS = {
     "countries_S1": Set([]),
     "countries_S2": Set([], products(SHARES, WEIGHTS)),
@@ -63,6 +75,7 @@ SETS = {
     "family, height 1": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
     "umls": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
     "family_kns": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
+    "family_kns, 100 negatives": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "wn18rr": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "umls, mined rules": Set(
         options(**HEIGHT_1 | {"score": "auto"}, rules="{mined}", steps="150000"),
@@ -82,7 +95,15 @@ SETS = {
             ppo__n_minibatches="16",
         )
     ),
+    "wn18rr, RNNLogic rules": Set(
+        options(**MANY_RULES, rules="{data}/wn18rr/rules_rnnlogic.tsv"), products(WEIGHTS, RATES)
+    ),
+    "fb15k-237, RNNLogic rules": Set(
+        options(**MANY_RULES, rules="{data}/fb15k-237/rules_rnnlogic_top.tsv.gz"), products(WEIGHTS[::2], RATES)
+    ),
 }
+# Sets that are not judged by a full ranking of all test queries; the untrained policy is then that of learning rate 0.
+JUDGED = {"family_kns, 100 negatives": ["--negatives", "100", "--queries", "1000"]}
 
 
 def main() -> None:
@@ -147,6 +168,10 @@ def run(data: Path, device: str, name: str, options: list[str], *, seed: int, fr
             subprocess.run([*program, "mine", folder, "--out", str(mined)], check=True, stdout=sys.stderr)
         subprocess.run([*program, "train", folder, "--out", f"{out}/run", *settings], check=True, stdout=sys.stderr)
         results = json.loads((Path(out) / "run" / "results.json").read_text())
+        if name in JUDGED:
+            names = (f"exists@{results['height']}", "max-confidence", "noisy-or", results["score"])
+            found = {score: evaluated(Path(out) / "run", score, JUDGED[name]) for score in names}
+            results["test"] = found | {f"{results['score']}, trained": found.pop(results["score"])}
     for row in results["test"].values():
         del row["by_group"]
     results["dataset"] = name
@@ -159,6 +184,14 @@ def run(data: Path, device: str, name: str, options: list[str], *, seed: int, fr
         "machine": machine(),
         "results": results,
     }
+
+
+def evaluated(folder: Path, score: str, how: list[str]) -> dict:
+    """What `funcppo evaluate` says of a run."""
+    target = folder / "evaluated.json"
+    command = [sys.executable, "-m", "funcppo", "evaluate", str(folder), "--score", score, "--json", str(target)]
+    subprocess.run([*command, *how], check=True, stdout=sys.stderr)
+    return json.loads(target.read_text())
 
 
 def table(runs: list[dict]) -> str:
@@ -179,7 +212,8 @@ def cells(name: str, mine: list[dict], frozen: list[dict]) -> list[str]:
     first, height = mine[0]["test"], mine[0]["height"]
 
     def policy(results: list[dict], kind: str) -> str:
-        return spread([r["test"][f"{r['score']}, {kind}"][number] for r in results])
+        names = [f"{r['score']}, {kind}" for r in results]
+        return spread([r["test"][n][number] for r, n in zip(results, names) if n in r["test"]])
 
     return [
         f"{name}, {label}" + ("" if "height" in name else f", height {height}"),
