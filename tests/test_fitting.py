@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from funcppo import fitting
 from funcppo.evaluate import evaluate_step, score_candidates
 from funcppo.fitting import Trial
-from funcppo.runtime import inputs, memory
+from funcppo.runtime import memory
 from tests.test_evaluate import setup
 
 MB = 1 << 20
@@ -75,13 +75,3 @@ def test_the_peak_is_at_least_what_was_held_at_once():
     growth = memory.peak_bytes("cpu") - before
     del held
     assert 0.9 * 64 * MB <= growth <= 1.1 * 64 * MB
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device on this machine"))])  # fmt: skip
-@pytest.mark.parametrize(("n", "size"), [(0, 4), (3, 4), (4, 4), (1001, 7)])
-def test_staged_parts_are_the_rows_in_order(n, size, device):
-    rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
-    parts = [part.clone() for part in inputs.staged(rows, size, device)]
-    assert all(part.device.type == device and len(part) <= size for part in parts)
-    assert torch.equal(torch.cat(parts).cpu(), rows)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.inputs import Staging
+from funcppo.runtime.inputs import Staging, staged
 from tests.runtime.test_capture import devices, on_gpu
 
 
@@ -83,3 +83,12 @@ def test_a_loader_thread_breaks_a_global_capture_and_not_ours():
     loader.stop.set()
     loader.join()
     assert loader.error == "" and float(captured.state[0]) == 1.0
+
+
+@devices
+@pytest.mark.parametrize(("n", "size"), [(0, 4), (3, 4), (4, 4), (1001, 7)])
+def test_staged_parts_are_the_rows_in_order(n, size, device):
+    rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
+    parts = [part.clone() for part in staged(rows, size, device)]
+    assert all(part.device.type == device and len(part) <= size for part in parts)
+    assert torch.equal(torch.cat(parts).cpu(), rows)
