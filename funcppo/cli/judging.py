@@ -74,11 +74,12 @@ def prepare(asked: Evaluate) -> Ready:
         run = training.open_run(Path(asked.target), asked.device)
         ready, name = run.problem, run.score if asked.score == "auto" else asked.score
     elif asked.score in POLICY:
-        want = "exists@H, max-confidence or noisy-or"
+        want = "exists@H, max-confidence, noisy-or or noisy-or@P"
         raise ValueError(f"--score {asked.score}: {asked.target} is no trained run, want {want}")
     else:
         run, name = None, "max-confidence" if asked.score == "auto" else asked.score
-        settings = ProverSettings(max_height=asked.height)
+        how = dict(smoothing=asked.smoothing, object_identity=asked.object_identity)
+        settings = ProverSettings(max_height=asked.height, **how)
         ready = problem.build(data.load(asked.target, asked.rules), settings, asked.device)
     how = {"negatives": negatives, "list_all": name == "greedy", "seed": asked.seed}
     work, notes, policy = Work(), [], run if name in POLICY else None
@@ -175,6 +176,8 @@ def _judge(
     )
     settings = {"dataset": ready.dataset.name, "fingerprint": ready.dataset.fingerprint, "height": ready.max_height}
     settings |= {
+        "smoothing": ready.settings.smoothing,
+        "object_identity": ready.settings.object_identity,
         "score": name,
         "params": None if run is None else _digest(run.saved.best),
         "negatives": how["negatives"],

@@ -17,18 +17,21 @@ from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.types import I64
 
 
-def one_step(kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], budget: int) -> Model | None:
+def one_step(
+    kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], budget: int, object_identity: bool = False
+) -> Model | None:
     """The facts, and the consequences of one step that agree with a query in its predicate and in some argument.
 
     Args:
       budget: the most atoms to hold; None is returned when there are more.
+      object_identity: different variables of a rule bind different constants.
     """
     start = time.perf_counter()
     wanted = torch.zeros((sizes.width - 1, sizes.n_predicates + 1, sizes.n_constants + 1), dtype=torch.bool)
     table = wanted.to(kb.facts.device).view(-1)
     table = table.index_fill(0, _places(queries, sizes), True)
     parts, held, limit = [kb.facts], len(kb.facts), 2 * len(kb.facts)
-    for part in each_consequence(kb, sizes):
+    for part in each_consequence(kb, sizes, object_identity=object_identity):
         atoms = part.atoms[part.fact < 0]
         near = table[_places(atoms.long(), sizes).view(sizes.width - 1, -1)].any(0)
         parts.append(atoms[near])
@@ -53,7 +56,7 @@ def one_step(kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], budge
         stopped="derived only as far as the queries ask",
         seconds=time.perf_counter() - start,
         predicates=frozenset(range(1, sizes.n_predicates + 1)),
-        object_identity=False,
+        object_identity=object_identity,
         sizes=sizes,
     )
 
