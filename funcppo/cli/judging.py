@@ -71,6 +71,9 @@ def prepare(asked: Evaluate) -> Ready:
         raise ValueError("--device cuda: PyTorch sees no CUDA device here")
     negatives, budget = _negatives(asked.negatives), _budget(asked.memory, asked.device)
     if is_run(asked.target):
+        for name in ("rules", "height", "smoothing", "object_identity"):
+            if getattr(asked, name) not in (None, False):
+                raise ValueError(f"--{name.replace('_', '-')}: {asked.target} is a trained run, which has its own")
         run = training.open_run(Path(asked.target), asked.device)
         ready, name = run.problem, run.score if asked.score == "auto" else asked.score
     elif asked.score in POLICY:

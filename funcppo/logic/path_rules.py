@@ -244,4 +244,5 @@ def estimate(steps: Steps, label: Tensor, share: Tensor, draw: Tensor, total: Te
     variance = (square - drawn * mean * mean).clamp_min(0) / (drawn - 1).clamp_min(1)
     error = every * torch.sqrt((1 - drawn / every.clamp_min(1)) * variance / drawn.clamp_min(1))
     unknown = (drawn < torch.clamp(every, max=2)) & (every > 0)
-    return Pairs(total=every * mean, error=torch.where(unknown, torch.inf, error))
+    total = total * every / drawn.clamp_min(1)  # in this order exact where all are drawn
+    return Pairs(total=total, error=torch.where(unknown, torch.inf, error))

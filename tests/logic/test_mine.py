@@ -187,6 +187,15 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     assert won == set(range(len(kept)))
 
 
+def test_exact_counts_are_whole_numbers():
+    """Also where n (x / n) is not x in float64, as for n = 49."""
+    data = load("family_tree:300:5")
+    found = mine.mine(torch.from_numpy(data.facts), data.n_predicates, data.n_constants, MineConfig(max_length=2)).rules
+    assert not found.error.any() and len(found.error) > 20
+    for counts in (found.support, found.circular, found.body_pairs, found.pca_pairs):
+        assert torch.equal(counts, counts.round())
+
+
 def test_thresholds_leave_out_what_is_below_them():
     facts = [tuple(row) for row in load("family_tree:30:1").facts.tolist()]
     graph = torch.tensor(facts), 12, 400
