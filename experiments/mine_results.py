@@ -42,7 +42,7 @@ SETS: dict[str, tuple[MineConfig, ProverSettings]] = {  # how rules are mined, a
     "family": (MineConfig(), IDENTITY),
     "umls": (MineConfig(max_length=2), IDENTITY),
     "wn18rr": (MineConfig(constants=True, min_support=2, min_confidence=0.001, votes=5), IDENTITY),
-    "fb15k-237": (MineConfig(constants=True, max_length=2), IDENTITY),
+    "fb15k-237": (MineConfig(constants=True, max_length=2), replace(IDENTITY, object_identity=False)),
 }
 WAYS = ("plain", "chosen")  # plain counts and no object identity beside what SETS says
 SCORES = ("max-confidence", "noisy-or", "noisy-or@3")

@@ -90,8 +90,9 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
 
 def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes) -> tuple[int, Model, list[str]]:
     """The height to search to, T_P up to it, and how it was chosen."""
-    how = dict(budget=settings.budget, object_identity=settings.object_identity)
-    run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, **how)
+    run = lambda height: fixpoint.least_model(
+        kb, sizes, max_height=height, budget=settings.budget, object_identity=settings.object_identity
+    )
     if settings.max_height is not None:
         model = run(settings.max_height)
         if not model.complete and settings.max_height == 1:

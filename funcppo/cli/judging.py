@@ -81,8 +81,9 @@ def prepare(asked: Evaluate) -> Ready:
         raise ValueError(f"--score {asked.score}: {asked.target} is no trained run, want {want}")
     else:
         run, name = None, "max-confidence" if asked.score == "auto" else asked.score
-        how = dict(smoothing=asked.smoothing, object_identity=asked.object_identity)
-        settings = ProverSettings(max_height=asked.height, **how)
+        settings = ProverSettings(
+            max_height=asked.height, smoothing=asked.smoothing, object_identity=asked.object_identity
+        )
         ready = problem.build(data.load(asked.target, asked.rules), settings, asked.device)
     how = {"negatives": negatives, "list_all": name == "greedy", "seed": asked.seed}
     work, notes, policy = Work(), [], run if name in POLICY else None

@@ -44,8 +44,8 @@ def each_derivation(
     _, index = kbase.index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
     wanted = set(torch.unique(atoms[:, 0]).tolist())
     rules = [i for i, p in enumerate(kb.rules[:, 0, 0].tolist()) if p in wanted]
-    how = dict(rules=rules, leave_one_out=leave_one_out, object_identity=model.object_identity)
-    for part in each_consequence(below, sizes, **how):
+    identity = model.object_identity
+    for part in each_consequence(below, sizes, rules=rules, leave_one_out=leave_one_out, object_identity=identity):
         row = kbase.locate(index, sizes, part.atoms.long())
         yield Derivations(row[row >= 0], part.rule[row >= 0])
 
