@@ -72,13 +72,16 @@ SETS = {
         options(prover__max_height="2", score="best-proof", validations="4", valid_queries="300"),
         products(SHARES, WEIGHTS),
     ),
-    "family, height 1": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
-    "umls": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS)),
+    "family, height 1": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[::2])),
+    "umls": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[::2])),
     "family_kns": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "family_kns, 100 negatives": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "wn18rr": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "umls, mined rules": Set(
-        options(**HEIGHT_1 | {"score": "auto"}, rules="{mined}", steps="150000"),
+        [
+            *options(**HEIGHT_1 | {"score": "auto"}, rules="{mined}", steps="60000", prover__smoothing="5"),
+            "--prover.object-identity",
+        ],
         products(SHARES[2:], WEIGHTS[::2]),
     ),
     "family, RNNLogic rules": Set(

@@ -1,12 +1,12 @@
-"""Mined rules alone: how well they rank the test split, and what mining them took; and what training adds.
+"""Mined rules alone: how well they rank valid and test, and what mining them took; and what training adds.
 
     python experiments/mine_results.py --data ../shared/data --out experiments/results/mine_results.json
     python experiments/mine_results.py --train umls --out experiments/results/mine_results.json
 
 Rules are mined from the known facts, written, read back, and judged as `funcppo evaluate` would: filtered, both sides,
-expected ties (Countries: tails among the five regions). Beside the two scores of the library stands max-confidence with
-the confidence that the miner ranks by: leave-one-out, smoothed. The file is written after each set; sets in it are kept
-unless --again names them. `--train` runs `funcppo train` on a set's mined rules and stores what it reports.
+expected ties (Countries: tails among the five regions), in both WAYS. Settings are chosen on valid. The file is
+written after each set; sets in it are kept unless --again names them. `--train` runs `funcppo train` on a set's mined
+rules and stores what it reports. `--readme` puts the table into the README.
 """
 
 from __future__ import annotations
@@ -19,30 +19,37 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from funcppo import mining, problem, protocol, queries
+from funcppo import mining, problem, protocol, training
 from funcppo.config import MineConfig, ProverSettings
-from funcppo.data import load
-from funcppo.data.mined import Counts
-from funcppo.logic import baselines
+from funcppo.data import Dataset, load
+from funcppo.logic import outlook
 from funcppo.logic.mine import SMOOTHING
-from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 
-SETS: dict[str, tuple[MineConfig, int | None]] = {  # settings, and the height of proofs: None chooses by valid
-    "countries_S1": (MineConfig(), None),
-    "countries_S2": (MineConfig(), None),
-    "countries_S3": (MineConfig(), None),
-    "family": (MineConfig(), 1),
-    "umls": (MineConfig(max_length=2), 1),
-    "wn18rr": (MineConfig(constants=True, min_confidence=0.001), 1),
-    "fb15k-237": (MineConfig(constants=True, max_length=2), 1),
+SMOOTHED = ProverSettings(smoothing=SMOOTHING)  # the height is chosen by valid
+IDENTITY = ProverSettings(smoothing=SMOOTHING, object_identity=True, max_height=1)
+SETS: dict[str, tuple[MineConfig, ProverSettings]] = {  # how rules are mined, and how they are applied
+    "countries_S1": (MineConfig(), SMOOTHED),
+    "countries_S2": (MineConfig(), SMOOTHED),
+    "countries_S3": (MineConfig(), SMOOTHED),
+    "family": (MineConfig(), IDENTITY),
+    "umls": (MineConfig(max_length=2), IDENTITY),
+    "wn18rr": (MineConfig(constants=True, min_support=2, min_confidence=0.001, votes=5), IDENTITY),
+    "fb15k-237": (MineConfig(constants=True, max_length=2), replace(IDENTITY, object_identity=False)),
 }
-TRAIN = ["--ppo.n-envs", "128", "--ppo.learning-rate", "3e-4", "--score", "best-proof", "--validations", "5"]
+WAYS = ("plain", "chosen")  # plain counts and no object identity beside what SETS says
+SCORES = ("max-confidence", "noisy-or", "noisy-or@3")
+HEAD = f"| data | rules | seconds | {' | '.join(f'{s}, plain' for s in SCORES[:2])} | {' | '.join(SCORES)} | ceiling "
+HEAD += "| trained (untrained policy) |"
+README = Path(__file__).parents[1] / "README.md"
+TRAIN = ["--prover.hard-fraction", "1", "--ppo.entropy-coef", "1", "--validations", "4"]
 
 
 def main() -> None:
@@ -54,98 +61,102 @@ def main() -> None:
     parser.add_argument("--again", choices=SETS, action="append", default=[])
     parser.add_argument("--train", choices=SETS, action="append", default=[], help="sets to train on, and nothing else")
     parser.add_argument("--steps", type=int, default=60_000, help="of training")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="how to judge")
+    parser.add_argument("--readme", action="store_true", help="put the table in place of the README's")
     args = parser.parse_args()
     stored = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}, "trained": {}}
     for name in args.train or [n for n in args.only or SETS if n in args.again or n not in stored["sets"]]:
-        kind, row = ("trained", trained(args, name)) if args.train else ("sets", measured(args.data, name))
+        kind, row = ("trained", trained(args, name)) if args.train else ("sets", measured(args, name))
         stored[kind][name] = row | {"commit": commit()}
         stored["machine"] = machine()
         args.out.write_text(json.dumps(stored, indent=1) + "\n")
     print(table(stored))
+    if args.readme:
+        before, after = README.read_text().split(HEAD, 1)
+        README.write_text(before + table(stored) + "\n\n" + after.split("\n\n", 1)[1])
 
 
-def measured(data: Path, name: str) -> dict[str, Any]:
+def measured(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Mining and the untrained scores of one set."""
-    cfg, height = SETS[name]
-    plain = load(data / name, own_rules=False)
+    cfg, chosen = SETS[name]
+    plain = load(args.data / name, own_rules=False)
     with tempfile.TemporaryDirectory() as folder:
         path, start = Path(folder) / "rules.tsv", time.perf_counter()
         found, counts, mined = mining.mine_dataset(plain, cfg)
         mining.save(path, found, counts, "tsv")
-        seconds, start = time.perf_counter() - start, time.perf_counter()
-        ready = problem.build(load(data / name, path), ProverSettings(max_height=height))
-    row = {
+        seconds = time.perf_counter() - start
+        ways = {"plain": replace(chosen, smoothing=None, object_identity=False), "chosen": chosen}
+        judged = {way: judge(load(args.data / name, path), ways[way]) for way in args.ways}
+    return {
         "settings": {field: getattr(cfg, field) for field in cfg.__slots__},
         "rules": len(found.rules),
         "candidates": mined.n_candidates,
         "estimated": int((mined.rules.error > 0).sum()),
         "mining_seconds": round(seconds, 1),
-        "height": ready.max_height,
-        "notes": [*mined.notes, *ready.notes],
-        "test": scores(ready, counts),
+        "notes": list(mined.notes),
+        "judged": judged,
     }
-    return row | {"judging_seconds": round(time.perf_counter() - start, 1)}
 
 
-def scores(ready: Problem, counts: Counts) -> dict[str, Any]:
-    """Each score's summary; what derives the candidates is found once."""
-    memo: list[Any] = []
-    kb = ready.kb
-    alone = torch.from_numpy(counts.support - counts.circular).float()
-    pairs = torch.from_numpy(counts.body_pairs - counts.circular).float() + SMOOTHING
-    ways = {
-        "max-confidence": (baselines.max_confidence, kb),
-        "noisy-or": (baselines.noisy_or, kb),
-        "max-confidence, smoothed": (baselines.max_confidence, kb._replace(support=alone, body_pairs=pairs)),
-    }
-    found = {}
-    for name, (score, world) in ways.items():
-
-        def scorer(atoms: torch.Tensor, score: Any = score, world: Any = world) -> torch.Tensor:
-            if not memo:
-                memo.append(baselines.derivations(kb, ready.sizes, ready.model, ready.max_height, atoms))
-            return score(world, memo, len(atoms))
-
-        how = Protocol(sides=(queries.TAIL,) if ready.regions else (queries.HEAD, queries.TAIL))
-        ranked = problem.rank(ready, ready.dataset.test, scorer, how)
-        found[name] = protocol.summarise(ranked, list(ready.dataset.predicates), with_auc=ready.regions)
-        del found[name]["by_group"]
-    return found
+def judge(dataset: Dataset, how: ProverSettings) -> dict[str, Any]:
+    """Each score's summary on valid and test."""
+    start = time.perf_counter()
+    ready = problem.build(dataset, how)
+    if ready.outlook is None:  # what derives each candidate is found once for all scores
+        known = outlook.of_atoms(ready.kb, ready.sizes, ready.model, ready.model.atoms)
+        ready = replace(ready, outlook=known)
+    row: dict[str, Any] = {"smoothing": how.smoothing, "object_identity": how.object_identity}
+    row |= {"height": ready.max_height, "notes": list(ready.notes)}
+    sides = Protocol(sides=training.sides(ready))
+    scorers = {name: problem.untrained_scorer(ready, name) for name in SCORES}
+    for split in ("valid", "test"):
+        ranked = {name: problem.rank(ready, getattr(dataset, split), score, sides) for name, score in scorers.items()}
+        summarised = partial(protocol.summarise, predicates=list(dataset.predicates), with_auc=ready.regions)
+        row[split] = {name: summarised(found) for name, found in ranked.items()}
+        for summary in row[split].values():
+            del summary["by_group"]
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def trained(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """What `funcppo train` reports on a set's mined rules, seed 0."""
-    cfg, height = SETS[name]
+    cfg, how = SETS[name]
     with tempfile.TemporaryDirectory() as folder:
         rules, out = Path(folder) / "rules.tsv", Path(folder) / "out"
         found, counts, _ = mining.mine_dataset(load(args.data / name, own_rules=False), cfg)
         mining.save(rules, found, counts, "tsv")
         command = [sys.executable, "-m", "funcppo", "train", str(args.data / name), "--rules", str(rules)]
-        command += ["--out", str(out), "--steps", str(args.steps), *TRAIN]
-        command += ["--prover.max-height", str(height)] if height else []
+        command += ["--out", str(out), "--steps", str(args.steps), *TRAIN, "--prover.smoothing", str(how.smoothing)]
+        command += ["--prover.max-height", str(how.max_height)] if how.max_height else []
+        command += ["--prover.object-identity"] if how.object_identity else []
         subprocess.run(command, check=True, stdout=sys.stderr)
         results = json.loads((out / "results.json").read_text())
     for row in results["test"].values():
         del row["by_group"]
-    return {key: value for key, value in results.items() if key not in ("dataset", "notes")}
+    return {key: value for key, value in results.items() if key not in ("dataset", "notes")} | {"options": TRAIN}
 
 
 def table(stored: dict[str, Any]) -> str:
-    """Markdown: a row a set."""
-    names = ["max-confidence", "noisy-or", "max-confidence, smoothed"]
-    lines = [
-        f"| data | rules | seconds | {' | '.join(names)} | trained | ceiling |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Markdown: a row a set, test."""
+    lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
     for name, row in stored["sets"].items():
-        key = "auc_pr" if "auc_pr" in row["test"]["noisy-or"] else "mrr"
-        cells = [f"{row['test'][score][key]:.3f}" for score in names]
-        after = stored["trained"].get(name)
-        cells.append(f"{after['test'][after['score'] + ', trained'][key]:.3f}" if after else "")
+        plain, chosen = (row["judged"].get(way, {"test": {}})["test"] for way in WAYS)
+        key = "auc_pr" if name.startswith("countries") else "mrr"
+        numbers = [(plain, score, key) for score in SCORES[:2]] + [(chosen, score, key) for score in SCORES]
+        numbers.append((chosen, SCORES[0], "ceiling"))
+        shown = [f"{test[score][number]:.3f}" if test else "" for test, score, number in numbers]
         what = f"{name}, {'AUC-PR' if key == 'auc_pr' else 'MRR'}"
-        ceiling = f"{row['test']['noisy-or']['ceiling']:.3f}"
-        lines.append(f"| {what} | {row['rules']} | {row['mining_seconds']} | {' | '.join(cells)} | {ceiling} |")
+        cells = [what, str(row["rules"]), str(row["mining_seconds"]), *shown, learnt(stored["trained"].get(name), key)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def learnt(after: dict[str, Any] | None, key: str) -> str:
+    """What training brought, and the untrained policy beside it: what learning rate 0 leaves."""
+    if after is None:
+        return ""
+    now, before = (after["test"][f"{after['score']}, {kind}"][key] for kind in ("trained", "untrained"))
+    return f"{now:.3f} ({before:.3f})"
 
 
 def machine() -> dict[str, Any]:

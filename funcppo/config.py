@@ -95,6 +95,8 @@ class ProverSettings:
     embed_dim: int = 32
     hidden_dim: int = 64
     budget: int = 5_000_000  # atoms of T_P held at most
+    smoothing: float | None = None  # wrong pairs added to each rule's leave-one-out counts; None: its plain counts
+    object_identity: bool = False  # different variables of a rule bind different constants
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
@@ -102,6 +104,8 @@ class ProverSettings:
             raise ValueError(f"hard_fraction={self.hard_fraction}: want a share from 0 to 1")
         if self.negatives < 0.0:
             raise ValueError(f"negatives={self.negatives}: want 0 or more")
+        if self.smoothing is not None and self.smoothing < 0.0:
+            raise ValueError(f"smoothing={self.smoothing}: want 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

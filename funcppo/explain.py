@@ -62,6 +62,7 @@ def _check(ready: Problem, built: Proof, table: replay.Program) -> None:
         n_constants=table.n_constants,
         max_height=ready.max_height,
         leave_one_out=True,
+        object_identity=ready.model.object_identity,
     )
     if wrong:
         raise AssertionError(f"the prover built a proof that does not hold: {wrong[0]}")

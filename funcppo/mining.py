@@ -18,7 +18,7 @@ from funcppo.data.mined import Counts, with_mined, write_rules
 from funcppo.logic import mine
 from funcppo.logic.mine import Mined, Progress
 
-VERSION = 1  # of the miner: another one may find other rules
+VERSION = 2  # of the miner: another one may find other rules
 
 
 def mine_dataset(

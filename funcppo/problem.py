@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -62,7 +64,7 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         n_predicates=dataset.n_predicates,
         device=device,
     )
-    kb = with_confidence(kb, sizes)
+    kb = with_confidence(kb, sizes, object_identity=settings.object_identity, smoothing=settings.smoothing)
     height, model, notes = _model(dataset, settings, kb, sizes)
     if model.complete:
         known, sample = outlook.build(kb, sizes, model, height, PAIRS * settings.budget), None
@@ -94,7 +96,9 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
 
 def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes) -> tuple[int, Model, list[str]]:
     """The height to search to, T_P up to it, and how it was chosen; where not even one step fits, T_P up to 0."""
-    run = lambda height: fixpoint.least_model(kb, sizes, max_height=height, budget=settings.budget)
+    run = lambda height: fixpoint.least_model(
+        kb, sizes, max_height=height, budget=settings.budget, object_identity=settings.object_identity
+    )
     if settings.max_height is not None:
         model = run(settings.max_height)
         if not model.complete and settings.max_height > 1:
@@ -133,8 +137,8 @@ def _part(
     Errors: ValueError when that is too much as well.
     """
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device)
-    sample, budget = asked.draw(kb, sizes, SAMPLE), PAIRS * settings.budget
-    found = asked.one_step(kb, sizes, queries, sample, budget)
+    sample, budget = asked.draw(kb, sizes, SAMPLE, settings.object_identity), PAIRS * settings.budget
+    found = asked.one_step(kb, sizes, queries, sample, budget, settings.object_identity)
     if found is None:
         over = f"valid and test ask for more than {budget} derivations"
         raise ValueError(f"{dataset.name}: T_P to height 1 {stopped.stopped}; {over}")
@@ -142,8 +146,13 @@ def _part(
 
 
 def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None) -> Config:
-    """The learning problem; its network multiplies matrices in `products`, in float32 where that is None."""
+    """The learning problem; its network multiplies matrices in `products`, in float32 where that is None.
+
+    Errors: ValueError for object identity where a policy searches: it is known only where T_P finds the facts.
+    """
     settings = problem.settings
+    if settings.object_identity and problem.facts != "found":
+        raise ValueError(f"{problem.dataset.name}: object_identity wants facts found, at height 1, got facts chosen")
     shape = resolve.config(problem.kb, problem.sizes, problem.max_height)
     if problem.facts == "found":  # only rules are chosen
         shape = resolve.rules_alone(shape)
@@ -229,19 +238,24 @@ def rank(
 
 
 def untrained_scorer(problem: Problem, name: str) -> protocol.Scorer:
-    """`exists@H`, `max-confidence` or `noisy-or`.
+    """`exists@H`, `max-confidence`, `noisy-or` or `noisy-or@P`, of power P.
 
     Errors: ValueError for another name.
     """
     kb, sizes, model, height = problem.kb, problem.sizes, problem.model, problem.max_height
-    if name.startswith("exists@") and name[7:].isdigit():
-        return lambda atoms: baselines.exists(model, int(name[7:]), atoms)
-    rules = {"max-confidence": baselines.max_confidence, "noisy-or": baselines.noisy_or}
-    if name not in rules:
-        raise ValueError(f"score {name!r}: want success, best-proof, greedy, exists@H, max-confidence or noisy-or")
+    kind, _, number = name.partition("@")
+    if kind == "exists" and number.isdigit():
+        return lambda atoms: baselines.exists(model, int(number), atoms)
+    if name == "max-confidence":
+        score = baselines.max_confidence
+    elif name == "noisy-or" or (kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number)):
+        score = partial(baselines.noisy_or, power=float(number or 1))
+    else:
+        want = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
+        raise ValueError(f"score {name!r}: want {want}, P from 1 to 99")
     if height == 1 and (known := problem.outlook) is not None:
-        return lambda atoms: rules[name](kb, outlook.each_derivation(known, sizes, atoms, joins.PIECE), len(atoms))
-    return lambda atoms: rules[name](kb, baselines.each_derivation(kb, sizes, model, height, atoms), len(atoms))
+        return lambda atoms: score(kb, outlook.each_derivation(known, sizes, atoms, joins.PIECE), len(atoms))
+    return lambda atoms: score(kb, baselines.each_derivation(kb, sizes, model, height, atoms), len(atoms))
 
 
 def evaluation(

@@ -16,6 +16,7 @@ from torch import Tensor
 from funcppo import queries as asked
 from funcppo import random, ranking
 from funcppo.logic import fixpoint
+from funcppo.logic import kb as kbase
 from funcppo.logic.fixpoint import Model
 from funcppo.logic.kb import Sizes
 from funcppo.types import F32, I32, I64, Bool
@@ -96,7 +97,9 @@ def rank_split(
     Errors: ValueError for a query that cannot be ranked.
     """
     sides = [_candidates(protocol, model, known, split.long(), query_id, pool, side) for side in protocol.sides]
-    atoms, row = torch.unique(torch.cat([side.atom for side in sides]), dim=0, return_inverse=True)
+    listed, sizes = torch.cat([side.atom for side in sides]), model.sizes
+    distinct, index = kbase.index_atoms(listed, sizes.n_predicates, sizes.n_constants)
+    atoms, row = listed[distinct], kbase.locate(index, sizes, listed)
     score = scorer(atoms.to(torch.int32))
     value = ranking.quantise(score)[row]
     parts, answers, first = [], [], 0

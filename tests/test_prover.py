@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import data, problem, protocol, random, scoring, train_step, tree
+from funcppo import data, explain, problem, protocol, random, scoring, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.envs import prover
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from funcppo.evaluate import evaluate_step, score_candidates, start
-from funcppo.logic import baselines
+from funcppo.logic import baselines, fixpoint
 from funcppo.nets import prover as net
 from funcppo.protocol import Protocol
 from funcppo.types import check
@@ -234,6 +234,25 @@ def test_the_entropy_bonus_is_the_divergence_from_the_prior():
     cfg, world, state = learning()
     untrained = cfg.agent.apply(cfg.agent.cfg, world, state.params, prover.observe(cfg.env.cfg, world, state.env_state))
     assert not net.relative_entropy(untrained).any() and untrained.prior.any()
+
+
+def test_object_identity_is_learnt_where_facts_are_found_and_refused_elsewhere():
+    """A choice proves its goal exactly where the rule derives it with different constants for different variables."""
+    triples = [(f"p{i // 2}", "child", f"p{i}") for i in range(2, 20)] + [("p2", "sibling", "p3")]
+    family = data.from_triples(triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)")
+    settings_ = dataclasses.replace(SETTINGS, max_height=1, hard_fraction=0.0)
+    plain = problem.build(family, settings_)
+    made = problem.build(family, dataclasses.replace(settings_, object_identity=True))
+    lost = plain.model.atoms[fixpoint.contains(made.model, plain.model.atoms.long()) < 0]
+    assert len(lost) == 18 and made.facts == "found"
+    cfg, world = problem.config(made, PPO), problem.world(made)
+    params = train_step.init(cfg, world, random.key(0)).params
+    how = problem.evaluation(made, cfg, "success", slots=8, beam=64, rows=64, window=64)
+    assert scoring.policy_scorer(how, made, params, None)(lost).isneginf().all()
+    atom = made.model.atoms[made.model.height > 0][0]
+    assert explain.best_proof(made, cfg, params, atom.long()) is not None
+    with pytest.raises(ValueError, match="object_identity wants facts found"):
+        problem.config(ready(object_identity=True), PPO)
 
 
 def test_facts_are_found_at_height_1_alone():

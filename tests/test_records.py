@@ -128,6 +128,8 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path, monkeypatch, cap
         ([], "exists: want --resume, --overwrite or another file"),
         (["--resume", "--negatives", "3"], "made with negatives None, want 3"),
         (["--resume", "--height", "2"], "made with height 1, want 2"),
+        (["--resume", "--smoothing", "5"], "made with smoothing None, want 5.0"),
+        (["--resume", "--object-identity"], "made with object_identity False, want True"),
     ]:
         capsys.readouterr()
         assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", *extra) == 2

@@ -45,12 +45,16 @@ class Evaluate:
     negatives: Annotated[str, arg(metavar="all|N")] = "all"
     """all entities, or how many corruptions to draw for each query and side."""
     score: str = "auto"
-    """success, best-proof, greedy, exists@H, max-confidence or noisy-or; auto is the trained run's own, and
-    max-confidence for a data set."""
+    """success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P (of confidences to the power P, so
+    that several rules count for less together); auto is the trained run's own, and max-confidence for a data set."""
     rules: Annotated[str | None, arg(metavar="FILE")] = None
     """Rule file in place of the data set's own (data sets only)."""
     height: Annotated[int | None, arg(metavar="N")] = None
     """Rule applications on a branch of a proof (data sets only); the default chooses by the valid split."""
+    smoothing: Annotated[float | None, arg(metavar="X")] = None
+    """Confidences from leave-one-out counts with X wrong pairs added (data sets only); the default is plain counts."""
+    object_identity: Annotated[bool, FlagCreatePairsOff] = False
+    """Different variables of a rule bind different constants, as AnyBURL counts (data sets only)."""
     queries: Annotated[int | None, arg(metavar="N")] = None
     """Rank only this many queries, drawn evenly over relations; the default ranks all."""
     seed: int = 0

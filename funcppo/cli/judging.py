@@ -71,14 +71,19 @@ def prepare(asked: Evaluate) -> Ready:
         raise ValueError("--device cuda: PyTorch sees no CUDA device here")
     negatives, budget = _negatives(asked.negatives), _budget(asked.memory, asked.device)
     if is_run(asked.target):
+        for name in ("rules", "height", "smoothing", "object_identity"):
+            if getattr(asked, name) not in (None, False):
+                raise ValueError(f"--{name.replace('_', '-')}: {asked.target} is a trained run, which has its own")
         run = training.open_run(Path(asked.target), asked.device)
         ready, name = run.problem, run.score if asked.score == "auto" else asked.score
     elif asked.score in POLICY:
-        want = "exists@H, max-confidence or noisy-or"
+        want = "exists@H, max-confidence, noisy-or or noisy-or@P"
         raise ValueError(f"--score {asked.score}: {asked.target} is no trained run, want {want}")
     else:
         run, name = None, "max-confidence" if asked.score == "auto" else asked.score
-        settings = ProverSettings(max_height=asked.height)
+        settings = ProverSettings(
+            max_height=asked.height, smoothing=asked.smoothing, object_identity=asked.object_identity
+        )
         ready = problem.build(data.load(asked.target, asked.rules), settings, asked.device)
     how = {"negatives": negatives, "list_all": name == "greedy", "seed": asked.seed}
     work, notes, policy = Work(), [], run if name in POLICY else None
@@ -175,6 +180,8 @@ def _judge(
     )
     settings = {"dataset": ready.dataset.name, "fingerprint": ready.dataset.fingerprint, "height": ready.max_height}
     settings |= {
+        "smoothing": ready.settings.smoothing,
+        "object_identity": ready.settings.object_identity,
         "score": name,
         "params": None if run is None else _digest(run.saved.best),
         "negatives": how["negatives"],

@@ -146,13 +146,15 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
 
 def _by_policy(asked: Prove, atom: tuple[int, ...]) -> Proof | None:
     """The most probable proof of a trained run, None where there is no run or it looks elsewhere."""
-    if not is_run(asked.target) or asked.object_identity:  # the policy's search knows no object identity
+    if not is_run(asked.target):
         return None
     import torch
 
     from funcppo import explain, training
 
     run = training.open_run(Path(asked.target))
+    if asked.object_identity and not run.problem.settings.object_identity:
+        return None
     if asked.height is not None and asked.height < run.problem.max_height:
         return None
     return explain.best_proof(run.problem, run.cfg, run.saved.best, torch.tensor(atom))

@@ -21,7 +21,7 @@ from funcppo.types import F64, I32, I64
 _ODD = 0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B  # multipliers of `_uniform`
 
 
-def draw(kb: KnowledgeBase, sizes: Sizes, n: int) -> I32[Tensor, "n W"]:
+def draw(kb: KnowledgeBase, sizes: Sizes, n: int, object_identity: bool = False) -> I32[Tensor, "n W"]:
     """At most `n` atoms that one step derives and that are no facts, in lexicographic order; the same ones always.
 
     They come in proportion to the largest confidence c of a rule that derives them, so that rules compete over many of
@@ -31,7 +31,7 @@ def draw(kb: KnowledgeBase, sizes: Sizes, n: int) -> I32[Tensor, "n W"]:
     """
     confidence = kb_.confidence(kb).to(torch.float64)
     parts, held, bound = [(kb.facts[:0], confidence[:0])], 0, torch.inf
-    for found in each_consequence(kb, sizes):
+    for found in each_consequence(kb, sizes, object_identity=object_identity):
         rank = _uniform(found.atoms) / confidence[found.rule]
         low = (found.fact < 0) & (rank < bound)
         parts.append((found.atoms[low], rank[low]))
@@ -44,13 +44,19 @@ def draw(kb: KnowledgeBase, sizes: Sizes, n: int) -> I32[Tensor, "n W"]:
 
 
 def one_step(
-    kb: KnowledgeBase, sizes: Sizes, queries: I64[Tensor, "Q W"], sample: I32[Tensor, "n W"], budget: int
+    kb: KnowledgeBase,
+    sizes: Sizes,
+    queries: I64[Tensor, "Q W"],
+    sample: I32[Tensor, "n W"],
+    budget: int,
+    object_identity: bool = False,
 ) -> tuple[Model, Outlook] | None:
     """The facts, the sample, the consequences of one step that agree with a query in its predicate and some argument.
 
     Args:
       sample: derived atoms, distinct, in lexicographic order.
       budget: the most pairs to hold of an atom and a rule that derives it; None is returned when there are more.
+      object_identity: different variables of a rule bind different constants.
     """
     start = time.perf_counter()
     n_places = (sizes.width - 1) * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
@@ -58,7 +64,7 @@ def one_step(
     asked = asked.index_fill(0, _places(queries, sizes).view(-1), True)
     index = kb_.index_sorted(sample, sizes.n_predicates, sizes.n_constants)
     parts, held = [(kb.facts[:0], kb.rule_order[:0])], 0
-    for found in each_consequence(kb, sizes, leave_one_out=True):
+    for found in each_consequence(kb, sizes, leave_one_out=True, object_identity=object_identity):
         wanted = (found.fact >= 0) | asked[_places(found.atoms, sizes)].any(0)
         wanted = wanted | (kb_.locate(index, sizes, found.atoms) >= 0)
         parts.append((found.atoms[wanted], found.rule[wanted]))
@@ -66,12 +72,12 @@ def one_step(
         if held > budget:
             return None
     atoms, rule = (torch.cat(columns) for columns in zip(*parts))
-    model = _model(kb, sizes, atoms, start)
+    model = _model(kb, sizes, atoms, start, object_identity)
     row = kb_.locate(model.index, sizes, atoms)
     return model, Outlook(model.index, model.height, torch.sort(row * sizes.n_rules + rule).values)
 
 
-def _model(kb: KnowledgeBase, sizes: Sizes, derived: I32[Tensor, "n W"], start: float) -> Model:
+def _model(kb: KnowledgeBase, sizes: Sizes, derived: I32[Tensor, "n W"], start: float, object_identity: bool) -> Model:
     """The facts and some atoms derived from them, in any order and perhaps more than once."""
     atoms = torch.cat([kb.facts, derived])
     atoms = atoms[kb_.index_atoms(atoms, sizes.n_predicates, sizes.n_constants)[0]]
@@ -85,7 +91,7 @@ def _model(kb: KnowledgeBase, sizes: Sizes, derived: I32[Tensor, "n W"], start: 
         stopped="derived only as far as the queries ask",
         seconds=time.perf_counter() - start,
         predicates=frozenset(range(1, sizes.n_predicates + 1)),
-        object_identity=False,
+        object_identity=object_identity,
         sizes=sizes,
     )
 

@@ -34,7 +34,7 @@ def each_derivation(
     """Which atoms one rule after another derives, the bodies taken from what is derivable one step lower.
 
     Args:
-      model: holds at least `max_height - 1` steps of T_P.
+      model: holds at least `max_height - 1` steps of T_P, with or without object identity.
       atoms: distinct, in lexicographic order.
       leave_one_out: an atom counts as derived only by bodies that do not hold it.
     """
@@ -44,7 +44,8 @@ def each_derivation(
     _, index = kbase.index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
     wanted = set(torch.unique(atoms[:, 0]).tolist())
     rules = [i for i, p in enumerate(kb.rules[:, 0, 0].tolist()) if p in wanted]
-    for part in each_consequence(below, sizes, rules=rules, leave_one_out=leave_one_out):
+    identity = model.object_identity
+    for part in each_consequence(below, sizes, rules=rules, leave_one_out=leave_one_out, object_identity=identity):
         row = kbase.locate(index, sizes, part.atoms.long())
         yield Derivations(row[row >= 0], part.rule[row >= 0])
 
@@ -66,13 +67,17 @@ def max_confidence(kb: KnowledgeBase, found: Iterable[Derivations], n_atoms: int
     return best.log()
 
 
-def noisy_or(kb: KnowledgeBase, found: Iterable[Derivations], n_atoms: int) -> F32[Tensor, "L"]:
-    """log (1 - prod_r (1 - confidence(r))): some rule is right, were they independent."""
-    none_right = torch.log1p(-kbase.confidence(kb).to(torch.float64))
+def noisy_or(kb: KnowledgeBase, found: Iterable[Derivations], n_atoms: int, power: float = 1.0) -> F32[Tensor, "L"]:
+    """log (1 - prod_r (1 - confidence(r)^power)) / power over the rules that derive each atom.
+
+    At power 1 it is noisy-or: some rule is right, were they independent. Rules mined from one graph are not; the larger
+    the power, the less several of them count together, down to the largest confidence alone.
+    """
+    none_right = torch.log1p(-(kbase.confidence(kb).to(torch.float64) ** power))
     total = torch.zeros(n_atoms, dtype=torch.float64, device=none_right.device)
     for part in found:
         total = total.scatter_add(0, part.atom, none_right[part.rule])
-    return torch.log(-torch.expm1(total)).to(torch.float32)
+    return (torch.log(-torch.expm1(total)) / power).to(torch.float32)
 
 
 def exists(model: Model, max_height: int, atoms: I32[Tensor, "L W"]) -> F32[Tensor, "L"]:

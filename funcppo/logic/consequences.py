@@ -90,14 +90,19 @@ def consequences(
     return Consequences(*(torch.cat(same) for same in zip(empty, *parts)))
 
 
-def with_confidence(kb: KnowledgeBase, sizes: Sizes, *, object_identity: bool = False) -> KnowledgeBase:
-    """The knowledge base with `support` and `body_pairs` counted from its facts."""
-    pairs = [
-        (int((part.fact >= 0).sum()), len(part.fact))
-        for part in each_consequence(kb, sizes, object_identity=object_identity)
-    ]
+def with_confidence(
+    kb: KnowledgeBase, sizes: Sizes, *, object_identity: bool = False, smoothing: float | None = None
+) -> KnowledgeBase:
+    """The knowledge base with `support` and `body_pairs` counted from its facts.
+
+    Args:
+      smoothing: None for plain counts; else facts that a rule derives only from bodies which hold the fact itself are
+        not counted, and this many wrong pairs are added, so that few examples are trusted less (as the miner ranks).
+    """
+    found = each_consequence(kb, sizes, leave_one_out=smoothing is not None, object_identity=object_identity)
+    pairs = [(int((part.fact >= 0).sum()), len(part.fact)) for part in found]
     counts = torch.tensor(pairs, dtype=kb.support.dtype, device=kb.support.device).reshape(-1, 2)
-    return kb._replace(support=counts[:, 0].contiguous(), body_pairs=counts[:, 1].contiguous())
+    return kb._replace(support=counts[:, 0].contiguous(), body_pairs=counts[:, 1] + (smoothing or 0.0))
 
 
 def _fact_ids(

@@ -232,7 +232,7 @@ def estimate(steps: Steps, label: Tensor, share: Tensor, draw: Tensor, total: Te
     """A sum over all sources of a label from that over the ones drawn, and its standard error.
 
     With n of N sources drawn without replacement: N / n times their sum, standard error N sqrt((1 - n / N) s^2 / n).
-    Nothing is known where none was drawn: an infinite error.
+    Nothing is known where those drawn do not differ, so that the others may: an infinite error.
 
     Source: Cochran 1977, "Sampling techniques", theorems 2.1 and 2.2.
     """
@@ -240,8 +240,8 @@ def estimate(steps: Steps, label: Tensor, share: Tensor, draw: Tensor, total: Te
     every = (start[label + 1] - start[label]).double()
     drawn = torch.searchsorted(spread, label.double() + share.double()) - start[label]
     drawn = torch.where(share >= 1.0, every, drawn.double())
-    mean = total / drawn.clamp_min(1)
-    variance = (square - drawn * mean * mean).clamp_min(0) / (drawn - 1).clamp_min(1)
+    variance = (drawn * square - total * total).clamp_min(0) / (drawn * (drawn - 1)).clamp_min(1)  # of whole numbers
     error = every * torch.sqrt((1 - drawn / every.clamp_min(1)) * variance / drawn.clamp_min(1))
-    unknown = (drawn < torch.clamp(every, max=2)) & (every > 0)
-    return Pairs(total=every * mean, error=torch.where(unknown, torch.inf, error))
+    unknown = (drawn < every) & (variance == 0)
+    total = total * every / drawn.clamp_min(1)  # in this order exact where all are drawn
+    return Pairs(total=total, error=torch.where(unknown, torch.inf, error))

@@ -95,7 +95,7 @@ def test_evaluate_reports_the_documented_keys(trained, monkeypatch, capsys, tmp_
     assert proved and all(0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved)
 
 
-@pytest.mark.parametrize("score", ["exists@1", "max-confidence", "noisy-or", "greedy", "success"])
+@pytest.mark.parametrize("score", ["exists@1", "max-confidence", "noisy-or@3", "greedy", "success"])
 def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
     args = ("evaluate", trained, "--score", score, "--negatives", "3", "--split", "valid", "--json", "-")
     assert funcppo(monkeypatch, *args) == 0
@@ -114,6 +114,12 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
         (("train", "countries_s1", "--out", "{tmp}/x", "--strategy", "magic"), "strategy 'magic': want auto"),
         (("evaluate", "{run}", "--negatives", "-3"), "want all, or a number"),
         (("evaluate", "{run}", "--score", "loud"), "want success, best-proof, greedy, exists@H"),
+        (("evaluate", "{run}", "--object-identity"), "is a trained run, which has its own"),
+        (("evaluate", "countries_s1", "--smoothing", "-1"), "smoothing=-1.0: want 0 or more"),
+        (
+            ("train", "countries_s2", "--out", "{tmp}/x", "--prover.max-height", "2", "--prover.object-identity"),
+            "object_identity wants facts found, at height 1",
+        ),
         (("evaluate", "countries_s1", "--score", "success"), "no trained run"),
         (("evaluate", "{tmp}"), "train.txt"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--steps", "abc"), "--steps: invalid literal"),

@@ -19,15 +19,15 @@ from funcppo.protocol import Protocol
 from tests.oracles import programs
 
 
-@given(programs, st.randoms(use_true_random=False))
+@given(programs, st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_it_holds_the_facts_and_what_agrees_with_a_query_in_an_argument(program, random):
+def test_it_holds_the_facts_and_what_agrees_with_a_query_in_an_argument(program, random, identity):
     world, sizes = kb.build(**program.arrays())
-    whole = fixpoint.least_model(world, sizes, max_height=1, budget=10**6)
+    whole = fixpoint.least_model(world, sizes, max_height=1, budget=10**6, object_identity=identity)
     rows = [tuple(row) for row in whole.atoms.tolist()]
     queries = random.sample(rows, min(2, len(rows)))
     table = torch.tensor(queries or [[0] * sizes.width])
-    part = asked.one_step(world, sizes, table, world.facts[:0], 10**6)
+    part = asked.one_step(world, sizes, table, world.facts[:0], 10**6, identity)
     assert part is not None
     model = part[0]
     wanted = {(place, q[0], q[place]) for q in queries for place in range(1, sizes.width)}

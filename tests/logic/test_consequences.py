@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,13 @@ def test_confidence_worked_by_hand():
     assert kb.confidence(world, left_out=True).tolist() == pytest.approx([2 / 3, 2 / 4])
 
 
+def test_smoothed_confidence_worked_by_hand():
+    """Without likes(1,1), which derives itself, the first rule is right for 2 of 3 pairs; the second for 1 of 3."""
+    world = with_confidence(*build(FRIENDS), smoothing=5.0)
+    assert kb.confidence(world).tolist() == pytest.approx([2 / 8, 1 / 8])
+    assert kb.confidence(world, torch.tensor([True])).tolist() == pytest.approx([1 / 7, 0])
+
+
 @given(programs)
 @settings(max_examples=300, deadline=None)
 def test_consequences_are_the_heads_of_one_application(program):
@@ -93,12 +101,13 @@ def test_consequences_are_the_heads_of_one_application(program):
 @given(programs)
 @settings(max_examples=100, deadline=None)
 def test_confidence_counts_each_derived_atom_once_a_rule(program):
-    pairs = oracles.consequences(program, leave_one_out=False)
-    world = with_confidence(*build(program))
-    for i in range(len(program.rules)):
-        heads = [a for j, a in pairs if j == i]
-        assert world.body_pairs[i] == len(heads)
-        assert world.support[i] == sum(a in program.facts for a in heads)
+    for smoothing, identity in itertools.product((None, 0.0, 2.5), (False, True)):
+        pairs = oracles.consequences(program, smoothing is not None, identity)
+        world = with_confidence(*build(program), object_identity=identity, smoothing=smoothing)
+        for i in range(len(program.rules)):
+            heads = [a for j, a in pairs if j == i]
+            assert world.body_pairs[i] == len(heads) + (smoothing or 0)
+            assert world.support[i] == sum(a in program.facts for a in heads)
 
 
 @given(programs)

@@ -187,6 +187,25 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     assert won == set(range(len(kept)))
 
 
+def test_exact_counts_are_whole_numbers():
+    """Also where n (x / n) is not x in float64, as for n = 49."""
+    data = load("family_tree:300:5")
+    found = mine.mine(torch.from_numpy(data.facts), data.n_predicates, data.n_constants, MineConfig(max_length=2)).rules
+    assert not found.error.any() and len(found.error) > 20
+    for counts in (found.support, found.circular, found.body_pairs, found.pca_pairs):
+        assert torch.equal(counts, counts.round())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sample_that_shows_no_difference_between_sources_is_not_taken_for_exact(seed):
+    """knows leaves 600 entities, of which 256 are sampled; only the last one's friend likes anything, 40 things."""
+    knows = [(1, i, 1000 + i) for i in range(1, 601)]
+    likes, head = [(2, 1600, 2000 + j) for j in range(40)], [(3, 600, 2000 + j) for j in range(6)]
+    found = mine.mine(torch.tensor(knows + likes + head), 3, 2100, MineConfig(max_length=2, seed=seed)).rules
+    counts = dict(zip(map(tuple, found.walk.tolist()), found.body_pairs.tolist()))
+    assert counts[4, 0, 2, -1] == 40 and not found.error.any()
+
+
 def test_thresholds_leave_out_what_is_below_them():
     facts = [tuple(row) for row in load("family_tree:30:1").facts.tolist()]
     graph = torch.tensor(facts), 12, 400

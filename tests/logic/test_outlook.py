@@ -13,9 +13,10 @@ from tests.oracles import Program, programs
 FAMILY = Program(3, (2, 2), ((1, 1, 2), (1, 2, 3)), (((2, 4, 6), (1, 4, 5), (1, 5, 6)), ((1, 4, 5), (1, 4, 5))))
 
 
-def build(program: Program, max_height: int):
+def build(program: Program, max_height: int, object_identity: bool = False):
     world, sizes = kb.build(**program.arrays())
-    model = fixpoint.least_model(world, sizes, max_height=max_height, budget=100_000)
+    how = dict(budget=100_000, object_identity=object_identity)
+    model = fixpoint.least_model(world, sizes, max_height=max_height, **how)
     known = outlook.build(world, sizes, model, max_height, budget=100_000)
     assert known is not None
     return world, sizes, model, known
@@ -32,12 +33,12 @@ def test_by_hand_a_rule_that_needs_the_atom_itself_does_not_derive_it():
     ]
 
 
-@given(programs)
-@example(FAMILY)
+@given(programs, st.booleans())
+@example(FAMILY, False)
 @settings(max_examples=100, deadline=None)
-def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(program):
-    _, sizes, model, known = build(program, 1)
-    want = oracles.consequences(program, leave_one_out=True)
+def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(program, object_identity):
+    _, sizes, model, known = build(program, 1, object_identity)
+    want = oracles.consequences(program, True, object_identity)
     rules = torch.arange(len(program.rules), dtype=torch.int32).expand(len(model.atoms), -1)
     got = outlook.derives(known, sizes, model.atoms, rules)
     for atom, row in zip(model.atoms.tolist(), got.tolist()):

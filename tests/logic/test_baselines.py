@@ -1,0 +1,82 @@
+"""Scores that need no training: worked by hand, equal to sums over Python sets, and their limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo import problem
+from funcppo.config import ProverSettings
+from funcppo.data import from_triples, load
+from funcppo.logic import baselines, kb
+from funcppo.logic.baselines import Derivations
+from tests.oracles import Program
+
+SAME = Program(2, (2, 2), ((1, 1, 2),), (((2, 3, 4), (1, 3, 4)),) * 5)
+pairs = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 4)))  # of an atom and a rule
+
+
+def scored(score, support, found, **settings):
+    """The scores of 7 atoms by 5 rules that are right `support` times out of 4, as probabilities."""
+    world, _ = kb.build(**SAME.arrays())
+    world = world._replace(support=torch.tensor(support).float(), body_pairs=torch.full((5,), 4.0))
+    atom, rule = torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).unbind(1)
+    return score(world, Derivations(atom, rule), 7, **settings).exp().tolist()
+
+
+def test_by_hand():
+    """Atoms derived by rules of confidence 1/2 and 1/4, 1, 0, and none."""
+    found = {(0, 0), (0, 1), (1, 2), (2, 3)}
+    assert scored(baselines.max_confidence, [2, 1, 4, 0, 3], found)[:4] == pytest.approx([1 / 2, 1, 0, 0])
+    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=1.0)[:4] == pytest.approx([5 / 8, 1, 0, 0])
+    squared = math.sqrt(1 - (1 - 1 / 4) * (1 - 1 / 16))
+    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=2.0)[:4] == pytest.approx([squared, 1, 0, 0])
+
+
+@given(st.lists(st.integers(0, 4), min_size=5, max_size=5), pairs, st.sampled_from([1.0, 1.5, 3.0]))
+@settings(max_examples=100, deadline=None)
+def test_each_atom_is_scored_by_the_rules_that_derive_it(support, found, power):
+    own = [[support[r] / 4 for a, r in found if a == atom] for atom in range(7)]
+    assert scored(baselines.max_confidence, support, found) == pytest.approx([max(c, default=0) for c in own])
+    want = [(1 - math.prod(1 - c**power for c in confidences)) ** (1 / power) for confidences in own]
+    assert scored(baselines.noisy_or, support, found, power=power) == pytest.approx(want, abs=1e-6)  # float32
+
+
+@given(st.lists(st.integers(0, 4), min_size=5, max_size=5), pairs)
+@settings(max_examples=50, deadline=None)
+def test_noisy_or_comes_down_to_the_largest_confidence_as_the_power_rises(support, found):
+    """For 5 rules, (1 - (1 - c^p)^5)^(1/p) is at most 5^(1/p) c: 8 % more at p = 20."""
+    largest = scored(baselines.max_confidence, support, found)
+    scores = [scored(baselines.noisy_or, support, found, power=power) for power in (1.0, 2.0, 20.0)]
+    for low, high in zip(scores[1:], scores):
+        assert all(a <= b + 1e-6 for a, b in zip(low, high))
+    assert all(c - 1e-6 <= s <= 1.084 * c + 1e-6 for s, c in zip(scores[-1], largest))
+
+
+def test_a_power_is_named_with_the_score():
+    ready = problem.build(load("countries_s1"), ProverSettings(max_height=1))
+    one, same, third = (problem.untrained_scorer(ready, f"noisy-or{p}") for p in ("", "@1", "@3.5"))
+    assert torch.equal(one(ready.model.atoms), same(ready.model.atoms))
+    assert third(ready.model.atoms).isfinite().any()
+    for name in ("noisy-or@0", "noisy-or@x", "noisy-or@", "max-confidence@2", "noisy-and"):
+        with pytest.raises(ValueError, match=f"score '{name}': want"):
+            problem.untrained_scorer(ready, name)
+
+
+def test_a_problem_is_made_with_the_confidences_and_the_identity_asked_for():
+    """Of 6 pairs of siblings, in both orders or one person twice, 2 are known; of those of two people, 2 of 2."""
+    triples = [("ann", "child", "bob"), ("ann", "child", "eve"), ("eve", "child", "joe"), ("joe", "child", "kim")]
+    triples += [("bob", "sibling", "eve"), ("eve", "sibling", "bob")]
+    data = from_triples(triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)")
+    shares = {(None, False): 2 / 6, (None, True): 1.0, (5.0, False): 2 / 11, (5.0, True): 2 / 7}
+    for (smoothing, identity), share in shares.items():
+        settings_ = ProverSettings(max_height=1, smoothing=smoothing, object_identity=identity)
+        ready = problem.build(data, settings_)
+        assert kb.confidence(ready.kb).tolist() == pytest.approx([share])
+        assert len(ready.model.atoms) == (6 if identity else 10)
+    with pytest.raises(ValueError, match=r"smoothing=-1\.0: want 0 or more"):
+        ProverSettings(smoothing=-1.0)
