@@ -66,6 +66,7 @@ def prepare(asked: Evaluate) -> Ready:
     import torch
 
     from funcppo import data, problem, scoring, training
+    from funcppo.runtime import memory
 
     if asked.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no CUDA device here")
@@ -89,6 +90,10 @@ def prepare(asked: Evaluate) -> Ready:
     work, notes, policy = Work(), [], run if name in POLICY else None
     if policy is None:
         scorer = problem.untrained_scorer(ready, name)
+        if (held := memory.held_bytes(asked.device)) > budget:
+            raise ValueError(
+                f"--memory {budget}: want at least {held} bytes here, which data and T_P take by themselves"
+            )
     else:
         cfg, notes = _fitted(policy, cast("Score", name), getattr(ready.dataset, asked.split), budget)
         scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, on_scored=work.add)
@@ -107,9 +112,11 @@ def _negatives(text: str) -> int | None:
 
 def on_work(result: dict[str, Any]) -> list[str]:
     """What a reader is told of the work and of what it may have missed."""
+    over = f"{result['peak_bytes'] / 1e6:,.0f} MB were held at once, more than --memory allows"
+    beyond = [over] if result["peak_bytes"] > result["memory"] else []
     if "row_steps" not in result:
-        return []
-    lines = [f"{result['active_share']:.1%} of {result['row_steps']:,} rows computed were in use"]
+        return beyond
+    lines = beyond + [f"{result['active_share']:.1%} of {result['row_steps']:,} rows computed were in use"]
     lines += [f"the beam dropped partial proofs of {result['pruned']:,} candidates"] if result["pruned"] else []
     lines += [f"successors of {result['overflowed']:,} candidates did not fit"] if result["overflowed"] else []
     return lines + ([f"{result['lost']:,} provable answers were not found"] if result["lost"] else [])

@@ -122,6 +122,8 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
         ),
         (("evaluate", "countries_s1", "--score", "success"), "no trained run"),
         (("evaluate", "{tmp}"), "train.txt"),
+        (("evaluate", "countries_s1", "--memory", "1MB"), "--memory 1000000: want at least"),
+        (("evaluate", "{run}", "--memory", "1MB"), "--memory 1000000: want at least"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--steps", "abc"), "--steps: invalid literal"),
         (("train", "--out", "{tmp}/x"), "Missing from funcppo train"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--lern", "3"), "Unrecognized options: --lern"),
