@@ -113,10 +113,10 @@ def _negatives(text: str) -> int | None:
 def on_work(result: dict[str, Any]) -> list[str]:
     """What a reader is told of the work and of what it may have missed."""
     over = f"{result['peak_bytes'] / 1e6:,.0f} MB were held at once, more than --memory allows"
-    beyond = [over] if result["peak_bytes"] > result["memory"] else []
+    lines = [over] if result["peak_bytes"] > result["memory"] else []
     if "row_steps" not in result:
-        return beyond
-    lines = beyond + [f"{result['active_share']:.1%} of {result['row_steps']:,} rows computed were in use"]
+        return lines
+    lines += [f"{result['active_share']:.1%} of {result['row_steps']:,} rows computed were in use"]
     lines += [f"the beam dropped partial proofs of {result['pruned']:,} candidates"] if result["pruned"] else []
     lines += [f"successors of {result['overflowed']:,} candidates did not fit"] if result["overflowed"] else []
     return lines + ([f"{result['lost']:,} provable answers were not found"] if result["lost"] else [])
