@@ -6,8 +6,9 @@ Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh;
 128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
 iteration), `whole` (one compiled call an iteration, its loops kept as loops: for a CPU), `compiled` (the parts called
 one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `forward` (compiled forward and loss, eager backward,
-fused Adam: the fallback rung), `eager`. Every row has its cold start, the median and spread of the iteration, its
-kernels, and its parity: the difference of params from the eager step's after one update, as a share of the change.
+fused Adam: the fallback rung), `eager`; and `sb3`, Stable-Baselines3, where it is installed. Every row has its cold
+start, the median and spread of the iteration, its kernels, and its parity: the difference of params from the eager
+step's after one update, as a share of the change.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from funcppo.runtime.iteration import graph_scan, whole
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
 HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
+PEERS = ("sb3",)
 REPEATS = 7
 # What an H200 can do at most, for the distance to it: multiplications and additions a second, bytes a second, and
 # how long a kernel in a graph takes that does nothing.
@@ -52,14 +54,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--how", nargs="*", default=list(HOW), choices=HOW)
+    parser.add_argument("--how", nargs="*", default=list(HOW), choices=[*HOW, *PEERS])
     parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(RATES), help="high: TF32")
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
     parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "PRECISION"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
         torch.set_float32_matmul_precision("high" if args.cell[3] == "high" else "highest")
-        case = Case(*args.cell)
+        case = StableBaselines(args.cell[0]) if args.cell[1] == "sb3" else Case(*args.cell)
         return side_by_side.cell(case.ready, case.timed)
     cells = [[work, how, args.device, p] for p in args.precision for work in args.work for how in args.how]
     rows = side_by_side.run(__file__, cells, args.width)
@@ -132,6 +134,32 @@ class Case:
         """Median and spread of an iteration, and its kernels."""
         row = repeated(self.step, self.synchronise)
         return row | (kernels(self.step) | {"least_ms": self.least} if self.device == "cuda" else {})
+
+
+class StableBaselines:
+    """Stable-Baselines3's PPO on the same work, on the CPU; for want of it the cell is an error."""
+
+    def __init__(self, work: str) -> None:
+        self.work, self.learn = work, lambda: None
+
+    def ready(self) -> dict[str, Any]:
+        """Make the learner and have it learn once."""
+        from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
+        from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
+
+        n_envs, learners = WORK[self.work]
+        if learners or self.work == "update":
+            raise ValueError(f"{self.work}: Stable-Baselines3 has one learner, and whole iterations")
+        rows = n_envs * 128
+        options = {"n_steps": 128, "batch_size": rows // 4, "n_epochs": 4, "policy_kwargs": {"net_arch": [64, 64]}}
+        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs), device="cpu", **options)
+        self.learn = lambda: model.learn(rows, reset_num_timesteps=False)
+        self.learn()
+        return {"replay": "none", "cold_s": side_by_side.since_start()}
+
+    def timed(self) -> dict[str, Any]:
+        """Median and spread of an iteration."""
+        return repeated(self.learn, lambda: None)
 
 
 def least(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
