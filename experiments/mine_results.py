@@ -79,7 +79,7 @@ def main() -> None:
 def measured(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Mining and the untrained scores of one set."""
     cfg, chosen = SETS[name]
-    plain = load(args.data / name, own_rules=False)
+    plain = load(args.data / name)
     with tempfile.TemporaryDirectory() as folder:
         path, start = Path(folder) / "rules.tsv", time.perf_counter()
         found, counts, mined = mining.mine_dataset(plain, cfg)
@@ -123,7 +123,7 @@ def trained(args: argparse.Namespace, name: str) -> dict[str, Any]:
     cfg, how = SETS[name]
     with tempfile.TemporaryDirectory() as folder:
         rules, out = Path(folder) / "rules.tsv", Path(folder) / "out"
-        found, counts, _ = mining.mine_dataset(load(args.data / name, own_rules=False), cfg)
+        found, counts, _ = mining.mine_dataset(load(args.data / name), cfg)
         mining.save(rules, found, counts, "tsv")
         command = [sys.executable, "-m", "funcppo", "train", str(args.data / name), "--rules", str(rules)]
         command += ["--out", str(out), "--steps", str(args.steps), *TRAIN, "--prover.smoothing", str(how.smoothing)]

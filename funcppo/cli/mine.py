@@ -84,7 +84,8 @@ class Mine:
         show.notes(console, (*found.notes, *mined.notes))
         if not len(found.rules):
             console.print(
-                f"{found.name}: no rule with support {cfg.min_support} and confidence {cfg.min_confidence:g}; "
+                f"{found.name}: {len(found.facts)} facts give no rule with support {cfg.min_support} and "
+                f"confidence {cfg.min_confidence:g}; "
                 f"{self.out} holds none"
             )
         else:
@@ -101,9 +102,7 @@ class Mine:
 
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
-        dataset = load(self.dataset, own_rules=False)
-        if not len(dataset.facts):
-            raise ValueError(f"{dataset.name}: want facts to mine from, got none")
+        dataset = load(self.dataset, facts_only=True)
         with Console(stderr=True).status("reading") as status:
             return mining.mine_dataset(dataset, cfg, self.device, status.update)
 

@@ -18,7 +18,7 @@ EMBEDDED = Path(__file__).parent / "embedded"
 _RULE_FILES = ("rules.txt", "rules.tsv", "rules.pl")
 
 
-def load(name_or_path: str | Path, rules: str | Path | None = None, *, own_rules: bool = True) -> Dataset:
+def load(name_or_path: str | Path, rules: str | Path | None = None, *, facts_only: bool = False) -> Dataset:
     """The data set of a folder, a `.pl` program or an embedded name, whole or not at all.
 
     A folder holds train.txt, valid.txt and test.txt (head<TAB>relation<TAB>tail), perhaps facts.txt (known, not
@@ -26,13 +26,13 @@ def load(name_or_path: str | Path, rules: str | Path | None = None, *, own_rules
 
     Args:
       rules: a rule file to use in place of the data set's own rules.
-      own_rules: whether to look for rules in the folder where no file is given.
+      facts_only: of a folder read train.txt, which may be empty, and facts.txt alone.
     Errors: ValueError, one line naming file and line, what was expected and what was found.
     """
     path = Path(name_or_path)
     embedded = EMBEDDED / str(name_or_path)
     if path.is_dir():
-        dataset = _folder(path, default_rules=own_rules and rules is None)
+        dataset = _facts(path) if facts_only else _folder(path, default_rules=rules is None)
     elif path.name.endswith((".pl", ".pl.gz")):
         dataset = from_clauses(path.name, read_clauses(_text(path), str(path), "Prolog"), str(path))
     elif str(name_or_path).isidentifier() and embedded.is_dir():
@@ -61,14 +61,22 @@ def from_triples(
 
 def _folder(folder: Path, *, default_rules: bool) -> Dataset:
     paths = {split: _existing(folder / f"{split}.txt") for split in ("train", "valid", "test")}
-    extra = _variant(folder / "facts.txt")
-    if extra:
-        paths["facts"] = extra
-    splits = {split: _triples(path) for split, path in paths.items()}
-    _check_spelling(paths, splits)
-    dataset = from_splits(folder.name, splits)
+    dataset = _split(folder, paths)
     found = next((p for name in _RULE_FILES if (p := _variant(folder / name))), None)
     return _with_rule_file(dataset, found) if found and default_rules else dataset
+
+
+def _facts(folder: Path) -> Dataset:
+    train = _existing(folder / "train.txt")
+    return _split(folder, {"train": train} if _text(train).strip() else {})
+
+
+def _split(folder: Path, paths: dict[str, Path]) -> Dataset:
+    extra = _variant(folder / "facts.txt")
+    paths = paths | ({"facts": extra} if extra else {})
+    splits = {split: _triples(path) for split, path in paths.items()}
+    _check_spelling(paths, splits)
+    return from_splits(folder.name, {"train": [], "valid": [], "test": []} | splits)
 
 
 def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
