@@ -86,17 +86,17 @@ SETS = {
     ),
     "family, RNNLogic rules": Set(
         options(
-            **HEIGHT_1 | SMALL_NET,
+            **HEIGHT_1 | {"validations": "8"},
             valid_queries="300",
             rules="{data}/family/rules_rnnlogic.tsv",
-            steps="120000",
+            steps="400000",
             device="{device}",
             prover__hard_fraction="1",
             ppo__entropy_coef="1",
-            ppo__learning_rate="3e-3",
             ppo__n_envs="512",
             ppo__n_minibatches="16",
-        )
+        ),
+        products([options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")], [options(**SMALL_NET), []]),
     ),
     "wn18rr, RNNLogic rules": Set(options(**MANY_RULES, rules="{data}/wn18rr/rules_rnnlogic.tsv"), WEIGHTS[:2]),
     "fb15k-237, RNNLogic rules": Set(
