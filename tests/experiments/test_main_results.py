@@ -23,4 +23,4 @@ def test_options_are_chosen_by_valid_and_the_first_of_equals():
     rows[3]["best_valid"] = rows[5]["best_valid"] = 0.6
     other = [{"set": "family", "options": main_results.SETS["family"].tried[0], "best_valid": 0.9}]
     assert main_results.chosen(other + rows, "umls") == main_results.SETS["umls"].tried[3]
-    assert main_results.chosen([], "family, RNNLogic rules") == []
+    assert main_results.chosen([], "countries_S1") == []
