@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+NOTES = (ROOT / "experiments/README.md").read_text()
 
 
 def rows(name: str) -> dict[str, dict]:
@@ -28,3 +29,10 @@ def test_iterations_of_the_prover(record, work):
     row = rows(f"bench_prover-h200-{record}")[f"{work} captured cuda .carry/data"]
     steps = f"{row['rollout_steps_per_s']:,.0f}"
     assert f"| {row['iteration_ms']:.3g} | {row['rollout_ms']:.3g} | {steps} |" in README
+
+
+@pytest.mark.parametrize(("work", "digits"), [("4x128", 1), ("2048x128", 0)])
+def test_iterations_on_a_cpu(work, digits):
+    found = rows("bench_cartpole-cpu")
+    times = [f"{found[f'{work} {how} cpu highest']['iteration_ms']:.{digits}f}" for how in ("whole", "forward", "sb3")]
+    assert f"| {work.replace('x', ' x ')} | {' | '.join(times)} |" in NOTES
