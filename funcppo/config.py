@@ -64,6 +64,9 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
+        for name in ("n_minibatches", "n_microbatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
         if self.n_envs * self.n_steps % self.n_minibatches:
             raise ValueError(
                 f"n_minibatches={self.n_minibatches}: want a divisor of n_envs * n_steps = {self.n_envs * self.n_steps}"

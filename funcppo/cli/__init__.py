@@ -38,6 +38,7 @@ def main() -> NoReturn:
         if not stop.code:  # --help
             raise
         fail(_unboxed(said.getvalue()))
+    sys.stderr.write(said.getvalue())  # warnings
     try:
         status = parsed.run()
     except (ValueError, OSError) as error:

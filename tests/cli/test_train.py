@@ -111,6 +111,10 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
         (("train", "countries_s1", "--out", "{tmp}/x", "--steps", "0"), "steps=0: want 1 or more"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--prover.hard-fraction", "2"), "want a share from 0 to 1"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--ppo.n-minibatches", "7"), "n_minibatches=7: want a divisor"),
+        (
+            ("train", "countries_s1", "--out", "{tmp}/x", "--ppo.n-microbatches", "0"),
+            "n_microbatches=0: want 1 or more",
+        ),
         (("train", "countries_s1", "--out", "{tmp}/x", "--strategy", "magic"), "strategy 'magic': want auto"),
         (("evaluate", "{run}", "--negatives", "-3"), "want all, or a number"),
         (("evaluate", "{run}", "--score", "loud"), "want success, best-proof, greedy, exists@H"),
