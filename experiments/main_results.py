@@ -3,8 +3,8 @@
     python experiments/main_results.py --data ../shared/data --out experiments/results/main_results.json
 
 Each run is one of `funcppo train`. Where a set has several options to try, each is trained at seed 0, and the one that
-ranks the valid split best is trained at every seed and once at learning rate 0. The file is written after every run,
-and what it holds is not run again.
+ranks the valid split best is trained at the other seeds too and once at learning rate 0. The file is written after
+every run, and what it holds is not run again.
 """
 
 from __future__ import annotations
@@ -125,10 +125,7 @@ def main() -> None:
         done = {(row["set"], *row["options"]) for row in stored["tried"]}
         trials = [(n, o) for n in names for o in SETS[n].tried if len(SETS[n].tried) > 1 and (n, *o) not in done]
         for future in as_completed([pool.submit(train, *trial, seed=0) for trial in trials]):
-            row = future.result()
-            stored["tried"].append(
-                {k: row[k] for k in ("set", "options")} | {"best_valid": row["results"]["best_valid"]}
-            )
+            keep_better(stored, future.result())
             save(args.out, stored)
         done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
         wanted = [(n, s, f) for n in names for s, f in [*((s, False) for s in range(args.seeds)), (0, True)]]
@@ -147,6 +144,16 @@ def save(file: Path, stored: dict) -> None:
     """Put the record in place of the file."""
     text = json.dumps(stored, indent=1) + "\n"
     write_atomically(file, lambda part: part.write(text.encode()))
+
+
+def keep_better(stored: dict, row: dict) -> None:
+    """Note what a trial came to; the best of a set so far is its run at seed 0."""
+    name, options = row["set"], row["options"]
+    trial = {"set": name, "options": options, "best_valid": row["results"]["best_valid"]}
+    stored["tried"].append(trial)
+    if chosen(stored["tried"], name) == options:
+        others = [r for r in stored["runs"] if (r["set"], r["seed"], r["learning_rate_0"]) != (name, 0, False)]
+        stored["runs"] = [*others, row]
 
 
 def chosen(tried: list[dict], name: str) -> list[str]:
