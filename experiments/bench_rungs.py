@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
-from funcppo import data, problem, random, scoring, train_step, training, tree
+from funcppo import data, problem, random, scoring, train_step, tree
 from funcppo.config import Config, PPOConfig, ProverSettings
 from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
+from funcppo.evaluate import evaluate_step
 from funcppo.nets import mlp
 from funcppo.runtime.compile import RUNGS, strategy
 
@@ -127,7 +128,7 @@ def parity() -> dict[str, Any]:
         params = tree.map(lambda x: x + 0.2 * torch.sin(torch.arange(x.numel(), device=x.device).view(x.shape)), params)
         how = problem.evaluation(ready, cfg, "success", slots=64, beam=64, rows=256, window=256)
         atoms = torch.from_numpy(ready.dataset.test).to(device)
-        scores.append(scoring.policy_scorer(how, ready, params, training.evaluate_step)(atoms).cpu())
+        scores.append(scoring.policy_scorer(how, ready, params, evaluate_step)(atoms).cpu())
     finite = torch.isfinite(scores[0])
     return {
         "bits_equal": bool(torch.equal(*bits)),

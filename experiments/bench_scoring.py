@@ -4,8 +4,9 @@
 
 Family, its 41 rules, height 2, depth 20, the score `greedy` (`--score success` takes a beam of 64), 100 negatives a
 query and side, an untrained policy, one process. The design replaced scores every candidate in chunks of 512 whose
-slots are masked when they are done and all take 20 steps; both are compiled. `refilled` scores the same candidates,
-`prefiltered` the provable ones alone, and its candidates a second count all that are ranked. Every row has its largest
+slots are masked when they are done and all take 20 steps; both are compiled, and on a GPU the steps of the one that
+replaces it are replayed as a CUDA graph. `refilled` scores the same candidates, also without compiling, `prefiltered`
+the provable ones alone, and its candidates a second count all that are ranked. Every row has its largest
 difference from the first one's scores. Last the full filtered ranking of the test triples of WN18RR, both sides, with
 its 34 rules at height 1 by `success`; `--many-rules` ranks it with RNNLogic's as well.
 """
@@ -34,6 +35,8 @@ from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
+from funcppo.runtime.capture import Replayed
+from funcppo.runtime.inputs import lagging
 
 CHUNK, DEPTH = 512, 20  # of the design replaced
 
@@ -62,25 +65,33 @@ def family(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows on Family: replaced, refilled, prefiltered."""
     settings = ProverSettings(max_height=2, max_depth=DEPTH)
     ready, cfg, params = untrained(args.data / "family", None, settings, args.device)
-    world, step = problem.fixed_world(ready), evaluate_step if args.eager else ladder.compiled(evaluate_step)
+    world, plain = problem.fixed_world(ready), partial(scoring.stepping, args.device)
+    compiled = evaluate_step if args.eager else ladder.compiled(evaluate_step)
+    replayed = compiled if args.device == "cpu" else Replayed(compiled)
     split = ready.dataset.test[training.stratified(ready.dataset.test, args.queries)]
     every, provable = (asked(ready, split, list_all=whole) for whole in (True, False))
     beam = 1 if args.score == "greedy" else 64
     how = problem.evaluation(ready, cfg, args.score, slots=CHUNK, beam=beam, rows=CHUNK * beam, window=CHUNK)
-    old = partial(replaced, replace(how, refill=False), world, params, step=step)
+    old = partial(replaced, replace(how, refill=False), world, params, step=compiled)
     budget = memory.total_bytes(args.device) // 2
-    fitted, _ = fitting.fit_search(replace(how, window=2048), world, params, every[:2048], budget, evaluate_step)
+    fitted, _ = fitting.fit_search(replace(how, window=2048), world, params, every[:2048], budget, plain)
 
-    def new(atoms: Tensor) -> tuple[Tensor, int]:
-        result, _, taken = score_by_width(narrowed(fitted), world, params, atoms, step=step)
+    def new(step: Callable[..., Any], atoms: Tensor) -> tuple[Tensor, int]:
+        result, _, taken = score_by_width(narrowed(fitted), world, params, atoms, step=step, looking=lagging)
         return result.score, taken
 
     rows, first = [], None
-    for name, score, atoms in (("replaced", old, every), ("refilled", new, every), ("prefiltered", new, provable)):
+    designs = {
+        "replaced": (old, every),
+        "refilled": (partial(new, replayed), every),
+        "refilled, not compiled": (partial(new, plain()), every),
+        "prefiltered": (partial(new, replayed), provable),
+    }
+    for name, (score, atoms) in designs.items():
         row, scores = timed(score, atoms, len(every), args.device)
         first = scores if first is None else first
         row["largest_difference"] = difference(first[torch.isin(code(ready, every), code(ready, atoms))], scores)
-        row["slots"] = CHUNK if score is old else fitted.slots
+        row |= {"slots": CHUNK if score is old else fitted.slots}
         rows.append(
             {"row": name} | row | {"times_replaced": row["candidates_per_s"] / (rows or [row])[0]["candidates_per_s"]}
         )
@@ -115,7 +126,7 @@ def wn18rr(args: argparse.Namespace, rules: str) -> dict[str, Any]:
     prepared = time.perf_counter() - begun
     memory.reset_peak(args.device)
     begun = time.perf_counter()
-    ranked = problem.rank(ready, split, scoring.policy_scorer(how, ready, params), Protocol())
+    ranked = problem.rank(ready, split, scoring.policy_scorer(how, ready, params, evaluate_step), Protocol())
     found = protocol.summarise(ranked, list(ready.dataset.predicates), with_auc=False)
     seconds = time.perf_counter() - begun
     row = {"row": f"wn18rr, {rules}", "queries": len(split), "candidates": found["n_candidates"], "seconds": seconds}

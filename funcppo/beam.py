@@ -62,6 +62,11 @@ class Search(NamedTuple):
     result: Result  # of the candidate so far, [B]
 
 
+def slots_for(rows: int, beam: int) -> int:
+    """The slots that keep so many rows filled: a beam holds about two partial proofs on average, that of greedy one."""
+    return rows if beam == 1 else max(1, rows // 2)
+
+
 def extend(cfg: EvalConfig, world: World, params: Any, search: Search) -> tuple[Search, I64[Tensor, ""]]:
     """The search after one choice on the partial proofs whose turn it is, and how many these were."""
     chosen, source, filled = _choose_rows(cfg, search)

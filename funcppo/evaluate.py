@@ -20,6 +20,7 @@ from funcppo.logic.resolve import Goals, resolve
 from funcppo.types import F32, I32, I64
 
 Stage = Callable[[Tensor, int], Iterator[Tensor]]  # candidates and a number to parts of as many, where they are scored
+Look = Callable[[Tensor], Tensor | None]  # from numbers on the device to those of this look, or of an earlier one
 WIDTHS = (32,)  # successors a row, tried before the width that holds any
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
 
@@ -30,6 +31,7 @@ class Evaluation(NamedTuple):
     search: Search
     results: Result  # [window + 1, ...]; the last row is for idle slots
     next: I64[Tensor, ""]  # candidates started
+    total: I64[Tensor, ""]  # candidates of the table
     row_steps: I64[Tensor, ""]  # rows x beam entries stepped that held a partial proof
 
 
@@ -47,7 +49,7 @@ def start(cfg: EvalConfig, table: I32[Tensor, "n W"]) -> Evaluation:
         result=_nothing_found(cfg, B, device),
     )
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    return Evaluation(search, _nothing_found(cfg, cfg.window + 1, device), zero, zero)
+    return Evaluation(search, _nothing_found(cfg, cfg.window + 1, device), zero, (table[:, 0] > 0).sum(), zero)
 
 
 def evaluate_step(
@@ -61,12 +63,17 @@ def evaluate_step(
     state = _refill(cfg, table, state)
     search, n_rows = extend(cfg, world, params, state.search)
     results = tree.map(lambda old, new: _write(old, search.candidate, new), state.results, search.result)
-    return Evaluation(search, results, state.next, state.row_steps + n_rows)
+    return state._replace(search=search, results=results, row_steps=state.row_steps + n_rows)
 
 
 def in_place(candidates: Tensor, size: int) -> Iterator[Tensor]:
     """The candidates in parts, left on the device where they are."""
     yield from candidates.split(size)
+
+
+def at_once() -> Look:
+    """A look that waits for the device."""
+    return lambda numbers: numbers
 
 
 def score_candidates(
@@ -77,25 +84,29 @@ def score_candidates(
     step: Callable[..., Evaluation] = evaluate_step,
     on_progress: Callable[[int], None] = lambda done: None,
     stage: Stage = in_place,
+    looking: Callable[[], Look] = at_once,
 ) -> tuple[Result, int, int]:
     """The result of each candidate; the row-steps that held a partial proof, and all row-steps taken.
 
     Args:
-      step: `evaluate_step`, or what the runtime made of it.
+      step: `evaluate_step`, or what the runtime made of it; it may overwrite the state that it is given.
       on_progress: told the number of candidates started, every few steps.
       stage: how windows of candidates come to the device, such as `runtime.inputs.staged`.
+      looking: how the host looks at each window's progress, such as `runtime.inputs.lagging`.
     """
     windows, active, taken, first = [], 0, 0, 0
     for part in stage(candidates, cfg.window):
         padding = part.new_zeros((cfg.window + 1 - len(part), part.shape[1]))
         table = torch.cat([part, padding]).to(torch.int32)
-        state, done = start(cfg, table), False
+        state, look, done = start(cfg, table), looking(), False
         while not done:
             for _ in range(_STEPS_BETWEEN_LOOKS):
                 state = step(cfg, world, params, table, state)
                 taken += cfg.rows
-            done = bool(finished(cfg, state))
-            on_progress(first + min(int(state.next), len(part)))
+            numbers = look(torch.stack([state.next, finished(state).long()]))
+            if numbers is not None:
+                started, done = numbers.tolist()
+                on_progress(first + min(started, len(part)))
         windows.append(_rows_before(state.results, len(part)))
         active, first = active + int(state.row_steps), first + len(part)
     return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
@@ -159,9 +170,9 @@ def rule_scores(cfg: EvalConfig, world: World, params: Any, atoms: I32[Tensor, "
     return torch.where(proving.amax(1) == best, best, best + NOT_PROVED)
 
 
-def finished(cfg: EvalConfig, state: Evaluation) -> Tensor:
+def finished(state: Evaluation) -> Tensor:
     """Whether every candidate of the table has its result, 0-d."""
-    return (state.next >= cfg.window) & ~torch.isfinite(state.search.log_prob).any()
+    return (state.next >= state.total) & ~torch.isfinite(state.search.log_prob).any()
 
 
 def _refill(cfg: EvalConfig, table: Tensor, state: Evaluation) -> Evaluation:
@@ -188,7 +199,7 @@ def _refill(cfg: EvalConfig, table: Tensor, state: Evaluation) -> Evaluation:
 
 
 def _rows_before(results: Result, n: int) -> Result:
-    return tree.map(lambda x: x[:n], results)
+    return tree.map(lambda x: x[:n].clone(), results)
 
 
 def _write(table: Tensor, row: I64[Tensor, "B"], value: Tensor) -> Tensor:

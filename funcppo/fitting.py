@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from funcppo.beam import EvalConfig
+from funcppo.beam import EvalConfig, slots_for
 from funcppo.envs.prover import World
-from funcppo.evaluate import narrowed, rule_scores, start
+from funcppo.evaluate import Evaluation, narrowed, rule_scores, start
 from funcppo.runtime import memory
 
-ROWS = tuple(1 << i for i in range(14))  # partial proofs extended in one step, or candidates of one chunk
+ROWS = tuple(1 << i for i in range(17))  # partial proofs extended in one step, or candidates of one chunk
+WINDOW = 16  # candidates of a table for each slot, at least: its last ones leave slots idle
 STEPS = 8  # of a search before it is timed, by when its slots hold partial proofs of every depth; and timed
 FASTER = 1.05  # trying ends when two sizes in a row are not this much faster than the best one before them
 LONG = 3.0  # seconds; or when a trial took so long
@@ -35,21 +36,30 @@ class Trial:
 
 
 def fit_search(
-    cfg: EvalConfig, world: World, params: Any, sample: Tensor, budget: int, step: Callable[..., Any]
+    cfg: EvalConfig,
+    world: World,
+    params: Any,
+    sample: Tensor,
+    budget: int,
+    steps: Callable[[], Callable[..., Evaluation]],
 ) -> tuple[EvalConfig, list[Trial]]:
     """The settings of a search with the number of slots that is fastest within the budget, and what was tried.
 
     Args:
       sample: candidates such as are to be scored, not empty.
       budget: bytes that the process may hold on the device, all it holds already included.
+      steps: makes a way to run `evaluate_step`, anew for each size.
     Errors: ValueError when not even the smallest search fits.
     """
-    shaped = lambda rows: replace(cfg, rows=rows, slots=max(1, rows // 2))
-    sample = sample.repeat(-(-cfg.window // len(sample)), 1)[: cfg.window].to(torch.int32)
-    table = torch.cat([sample, torch.zeros_like(sample[:1])])
+
+    def shaped(rows: int) -> EvalConfig:
+        slots = slots_for(rows, cfg.beam)
+        return replace(cfg, rows=rows, slots=slots, window=max(cfg.window, WINDOW * slots))
 
     def run(rows: int) -> tuple[int, float]:
         narrow, *_ = narrowed(shaped(rows))
+        full = sample.repeat(-(-narrow.window // len(sample)), 1)[: narrow.window].to(torch.int32)
+        table, step = torch.cat([full, torch.zeros_like(full[:1])]), steps()
         state = start(narrow, table)
         for _ in range(STEPS):
             state = step(narrow, world, params, table, state)
@@ -58,7 +68,7 @@ def fit_search(
             state = step(narrow, world, params, table, state)
         return int(state.row_steps) - before, time.perf_counter() - begun
 
-    trials = _try(run, [rows for rows in ROWS if rows >= 2 * cfg.beam], budget, table.device)
+    trials = _try(run, [rows for rows in ROWS if rows >= 2 * cfg.beam], budget, sample.device)
     return shaped(_best(trials).size), trials
 
 

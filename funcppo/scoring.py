@@ -13,17 +13,23 @@ from funcppo import problem as problems
 from funcppo import protocol
 from funcppo.beam import EvalConfig, Result
 from funcppo.envs import prover
-from funcppo.evaluate import Stage, evaluate_step, narrowed, rule_scores, score_by_width
+from funcppo.evaluate import Evaluation, Stage, evaluate_step, narrowed, rule_scores, score_by_width
 from funcppo.logic import outlook
 from funcppo.problem import Problem
-from funcppo.runtime.inputs import staged
+from funcppo.runtime.capture import Replayed
+from funcppo.runtime.inputs import lagging, staged
+
+
+def stepping(device: torch.device | str) -> Callable[..., Evaluation]:
+    """`evaluate_step` as it runs without compiling: replayed on a GPU, where kernels take less than launching them."""
+    return Replayed(evaluate_step) if torch.device(device).type == "cuda" else evaluate_step
 
 
 def policy_scorer(
     cfg: EvalConfig,
     problem: Problem,
     params: Any,
-    step: Any = evaluate_step,
+    step: Callable[..., Evaluation],
     on_progress: Any = lambda done: None,
     on_scored: Callable[[Result | None, int, int], None] = lambda result, active, taken: None,
 ) -> protocol.Scorer:
@@ -32,6 +38,7 @@ def policy_scorer(
     Candidates may be on the host: they come to the policy's device window by window, and their scores go back.
 
     Args:
+      step: what `stepping` returns, or another way to run `evaluate_step`; not called where there is no search.
       on_scored: told the results of each call (None where there was no search), the row-steps that held a partial
         proof and all row-steps taken.
     """
@@ -43,7 +50,7 @@ def policy_scorer(
             score, computed = _rule_scores(cfg, looked_up(problem, atoms), params, atoms, on_progress, stage)
             on_scored(None, len(atoms), computed)
         else:
-            how = dict(step=step, on_progress=on_progress, stage=stage)
+            how = dict(step=step, on_progress=on_progress, stage=stage, looking=lagging)
             result, active, taken = score_by_width(widths, fixed, params, atoms, **how)
             on_scored(result, active, taken)
             score = result.score

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from funcppo import checkpoint, data, journal, problem, protocol, queries, random, train_step, tree
 from funcppo import scoring as scores
-from funcppo.beam import EvalConfig, Score
+from funcppo.beam import EvalConfig, Score, slots_for
 from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
-from funcppo.evaluate import evaluate_step
+from funcppo.evaluate import Evaluation
 from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
@@ -52,6 +52,7 @@ class Run:
     score: Score
     saved: Saved
     notes: tuple[str, ...]
+    evaluate_step: Callable[..., Evaluation]  # as it runs on the run's device
 
 
 def prepare(run: RunConfig, folder: Path, *, resume: bool) -> Run:
@@ -66,10 +67,11 @@ def prepare(run: RunConfig, folder: Path, *, resume: bool) -> Run:
     state = train_step.init(cfg, problem.world(ready), random.key(run.seed, run.device))
     zero = torch.zeros((), dtype=torch.int64, device=run.device)
     saved = Saved(state=state, best=state.params, best_valid=zero.float() - 1.0, best_update=zero)
+    made = partial(Run, run=run, problem=ready, cfg=cfg, notes=ready.notes, evaluate_step=scores.stepping(run.device))
     if resume:
         saved, meta = checkpoint.restore(folder / CHECKPOINT, saved, ready.dataset.fingerprint)
-        return Run(run=run, problem=ready, cfg=cfg, score=meta["score"], saved=saved, notes=ready.notes)
-    draft = Run(run=run, problem=ready, cfg=cfg, score="best-proof", saved=saved, notes=ready.notes)
+        return made(score=meta["score"], saved=saved)
+    draft = made(score="best-proof", saved=saved)
     score, notes = _choose_score(draft)
     return dataclasses.replace(draft, score=score, notes=(*ready.notes, *notes))
 
@@ -188,17 +190,18 @@ def untrained(run: Run) -> Any:
     return train_step.init(run.cfg, problem.world(run.problem), random.key(run.run.seed, run.run.device)).params
 
 
-def policy_scorer(run: Run, params: Any, score: Score, step: Any = evaluate_step) -> protocol.Scorer:
+def policy_scorer(run: Run, params: Any, score: Score) -> protocol.Scorer:
     """How the policy scores candidates, with slots and beam that fit the search."""
-    return scores.policy_scorer(scoring(run, score), run.problem, params, step)
+    return scores.policy_scorer(scoring(run, score), run.problem, params, run.evaluate_step)
 
 
 def scoring(run: Run, score: Score) -> EvalConfig:
     """The settings of a search for scores, before `fitting` has looked at what this machine is fastest at."""
     width = run.cfg.env.cfg.resolve.max_successors
     beam = 1 if score == "greedy" else 64
-    rows = max(beam, min(512, 4096 // width))
-    return problem.evaluation(run.problem, run.cfg, score, slots=max(1, rows // 2), beam=beam, rows=rows, window=2048)
+    rows = max(beam, min(512, 4096 // width) * (16 if run.run.device == "cuda" else 1))
+    slots = slots_for(rows, beam)
+    return problem.evaluation(run.problem, run.cfg, score, slots=slots, beam=beam, rows=rows, window=2048)
 
 
 def sides(ready: Problem) -> tuple[int, ...]:

@@ -14,6 +14,9 @@ from funcppo.evaluate import score_candidates
 from funcppo.logic import kb as kbase
 from funcppo.logic import outlook, resolve
 from funcppo.nets import prover as net
+from funcppo.runtime.capture import Replayed
+from funcppo.runtime.inputs import lagging
+from tests.learning import assert_trees_equal
 from tests.logic.test_resolve import C, P, program
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking a search takes minutes
@@ -92,6 +95,21 @@ def test_scores_do_not_depend_on_slots_windows_rows_order_or_refilling(seed, slo
     got, _, _ = score_candidates(other, world, params, atoms[order])
     torch.testing.assert_close(got.score, want.score[order], rtol=0, atol=1e-5)
     assert torch.equal(got.steps, want.steps[order])
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+@given(st.integers(0, 10_000), st.sampled_from(["success", "best-proof", "greedy"]))
+@settings(max_examples=6, deadline=None, phases=PHASES)
+def test_scores_are_the_same_replayed_in_place_and_looked_at_late(device, seed, score):
+    """Three windows, the last not full, with two policies in turn."""
+    cfg, world, params, atoms = setup(seed, score, beam=1 if score == "greedy" else 6, rows=24)
+    world, params, atoms = (tree.map(lambda x: x.to(device), t) for t in (world, params, atoms[: 2 * cfg.window + 5]))
+    step = Replayed(evaluate.evaluate_step)
+    for policy in (params, tree.map(lambda x: 0.5 * x, params)):
+        want, active, _ = score_candidates(cfg, world, policy, atoms)
+        got, also, _ = score_candidates(cfg, world, policy, atoms, step=step, looking=lagging)
+        assert_trees_equal(got, want, rtol=0, atol=0)
+        assert active == also
 
 
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])

@@ -55,8 +55,9 @@ def test_a_machine_that_is_ever_faster_is_given_all_that_fits(monkeypatch):
 def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):
     monkeypatch.setattr(fitting, "ROWS", (4, 16, 64))
     cfg, world, params, atoms = setup(5, "success", beam=6, window=48)
-    fitted, trials = fitting.fit_search(cfg, world, params, atoms, 1 << 60, evaluate_step)
+    fitted, trials = fitting.fit_search(cfg, world, params, atoms, 1 << 60, lambda: evaluate_step)
     assert fitted.rows in [trial.size for trial in trials] and fitted.slots == fitted.rows // 2
+    assert fitted.window >= 16 * fitted.slots
     got, want = (score_candidates(c, world, params, atoms)[0] for c in (fitted, dataclasses.replace(cfg, slots=3)))
     torch.testing.assert_close(got.score, want.score, rtol=0, atol=1e-5)
 
@@ -64,7 +65,7 @@ def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):
 def test_a_search_that_cannot_fit_is_told_before_it_starts():
     cfg, world, params, atoms = setup(5, "success", beam=6, window=48)
     with pytest.raises(ValueError, match=r"--memory 1000: want at least \d+ bytes here, of which \d+ are held"):
-        fitting.fit_search(cfg, world, params, atoms, 1000, evaluate_step)
+        fitting.fit_search(cfg, world, params, atoms, 1000, lambda: evaluate_step)
 
 
 def test_the_peak_is_at_least_what_was_held_at_once():

@@ -96,7 +96,7 @@ def prepare(asked: Evaluate) -> Ready:
             )
     else:
         cfg, notes = _fitted(policy, cast("Score", name), getattr(ready.dataset, asked.split), budget)
-        scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, on_scored=work.add)
+        scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, policy.evaluate_step, on_scored=work.add)
         ready = problem.hosted(ready)
     judge, settings = _judge(asked, ready, policy, scorer, name, how)
     return Ready(judge=judge, name=name, settings=settings, work=work, notes=notes, budget=budget)
@@ -127,7 +127,6 @@ def _fitted(run: Run, score: Score, split: np.ndarray, budget: int) -> tuple[Eva
     import torch
 
     from funcppo import fitting, problem, scoring, training
-    from funcppo.evaluate import evaluate_step
 
     cfg, ready, params = training.scoring(run, score), run.problem, run.saved.best
     if not len(split):
@@ -137,7 +136,8 @@ def _fitted(run: Run, score: Score, split: np.ndarray, budget: int) -> tuple[Eva
         cfg, trials = fitting.fit_rules(cfg, scoring.looked_up(ready, sample), params, sample, budget)
         how = f"chunks of {cfg.window} candidates"
     else:
-        cfg, trials = fitting.fit_search(cfg, problem.fixed_world(ready), params, sample, budget, evaluate_step)
+        steps = partial(scoring.stepping, run.run.device)
+        cfg, trials = fitting.fit_search(cfg, problem.fixed_world(ready), params, sample, budget, steps)
         how = f"{cfg.slots} slots, {cfg.rows} rows a step"
     best = max(trials, key=lambda trial: trial.speed)
     speed = f"the fastest of {len(trials)} sizes tried: {best.speed:,.0f} rows/s"

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -78,6 +79,39 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
     if strict:
         raise CaptureError(reason)
     return Captured(state=buffers, step=_copying(fn, buffers), replay="none", reason=reason, capture_ms=0.0, fn=fn)
+
+
+class Replayed(Generic[S]):
+    """A pure `step(cfg, world, *inputs, state) -> state`, whose calls on a GPU replay a CUDA graph of each cfg.
+
+    What it returns are buffers that the next call overwrites. A call with them goes on in place; one with another state
+    or other inputs copies these over the buffers first. The world must stay where it is; params may move.
+    """
+
+    def __init__(self, step: Callable[..., S]) -> None:
+        """`step`, nothing recorded yet."""
+        self._step, self._held = step, dict[Any, tuple[Captured[Any, tuple[()]], list[Tensor]]]()
+
+    def __call__(self, cfg: Any, world: Any, *given: Any) -> S:
+        """As `step`. Errors: those of `capture`."""
+        *inputs, state = given
+        key = (cfg, *((x.data_ptr(), x.shape) for x in tree.leaves(world)), *(x.shape for x in tree.leaves(given)))
+        if key not in self._held:
+            self._held[key] = (capture(partial(self._moved, cfg, world), given), [])
+        captured, last = self._held[key]
+        leaves = tree.leaves(inputs)
+        if state is not captured.state[-1] or any(a is not b for a, b in zip(leaves, last, strict=True)):
+            captured.load(given)
+            self._held[key] = (captured, leaves)
+        captured.step()
+        return captured.state[-1]
+
+    def reasons(self) -> list[str]:
+        """Why calls are no replays; empty where all are."""
+        return sorted({captured.reason for captured, _ in self._held.values()} - {""})
+
+    def _moved(self, cfg: Any, world: Any, given: Any) -> tuple[Any, tuple[()]]:
+        return (*given[:-1], self._step(cfg, world, *given)), ()
 
 
 class ShapeChange(CaptureError):

@@ -1,13 +1,14 @@
-"""Host data on its way to a GPU while it computes: through pinned memory, on a stream of its own, ordered by events.
+"""Host data on its way to a GPU while it computes, and back: through pinned memory, ordered by events.
 
 `Staging` fills the buffers that a captured step reads. Pinned memory is set aside once, so that nothing allocates, pins
 or waits while a graph is recorded or replayed: a copy waits until the last step has read the buffers, and a step waits
 until the copy has filled them. `staged` brings a long table part by part, the next one on its way while one is used.
+`lagging` has the host look at what the device did a while ago, so that neither waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -95,3 +96,29 @@ def _send(part: Tensor, buffer: Tensor, copied: torch.cuda.Event, stream: torch.
         there = buffer[: len(part)].to("cuda", non_blocking=True)
         copied.record()
     return there
+
+
+def lagging() -> Callable[[Tensor], Tensor | None]:
+    """`look(x)`: on a GPU what the last look asked for, None the first time, so that neither side waits; else x itself.
+
+    All looks are at tensors of one shape. What a look returns is valid until the next but one.
+    """
+    sent: list[tuple[Tensor, torch.cuda.Event]] = []  # at most two, the last one sent last
+
+    def look(x: Tensor) -> Tensor | None:
+        if not x.is_cuda:
+            return x
+        if len(sent) < 2:
+            sent.append((torch.empty_like(x, device="cpu").pin_memory(), torch.cuda.Event()))
+        else:
+            sent.reverse()
+        buffer, copied = sent[-1]
+        buffer.copy_(x, non_blocking=True)
+        copied.record()
+        if len(sent) < 2:
+            return None
+        buffer, copied = sent[0]
+        copied.synchronize()
+        return buffer
+
+    return look

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.inputs import Staging, staged
+from funcppo.runtime.inputs import Staging, lagging, staged
 from tests.runtime.test_capture import devices, on_gpu
 
 
@@ -92,3 +92,13 @@ def test_staged_parts_are_the_rows_in_order(n, size, device):
     parts = [part.clone() for part in staged(rows, size, device)]
     assert all(part.device.type == device and len(part) <= size for part in parts)
     assert torch.equal(torch.cat(parts).cpu(), rows)
+
+
+@devices
+def test_a_look_tells_what_was_so_at_this_look_or_the_last_one(device):
+    look, seen = lagging(), []
+    for i in range(5):
+        numbers = look(torch.tensor([i, 10 * i], device=device))
+        seen.append(numbers if numbers is None else numbers.tolist())
+    now = [[i, 10 * i] for i in range(5)]
+    assert seen == (now if device == "cpu" else [None, *now[:-1]])
