@@ -26,11 +26,12 @@ from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import Captured, capture, recorded
 from funcppo.runtime.monitor import Monitor
-from funcppo.train_step import EAGER, Metrics, Parts, TrainState
+from funcppo.train_step import EAGER, Metrics, TrainState
 from funcppo.types import F32, I64
 
 CONFIG, CHECKPOINT, METRICS, RESULTS = "config.json", "checkpoint.npz", "metrics.jsonl", "results.json"
 COSTLY = 3e7  # successors that a validation by `success` may have to look at, by a rough count
+LONG = 40_000  # rollout steps and minibatches of a run: on a GPU compiling takes a minute and saves 1.5 ms on each
 
 
 class Saved(NamedTuple):
@@ -93,23 +94,21 @@ def strategy(run: Run) -> tuple[Captured[TrainState, Metrics], str]:
 
     Errors: what a strategy that was asked for by name raises.
     """
-    wanted = run.run.strategy
-    if run.run.device == "cpu" and wanted in ("auto", "eager"):
-        why = "on a CPU compiling takes longer than a usual run (--strategy one-graph compiles)"
-        return steps(run, EAGER), f"strategy eager: {why if wanted == 'auto' else 'asked for'}"
-    fixed = problem.world(run.problem)
-    parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, fixed, run.saved.state, wanted)
-    captured = steps(run, parts)
+    wanted, world = run.run.strategy, problem.world(run.problem)
+    short = wanted == "auto" and (run.run.device == "cpu" or _calls(run.cfg.ppo) < LONG)
+    chosen = "eager" if short else wanted
+    parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, world, run.saved.state, chosen)
+    captured = capture(partial(train_step.train_step, run.cfg, world, parts=parts), run.saved.state)
     record = recorded(record, captured)
     failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
     line = f"strategy {record.rung} on {record.device}, replayed by: {record.replay}"
+    line += "; compiling would take longer than it saves (--strategy one-graph compiles)" if short else ""
     return captured, line + (f" ({failed})" if failed else "")
 
 
-def steps(run: Run, parts: Parts) -> Captured[TrainState, Metrics]:
-    """The training step over buffers that start at the run's state; on a GPU one graph launch an update."""
-    step = partial(train_step.train_step, run.cfg, problem.world(run.problem), parts=parts)
-    return capture(step, run.saved.state)
+def _calls(ppo: PPOConfig) -> int:
+    """Rollout steps, and parts of minibatches, of a whole run."""
+    return ppo.n_updates * (ppo.n_steps + ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches)
 
 
 def learn(

@@ -96,8 +96,10 @@ def strategy(
     if name not in ("auto", *RUNGS):
         raise ValueError(f"strategy {name!r}: want auto, {', '.join(RUNGS)}")
     failures: list[Failure] = []
-    if name != "eager":
-        parts = _with_acting(collect, parts, cfg, world, state, backend, failures, forced=name != "auto")
+    record = partial(Record, torch=torch.__version__, device=str(state.key.device), backend=backend)
+    if name == "eager":
+        return parts, record(rung=name, failures=())
+    parts = _with_acting(collect, parts, cfg, world, state, backend, failures, forced=name != "auto")
     got = collect(cfg, world, state, parts)
     args = (cfg, world, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
     rung = name
@@ -109,10 +111,7 @@ def strategy(
             if name != "auto" or rung == "eager":
                 raise
             failures.append(_failure(rung, error))
-    record = Record(
-        rung=rung, failures=tuple(failures), torch=torch.__version__, device=str(state.key.device), backend=backend
-    )
-    return parts, record
+    return parts, record(rung=rung, failures=tuple(failures))
 
 
 def _tuned_or_plain(attempt: Callable[..., Any], name: str, backend: str, failures: list[Failure]) -> Any:

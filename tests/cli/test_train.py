@@ -54,11 +54,11 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     training.write_config(config, tmp_path)
     run = training.prepare(config, tmp_path, resume=False)
     stops = iter([False, True])
-    for _ in training.learn(run, tmp_path, training.steps(run, EAGER), lambda: next(stops), Monitor()):
+    for _ in training.learn(run, tmp_path, training.strategy(run)[0], lambda: next(stops), Monitor()):
         pass
     again = training.prepare(config, tmp_path, resume=True)
     assert int(again.saved.state.update) == 2
-    for _ in training.learn(again, tmp_path, training.steps(again, EAGER), lambda: False, Monitor()):
+    for _ in training.learn(again, tmp_path, training.strategy(again)[0], lambda: False, Monitor()):
         pass
     resumed, _ = checkpoint.read(tmp_path / training.CHECKPOINT)
     assert set(resumed) == set(whole)
@@ -74,7 +74,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(trained, monkeypatch,
     quality = iter([0.1, 0.5, 0.2])
     monkeypatch.setattr(training, "judge", lambda *_: {"auc_pr": next(quality)})
     params = []
-    captured = training.steps(run, EAGER)
+    captured = training.strategy(run)[0]
     for after, _ in training.learn(run, tmp_path, captured, lambda: False, Monitor()):
         run = after
         params.append(tree.ravel(run.saved.state.params))
@@ -189,8 +189,8 @@ def test_watch_tells_what_compilers_and_graphs_did(monkeypatch, capsys, tmp_path
 
 @on_gpu
 def test_training_on_a_gpu_is_one_recorded_graph_that_stays(monkeypatch, capsys, tmp_path):
-    args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda", "--strategy", "eager")
+    args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda")
     assert funcppo(monkeypatch, *args, "--watch", *SMALL) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "strategy eager on cuda:0, replayed by: manual graph" in out
+    assert "strategy eager on cuda:0, replayed by: manual graph; compiling would take longer than it saves" in out
     assert "recordings 1, rerecordings 0" in out and "warning" not in out
