@@ -64,7 +64,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
-        for name in ("n_minibatches", "n_microbatches"):
+        for name in ("n_envs", "n_steps", "n_updates", "n_epochs", "n_minibatches", "n_microbatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
         if self.n_envs * self.n_steps % self.n_minibatches:
@@ -103,6 +103,9 @@ class ProverSettings:
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
+        for name in ("max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "budget"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value}: want 1 or more")
         if not 0.0 <= self.hard_fraction <= 1.0:
             raise ValueError(f"hard_fraction={self.hard_fraction}: want a share from 0 to 1")
         if self.negatives < 0.0:

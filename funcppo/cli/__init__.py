@@ -42,7 +42,7 @@ def main() -> NoReturn:
     try:
         status = parsed.run()
     except (ValueError, OSError) as error:
-        fail(" ".join(str(error).split()))
+        fail(" ".join(_said(error).split()))
     except KeyboardInterrupt:
         fail("interrupted", status=130)
     sys.exit(status)
@@ -53,6 +53,13 @@ def _unboxed(text: str) -> str:
     rows = [row.strip("│ ") for row in text.splitlines() if row.startswith("│")]
     first = " ".join(itertools.takewhile(lambda row: set(row) != {"─"}, rows)) or " ".join(text.split())
     return re.sub(r"^Error parsing (__tyro-dummy-inner__\.\w+: )?", "", first) + " (see --help)"
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the number of one of the system's."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def fail(line: str, status: int = 2) -> NoReturn:

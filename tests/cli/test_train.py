@@ -115,6 +115,8 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
             ("train", "countries_s1", "--out", "{tmp}/x", "--ppo.n-microbatches", "0"),
             "n_microbatches=0: want 1 or more",
         ),
+        (("train", "countries_s1", "--out", "{tmp}/x", "--prover.max-height", "0"), "max_height=0: want 1 or more"),
+        (("train", "countries_s1", "--out", "{run}/config.json"), "config.json: File exists"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--strategy", "magic"), "strategy 'magic': want auto"),
         (("evaluate", "{run}", "--negatives", "-3"), "want all, or a number"),
         (("evaluate", "{run}", "--score", "loud"), "want success, best-proof, greedy, exists@H"),
