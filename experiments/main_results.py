@@ -243,7 +243,7 @@ def spread(values: list[float]) -> str:
     """Mean, and the standard deviation over seeds where there is one."""
     if not values:
         return ""
-    wide = f" ± {stdev(values):.4f}" if len(values) > 1 and stdev(values) > 0 else ""
+    wide = f" ± {stdev(values):.4f}" if len(values) > 1 and stdev(values) > 5e-5 else ""
     return f"{shown(mean(values))}{wide}"
 
 
@@ -251,7 +251,9 @@ def machine() -> dict:
     """Where the numbers come from."""
     import torch
 
-    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    cpu = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    return cpu | gpu | {"torch": torch.__version__}
 
 
 def commit() -> str:

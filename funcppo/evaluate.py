@@ -63,7 +63,7 @@ def evaluate_step(
     state = _refill(cfg, table, state)
     search, n_rows = extend(cfg, world, params, state.search)
     results = tree.map(lambda old, new: _write(old, search.candidate, new), state.results, search.result)
-    return state._replace(search=search, results=results, row_steps=state.row_steps + n_rows)
+    return Evaluation(search, results, state.next, state.total, state.row_steps + n_rows)
 
 
 def in_place(candidates: Tensor, size: int) -> Iterator[Tensor]:

@@ -81,7 +81,10 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
         -1, 3
     )
     n_duplicates = len(splits["train"]) - len(train)
-    n_unseen = len(entities) - len({t for h, _, tail in facts for t in (h, tail)})
+    unseen = {
+        "entities": len(entities) - len({t for h, _, tail in facts for t in (h, tail)}),
+        "relations": len(predicates) - len({r for _, r, _ in facts}),
+    }
     return Dataset(
         name=name,
         entities=tuple(entities),
@@ -94,17 +97,14 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
         rules=np.zeros((0, 1, 3), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
-        notes=_notes(n_duplicates, n_unseen),
+        notes=_notes(n_duplicates, unseen),
     )
 
 
-def _notes(n_duplicates: int, n_unseen: int) -> tuple[str, ...]:
-    notes = []
-    if n_duplicates:
-        notes.append(f"train: {n_duplicates} lines repeat another and were dropped")
-    if n_unseen:
-        notes.append(f"valid, test: {n_unseen} entities occur in no known fact; they are kept")
-    return tuple(notes)
+def _notes(n_duplicates: int, unseen: dict[str, int]) -> tuple[str, ...]:
+    dropped = [f"train: {n_duplicates} lines repeat another and were dropped"] if n_duplicates else []
+    kept = [f"valid, test: {n} {what} occur in no known fact; they are kept" for what, n in unseen.items() if n]
+    return (*dropped, *kept)
 
 
 def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
@@ -130,7 +130,7 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
         rules=np.zeros((0, 1, facts.shape[1]), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=len(stated) - len(facts),
-        notes=_notes(len(stated) - len(facts), 0),
+        notes=_notes(len(stated) - len(facts), {}),
     )
     return with_rules(dataset, [clause for clause in clauses if clause.body], path)
 

@@ -234,12 +234,13 @@ def test_a_name_that_is_no_data_set_is_named():
     assert message(load, "no/such.pl") == "no/such.pl: want a file that can be read: No such file or directory"
 
 
-def test_entities_that_only_valid_or_test_have_are_kept_and_counted():
-    dataset = from_triples([("a", "r", "b"), ("a", "r", "b")], [("a", "r", "c")], [("d", "r", "a")])
-    assert (dataset.entities, dataset.n_unseen, dataset.n_duplicates) == (("a", "b", "c", "d"), 2, 1)
+def test_entities_and_relations_that_only_valid_or_test_have_are_kept_and_counted():
+    dataset = from_triples([("a", "r", "b"), ("a", "r", "b")], [("a", "r", "c")], [("d", "s", "a")])
+    assert (dataset.entities, dataset.n_duplicates) == (("a", "b", "c", "d"), 1)
     assert dataset.notes == (
         "train: 1 lines repeat another and were dropped",
         "valid, test: 2 entities occur in no known fact; they are kept",
+        "valid, test: 1 relations occur in no known fact; they are kept",
     )
 
 
