@@ -1,9 +1,10 @@
 """Matrix products in the form that costs least for their shape: a pass over the graph that Inductor compiles.
 
-Libraries are at their best with large square products. A learner of this kind has two others. Small ones (4 x 64 by
+Libraries are at their best with large square products. A learner of this kind has three others. Small ones (4 x 64 by
 64 x 64) cost a launch each and fuse with nothing; written as a sum of products they melt into their neighbours. Long
 ones (the gradient of a weight: 64 x 65536 by 65536 x 64) leave most of a GPU idle; cut along the long axis they are a
-batch of products and a sum. The pass sees shapes as they are, batches of vmap and gradients included.
+batch of products and a sum. Thin ones in large batches (4 x 64 by 64 x 64, a thousand times) are `runtime/thin.py`'s.
+The pass sees shapes as they are, batches of vmap and gradients included.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from funcppo.runtime import thin
 
 aten = torch.ops.aten
 
@@ -27,10 +30,11 @@ class Limits:
     narrow: int  # multiplications up to which one with at most four columns is
     long: int  # inner axis from which a product is cut
     piece: int  # inner length of the pieces
+    thin: int  # rows up to which one of a large batch is thin
 
 
-GPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=4096, piece=256)
-CPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=1 << 62, piece=256)
+GPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=4096, piece=256, thin=8)
+CPU = Limits(summed=1 << 18, inner=4, narrow=1 << 20, long=1 << 62, piece=256, thin=0)
 
 
 class Products(CustomGraphPass):
@@ -51,7 +55,7 @@ class Products(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What the cache knows the pass by."""
-        return get_hash_for_files((__file__,), repr(self.limits))
+        return get_hash_for_files((__file__, thin.__file__), repr(self.limits))
 
 
 def _form(limits: Limits | None, node: Any) -> Any:
@@ -63,6 +67,8 @@ def _form(limits: Limits | None, node: Any) -> Any:
         return lambda graph, x, y: _cut(graph, x, y, limits.piece)
     if k <= limits.inner or a.shape[:-2].numel() * m * k * n <= (limits.narrow if n <= 4 else limits.summed):
         return _summed
+    if thin.fits(a, b, limits.thin):
+        return lambda graph, x, y: _call(graph, torch.ops.funcppo.thin_product.default, x, y)
     return None
 
 

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo import random
 from funcppo.runtime.products import Limits, Products
+from tests.runtime.test_capture import devices
 
-LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16)
+LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16, thin=0)
 
 
 def rewritten(a, b, limits=LIMITS):
     """The graph of a @ b after the pass."""
     graph = make_fx(torch.matmul, tracing_mode="fake")(a, b)
-    Products(cpu=limits)(graph.graph)
+    Products(gpu=limits, cpu=limits)(graph.graph)
     graph.recompile()
     return graph
 
 
 def named(graph) -> set[str]:
     names = {str(n.target).split(".")[1] for n in graph.graph.nodes if n.op == "call_function"}
-    return names & {"mm", "bmm", "sum", "mul"}
+    return names & {"mm", "bmm", "sum", "mul", "thin_product"}
 
 
 def normal(seed, *shape):
@@ -51,6 +54,20 @@ def test_the_form_follows_the_shape():
     cases |= {(4, 20, 2): summed, (8, 20, 2): left}
     for (m, k, n), want in cases.items():
         assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (m, k, n)
+
+
+@devices
+@given(
+    batch=st.sampled_from([128, 300]), m=st.integers(2, 9), k=st.sampled_from([16, 32, 64, 128]), turned=st.booleans()
+)
+@settings(max_examples=10, deadline=None)
+def test_thin_products_of_a_large_batch_have_a_form_of_their_own(device, batch, m, k, turned):
+    """Up to 8 rows; 1e-6 of float32 sums of up to 128 terms, against the sum in float64."""
+    a, b = normal(0, batch, m, k).to(device), normal(1, batch, 64, k).mT if turned else normal(1, batch, k, 64)
+    b = b.to(device)
+    graph = rewritten(a.float(), b.float(), replace(LIMITS, summed=0, long=1 << 30, thin=8))
+    assert named(graph) == ({"thin_product"} if m <= 8 else {"bmm"})
+    torch.testing.assert_close(graph(a.float(), b.float()).double(), a @ b, rtol=0, atol=1e-6 * k)
 
 
 def test_other_limits_are_another_entry_of_the_compiler_s_cache():
