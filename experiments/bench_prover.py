@@ -3,9 +3,10 @@
     python experiments/bench_prover.py --data ../shared/data --out experiments/results/bench_prover-h200.json
 
 Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128), `family` (Family, 41 rules, height 2,
-128 x 128, 5 epochs x 16 minibatches) and `family-large` (the same with 250-d atoms and 512 hidden). How: `captured`
-(compiled parts, one graph launch), `compiled`, `eager`. Rows as those of bench_cartpole.py, with rollout_ms and steps a
-second.
+128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden) and `family-130` (that
+with 8 residual layers and room for 130 successors, of which at most 22 are ever filled). How: `captured` (compiled
+parts, one graph launch), `eager-graph` (nothing compiled), `compiled`, `eager`. Rows as those of bench_cartpole.py,
+with rollout_ms and steps a second.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ WORK = {
     "s3": ("countries_s3", ProverSettings(max_height=2), SMALL),
     "family": ("{data}/family", ProverSettings(max_height=2), LARGE),
     "family-large": ("{data}/family", ProverSettings(max_height=2, embed_dim=250, hidden_dim=512), LARGE),
+    "family-130": (
+        "{data}/family",
+        ProverSettings(max_height=2, embed_dim=250, hidden_dim=512, n_blocks=8, max_successors=130),
+        LARGE,
+    ),
 }
 
 

@@ -97,6 +97,7 @@ class ProverSettings:
     hard_fraction: float = 0.0  # share of them that the rules derive; many of those may be true
     embed_dim: int = 32
     hidden_dim: int = 64
+    n_blocks: int = 0  # residual layers that the state passes
     budget: int = 5_000_000  # atoms of T_P held at most
     smoothing: float | None = None  # wrong pairs added to each rule's leave-one-out counts; None: its plain counts
     object_identity: bool = False  # different variables of a rule bind different constants
@@ -106,6 +107,8 @@ class ProverSettings:
         for name in ("max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "budget"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value}: want 1 or more")
+        if self.n_blocks < 0:
+            raise ValueError(f"n_blocks={self.n_blocks}: want 0 or more")
         if not 0.0 <= self.hard_fraction <= 1.0:
             raise ValueError(f"hard_fraction={self.hard_fraction}: want a share from 0 to 1")
         if self.negatives < 0.0:

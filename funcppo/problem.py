@@ -172,6 +172,7 @@ def config(problem: Problem, ppo: PPOConfig, products: torch.dtype | None = None
         max_height=problem.max_height,
         embed_dim=settings.embed_dim,
         hidden_dim=settings.hidden_dim,
+        n_blocks=settings.n_blocks,
         products=products,
     )
     return Config(ppo=ppo, env=prover.environment(env), agent=net.agent(network))

@@ -155,6 +155,20 @@ def test_it_compiles_whole_equals_eager_and_writes_to_no_argument(case):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_residual_layers_are_what_was_there_and_something_more():
+    """Zero weights add nothing; other weights do, to the state alone: the prior stays."""
+    cfg, world, state = learning(n_blocks=2)
+    _, args = _apply(cfg, world, state)
+    net, world, params, obs = args
+    assert len(params.blocks) == 2 and not torch.equal(params.blocks[0].weight, params.blocks[1].weight)
+    params = params._replace(value=params.value._replace(weight=torch.ones_like(params.value.weight)))
+    without = cfg.agent.apply(net, world, params._replace(blocks=()), obs)
+    nothing = cfg.agent.apply(net, world, params._replace(blocks=tree.zeros_like(params.blocks)), obs)
+    found = cfg.agent.apply(net, world, params, obs)
+    assert torch.equal(nothing.value, without.value) and torch.equal(found.prior, without.prior)
+    assert (found.value - without.value).abs().min() > 1e-6
+
+
 def test_training_keeps_the_structure_and_learning_rate_0_changes_no_params():
     made = ready()
     cfg = problem.config(made, dataclasses.replace(PPO, learning_rate=0.0))

@@ -36,6 +36,7 @@ class NetConfig:
     max_height: int
     embed_dim: int  # D
     hidden_dim: int
+    n_blocks: int = 0  # residual layers that the state passes
     products: torch.dtype | None = None  # of matrices; None: that of the params
 
 
@@ -51,6 +52,7 @@ class Params(NamedTuple):
     successor: Dense
     state: Dense
     hidden: Dense
+    blocks: tuple[Dense, ...]
     score: Dense  # what successors are scored against
     end: Dense
     value: Dense
@@ -82,6 +84,7 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
         successor=init_dense(keys[8], D, H),
         state=init_dense(keys[5], 3 * D + 1, H),
         hidden=init_dense(keys[6], 2 * H, H),
+        blocks=tuple(init_dense(random.fold_in(keys[6], i), H, H) for i in range(cfg.n_blocks)),
         score=init_dense(keys[7], H, H, scale=0.0),
         end=init_dense(keys[7], H, 1, scale=0.0),
         value=init_dense(keys[7], H, 1, scale=0.0),
@@ -164,7 +167,10 @@ def _state(layer: Layer, params: Params, obs: Observation, successor: F32[Tensor
     features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
     legal = obs.mask[:, :-1, None].to(successor.dtype)
     options = (successor * legal).sum(1) / legal.sum(1).clamp_min(1.0)
-    return gelu(layer(params.hidden, torch.cat([gelu(layer(params.state, features)), options], 1)))
+    state = gelu(layer(params.hidden, torch.cat([gelu(layer(params.state, features)), options], 1)))
+    for block in params.blocks:
+        state = state + gelu(layer(block, state))
+    return state
 
 
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
