@@ -49,9 +49,16 @@ def main() -> NoReturn:
 
 
 def _unboxed(text: str) -> str:
-    """The first part of a box that tyro draws around what is wrong with the command line, as one line."""
-    rows = [row.strip("│ ") for row in text.splitlines() if row.startswith("│")]
-    first = " ".join(itertools.takewhile(lambda row: set(row) != {"─"}, rows)) or " ".join(text.split())
+    """The first part of a box that tyro draws around what is wrong with the command line, as one line.
+
+    Where the terminal cannot show a box, tyro draws rules alone, and the first stands below a title.
+    """
+    rows = [row.strip("│ ") for row in text.splitlines() if not row.startswith(("╭", "╰"))]
+    titled = "│" not in text
+    parts = [
+        list(part) for is_rule, part in itertools.groupby(rows, lambda row: set(row) in ({"─"}, {"-"})) if not is_rule
+    ]
+    first = " ".join(" ".join(parts[titled]).split())
     return re.sub(r"^Error parsing (__tyro-dummy-inner__\.\w+: )?", "", first) + " (see --help)"
 
 
@@ -72,6 +79,7 @@ def write_json(target: str | None, value: Any) -> None:
     """Write `value` where `--json` says: a file, `-` for standard output, or nowhere."""
     if target is None:
         return
+    check_json(target)
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -79,3 +87,9 @@ def write_json(target: str | None, value: Any) -> None:
     from funcppo.checkpoint import write_atomically
 
     write_atomically(Path(target), lambda file: file.write(text.encode()))
+
+
+def check_json(target: str | None) -> None:
+    """Errors: ValueError when `--json` names no file that could be; programs ask before they work for an hour."""
+    if target not in (None, "-") and (Path(target).is_dir() or not Path(target).parent.is_dir()):
+        raise ValueError(f"--json {target}: want a file in a folder that exists, or -")

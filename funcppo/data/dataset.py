@@ -18,6 +18,7 @@ from funcppo.data.clauses import Atom, Clause, Var
 from funcppo.data.tokens import shorten
 
 Triple = tuple[str, str, str]  # head, relation, tail
+MOST_BODY_ATOMS = 100  # the work of a join grows with their cube
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,8 +159,12 @@ def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Datase
     Args:
       path: where the rules stand, for messages.
     Errors: ValueError naming file and line of a relation that neither the data nor any head has, an entity that the
-      data does not have, or a wrong arity.
+      data does not have, a wrong arity, or a body of more than `MOST_BODY_ATOMS`.
     """
+    for clause in clauses:
+        if len(clause.body) > MOST_BODY_ATOMS:
+            problem = f"want at most {MOST_BODY_ATOMS} atoms in the body of a rule, got {len(clause.body)}"
+            raise ValueError(f"{path}:{clause.line}: {problem}, in a rule for {shorten(clause.head.predicate)}")
     dataset, clauses = _without_zero_rules(dataset, clauses, path)
     dataset = _with_derived(dataset, clauses, path)
     longest = max((1 + len(clause.body) for clause in clauses), default=1)

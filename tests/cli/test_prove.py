@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -272,6 +273,16 @@ def test_a_file_for_the_json_leaves_the_text_where_it_is(world, tmp_path, capsys
     assert '"verdict": "proved"' in (tmp_path / "out.json").read_text()
 
 
+@pytest.mark.parametrize("program", [["prove", "countries_s1", "locatedIn(X, europe)"], ["provable", "countries_s1"]])
+def test_a_file_for_the_json_that_cannot_be_is_told_before_any_work(program, tmp_path, monkeypatch, capsys):
+    for target in (tmp_path, tmp_path / "none" / "x.json"):
+        monkeypatch.setattr(sys, "argv", ["funcppo", *program, "--json", str(target)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        said = f"funcppo: --json {target}: want a file in a folder that exists, or -\n"
+        assert (exit.value.code, *capsys.readouterr()) == (2, "", said)
+
+
 def test_the_formats_are_text_json_and_dot(world, capsys):
     assert prove(world, "path(a, a)", "--format", "dot") == 0
     assert capsys.readouterr().out.startswith("digraph proof {\n")
@@ -397,6 +408,14 @@ def test_bad_input_is_one_line_of_the_process():
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("funcppo: query 'locatedIn(france': want ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
+    arguments = [sys.executable, "-m", "funcppo", "prove", "countries_s3", "p(a)", "--budget", "many"]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+    want = "funcppo: --budget: invalid literal for int() with base 10: 'many' (see --help)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
 
 
 def test_the_help_comes_without_torch():

@@ -163,6 +163,10 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, want):
             "q :- true.",
             "1: want a predicate of facts and rules, got the built-in true/0, in 'q :- true.'",
         ),
+        (
+            "p(a). q(Y) :- p(X), length(X, Y).",
+            "1: want a predicate of facts and rules, got the built-in length/2, in 'q(Y) :- p(X), length(X, Y).'",
+        ),
         ("q(X) :- p(X), X < 3.", "1: want a predicate, got a built-in '<', in 'q(X) :- p(X), X < 3.'"),
         ("q(X) :- p(Y), X is Y.", "1: want a predicate, got a built-in 'is', in 'q(X) :- p(Y), X is Y.'"),
         ("q :- p, !.", "1: want a predicate, got a cut '!', in 'q :- p, !.'"),
@@ -248,6 +252,12 @@ def test_entities_and_relations_that_only_valid_or_test_have_are_kept_and_counte
 def test_a_million_characters_and_any_depth_give_one_short_line(text):
     assert sys.getrecursionlimit() < 200_000
     assert len(message(from_text, text * 200_000)) < 250
+
+
+def test_a_body_of_a_million_characters_is_refused_and_one_of_a_hundred_atoms_is_read():
+    want = "program:2: want at most 100 atoms in the body of a rule, got 200001, in a rule for 'p'"
+    assert message(from_text, "q.\np :- " + "q, " * 200_000 + "q.") == want
+    assert from_text("q. p :- " + "q, " * 99 + "q.").rules.shape == (1, 101, 2)
 
 
 def test_a_million_characters_that_are_right_are_read():
