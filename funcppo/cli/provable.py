@@ -25,7 +25,7 @@ class Provable:
 
     A triple that is itself a known fact counts as derivable, as it is from step 0 on. For `--split train`, where that
     is all of them, a triple counts when a rule derives it from other facts, at height 1. A program (.pl) has no split:
-    only its atoms are counted.
+    only its atoms are counted. The step that passes the budget is still taken for the split alone.
 
     Exit status: 0 counted (`complete` in the JSON says whether the budget ended it early), 2 bad input.
     """
@@ -41,7 +41,7 @@ class Provable:
     object_identity: Annotated[bool, FlagCreatePairsOff] = False
     """Different variables of a rule bind different constants, as AnyBURL counts."""
     budget: Annotated[int, arg(metavar="N")] = 50_000_000
-    """Atoms to hold at most, at about 110 bytes each; a step that would pass it is not taken."""
+    """Atoms to hold at most, at about 110 bytes each; a step that would pass it is taken for the split alone."""
     json: Annotated[str | None, arg(metavar="FILE|-")] = None
     """Write the counts as JSON to this file, or to standard output in place of the table for `-`."""
 
@@ -98,7 +98,7 @@ def _count(asked: Provable, dataset: Dataset, steps: int | None) -> dict[str, An
         if asked.split == "train":
             derivable = {"1": _left_out(world, sizes, split, asked.object_identity)}
         else:
-            derivable = {} if is_program else _within(model, split, steps)
+            derivable = {} if is_program else _within(world, model, split, steps)
     atoms = list(model.counts)
     if model.fixpoint and steps is not None:
         atoms += [atoms[-1]] * (steps + 1 - len(atoms))
@@ -121,14 +121,18 @@ def _count(asked: Provable, dataset: Dataset, steps: int | None) -> dict[str, An
     }
 
 
-def _within(model: Model, split: np.ndarray, steps: int | None) -> dict[str, int]:
-    """How many atoms the model has within each height of which it tells."""
-    from funcppo.logic import fixpoint
+def _within(world: Any, model: Model, split: np.ndarray, steps: int | None) -> dict[str, int]:
+    """How many atoms of a split are derivable within each height up to the last, or to the step past the budget."""
+    from funcppo.logic import ask, fixpoint
 
-    height = fixpoint.contains(model, _rows(split))
+    rows = _rows(split)
+    height = fixpoint.contains(model, rows)
     last = len(model.counts) - 1
     if steps is not None and model.fixpoint:
         last = steps
+    if model.stopped:
+        last += 1
+        height = height.where((height >= 0) | ~ask.derived_next(world, model, rows), last)
     return {str(h): int(((height >= 0) & (height <= h)).sum()) for h in range(1, last + 1)}
 
 
@@ -162,10 +166,11 @@ def _print_table(result: dict[str, Any]) -> None:
     table = Table()
     for heading in headings:
         table.add_column(heading, justify="right")
-    for step, atoms in enumerate(result["atoms"]):
+    past = [None] * (len(result["derivable"]) + 1 - len(result["atoms"]))  # the step taken for the split alone
+    for step, atoms in enumerate([*result["atoms"], *past]):
         found = result["n_known"] if step == 0 else result["derivable"].get(str(step), 0)
         share = f"{found / n:.4f}" if n else ""
-        table.add_row(*[str(step), f"{atoms:,}", f"{found:,}", share][: len(headings)])
+        table.add_row(*[str(step), "too many" if atoms is None else f"{atoms:,}", f"{found:,}", share][: len(headings)])
     print(f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules")
     Console().print(table)
     how = "the fixpoint is reached" if result["fixpoint"] else result["stopped"] or "complete to this height"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from funcppo.logic import fixpoint, joins, proof, replay
 from funcppo.logic import kb as kbase
@@ -14,19 +15,22 @@ from funcppo.logic.fixpoint import Model, Progress, Verdict
 from funcppo.logic.joins import Unequal
 from funcppo.logic.kb import KnowledgeBase, Sizes
 from funcppo.logic.proof import Proof
-from funcppo.logic.relations import Relation
+from funcppo.logic.relations import Relation, literal_of
 from funcppo.logic.rules import (
     Atom,
     Rule,
     different_variables,
+    head_columns,
     put,
     query_of,
     relation_of,
+    relations_of,
     rules_of,
     substitute,
     unifier,
     variables,
 )
+from funcppo.types import I64, Bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +124,28 @@ def _proof(kb: KnowledgeBase, sizes: Sizes, model: Model, atom: Atom, height: in
     )
     assert not errors, errors
     return found
+
+
+def derived_next(kb: KnowledgeBase, model: Model, atoms: I64[Tensor, "n W"]) -> Bool[Tensor, "n"]:
+    """Which of these atoms a rule derives from the model: the step of T_P after it, taken for them alone.
+
+    A body is joined with the atoms asked for, so no more is held than they need.
+    """
+    n, device = model.sizes.n_constants, atoms.device
+    asked = relations_of(torch.unique(atoms, dim=0))
+    rules = [rule for rule in rules_of(kb) if rule.head[0] in asked]
+    known = relations_of(model.atoms, {atom[0] for rule in rules for atom in rule.body})
+    found = [atoms[:0].long()]
+    for rule in rules:
+        if all(atom[0] in known for atom in rule.body):
+            unequal = different_variables(rule, n) if model.object_identity else []
+            query = query_of(rule, [known[atom[0]] for atom in rule.body], n, unequal)
+            head = literal_of(asked[rule.head[0]], rule.head[1:], n)
+            for table in joins.solve(replace(query, literals=(head, *query.literals))):
+                columns = head_columns(rule, table, device)
+                found.append(torch.stack([torch.full_like(columns[0], rule.head[0]), *columns], dim=1))
+    _, index = kbase.index_atoms(torch.cat(found), model.sizes.n_predicates, n)
+    return kbase.locate(index, model.sizes, atoms) >= 0
 
 
 class Instance(NamedTuple):

@@ -72,12 +72,14 @@ def test_beyond_the_fixpoint_every_height_is_the_same(folder, capsys):
     assert low["fixpoint"] and high["fixpoint"]
 
 
-def test_a_budget_ends_the_count_at_a_whole_step_and_says_so(folder, capsys):
+def test_a_budget_ends_the_count_after_a_step_for_the_split_alone_and_says_so(folder, capsys):
     result = counted(capsys, folder, "--budget", "13")
-    assert (result["atoms"], result["derivable"], result["complete"]) == ([5, 9, 12], {"1": 3, "2": 3}, False)
+    assert (result["atoms"], result["derivable"], result["complete"]) == ([5, 9, 12], {"1": 3, "2": 3, "3": 4}, False)
     assert result["stopped"] == "stopped at 12 atoms: step 3 passes the budget of 13, unknown beyond"
     assert provable(folder, "--budget", "13") == 0
-    assert "stopped at 12 atoms" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    rows = [line.replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
+    assert rows[-1] == ["3", "too", "many", "4", "0.8000"] and "stopped at 12 atoms" in out
 
 
 def test_a_train_triple_counts_when_other_facts_derive_it(folder, capsys):

@@ -122,6 +122,20 @@ def test_the_step_past_the_budget_is_still_taken_for_the_query_alone():
     assert asked(LOOP, (PATH, 1, 3), budget=8).height == 2
 
 
+@given(programs, st.integers(0, 2), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_the_step_after_a_model_derives_what_the_next_model_has_more(program, h, identity):
+    world, sizes = kb.build(**program.arrays())
+    model, after, whole = (
+        fixpoint.least_model(world, sizes, max_height=steps, budget=MANY, object_identity=identity)
+        for steps in (h, h + 1, None)
+    )
+    others = whole.atoms.long()[fixpoint.contains(model, whole.atoms.long()) < 0]
+    found = ask.derived_next(world, model, others)
+    assert found.tolist() == (fixpoint.contains(after, others) >= 0).tolist()
+    assert not ask.derived_next(world, model, others[:0]).numel()
+
+
 @given(programs, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_what_is_unsatisfied_is_the_shortest_beginning_of_the_body_without_a_grounding(program, object_identity):

@@ -34,6 +34,13 @@ def test_the_ceilings_are_those_known(name, height, shares, capsys):
     assert result["fixpoint"] == (height == "fixpoint")
 
 
+def test_the_step_past_the_budget_counts_the_split_as_if_it_were_held(capsys):
+    folder = DATA / "family"
+    options = ("--rules", str(folder / "rules_rnnlogic.tsv"), "--height", "1", "--budget", "100000")
+    status, result = json_of(capsys, provable, str(folder), *options)
+    assert (status, result["complete"], result["derivable"], len(result["atoms"])) == (0, False, {"1": 2803}, 1)
+
+
 def test_countries_s2_derives_hundreds_of_falsehoods():
     data = load(DATA / "countries_S2")
     world, sizes = kb.build(data.facts, data.rules, n_constants=data.n_constants, n_predicates=data.n_predicates)
