@@ -1,8 +1,9 @@
 """How fast the logic is: building and reading the index, confidence, least models, derivations.
 
-    python experiments/bench_logic.py --data DIR --out experiments/results/bench_logic.json
+    python experiments/bench_logic.py --data DIR --out experiments/results/bench_logic.json [--only lookup]
 
-Every row runs in a process of its own, on one thread unless --threads says otherwise. Rows:
+With --only, the rows of that name are measured again and the others kept; a row says its commit and load where they are
+not those of `machine`. Every row runs in a process of its own, on one thread unless --threads says otherwise. Rows:
 
     build          FB15k-237, and 20 million random facts over 5 million entities and 800 relations (each entity is the
                    subject of four and the object of four): seconds, bytes held, growth of the peak resident size
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", help="measure again what begins with this name, and keep the other rows of --out")
     parser.add_argument("--row", help="run this row here: a name and its arguments, separated by blanks")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -82,13 +84,24 @@ def main() -> None:
     names += ["derivation family rules_rnnlogic.tsv"]
     names += [f"state {name} {rules} {height}" for name, rules, height in STATES]
     out = {"machine": machine(args.threads), "seed": SEED, "rows": []}
+    again = {} if args.only is None else {key: out["machine"][key] for key in ("commit", "load")}
+    if again:
+        out = json.loads(args.out.read_text())
+        names = [row for row in names if row.startswith(args.only)]
     for row in names:
         command = [sys.executable, __file__, "--data", args.data, "--threads", str(args.threads), "--row", row]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        out["rows"].append(json.loads(done.stdout))
+        out["rows"] = _with(out["rows"], json.loads(done.stdout) | again)
         print(done.stdout, end="", flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(out, indent=1) + "\n")
+
+
+def _with(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows with one more, or with it in place of that of its name."""
+    if all(row["row"] != new["row"] for row in rows):
+        return [*rows, new]
+    return [new if row["row"] == new["row"] else row for row in rows]
 
 
 def build_data(folder: Path) -> dict[str, Any]:
