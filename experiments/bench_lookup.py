@@ -1,10 +1,9 @@
-"""Why a lookup of many atoms at once costs more than twice as much among 20 million facts, and what was tried.
+"""Why a lookup of many atoms at once costs more among 20 million facts, what was tried, and what huge pages bring.
 
     python experiments/bench_lookup.py --out experiments/results/bench_lookup.json
 
-Microseconds a batch, 20 thousand facts against 20 million of the same fan-out, by turns in one process, medians. Every
-way to run is a process of its own: as it is; with huge pages, where the system grants them by madvise; with a heap that
-glibc neither maps anew nor gives back from call to call. Rows:
+Microseconds a batch, 20 thousand facts against 20 million of the same fan-out, by turns in one process, medians; in one
+process with the large tables in huge pages, as the library has them, in another without. Rows:
 
     key        the keys of the atoms, before any table is read: what no layout can save
     buckets    `fact_id`'s read: the start of a bucket, then a window of its fullest bucket's width as one row
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -33,32 +31,28 @@ import torch
 from bench_logic import LARGE, SEED, SMALL, build, machine, random_facts, timed
 from torch import Tensor
 
-from funcppo.logic import kb, keys
+from funcppo.logic import kb, keys, pages
 
 BATCHES, REPEATS = (1024, 16384), 100
-RUNS = {
-    "as it is": {},
-    "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},  # read by PyTorch's allocator on the CPU
-    "kept heap": {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)},  # by glibc's
-}
 Answer = tuple[Tensor, Tensor]
 
 
 def main() -> None:
-    """Measure in this process with --here, else in a fresh one for each way to run, and write the file."""
+    """Measure in this process with --here, else in two fresh ones, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--here", action="store_true")
+    parser.add_argument("--here", choices=("huge", "small"), help="measure in this process, with pages of this size")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.here:
+    if args.here is not None:
+        if args.here == "small":
+            pages.LEAST = 1 << 62
         print(json.dumps(measure()))
         return
     out = {"machine": machine(1), "seed": SEED, "rows": []}
-    for name, settings in RUNS.items():
-        command = [sys.executable, __file__, "--here"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | settings)
-        out["rows"] += [{"run": name} | row for row in json.loads(done.stdout)]
+    for size in ("huge", "small"):
+        done = subprocess.run([sys.executable, __file__, "--here", size], stdout=subprocess.PIPE, check=True)
+        out["rows"] += [{"pages": size} | row for row in json.loads(done.stdout)]
     text = json.dumps(out, indent=1) + "\n"
     print(text, end="")
     if args.out is not None:
@@ -117,7 +111,7 @@ def _words(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
 
 def _columns(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
     table = world.atoms
-    names, values = table.places.view(-1, 2).T.contiguous().unbind()
+    names, values = (pages.huge(column) for column in table.places.view(-1, 2).T.contiguous().unbind())
     last = len(names) - table.slots.numel()
 
     def read(key: Tensor) -> Answer:
@@ -135,8 +129,8 @@ def _start(table: keys.HashTable, key: Tensor) -> Tensor:
 def _perfect(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
     draw = torch.Generator().manual_seed(SEED)
     buckets = world.atoms.start.numel() - 1
-    seeds = torch.randint(1, 1 << 31, (buckets // 4,), generator=draw, dtype=torch.int32)
-    places = torch.randint(0, 1 << 60, (4 * buckets,), generator=draw)  # key and value in turn, some places empty
+    seeds = pages.huge(torch.randint(1, 1 << 31, (buckets // 4,), generator=draw, dtype=torch.int32))
+    places = pages.huge(torch.randint(0, 1 << 60, (4 * buckets,), generator=draw))  # key and value in turn, and gaps
 
     def read(key: Tensor) -> Answer:
         seed = seeds.index_select(0, keys._bucket(key, len(seeds)))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import tree
-from funcppo.logic import keys
+from funcppo.logic import keys, pages
 from funcppo.logic.keys import HashTable
 from funcppo.types import F32, I32, I64, Bool
 
@@ -261,7 +261,7 @@ def _pair_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) 
     predicate, arguments = table[:, 0].to(torch.int64), table[:, 1:].T
     key, order = torch.sort(_pair_keys(predicate, arguments, n_predicates, n_constants).view(-1), stable=True)
     order = (order % max(len(table), 1)).to(torch.int32)
-    return {"pairs": keys.hash_table(keys.spans(key)), "pair_facts": pad(order, (0, 1))}
+    return {"pairs": keys.hash_table(keys.spans(key)), "pair_facts": pages.huge(pad(order, (0, 1)))}
 
 
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic.pages import huge
 from funcppo.types import I32, I64, Bool
 
 HALF = 31  # bits of a number of rows; two of them share a value
@@ -33,10 +34,12 @@ def hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
     if not len(entries):
         entries = torch.full((1, 2), -1, device=entries.device)
     start, order = _by_bucket(entries[:, 0])
+    places = entries.index_select(0, order).view(-1)
+    del entries, order  # so that they and the copy in huge pages are not held at once
     return HashTable(
-        start=start,
-        places=entries.index_select(0, order).view(-1),
-        slots=torch.arange(int((start[1:] - start[:-1]).max()), device=entries.device),
+        start=huge(start),
+        places=huge(places),
+        slots=torch.arange(int((start[1:] - start[:-1]).max()), device=start.device),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo import tree, types
-from funcppo.logic import kb
+from funcppo.logic import kb, pages
 
 C = 5
 TABLE = np.array([[2, 1, 2], [1, 3, 3], [2, 1, 1], [2, 1, 2], [1, 2, 3]])  # one fact twice
@@ -69,6 +71,30 @@ def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
     expected = [known.index(tuple(g)) if tuple(g) in known else -1 for g in goals.tolist()]
     assert kb.fact_id(world, sizes, goals).tolist() == expected
     assert kb.contains(world, sizes, goals).tolist() == [i >= 0 for i in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
+    table = torch.arange(pages.LEAST // dtype.itemsize, dtype=dtype).view(2, -1)
+    copied = pages.huge(table)
+    assert copied.dtype == dtype and torch.equal(copied, table)
+    assert (copied.data_ptr() != table.data_ptr()) == hasattr(mmap, "MADV_HUGEPAGE")
+    small = table[:, 1:]
+    assert pages.huge(small) is small
+
+
+@given(tables())
+@settings(max_examples=100, deadline=None)
+def test_tables_in_huge_pages_answer_alike(case):
+    facts, top = case
+    world, sizes = build(facts, top)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "LEAST", 1)
+        other, other_sizes = build(facts, top)
+    assert other_sizes == sizes
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(world), tree.leaves(other), strict=True))
+    goals = goals_of(facts, top)
+    assert torch.equal(kb.fact_id(other, sizes, goals), kb.fact_id(world, sizes, goals))
 
 
 @given(tables())
