@@ -51,9 +51,9 @@ def pack(params: Any, opt_state: optim.AdamState[Any]) -> Learner:
 
 
 def unpack(like: Any, learner: Learner) -> tuple[Any, optim.AdamState[Any]]:
-    """Params and optimizer state as trees with the structure and shapes of `like`."""
+    """Params and optimizer state as trees with the structure and shapes of `like`; their leaves are views."""
     step, mu, nu = learner.opt_state
-    params, mu, nu = (tree.map(torch.clone, tree.unravel(like, x)) for x in (learner.params, mu, nu))
+    params, mu, nu = (tree.unravel(like, x) for x in (learner.params, mu, nu))
     return params, optim.AdamState(step=step, mu=mu, nu=nu)
 
 

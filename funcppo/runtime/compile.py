@@ -26,7 +26,7 @@ from funcppo import tree
 from funcppo.runtime.products import Products
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
-ACTING = ("plan", "rollout_step", "learning_batch", "pack", "unpack")
+ACTING = ("plan", "rollout_step", "learning_batch")
 PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
 # Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
 DRAWS = {"realize_opcount_threshold": 10}
@@ -141,7 +141,7 @@ def _with_acting(
         draws = ("plan",) if tuned and state.key.is_cuda else ("plan", "rollout_step")
         faster = {n: compiled(getattr(parts, n), backend, tuned, **(DRAWS if n in draws else {})) for n in names}
         tried = dataclasses.replace(parts, **faster)
-        tried.unpack(state.params, collect(cfg, world, state, tried).learner)
+        collect(cfg, world, state, tried)
         return tried
 
     try:
