@@ -18,7 +18,6 @@ from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import Actor
-from funcppo.runtime.compile import DRAWS
 from funcppo.train_step import collect, init, learning_batch, minibatch_step, plan, train_step
 from funcppo.types import check
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, one_thread, pendulum_config
@@ -35,7 +34,7 @@ class Case(NamedTuple):
     fn: Callable[..., Any]
     args: Callable[[int], tuple[Any, ...]]
     threads: dict[int, int]
-    inductor: dict[str, Any] | None = None  # compile to machine code with these options; otherwise to aot_eager
+    backend: str = "aot_eager"  # inductor compiles to machine code
 
 
 @cache
@@ -87,14 +86,14 @@ def adam(seed: int) -> tuple[Any, ...]:
 CASES = {
     "cartpole step": Case(CARTPOLE.env.step_functional, partial(env_step, CARTPOLE), {0: 2}),
     "pendulum step": Case(PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}),
-    "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, inductor=DRAWS),
+    "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, backend="inductor"),
     "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
     "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
-    "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, inductor={}),
-    "plan": Case(plan, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, inductor=DRAWS),
+    "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, backend="inductor"),
+    "plan": Case(plan, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, backend="inductor"),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
-    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 5}, inductor={}),
+    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 5}, backend="inductor"),
     "pendulum minibatch_step": Case(minibatch_step, partial(learn, PENDULUM), {0: 5}),
     "train_step": Case(train_step, lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]), {0: 2}),
 }
@@ -129,8 +128,7 @@ def test_it_keeps_structure_shapes_and_dtypes(name):
 def test_compiled_equals_eager_and_is_traced_once(name):
     """Inductor fuses and reorders float32: 1e-5 relative, 1e-6 absolute."""
     case = CASES[name]
-    aot_eager = case.inductor is None
-    fast = compiled(case.fn, backend="aot_eager") if aot_eager else compiled(case.fn, **case.inductor)
+    fast = compiled(case.fn, backend=case.backend)
     with torch.no_grad():
         fast(*case.args(0))
         with torch.compiler.set_stance("fail_on_recompile"):

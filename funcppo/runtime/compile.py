@@ -23,13 +23,12 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
+from funcppo.runtime import threefry  # noqa: F401
 from funcppo.runtime.products import Products
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
 ACTING = ("plan", "rollout_step", "learning_batch")
 PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
-# Inductor inlines an unshared chain of Threefry rounds again and again; a lower threshold compiles it 6 times as fast.
-DRAWS = {"realize_opcount_threshold": 10}
 FUSE = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
 
 
@@ -59,20 +58,15 @@ class Record:
     replay: str = "none"  # how the compiled step is replayed: manual graph, none
 
 
-def compiled(
-    fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True, **options: Any
-) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True) -> Callable[..., Any]:
     """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times.
 
     Args:
       tuned: rewrite products (`runtime/products.py`) and fuse more than Inductor does by itself.
-      options: of Inductor.
     """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    chosen: Any = ({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | options
-    return torch.compile(
-        fn, fullgraph=True, dynamic=False, backend=backend, options=chosen if chosen and backend == "inductor" else None
-    )
+    options: Any = {"post_grad_custom_pre_pass": Products(), **FUSE} if tuned and backend == "inductor" else None
+    return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=options)
 
 
 def strategy(
@@ -137,9 +131,7 @@ def _with_acting(
     """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
 
     def attempt(names: tuple[str, ...], tuned: bool) -> Any:
-        # A GPU pays for every kernel of a rollout step, a CPU's compiler for every line.
-        draws = ("plan",) if tuned and state.key.is_cuda else ("plan", "rollout_step")
-        faster = {n: compiled(getattr(parts, n), backend, tuned, **(DRAWS if n in draws else {})) for n in names}
+        faster = {n: compiled(getattr(parts, n), backend, tuned) for n in names}
         tried = dataclasses.replace(parts, **faster)
         collect(cfg, world, state, tried)
         return tried

@@ -12,7 +12,7 @@ import torch
 from torch._higher_order_ops.scan import scan
 
 from funcppo import tree
-from funcppo.runtime.compile import DRAWS, compiled
+from funcppo.runtime.compile import compiled
 
 
 def graph_scan(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -37,6 +37,5 @@ def whole(train_step: Callable[..., Any], parts: Any, backend: str = "inductor")
     Args:
       parts: the eager parts, with `scan=graph_scan`.
     """
-    options = DRAWS if backend == "inductor" else {}
-    step = compiled(train_step, backend, True, **options)
+    step = compiled(train_step, backend)
     return lambda cfg, world, state: step(cfg, world, state, parts)
