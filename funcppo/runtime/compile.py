@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime import threefry  # noqa: F401
 from funcppo.runtime.products import Products
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
@@ -65,7 +64,11 @@ def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = Tr
       tuned: rewrite products (`runtime/products.py`) and fuse more than Inductor does by itself.
     """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    options: Any = {"post_grad_custom_pre_pass": Products(), **FUSE} if tuned and backend == "inductor" else None
+    options: Any = None
+    if backend == "inductor":
+        from funcppo.runtime import threefry  # noqa: F401  # here: it takes a second that an eager run can do without
+
+        options = {"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else None
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=options)
 
 
