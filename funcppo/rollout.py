@@ -62,9 +62,9 @@ def start(cfg: Config, world: Any, key: I64[Tensor, "2"], n: int) -> tuple[Any, 
 
 def step_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> StepKeys:
     """Independent keys for every step of a rollout."""
-    action_key, env_key = random.split(key).unbind()
-    step, reset = random.split(random.split(random.split(env_key, n_steps), n_envs)).unbind(-2)
-    return StepKeys(action=random.split(action_key, n_steps), step=step, reset=reset)
+    action, env = random.split(random.split(key), n_steps).unbind()
+    step, reset = random.split(random.split(env, n_envs)).unbind(-2)
+    return StepKeys(action=action, step=step, reset=reset)
 
 
 def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepKeys) -> tuple[Actor, Transition]:
