@@ -6,7 +6,7 @@ Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128)
 128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden) and `family-130` (that
 with 8 residual layers and room for 130 successors, of which at most 22 are ever filled). How: `captured` (compiled
 parts, one graph launch), `eager-graph` (nothing compiled), `compiled`, `eager`. Rows as those of bench_cartpole.py,
-with rollout_ms and steps a second.
+with rollout_ms, steps a second, and where the cold start went.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Case:
         whole = capture(partial(step, parts=parts), self.state, graph=graph, strict=graph)
         whole.step()
         self.synchronise()
-        cold, self.step = side_by_side.since_start(), whole.step
+        cold, compiles, self.step = side_by_side.since_start(), side_by_side.compiles(), whole.step
         want, _ = step(self.state)
         pairs = [tree.leaves(x.params) for x in (whole.state, want, self.state)]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         rollout = capture(partial(self.roll, parts), self.state, graph=graph, strict=graph)
         self.roll_out = rollout.step
-        row = {"replay": whole.replay, "cold_s": cold, "capture_ms": whole.capture_ms}
+        row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
         return row | {"difference_from_eager": float(off / change), "successors": self.width()}
 
     def roll(self, parts: train_step.Parts, state: Any) -> tuple[Any, Any]:

@@ -57,6 +57,20 @@ def since_start() -> float:
     return time.perf_counter() - START
 
 
+def compiles() -> dict[str, dict[str, float]]:
+    """What each function compiled so far took: operations traced, seconds of Dynamo, AOTAutograd and Inductor."""
+    found = {}
+    for m in torch._dynamo.utils.get_compilation_metrics():
+        whole, backend, inductor = m.entire_frame_compile_time_s, m.backend_compile_time_s, m.inductor_compile_time_s
+        found[str(m.co_name)] = {
+            "operations": m.graph_op_count or 0,
+            "dynamo_s": (whole or 0.0) - (backend or 0.0),
+            "aot_s": (backend or 0.0) - (inductor or 0.0),
+            "inductor_s": inductor or 0.0,
+        }
+    return found
+
+
 def machine(device: str) -> dict[str, Any]:
     """Where the numbers come from."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"{_cpu()}, {os.cpu_count()} cores"
