@@ -27,6 +27,11 @@ def unflatten(like: T, tensors: list[Tensor]) -> T:
     return cast(T, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), tensors))
 
 
+def structure(tree: Any) -> Any:
+    """The tree without its tensors, to be compared; fast, where `paths` is not."""
+    return optree.tree_structure(tree)
+
+
 def paths(tree: Any) -> list[str]:
     """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
     accessors = optree.treespec_accessors(optree.tree_structure(tree))

@@ -205,17 +205,17 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_fits(old: Any, new: Any, error: type[Exception]) -> None:
-    names = tree.paths(old)
-    if names != tree.paths(new):
+    if tree.structure(old) != tree.structure(new) and tree.paths(old) != tree.paths(new):
+        names = tree.paths(old)
         raise error(f"the step changes the structure of the state: want leaves {names}, got {tree.paths(new)}")
-    for name, a, b in zip(names, tree.leaves(old), tree.leaves(new)):
-        want, got = (a.dtype, list(a.shape), a.device), (b.dtype, list(b.shape), b.device)
+    for i, (a, b) in enumerate(zip(tree.leaves(old), tree.leaves(new))):
+        want, got = (a.dtype, a.shape, a.device), (b.dtype, b.shape, b.device)
         if want != got:
-            raise error(f"the step changes {name}: want {_kind(*want)}, got {_kind(*got)}")
+            raise error(f"the step changes {tree.paths(old)[i]}: want {_kind(*want)}, got {_kind(*got)}")
 
 
-def _kind(dtype: torch.dtype, shape: list[int], device: torch.device) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {shape} on {device}"
+def _kind(dtype: torch.dtype, shape: torch.Size, device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
 
 
 def _check(buffers: Any, new: Any, out: Any) -> None:
