@@ -13,12 +13,12 @@ from funcppo import random
 from funcppo.runtime.products import Limits, Products
 from tests.runtime.test_capture import devices
 
-LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16, thin=0)
+LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16, thin=0, turned=2, exponential=True)
 
 
-def rewritten(a, b, limits=LIMITS):
-    """The graph of a @ b after the pass."""
-    graph = make_fx(torch.matmul, tracing_mode="fake")(a, b)
+def rewritten(*args, limits=LIMITS, fn=torch.matmul):
+    """The graph of a @ b, or of another function, after the pass."""
+    graph = make_fx(fn, tracing_mode="fake")(*args)
     Products(gpu=limits, cpu=limits)(graph.graph)
     graph.recompile()
     return graph
@@ -26,7 +26,7 @@ def rewritten(a, b, limits=LIMITS):
 
 def named(graph) -> set[str]:
     names = {str(n.target).split(".")[1] for n in graph.graph.nodes if n.op == "call_function"}
-    return names & {"mm", "bmm", "sum", "mul", "thin_product"}
+    return names & {"mm", "bmm", "sum", "mul", "permute", "thin_product"}
 
 
 def normal(seed, *shape):
@@ -49,7 +49,7 @@ def test_every_form_has_the_value_of_the_product(batch, m, k, n, turned):
 
 def test_the_form_follows_the_shape():
     """Small, short inside, long inside, none of these; small and narrow, and not small enough."""
-    summed, cut, left = {"mul", "sum"}, {"bmm", "sum"}, {"mm"}
+    summed, cut, left = {"mul", "sum"}, {"permute", "bmm", "sum"}, {"mm"}
     cases = {(2, 4, 5): summed, (100, 3, 100): summed, (8, 64, 8): cut, (8, 20, 8): left}
     cases |= {(4, 20, 2): summed, (8, 20, 2): left}
     for (m, k, n), want in cases.items():
@@ -65,9 +65,29 @@ def test_thin_products_of_a_large_batch_have_a_form_of_their_own(device, batch, 
     """Up to 8 rows; 1e-6 of float32 sums of up to 128 terms, against the sum in float64."""
     a, b = normal(0, batch, m, k).to(device), normal(1, batch, 64, k).mT if turned else normal(1, batch, k, 64)
     b = b.to(device)
-    graph = rewritten(a.float(), b.float(), replace(LIMITS, summed=0, long=1 << 30, thin=8))
+    graph = rewritten(a.float(), b.float(), limits=replace(LIMITS, summed=0, long=1 << 30, thin=8))
     assert named(graph) == ({"thin_product"} if m <= 8 else {"bmm"})
     torch.testing.assert_close(graph(a.float(), b.float()).double(), a @ b, rtol=0, atol=1e-6 * k)
+
+
+def test_a_narrow_product_of_a_transposed_matrix_is_turned():
+    """Large, and small enough to be a sum besides; one that is not transposed, or not narrow, is not."""
+    a = normal(0, 20, 30).T  # [30, 20], columns first
+    assert named(rewritten(a, normal(1, 20, 2))) == {"mm", "permute"}
+    assert named(rewritten(a[:4, :4], normal(1, 4, 2))) == {"mul", "sum", "permute"}
+    assert named(rewritten(a.contiguous(), normal(1, 20, 2))) == {"mm"}
+    assert named(rewritten(a, normal(1, 20, 3))) == {"mm"}
+
+
+def test_tanh_by_its_exponential_is_tanh():
+    """1e-15 in float64, 2e-7 in float32; exact at 0 and where it is flat, and what is not a number stays so."""
+    wide = torch.cat([20 * normal(0, 1000), normal(1, 1000), 1e-3 * normal(2, 1000)])
+    for x, near in ((wide, 1e-15), (wide.float(), 2e-7)):
+        graph = rewritten(x, fn=torch.tanh)
+        assert "tanh" not in graph.code
+        torch.testing.assert_close(graph(x), torch.tanh(x), rtol=0, atol=near)
+    ends = torch.tensor([-torch.inf, -1e4, 0.0, 1e4, torch.inf, torch.nan])
+    torch.testing.assert_close(rewritten(ends, fn=torch.tanh)(ends), torch.tanh(ends), rtol=0, atol=0, equal_nan=True)
 
 
 def test_other_limits_are_another_entry_of_the_compiler_s_cache():
