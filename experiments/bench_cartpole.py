@@ -4,17 +4,16 @@
 
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
 128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
-iteration), `whole` (one compiled call an iteration, its loops kept as loops: for a CPU), `compiled` (the parts called
-one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `forward` (compiled forward and loss, eager backward,
-fused Adam: the fallback rung), `eager`; and `sb3`, Stable-Baselines3, where it is installed. Every row has its cold
-start, the median and spread of the iteration, its kernels, and its parity: the difference of params from the eager
-step's after one update, as a share of the change.
+iteration), `whole` (one compiled call an iteration, its loops kept as loops, large minibatches in microbatches that fit
+into a cache: for a CPU), `compiled` (the parts called one by one), `eager-graph` (eager parts, one graph: LeanRL's
+way), `forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and `sb3`,
+Stable-Baselines3, where it is installed. Every row has its cold start, the median and spread of the iteration, its
+kernels, and its parity: the difference of params from the eager step's after one update, as a share of the change.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -34,7 +33,7 @@ from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import capture
-from funcppo.runtime.iteration import graph_scan, whole
+from funcppo.runtime.iteration import whole
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
 HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
@@ -46,6 +45,7 @@ RATES = {"highest": 67e12, "high": 495e12, "bfloat16": 990e12}
 BANDWIDTH, LAUNCH = 4.8e12, 1.5e-6
 PRODUCTS = {"bfloat16": torch.bfloat16}
 SECONDS = 0.2  # of each repeat, at least
+CACHED = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
 
 
 def main() -> None:
@@ -75,8 +75,9 @@ class Case:
     def __init__(self, work: str, how: str, device: str, precision: str) -> None:
         self.work, self.how, self.device, self.precision = work, how, device, precision
         n_envs, self.learners = WORK[work]
+        self.microbatches = max(1, 32 * n_envs // CACHED) if how == "whole" else 1
         self.cfg = Config(
-            ppo=PPOConfig(n_envs=n_envs, n_steps=128, n_epochs=4, n_minibatches=4),
+            ppo=PPOConfig(n_envs=n_envs, n_steps=128, n_epochs=4, n_minibatches=4, n_microbatches=self.microbatches),
             env=cartpole.environment(cartpole.CartPoleConfig()),
             agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, products=PRODUCTS.get(precision))),
         )
@@ -102,6 +103,7 @@ class Case:
         pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
+        row |= {"microbatches": self.microbatches}
         return row | {"difference_from_eager": float(off / change)}
 
     def parts(self, eager: train_step.Parts) -> train_step.Parts:
@@ -112,7 +114,7 @@ class Case:
     def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:
         """The step that is timed: an iteration, or one minibatch update."""
         if self.how == "whole":
-            scanned = whole(train_step.train_step, dataclasses.replace(parts, scan=graph_scan))
+            scanned = whole(train_step.train_step, parts)
             return lambda state: scanned(self.cfg, NoWorld(), state)
         if self.work != "update":
             return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)

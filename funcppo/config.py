@@ -43,7 +43,7 @@ class PPOConfig:
     n_updates: int = 976  # rollouts in a whole run: the horizon of the schedules
     n_epochs: int = 4  # passes over a rollout
     n_minibatches: int = 4  # of one epoch; must divide n_envs * n_steps
-    n_microbatches: int = 1  # parts of a minibatch whose gradients are added up, for want of memory; must divide it
+    n_microbatches: int = 1  # parts of a minibatch whose gradients are added up, for want of memory or cache; a divisor
     learning_rate: float = 2.5e-4
     gamma: float = 0.99
     gae_lambda: float = 0.95

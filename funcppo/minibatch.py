@@ -17,6 +17,7 @@ from torch.func import grad_and_value
 from funcppo import optim, tree
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn, normalised
+from funcppo.rollout import scan
 from funcppo.types import F32, I64, Bool
 
 
@@ -81,19 +82,26 @@ def gradient(
     rows: I64[Tensor, "M"],
     scalars: Scalars,
     of: Callable[..., tuple[Any, LossMetrics]] = loss_gradient,
+    scan: Callable[..., Any] = scan,
 ) -> tuple[Any, LossMetrics]:
     """The same, microbatch by microbatch: the mean of their gradients, advantages normalised over all rows.
 
     Args:
       of: what computes the gradient over the rows of one.
+      scan: what goes from one to the next.
     """
     ppo = cfg.ppo
     if ppo.n_microbatches == 1:
         return of(cfg, world, params, batch, rows, scalars)
     batch = batch._replace(advantage=batch.advantage.scatter(0, rows, normalised(ppo, batch.advantage[rows])))
     cfg = replace(cfg, ppo=replace(ppo, advantage_ddof=None))
-    parts = [of(cfg, world, params, batch, part, scalars) for part in rows.view(ppo.n_microbatches, -1).unbind()]
-    return tree.map(lambda *same: sum(same) / len(same), *parts)
+
+    def add(total: Any, part: I64[Tensor, "M"]) -> tuple[Any, LossMetrics]:
+        grads, metrics = of(cfg, world, params, batch, part, scalars)
+        return tree.map(torch.add, total, grads), metrics
+
+    total, metrics = scan(add, tree.zeros_like(params), rows.view(ppo.n_microbatches, -1))
+    return tree.map(lambda x: x / ppo.n_microbatches, total), tree.map(lambda x: x.mean(0), metrics)
 
 
 def apply_gradient(

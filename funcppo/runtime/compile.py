@@ -57,18 +57,19 @@ class Record:
     replay: str = "none"  # how the compiled step is replayed: manual graph, none
 
 
-def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True) -> Callable[..., Any]:
+def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True, **more: Any) -> Callable[..., Any]:
     """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times.
 
     Args:
       tuned: rewrite products (`runtime/products.py`) and fuse more than Inductor does by itself.
+      more: options of Inductor.
     """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     options: Any = None
     if backend == "inductor":
         from funcppo.runtime import threefry  # noqa: F401  # here: it takes a second that an eager run can do without
 
-        options = {"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else None
+        options = (({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | more) or None
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=options)
 
 

@@ -5,7 +5,9 @@ A Python loop would be unrolled, and 128 rollout steps take minutes to compile; 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from torch._higher_order_ops.scan import scan
 
 from funcppo import tree
 from funcppo.runtime.compile import compiled
+
+# What Inductor asserts of its own buffers, at every turn of a loop, costs as much as a small turn itself.
+UNCHECKED = {"size_asserts": False, "scalar_asserts": False}
 
 
 def graph_scan(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -27,7 +32,7 @@ def graph_scan(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -
         after, y = fn(tree.unflatten(carry, carry_leaves), tree.unflatten(xs, x_leaves))
         return [leaf.clone() for leaf in tree.leaves(after)], [leaf.clone() for leaf in tree.leaves(y)]
 
-    last, ys = scan(body, tree.leaves(carry), tree.leaves(xs))
+    last, ys = scan(body, tree.leaves(carry), [x.contiguous() for x in tree.leaves(xs)])
     return tree.unflatten(carry, list(last)), tree.unflatten(like, list(ys))
 
 
@@ -35,7 +40,14 @@ def whole(train_step: Callable[..., Any], parts: Any, backend: str = "inductor")
     """`train_step(cfg, world, state)` as one graph.
 
     Args:
-      parts: the eager parts, with `scan=graph_scan`.
+      parts: the eager parts.
     """
-    step = compiled(train_step, backend)
-    return lambda cfg, world, state: step(cfg, world, state, parts)
+
+    def gradient(cfg: Any, world: Any, params: Any, *args: Any) -> Any:
+        return parts.gradient(cfg, world, tree.map(torch.clone, params), *args, scan=graph_scan)
+
+    looped = dataclasses.replace(
+        parts, scan=graph_scan, minibatch_step=partial(parts.minibatch_step, gradient=gradient)
+    )
+    step = compiled(train_step, backend, **UNCHECKED)
+    return lambda cfg, world, state: step(cfg, world, state, looped)

@@ -28,12 +28,14 @@ def test_a_scan_in_a_graph_equals_the_loop():
     assert_trees_equal(got, rollout.scan(step, start, xs), rtol=0, atol=0)
 
 
-def test_a_whole_iteration_is_one_graph_and_equals_eager():
-    """Three updates; the second and third compile nothing."""
+@pytest.mark.parametrize("n_microbatches", [1, 3])
+def test_a_whole_iteration_is_one_graph_and_equals_eager(n_microbatches):
+    """Three updates; the second and third compile nothing. Microbatches are a loop within the loop of minibatches."""
     cfg = config(Corridor(n_cells=5, max_steps=9))
-    cfg = replace(cfg, ppo=replace(cfg.ppo, n_envs=4, n_steps=6, n_epochs=2, n_minibatches=2))
+    ppo = replace(cfg.ppo, n_envs=4, n_steps=6, n_epochs=2, n_minibatches=2, n_microbatches=n_microbatches)
+    cfg = replace(cfg, ppo=ppo)
     torch._dynamo.utils.counters.clear()
-    step = whole(train_step, replace(EAGER, scan=graph_scan), backend="aot_eager")
+    step = whole(train_step, EAGER, backend="aot_eager")
     got = want = init(cfg, WORLD, random.key(0))
     with torch.no_grad():
         got, shown = step(cfg, WORLD, got)
