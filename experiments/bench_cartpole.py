@@ -171,20 +171,22 @@ def least(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
 
 
 def repeated(step: Callable[[], Any], synchronise: Callable[[], None]) -> dict[str, Any]:
-    """Median and spread of a step over repeats of as many steps as take SECONDS."""
-    times, n = [], 1
+    """Median and spread of a step, and of its processor time the median, over repeats that take SECONDS at least."""
+    times, busy, n = [], [], 1
     while len(times) < REPEATS:
-        start = time.perf_counter()
+        start, start_busy = time.perf_counter(), time.process_time()
         for _ in range(n):
             step()
         synchronise()
-        seconds = time.perf_counter() - start
+        seconds, seconds_busy = time.perf_counter() - start, time.process_time() - start_busy
         if seconds < SECONDS and not times:
             n = max(n + 1, int(n * min(10.0, 1.2 * SECONDS / seconds)))
             continue
         times.append(1e3 * seconds / n)
+        busy.append(1e3 * seconds_busy / n)
     quartiles = statistics.quantiles(times, n=4)
-    return {"iteration_ms": statistics.median(times), "spread_ms": quartiles[2] - quartiles[0], "steps_a_repeat": n}
+    row = {"iteration_ms": statistics.median(times), "spread_ms": quartiles[2] - quartiles[0], "steps_a_repeat": n}
+    return row | {"processor_ms": statistics.median(busy)}
 
 
 def kernels(step: Callable[[], Any]) -> dict[str, Any]:
