@@ -50,12 +50,14 @@ def main() -> None:
     parser.add_argument("--score", choices=("greedy", "success"), default="greedy")
     parser.add_argument("--queries", type=int, default=500, help="of Family, drawn evenly over relations")
     parser.add_argument("--eager", action="store_true", help="compile neither design")
+    parser.add_argument("--part", nargs="+", choices=("family", "ranked"), default=("family", "ranked"))
     parser.add_argument("--many-rules", action="store_true", help="rank with RNNLogic's rules too")
     parser.add_argument("--queries-ranked", type=int, default=None, help="of those ranked in full; all by default")
     args = parser.parse_args()
-    rows = family(args)
+    rows = family(args) if "family" in args.part else []
     many = [("wn18rr", "rules_rnnlogic.tsv"), ("fb15k-237", "rules_rnnlogic_top.tsv.gz")]
-    for name, rules in [("wn18rr", "rules.txt"), *(many if args.many_rules else [])]:
+    ranked = [("wn18rr", "rules.txt"), *(many if args.many_rules else [])]
+    for name, rules in ranked if "ranked" in args.part else []:
         rows.append(ranked_in_full(args, name, rules))
         print(json.dumps(rows[-1]))
     found = {"machine": side_by_side.machine(args.device), "seed": 0, "score": args.score, "rows": rows}

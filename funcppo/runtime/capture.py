@@ -28,7 +28,6 @@ from funcppo.runtime.compile import Failure, Record
 
 S = TypeVar("S")
 O = TypeVar("O")
-WARM_UP = 2  # runs before a capture: the first compiles and loads kernels, the second finds all in place
 
 _pools: dict[int, Any] = {}  # the memory pool of each device, shared by its captures
 
@@ -146,8 +145,7 @@ def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            _check(buffers, *fn(buffers))
+        _check(buffers, *fn(buffers))  # compiles, loads kernels and sets their memory aside
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     pool = _pools.setdefault(device, torch.cuda.graph_pool_handle())

@@ -28,7 +28,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     from funcppo.runtime.kernels import thin_product  # here: a PyTorch without GPU comes without Triton
 
     out = a.new_empty((*a.shape[:2], b.shape[2]))
-    thin_product[(len(a),)](a, b, out, *a.stride(), *b.stride(), *out.shape[1:], b.shape[1])
+    thin_product[(len(a),)](a, b, out, *a.stride(), *b.stride(), *out.shape[1:], b.shape[1], num_warps=1)
     return out
 
 
