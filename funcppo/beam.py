@@ -16,6 +16,7 @@ from funcppo import tree
 from funcppo.envs.prover import Observation, World, seen
 from funcppo.logic.resolve import Goals, ResolveConfig, resolve
 from funcppo.nets.base import Agent
+from funcppo.nets.prover import crowded
 from funcppo.types import F32, I32, I64, Bool
 
 Score = Literal["success", "best-proof", "greedy"]
@@ -43,7 +44,7 @@ class Result(NamedTuple):
 
     score: F32[Tensor, "B"]
     pruned: F32[Tensor, "B"]  # mass of partial proofs that the beam dropped
-    overflowed: F32[Tensor, "B"]  # mass of partial proofs some of whose successors did not fit
+    overflowed: F32[Tensor, "B"]  # mass of partial proofs some of whose successors did not fit, or had no room
     best: F32[Tensor, "B"]  # of the single most probable proof
     trace: I32[Tensor, "B T"]  # its choices; 0-padded
     length: I32[Tensor, "B"]  # number of its choices; 0 where there is no proof
@@ -126,7 +127,7 @@ def _children(
         log_prob=path[:, None] + _choices(cfg, policy, observation),
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
         code=torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact),
-        overflow=successors.overflow & filled,
+        overflow=(successors.overflow | crowded(cfg.agent.cfg, observation.mask)) & filled,
         end=path + policy.amax(1),
         source=source,
     )

@@ -22,6 +22,7 @@ from funcppo.types import F32, I32, I64
 Stage = Callable[[Tensor, int], Iterator[Tensor]]  # candidates and a number to parts of as many, where they are scored
 Look = Callable[[Tensor], Tensor | None]  # from numbers on the device to those of this look, or of an earlier one
 WIDTHS = (32,)  # successors a row, tried before the width that holds any
+ROOM = 6  # successors a row that the network has room for, on average over a step
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
 
 
@@ -115,15 +116,20 @@ def score_candidates(
 def narrowed(cfg: EvalConfig) -> list[EvalConfig]:
     """The same search in ascending widths: most goals have few successors, and steps cost what slots there are.
 
-    A wider search extends fewer rows at a time, so that each takes about as much memory.
+    In the first of them the network runs on the successors that there are, as long as they have room. A wider search
+    extends fewer rows at a time, so that each takes about as much memory.
     """
-    full, widths = cfg.resolve.max_successors, []
+    full, searches = cfg.resolve.max_successors, []
     for width in WIDTHS:
         if 2 * width <= full:
             shape = replace(cfg.resolve, max_successors=width, fanout=min(width, cfg.resolve.fanout))
-            widths.append(replace(cfg, resolve=shape))
-    rows = max(cfg.beam, cfg.rows * widths[-1].resolve.max_successors // full) if widths else cfg.rows
-    return [*widths, replace(cfg, rows=rows, slots=min(cfg.slots, rows))]
+            searches.append(replace(cfg, resolve=shape))
+    rows = max(cfg.beam, cfg.rows * searches[-1].resolve.max_successors // full) if searches else cfg.rows
+    searches.append(replace(cfg, rows=rows, slots=min(cfg.slots, rows)))
+    if searches[0].resolve.max_successors < 2 * ROOM:
+        return searches
+    packing = replace(cfg.agent.cfg, capacity=ROOM * cfg.rows)
+    return [replace(searches[0], agent=replace(cfg.agent, cfg=packing)), *(searches[1:] or searches)]
 
 
 def score_by_width(

@@ -169,6 +169,20 @@ def test_residual_layers_are_what_was_there_and_something_more():
     assert (found.value - without.value).abs().min() > 1e-6
 
 
+def test_successors_that_have_room_are_scored_as_without_packing_and_others_are_told():
+    """1e-6 of float32 sums; room for the first half of them, and then for all."""
+    cfg, world, state = learning()
+    _, (plain, _, params, obs) = _apply(cfg, world, state)
+    want, valid = cfg.agent.apply(plain, world, params, obs), int(obs.mask[:, :-1].sum())
+    for capacity in (valid // 2, valid):
+        packing = dataclasses.replace(plain, capacity=capacity)
+        got, fits = cfg.agent.apply(packing, world, params, obs), ~net.crowded(packing, obs.mask)
+        room = obs.mask[:, :-1].sum(1).cumsum(0) <= capacity
+        assert torch.equal(fits, room) and room.any()
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a[room], b[room], rtol=0, atol=1e-6)
+
+
 def test_training_keeps_the_structure_and_learning_rate_0_changes_no_params():
     made = ready()
     cfg = problem.config(made, dataclasses.replace(PPO, learning_rate=0.0))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu
 
-from funcppo import random
+from funcppo import random, tree
 from funcppo.envs.prover import Observation, World
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KnowledgeBase, Sizes
@@ -38,6 +38,7 @@ class NetConfig:
     hidden_dim: int
     n_blocks: int = 0  # residual layers that the state passes
     products: torch.dtype | None = None  # of matrices; None: that of the params
+    capacity: int | None = None  # successors of a batch that have room, those that come first; None: a place for each
 
 
 class Params(NamedTuple):
@@ -94,7 +95,7 @@ def init(cfg: NetConfig, key: I64[Tensor, "2"]) -> Params:
 def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
     """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
     layer = partial(dense, products=cfg.products)
-    successor = _successors(layer, world.kb, params, obs)
+    successor = _successors(layer, world.kb, params, obs, cfg.capacity)
     state = _state(layer, params, obs, successor)
     score = (successor * layer(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
@@ -142,11 +143,40 @@ def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B
     return torch.cat([none, tables], 1)[left_out.long(), (rule + 1).long()]
 
 
-def _successors(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+def crowded(cfg: NetConfig, mask: Bool[Tensor, "B S1"]) -> Bool[Tensor, "B"]:
+    """The rows of a batch whose logits mean nothing, for want of room for some of their successors."""
+    if cfg.capacity is None:
+        return torch.zeros_like(mask[:, 0])
+    place, _ = _packed(mask[:, :-1], cfg.capacity)
+    return (mask[:, :-1] & (place >= cfg.capacity)).any(1)
+
+
+def _packed(mask: Bool[Tensor, "B S"], capacity: int) -> tuple[I64[Tensor, "B S"], I64[Tensor, "C"]]:
+    """Where each entry that is filled stands among them all, others at `capacity`; and which entry stands where."""
+    place = torch.where(mask.flatten(), mask.flatten().long().cumsum(0) - 1, capacity)
+    nobody = torch.zeros(capacity + 1, dtype=torch.int64, device=mask.device)
+    entries = torch.arange(len(place), device=mask.device)
+    return place.view_as(mask), nobody.scatter(0, place.clamp_max(capacity), entries)[:capacity]
+
+
+def _successors(
+    layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation, capacity: int | None
+) -> F32[Tensor, "B S H"]:
     if not obs.successors.atoms.shape[2]:
         return _rules(layer, kb, params, obs)
-    vector = _embed_goals(params, obs.successors) + embedding(obs.rule + 1, params.rule)
-    return gelu(layer(params.successor, torch.where(obs.hopeless[..., None], vector + params.hopeless, vector)))
+    if capacity is None:
+        return _embed_successors(layer, params, obs.successors, obs.rule, obs.hopeless)
+    place, source = _packed(obs.mask[:, :-1], capacity)
+    filled = tree.map(lambda x: x.flatten(0, 1)[source], (obs.successors, obs.rule, obs.hopeless))
+    vector = _embed_successors(layer, params, *filled)
+    return torch.where((place < capacity)[..., None], vector[place.clamp_max(capacity - 1)], 0.0)
+
+
+def _embed_successors(
+    layer: Layer, params: Params, goals: Goals, rule: I32[Tensor, "..."], hopeless: Bool[Tensor, "..."]
+) -> F32[Tensor, "... H"]:
+    vector = _embed_goals(params, goals) + embedding(rule + 1, params.rule)
+    return gelu(layer(params.successor, torch.where(hopeless[..., None], vector + params.hopeless, vector)))
 
 
 def _rules(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
