@@ -119,7 +119,8 @@ def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "WIDTHS", (1, 2) if seed % 2 else ())
         patch.setattr(evaluate, "ROOM", 1)
-        cfg, world, params, atoms = setup(seed, score, max_height=1 + seed % 2, window=48, slots=12)
+        beam = {"beam": 1} if score == "greedy" else {"beam": 6}
+        cfg, world, params, atoms = setup(seed, score, max_height=1 + seed % 2, window=48, slots=12, rows=12, **beam)
         want, _, _ = score_candidates(cfg, world, params, atoms)
         got, _, _ = evaluate.score_by_width(evaluate.narrowed(cfg), world, params, atoms)
     torch.testing.assert_close(got.score, want.score, rtol=0, atol=1e-5)
