@@ -17,18 +17,39 @@ def rows(name: str) -> dict[str, dict]:
 
 @pytest.mark.parametrize("work", ["4x128", "2048x128", "64 learners", "1024 learners"])
 def test_iterations_of_cartpole(work):
-    found = rows("bench_cartpole-h200")
-    times = [f"{found[f'{work} captured cuda {p}']['iteration_ms']:.3g}" for p in ("highest", "high")]
+    found = rows("bench_cartpole-h200-tf32") | rows("bench_cartpole-h200")
+    of = [found[f"{work} captured cuda {precision}"] for precision in ("highest", "high", "bfloat16")]
+    times = " | ".join(f"{row['iteration_ms']:.3g}" for row in of)
     start = f"| {work.replace('x', ' x ')} "
     line = next(line for line in README.splitlines() if line.startswith(start))
-    assert f"| {times[0]} | {times[1]} | {found[f'{work} captured cuda highest']['kernels']} |" in line
+    assert f"| {times} | {of[0]['kernels']} |" in line
 
 
-@pytest.mark.parametrize(("record", "work"), [("s3", "s3"), ("family", "family"), ("family", "family-large")])
+@pytest.mark.parametrize(
+    ("record", "work"),
+    [
+        ("s3", "s3 captured"),
+        ("s3", "s3 eager-graph"),
+        ("family", "family captured"),
+        ("family", "family-large captured"),
+    ],
+)
 def test_iterations_of_the_prover(record, work):
-    row = rows(f"bench_prover-h200-{record}")[f"{work} captured cuda .carry/data"]
+    row = rows(f"bench_prover-h200-{record}")[f"{work} cuda .carry/data"]
     steps = f"{row['rollout_steps_per_s']:,.0f}"
     assert f"| {row['iteration_ms']:.3g} | {row['rollout_ms']:.3g} | {steps} |" in README
+
+
+def test_what_scoring_takes():
+    record = json.loads((ROOT / "experiments/results/bench_scoring-h200.json").read_text())
+    of = {row["row"]: row for row in record["rows"]}
+    for name in ("replaced", "refilled", "refilled, not compiled", "prefiltered"):
+        row = of[name]
+        cells = (f"{row['slots']:,}", f"{row['ms_per_candidate']:.2g}", f"{row['times_replaced']:.3g}")
+        assert f"| {' | '.join(cells)} | {row['warmup_seconds']:.2g} |" in README
+        assert row["largest_difference"] < 1e-5
+    for name, digits in (("rules.txt", 2), ("rules_rnnlogic.tsv", 1)):
+        assert f"{of[f'wn18rr, {name}']['seconds']:.{digits}f} s with" in README
 
 
 @pytest.mark.parametrize(("work", "digits"), [("4x128", 1), ("2048x128", 0)])
