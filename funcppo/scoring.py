@@ -25,6 +25,12 @@ def stepping(device: torch.device | str) -> Callable[..., Evaluation]:
     return Replayed(evaluate_step) if torch.device(device).type == "cuda" else evaluate_step
 
 
+def not_replayed(step: Callable[..., Evaluation]) -> list[str]:
+    """Lines that say why a way to run steps, made for a GPU, replays none; empty where it does."""
+    reasons = step.reasons() if isinstance(step, Replayed) else []
+    return [f"steps of a search were not replayed as a CUDA graph: {reason}" for reason in reasons]
+
+
 def policy_scorer(
     cfg: EvalConfig,
     problem: Problem,

@@ -106,7 +106,7 @@ class Evaluate:
         result |= {"height": judge.problem.max_height, "dataset": dataset.name} | ready.work.told()
         result |= {"memory": ready.budget, "peak_bytes": memory.peak_bytes(self.device)}
         result |= {"seconds": time.perf_counter() - start}
-        show.notes(console, [*judge.problem.notes, *ready.notes, *on_work(result)])
+        show.notes(console, [*judge.problem.notes, *ready.notes, *on_work(result), *ready.fallbacks()])
         title = f"{dataset.name}, {self.split}, {self.negatives} negatives"
         console.print(show.results_table(title, {ready.name: result}))
         write_json(self.json, result)

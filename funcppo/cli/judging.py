@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ class Ready:
     work: Work
     notes: list[str]
     budget: int  # bytes
+    fallbacks: Callable[[], list[str]]  # why steps were not run as they should be, so far
 
 
 @dataclass(slots=True)
@@ -99,7 +101,8 @@ def prepare(asked: Evaluate) -> Ready:
         scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, policy.evaluate_step, on_scored=work.add)
         ready = problem.hosted(ready)
     judge, settings = _judge(asked, ready, policy, scorer, name, how)
-    return Ready(judge=judge, name=name, settings=settings, work=work, notes=notes, budget=budget)
+    fallbacks = partial(scoring.not_replayed, policy.evaluate_step) if policy else list[str]
+    return Ready(judge=judge, name=name, settings=settings, work=work, notes=notes, budget=budget, fallbacks=fallbacks)
 
 
 def _negatives(text: str) -> int | None:

@@ -267,13 +267,14 @@ def _results(run: Run, seconds: float) -> dict[str, Any]:
 def _show(run: Run, results: dict[str, Any], console: Console) -> None:
     import torch
 
-    from funcppo import explain
+    from funcppo import explain, scoring
     from funcppo.logic import proof
 
     dataset = run.problem.dataset
     if results["test"]:
         how = "tails among the five regions" if run.problem.regions else "filtered, all entities, both sides"
         console.print(show.results_table(f"test ({how}, expected ties)", results["test"]))
+    show.notes(console, scoring.not_replayed(run.evaluate_step))
     if (share := results["false_negatives"]) is not None:
         console.print(f"note: of the provable negatives, {share:.1%} are true in valid or test", style="dim")
     if int(run.saved.best_update) == 0:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo import checkpoint, cli, training, tree
+from funcppo import checkpoint, cli, scoring, training, tree
 from funcppo.data import load
+from funcppo.evaluate import evaluate_step
+from funcppo.runtime.capture import Replayed
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER
 from tests.runtime.test_capture import on_gpu
@@ -187,6 +189,16 @@ def test_watch_tells_what_compilers_and_graphs_did(monkeypatch, capsys, tmp_path
     out = capsys.readouterr().out
     line = next(row for row in " ".join(out.split()).split("watch: ")[1:])
     assert "compiles 0, recompiles 0, recordings 0" in line and "fallback_reason no CUDA tensor in the state" in line
+
+
+def test_steps_that_are_not_replayed_on_a_gpu_are_told_with_the_reason(monkeypatch, capsys, tmp_path):
+    """Here for want of a GPU."""
+    monkeypatch.setattr(scoring, "stepping", lambda device: Replayed(evaluate_step))
+    args = ("countries_s2", "--out", tmp_path, "--steps", "64", "--score", "best-proof", "--prover.max-height", "2")
+    assert funcppo(monkeypatch, "train", *args, *SMALL) == 0
+    assert funcppo(monkeypatch, "evaluate", tmp_path) == 0
+    line = "steps of a search were not replayed as a CUDA graph: no CUDA tensor in the state"
+    assert " ".join(capsys.readouterr().out.split()).count(line) == 2
 
 
 @on_gpu
