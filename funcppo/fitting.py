@@ -1,4 +1,4 @@
-"""How many candidates are scored at once: what is fastest here, within a budget of memory.
+"""How many candidates are scored at once: what is nearly the fastest here, within a budget of memory.
 
 Sizes are tried in ascending order on a sample. A size is not tried when twice the growth of the one before would pass
 the budget, so that the trial itself keeps it.
@@ -23,7 +23,8 @@ ROWS = tuple(1 << i for i in range(17))  # partial proofs extended in one step, 
 WINDOW = 16  # candidates of a table for each slot, at least: its last ones leave slots idle
 STEPS = 8  # of a search before it is timed, by when its slots hold partial proofs of every depth; and timed
 FASTER = 1.05  # trying ends when two sizes in a row are not this much faster than the best one before them
-LONG = 3.0  # seconds; or when a trial took so long
+NEARLY = 1.1  # as fast as the fastest, is a size that is so many times slower
+LONG = 1.0  # seconds; or when a trial took so long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,7 @@ def fit_search(
         return int(state.row_steps) - before, time.perf_counter() - begun
 
     trials = _try(run, [rows for rows in ROWS if rows >= 2 * cfg.beam], budget, sample.device)
-    return shaped(_best(trials).size), trials
+    return shaped(best(trials).size), trials
 
 
 def fit_rules(
@@ -85,11 +86,13 @@ def fit_rules(
         return n, time.perf_counter() - begun
 
     trials = _try(run, [size for size in ROWS if size >= 64], budget, sample.device)
-    return replace(cfg, window=_best(trials).size), trials
+    return replace(cfg, window=best(trials).size), trials
 
 
-def _best(trials: list[Trial]) -> Trial:
-    return max(trials, key=lambda trial: trial.speed)
+def best(trials: list[Trial]) -> Trial:
+    """The smallest size that is nearly the fastest: the last candidates leave fewer of its slots idle."""
+    fastest = max(trial.speed for trial in trials)
+    return next(trial for trial in trials if trial.speed * NEARLY >= fastest)
 
 
 def _try(

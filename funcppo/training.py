@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import Captured, capture, recorded
-from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER, Metrics, TrainState
 from funcppo.types import F32, I64
+
+if TYPE_CHECKING:  # it imports Dynamo, which judging a run does without
+    from funcppo.runtime.monitor import Monitor
 
 CONFIG, CHECKPOINT, METRICS, RESULTS = "config.json", "checkpoint.npz", "metrics.jsonl", "results.json"
 COSTLY = 3e7  # successors that a validation by `success` may have to look at, by a rough count

@@ -27,7 +27,7 @@ def machine(monkeypatch, speed, held, growth):
 
 @given(st.lists(st.integers(1, 1000), min_size=10, max_size=10), st.integers(0, 3000))
 @settings(deadline=None)
-def test_no_size_beyond_the_budget_is_tried_and_the_fastest_within_it_is_taken(speeds, budget):
+def test_no_size_beyond_the_budget_is_tried_and_the_smallest_nearly_fastest_within_it_is_taken(speeds, budget):
     """Growth of 1 byte a row over 100 held: a size of n fits when 100 + n does."""
     sizes = [1 << i for i in range(10)]
     with pytest.MonkeyPatch.context() as patch:
@@ -39,8 +39,9 @@ def test_no_size_beyond_the_budget_is_tried_and_the_fastest_within_it_is_taken(s
         trials = fitting._try(run, sizes, budget, torch.device("cpu"))
     assert all(100 + size <= budget for size in tried)
     assert [trial.size for trial in trials] == tried
-    best = fitting._best(trials)
-    assert best.speed == pytest.approx(max(speeds[sizes.index(size)] for size in tried))
+    fastest = max(speeds[sizes.index(size)] for size in tried)
+    nearly = [size for size in tried if speeds[sizes.index(size)] * fitting.NEARLY >= fastest]
+    assert fitting.best(trials).size == nearly[0]
     fewer = max((t.speed for t in trials[:-2]), default=0)
     ends_early = len(tried) < len([size for size in sizes if 100 + size <= budget])
     assert not ends_early or max(t.speed for t in trials[-2:]) < 1.05 * fewer
@@ -49,7 +50,7 @@ def test_no_size_beyond_the_budget_is_tried_and_the_fastest_within_it_is_taken(s
 def test_a_machine_that_is_ever_faster_is_given_all_that_fits(monkeypatch):
     _, run = machine(monkeypatch, lambda size: float(size), held=0, growth=MB)
     trials = fitting._try(run, fitting.ROWS, 100 * MB, torch.device("cpu"))
-    assert fitting._best(trials) == Trial(size=64, speed=64.0, peak_bytes=64 * MB)
+    assert fitting.best(trials) == Trial(size=64, speed=64.0, peak_bytes=64 * MB)
 
 
 def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):

@@ -142,8 +142,8 @@ def _fitted(run: Run, score: Score, split: np.ndarray, budget: int) -> tuple[Eva
         steps = partial(scoring.stepping, run.run.device)
         cfg, trials = fitting.fit_search(cfg, problem.fixed_world(ready), params, sample, budget, steps)
         how = f"{cfg.slots} slots, {cfg.rows} rows a step"
-    best = max(trials, key=lambda trial: trial.speed)
-    speed = f"the fastest of {len(trials)} sizes tried: {best.speed:,.0f} rows/s"
+    best = fitting.best(trials)
+    speed = f"of {len(trials)} sizes tried the smallest that is nearly the fastest: {best.speed:,.0f} rows/s"
     return cfg, [f"{how}, {speed}, {best.peak_bytes / 1e6:,.0f} of {budget / 1e6:,.0f} MB"]
 
 

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime.products import Products
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
 ACTING = ("plan", "rollout_step", "learning_batch")
@@ -67,7 +66,8 @@ def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = Tr
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     options: Any = None
     if backend == "inductor":
-        from funcppo.runtime import threefry  # noqa: F401  # here: it takes a second that an eager run can do without
+        from funcppo.runtime import threefry  # noqa: F401  # both here: an eager run can do without Inductor's 75 MB
+        from funcppo.runtime.products import Products
 
         options = (({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | more) or None
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=options)
