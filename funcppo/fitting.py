@@ -23,7 +23,7 @@ ROWS = tuple(1 << i for i in range(17))  # partial proofs extended in one step, 
 WINDOW = 16  # candidates of a table for each slot, at least: its last ones leave slots idle
 STEPS = 8  # of a search before it is timed, by when its slots hold partial proofs of every depth; and timed
 FASTER = 1.05  # trying ends when two sizes in a row are not this much faster than the best one before them
-NEARLY = 1.1  # as fast as the fastest, is a size that is so many times slower
+NEARLY = 1.2  # as fast as the fastest, is a size that is so many times slower
 LONG = 1.0  # seconds; or when a trial took so long
 
 

@@ -20,7 +20,7 @@ from funcppo.protocol import Protocol, Ranking
 from funcppo.ranking import BOTTOM, GRID
 from funcppo.records import Record
 
-FIRST, SECONDS = 64, 10.0  # queries of the first part, and how long a part is to take
+FIRST, SECONDS = 256, 10.0  # queries of the first part, and how long a part is to take
 MOST = 1 << 20  # candidates that a part may list, so that listing them takes little memory
 
 
