@@ -6,17 +6,21 @@ Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh;
 128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
 iteration), `whole` (one compiled call an iteration, its loops kept as loops, large minibatches in microbatches that fit
 into a cache: for a CPU), `compiled` (the parts called one by one), `eager-graph` (eager parts, one graph: LeanRL's
-way), `forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and `sb3`,
-Stable-Baselines3, where it is installed. Every row has its cold start, the median and spread of the iteration, its
-kernels, and its parity: the difference of params from the eager step's after one update, as a share of the change.
+way), `forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and, where they are
+installed, `sb3`, Stable-Baselines3, and `jax`, one jitted call an iteration (jax_peer.py). Every row has its cold start
+and the median and spread of the iteration; those that are ours also their kernels, and their parity: the difference of
+params from the eager step's after one update, as a share of the change. For one thread set OMP_NUM_THREADS=1, for JAX
+XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1", which its row repeats.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,7 +41,8 @@ from funcppo.runtime.iteration import whole
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
 HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
-PEERS = ("sb3",)
+PEERS = ("sb3", "jax")
+SETTINGS = partial(PPOConfig, n_steps=128, n_epochs=4, n_minibatches=4)
 REPEATS = 7
 # What an H200 can do at most, for the distance to it: multiplications and additions a second, bytes a second, and
 # how long a kernel in a graph takes that does nothing.
@@ -54,14 +59,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--how", nargs="*", default=list(HOW), choices=[*HOW, *PEERS])
+    parser.add_argument("--how", nargs="*", default=list(HOW), choices=[*HOW, *PEERS], help="default: all but peers")
     parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(RATES), help="high: TF32")
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
     parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "PRECISION"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        torch.set_float32_matmul_precision("high" if args.cell[3] == "high" else "highest")
-        case = StableBaselines(args.cell[0]) if args.cell[1] == "sb3" else Case(*args.cell)
+        work, how, device, precision = args.cell
+        torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
+        peers = {"sb3": partial(StableBaselines, work), "jax": partial(Jax, work, device)}
+        case = peers.get(how, partial(Case, *args.cell))()
         return side_by_side.cell(case.ready, case.timed)
     cells = [[work, how, args.device, p] for p in args.precision for work in args.work for how in args.how]
     rows = side_by_side.run(__file__, cells, args.width)
@@ -77,7 +84,7 @@ class Case:
         n_envs, self.learners = WORK[work]
         self.microbatches = max(1, 32 * n_envs // CACHED) if how == "whole" else 1
         self.cfg = Config(
-            ppo=PPOConfig(n_envs=n_envs, n_steps=128, n_epochs=4, n_minibatches=4, n_microbatches=self.microbatches),
+            ppo=SETTINGS(n_envs=n_envs, n_microbatches=self.microbatches),
             env=cartpole.environment(cartpole.CartPoleConfig()),
             agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, products=PRODUCTS.get(precision))),
         )
@@ -162,6 +169,47 @@ class StableBaselines:
     def timed(self) -> dict[str, Any]:
         """Median and spread of an iteration."""
         return repeated(self.learn, lambda: None)
+
+
+class Jax:
+    """The same work as one jitted JAX call; for want of JAX, or of the device in it, the cell is an error."""
+
+    def __init__(self, work: str, device: str) -> None:
+        self.work, self.device, self.iterations = work, device, 0
+        self.shown: deque[Any] = deque(maxlen=10)
+        self.state: Any = None
+        self.iteration: Callable[[Any], tuple[Any, Any]] = lambda state: (state, None)
+        self.synchronise = lambda: None
+
+    def ready(self) -> dict[str, Any]:
+        """Compile and take one step."""
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other cells are made ready beside this one
+        import jax  # pyright: ignore[reportMissingImports]
+        import jax_peer
+
+        n_envs, learners = WORK[self.work]
+        if self.work == "update":
+            raise ValueError(f"{self.work}: the JAX run has whole iterations")
+        jax.config.update("jax_platforms", self.device)
+        self.state, self.iteration = jax_peer.jitted(SETTINGS(n_envs=n_envs), learners)
+        self.synchronise = lambda: jax.block_until_ready(self.state)
+        self.step()
+        self.synchronise()
+        row = {"replay": "none", "cold_s": side_by_side.since_start(), "platform": jax.default_backend()}
+        row |= {"jax": jax.__version__, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+        return row | {"products": "of float32, in jax's default precision"}
+
+    def step(self) -> None:
+        """One iteration."""
+        self.state, shown = self.iteration(self.state)
+        self.shown.append(shown)
+        self.iterations += 1
+
+    def timed(self) -> dict[str, Any]:
+        """Median and spread of an iteration, and the mean return of episodes that ended in the last ten."""
+        row = repeated(self.step, self.synchronise)
+        episodes, total = (sum(float(x.sum()) for x in column) for column in zip(*self.shown))
+        return row | {"iterations": self.iterations, "mean_return": total / episodes}
 
 
 def least(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
