@@ -65,7 +65,8 @@ def test_advantages_are_ours():
 
 
 def test_the_gradient_of_the_loss_is_ours():
-    state = jax_peer.init(PPO, jax.random.key(0))
+    params = jax_peer.init(PPO, jax.random.key(0)).learner.params
+    params = jax.tree.map(lambda x: x + 0.5 * draw(6, *x.shape).numpy(), params)  # at first the entropy has no slope
     obs, action = draw(0, 64, 4), (draw(1, 64) > 0).long()
     log_prob, value, advantage, target = -0.7 + 0.3 * draw(2, 64), draw(3, 64), draw(4, 64), 2 * draw(5, 64)
     batch = losses.Batch(obs, action, log_prob, value, advantage, target)
@@ -73,9 +74,9 @@ def test_the_gradient_of_the_loss_is_ours():
     cfg = Config(ppo=PPO, env=env, agent=agent)
     scalars = losses.Scalars(*(torch.tensor(getattr(PPO, name)) for name in losses.Scalars._fields))
     loss = lambda params: losses.loss_fn(cfg, NoWorld(), params, batch, scalars)
-    want, _ = torch.func.grad(loss, has_aux=True)(ours(state.learner.params))
-    ours_batch = jax_peer.Batch(*arrays(tuple(batch)))
-    got = ours(jax.grad(lambda params: jax_peer.loss_fn(PPO, params, ours_batch))(state.learner.params))
+    want, _ = torch.func.grad(loss, has_aux=True)(ours(params))
+    theirs = jax_peer.Batch(*arrays(tuple(batch)))
+    got = ours(jax.grad(lambda params: jax_peer.loss_fn(PPO, params, theirs))(params))
     for a, b in zip(tree.leaves(got), tree.leaves(want)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
