@@ -57,3 +57,18 @@ def test_iterations_on_a_cpu(work, digits):
     found = rows("bench_cartpole-cpu")
     times = [f"{found[f'{work} {how} cpu highest']['iteration_ms']:.{digits}f}" for how in ("whole", "forward", "sb3")]
     assert f"| {work.replace('x', ' x ')} | {' | '.join(times)} |" in NOTES
+
+
+def test_jax_on_a_cpu():
+    found, notes = rows("bench_cartpole-cpu-jax"), " ".join(NOTES.split())
+    row = lambda work, how: found[f"{work} {how} cpu highest"]
+    small, jax_small, large, jax_large = (
+        row(work, how)["iteration_ms"] for work in ("4x128", "2048x128") for how in ("whole", "jax")
+    )
+    assert (
+        f"{jax_small:.1f} ms where `whole` takes {small:.1f}, and {jax_large:.0f} where it takes {large:.0f}:" in notes
+    )
+    assert (
+        f"needs {small / jax_small:.2f} times as long as JAX at 4 x 128 and {large / jax_large:.2f} times at" in notes
+    )
+    assert row("4x128", "jax")["mean_return"] > 100  # a peer must learn
