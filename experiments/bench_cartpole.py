@@ -190,12 +190,13 @@ class Jax:
         n_envs, learners = WORK[self.work]
         if self.work == "update":
             raise ValueError(f"{self.work}: the JAX run has whole iterations")
-        jax.config.update("jax_platforms", self.device)
+        device = jax.devices(self.device)[0]
+        jax.config.update("jax_default_device", device)
         self.state, self.iteration = jax_peer.jitted(SETTINGS(n_envs=n_envs), learners)
         self.synchronise = lambda: jax.block_until_ready(self.state)
         self.step()
         self.synchronise()
-        row = {"replay": "none", "cold_s": side_by_side.since_start(), "platform": jax.default_backend()}
+        row = {"replay": "none", "cold_s": side_by_side.since_start(), "platform": device.platform}
         row |= {"jax": jax.__version__, "xla_flags": os.environ.get("XLA_FLAGS", "")}
         return row | {"products": "of float32, in jax's default precision"}
 
