@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
     score: F32[Tensor, "B"]
     pruned: F32[Tensor, "B"]  # mass of partial proofs that the beam dropped
-    overflowed: F32[Tensor, "B"]  # mass of partial proofs some of whose successors did not fit, or had no room
+    overflowed: F32[Tensor, "B"]  # mass of partial proofs some of whose successors did not fit
     best: F32[Tensor, "B"]  # of the single most probable proof
     trace: I32[Tensor, "B T"]  # its choices; 0-padded
     length: I32[Tensor, "B"]  # number of its choices; 0 where there is no proof
@@ -69,10 +69,16 @@ def slots_for(rows: int, beam: int) -> int:
 
 
 def extend(cfg: EvalConfig, world: World, params: Any, search: Search) -> tuple[Search, I64[Tensor, ""]]:
-    """The search after one choice on the partial proofs whose turn it is, and how many these were."""
+    """The search after one choice on the partial proofs whose turn it is, and how many these were.
+
+    A slot some of whose successors the network has no room for waits for the next step.
+    """
     chosen, source, filled = _choose_rows(cfg, search)
     children = _children(cfg, world, params, search, source, filled)
-    return tree.where(chosen, _kept(cfg, search, children), search), filled.sum()
+    waits = torch.where(children.crowded, source // cfg.beam, cfg.slots)
+    waiting = torch.zeros(cfg.slots + 1, dtype=torch.bool, device=waits.device).index_fill(0, waits, True)[: cfg.slots]
+    chosen, taken = chosen & ~waiting, filled & ~waiting[(source // cfg.beam).clamp_max(cfg.slots - 1)]
+    return tree.where(chosen, _kept(cfg, search, children), search), taken.sum()
 
 
 def log_policy(cfg: EvalConfig, world: World, params: Any, observation: Observation) -> F32[Tensor, "R S1"]:
@@ -88,6 +94,7 @@ class _Children(NamedTuple):
     proved: Bool[Tensor, "R S"]
     code: I32[Tensor, "R S"]  # the choice made
     overflow: Bool[Tensor, "R"]
+    crowded: Bool[Tensor, "R"]  # the network had no room for some successors: nothing here is known of the row
     end: F32[Tensor, "R"]  # log-probability of the policy's best action, whatever it is
     source: I64[Tensor, "R"]  # slot * K + beam entry; B * K where the row is empty
 
@@ -127,7 +134,8 @@ def _children(
         log_prob=path[:, None] + _choices(cfg, policy, observation),
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
         code=torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact),
-        overflow=(successors.overflow | crowded(cfg.agent.cfg, observation.mask)) & filled,
+        overflow=successors.overflow & filled,
+        crowded=crowded(cfg.agent.cfg, observation.mask) & filled,
         end=path + policy.amax(1),
         source=source,
     )

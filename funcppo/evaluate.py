@@ -22,7 +22,7 @@ from funcppo.types import F32, I32, I64
 Stage = Callable[[Tensor, int], Iterator[Tensor]]  # candidates and a number to parts of as many, where they are scored
 Look = Callable[[Tensor], Tensor | None]  # from numbers on the device to those of this look, or of an earlier one
 WIDTHS = (32,)  # successors a row, tried before the width that holds any
-ROOM = 6  # successors a row that the network has room for, on average over a step
+ROOM = 10  # successors a row that the network has room for, on average over a step
 _STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
 
 
@@ -116,8 +116,7 @@ def score_candidates(
 def narrowed(cfg: EvalConfig) -> list[EvalConfig]:
     """The same search in ascending widths: most goals have few successors, and steps cost what slots there are.
 
-    In the first of them the network runs on the successors that there are, as long as they have room. A wider search
-    extends fewer rows at a time, so that each takes about as much memory.
+    A wider search extends fewer rows at a time, so that each takes about as much memory.
     """
     full, searches = cfg.resolve.max_successors, []
     for width in WIDTHS:
@@ -125,11 +124,16 @@ def narrowed(cfg: EvalConfig) -> list[EvalConfig]:
             shape = replace(cfg.resolve, max_successors=width, fanout=min(width, cfg.resolve.fanout))
             searches.append(replace(cfg, resolve=shape))
     rows = max(cfg.beam, cfg.rows * searches[-1].resolve.max_successors // full) if searches else cfg.rows
-    searches.append(replace(cfg, rows=rows, slots=min(cfg.slots, rows)))
-    if searches[0].resolve.max_successors < 2 * ROOM:
-        return searches
-    packing = replace(cfg.agent.cfg, capacity=ROOM * cfg.rows)
-    return [replace(searches[0], agent=replace(cfg.agent, cfg=packing)), *(searches[1:] or searches)]
+    return [_packed(search) for search in (*searches, replace(cfg, rows=rows, slots=min(cfg.slots, rows)))]
+
+
+def _packed(cfg: EvalConfig) -> EvalConfig:
+    """The same search with a network that runs on the successors that there are, where that spares it a third."""
+    places = cfg.resolve.max_successors
+    capacity = max(ROOM * cfg.rows, cfg.beam * places)  # what one slot holds always has room
+    if 3 * capacity > 2 * cfg.rows * places:
+        return cfg
+    return replace(cfg, agent=replace(cfg.agent, cfg=replace(cfg.agent.cfg, capacity=capacity)))
 
 
 def score_by_width(

@@ -139,6 +139,7 @@ def _apply(cfg, world, state):
 
 def _evaluation(cfg, world, state):
     how = problem.evaluation(ready(), cfg, "success", slots=3, beam=4, rows=8, window=9)
+    how = dataclasses.replace(how, agent=net.agent(dataclasses.replace(cfg.agent.cfg, capacity=20)))
     table = torch.cat([ready().kb.facts[:9], torch.zeros_like(ready().kb.facts[:1])])
     return evaluate_step, (how, world, state.params, table, start(how, table))
 
