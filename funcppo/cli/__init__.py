@@ -40,6 +40,7 @@ def main() -> NoReturn:
         fail(_unboxed(said.getvalue()))
     sys.stderr.write(said.getvalue())  # warnings
     try:
+        _check_json(parsed.json)
         status = parsed.run()
     except (ValueError, OSError) as error:
         fail(" ".join(_said(error).split()))
@@ -79,7 +80,6 @@ def write_json(target: str | None, value: Any) -> None:
     """Write `value` where `--json` says: a file, `-` for standard output, or nowhere."""
     if target is None:
         return
-    check_json(target)
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -89,7 +89,7 @@ def write_json(target: str | None, value: Any) -> None:
     write_atomically(Path(target), lambda file: file.write(text.encode()))
 
 
-def check_json(target: str | None) -> None:
-    """Errors: ValueError when `--json` names no file that could be; programs ask before they work for an hour."""
+def _check_json(target: str | None) -> None:
+    """Errors: ValueError when `--json` names no file that could be: said before a program works for an hour."""
     if target not in (None, "-") and (Path(target).is_dir() or not Path(target).parent.is_dir()):
         raise ValueError(f"--json {target}: want a file in a folder that exists, or -")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import check_json, show, write_json
+from funcppo.cli import show, write_json
 from funcppo.cli.judging import on_work, prepare
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
@@ -87,7 +87,6 @@ class Evaluate:
             raise ValueError("--resume, --overwrite: want --details FILE, the file that they are about")
         if self.details is not None:
             records.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
-        check_json(self.json)
         ready = prepare(self)
         memory.reset_peak(self.device)
         judge, dataset = ready.judge, ready.judge.problem.dataset

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import check_json, show, write_json
+from funcppo.cli import show, write_json
 from funcppo.config import MineConfig
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ class Mine:
         )
         if not self.out.parent.is_dir():
             raise ValueError(f"--out {self.out}: want a file in a folder that exists")
-        check_json(self.json)
         found, counts, mined = self._mined(cfg)
         from funcppo import mining
 

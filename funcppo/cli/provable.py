@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import check_json, write_json
+from funcppo.cli import write_json
 from funcppo.cli.target import open_dataset, steps_shown
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Provable:
     def run(self) -> int:
         """Count, print, and return the exit status."""
         steps = self._steps()
-        check_json(self.json)
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules)
         if not len(dataset.rules) and len(dataset.test):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import check_json, write_json
+from funcppo.cli import write_json
 from funcppo.cli.target import is_run, open_dataset, steps_shown
 from funcppo.config import ProverSettings
 from funcppo.data import Dataset, parse_query, show_atom, show_rule
@@ -64,7 +64,6 @@ class Prove:
             raise ValueError(f"--height {self.height}: want 0 or more")
         if self.budget < 1:
             raise ValueError(f"--budget {self.budget}: want 1 or more")
-        check_json(self.json)
         dataset = open_dataset(self.target, self.rules)
         atom = tuple(int(t) for t in parse_query(dataset, self.query))
         names = _variables(self.query)

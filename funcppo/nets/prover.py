@@ -147,8 +147,8 @@ def crowded(cfg: NetConfig, mask: Bool[Tensor, "B S1"]) -> Bool[Tensor, "B"]:
     """The rows of a batch whose logits mean nothing, for want of room for some of their successors."""
     if cfg.capacity is None:
         return torch.zeros_like(mask[:, 0])
-    place, _ = _packed(mask[:, :-1], cfg.capacity)
-    return (mask[:, :-1] & (place >= cfg.capacity)).any(1)
+    count = mask[:, :-1].sum(1)
+    return (count > 0) & (count.cumsum(0) > cfg.capacity)
 
 
 def _packed(mask: Bool[Tensor, "B S"], capacity: int) -> tuple[I64[Tensor, "B S"], I64[Tensor, "C"]]:

@@ -89,25 +89,25 @@ class Replayed(Generic[S]):
 
     def __init__(self, step: Callable[..., S]) -> None:
         """`step`, nothing recorded yet."""
-        self._step, self._held = step, dict[Any, tuple[Captured[Any, tuple[()]], list[Tensor]]]()
+        self._step, self._held = step, dict[Any, Captured[Any, tuple[()]]]()
+        self._last: tuple[Any, ...] = ()  # what a call that goes on in place is given
 
     def __call__(self, cfg: Any, world: Any, *given: Any) -> S:
         """As `step`. Errors: those of `capture`."""
-        *inputs, state = given
-        key = (cfg, *((x.data_ptr(), x.shape) for x in tree.leaves(world)), *(x.shape for x in tree.leaves(given)))
-        if key not in self._held:
-            self._held[key] = (capture(partial(self._moved, cfg, world), given), [])
-        captured, last = self._held[key]
-        leaves = tree.leaves(inputs)
-        if state is not captured.state[-1] or any(a is not b for a, b in zip(leaves, last, strict=True)):
-            captured.load(given)
-            self._held[key] = (captured, leaves)
-        captured.step()
-        return captured.state[-1]
+        asked = (cfg, world, *given)
+        if len(asked) != len(self._last) or any(a is not b for a, b in zip(asked, self._last)):
+            key = (cfg, *((x.data_ptr(), x.shape) for x in tree.leaves(world)), *(x.shape for x in tree.leaves(given)))
+            if key not in self._held:
+                self._held[key] = capture(partial(self._moved, cfg, world), given)
+            self._going = self._held[key]
+            self._going.load(given)
+            self._last = (*asked[:-1], self._going.state[-1])
+        self._going.step()
+        return self._last[-1]
 
     def reasons(self) -> list[str]:
         """Why calls are no replays; empty where all are."""
-        return sorted({captured.reason for captured, _ in self._held.values()} - {""})
+        return sorted({captured.reason for captured in self._held.values()} - {""})
 
     def _moved(self, cfg: Any, world: Any, given: Any) -> tuple[Any, tuple[()]]:
         return (*given[:-1], self._step(cfg, world, *given)), ()
