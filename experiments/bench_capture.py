@@ -58,7 +58,7 @@ def main() -> None:
     captured = capture(partial(waits, fn), case.start())
     rows.append(row("a step that waits for the GPU", captured, None, None))
     del captured
-    prover = Prover("s3", "eager", args.device, "")
+    prover = Prover("s3", "eager", args.device, "", "packed")
     learn = partial(train_step.train_step, case.cfg, NoWorld())
     rows += whole_and_turns("CartPole", learn, parts, case.start(), args)
     rows += whole_and_turns("CartPole, eager", learn, train_step.EAGER, case.start(), args)

@@ -6,8 +6,8 @@ Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128)
 128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden) and `family-130` (that
 with 8 residual layers and room for 130 successors, of which at most 22 are ever filled). How: `captured` (compiled
 parts, one graph launch), `parts` (a graph launch a rollout step and a minibatch), `eager-graph` and `eager-parts`
-(likewise, nothing compiled), `compiled`, `eager`. Rows as those of bench_cartpole.py, with rollout_ms, steps a second,
-and where the cold start went.
+(likewise, nothing compiled), `compiled`, `eager`. `--padded` learns on a place for every successor. Rows as those of
+bench_cartpole.py, with rollout_ms, steps a second, and where the cold start went.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bench_cartpole import HOW, TURNS, kernels, repeated
 
 from funcppo import data, problem, random, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
+from funcppo.packing import packed
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import Captured, capture
 from funcppo.runtime.replay import capture_turns
@@ -51,13 +52,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--how", nargs="*", default=["captured", "compiled", "eager"], choices=HOW)
+    parser.add_argument("--padded", action="store_const", const="padded", default="packed", dest="room")
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "DATA"), help=argparse.SUPPRESS)
+    parser.add_argument("--cell", nargs=5, metavar=("WORK", "HOW", "DEVICE", "DATA", "ROOM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
         case = Case(*args.cell)
         return side_by_side.cell(case.ready, case.timed)
-    cells = [[work, how, args.device, args.data] for work in args.work for how in args.how]
+    cells = [[work, how, args.device, args.data, args.room] for work in args.work for how in args.how]
     rows = side_by_side.run(__file__, cells, args.width)
     if args.out:
         args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
@@ -66,12 +68,14 @@ def main() -> None:
 class Case:
     """One kind of work, run one way."""
 
-    def __init__(self, work: str, how: str, device: str, folder: str) -> None:
+    def __init__(self, work: str, how: str, device: str, folder: str, room: str) -> None:
         dataset, settings, ppo = WORK[work]
         self.how, self.device = how, device
         ready = problem.build(data.load(dataset.format(data=folder)), settings, device)
         self.cfg, self.world = problem.config(ready, ppo), problem.world(ready)
         self.state = train_step.init(self.cfg, self.world, random.key(0, device))
+        if room == "packed":
+            self.cfg = packed(self.cfg, self.world, self.state)
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
@@ -87,7 +91,7 @@ class Case:
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         self.roll_out = self.captured(self.roll, parts).step
         row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
-        return row | {"difference_from_eager": float(off / change), "successors": self.width()}
+        return row | {"difference_from_eager": float(off / change)} | self.room()
 
     def captured(self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts) -> Captured[Any, Any]:
         """A step as this way runs it."""
@@ -101,9 +105,10 @@ class Case:
         got = train_step.collect(self.cfg, self.world, state, parts)
         return state._replace(env_state=got.actor.env_state, episode=got.actor.episode, key=got.key), got.batch
 
-    def width(self) -> int:
-        """Successors of a state at most."""
-        return self.cfg.env.cfg.resolve.max_successors
+    def room(self) -> dict[str, int | None]:
+        """Successors of a state at most, and of a minibatch where these are packed."""
+        agent = self.cfg.learner or self.cfg.agent
+        return {"successors": self.cfg.env.cfg.resolve.max_successors, "capacity": agent.cfg.capacity}
 
     def synchronise(self) -> None:
         """Wait for the device."""
