@@ -6,8 +6,9 @@ Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128)
 128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden) and `family-130` (that
 with 8 residual layers and room for 130 successors, of which at most 22 are ever filled). How: `captured` (compiled
 parts, one graph launch), `parts` (a graph launch a rollout step and a minibatch), `eager-graph` and `eager-parts`
-(likewise, nothing compiled), `compiled`, `eager`. `--padded` learns on a place for every successor. Rows as those of
-bench_cartpole.py, with rollout_ms, steps a second, and where the cold start went.
+(likewise, nothing compiled), `compiled`, `eager`. Room: `packed` (minibatches run on the successors that there are) or
+`padded` (on a place for each that there may be). Rows as those of bench_cartpole.py, with rollout_ms, steps a second,
+the share of places that are filled, and where the cold start went.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--how", nargs="*", default=["captured", "compiled", "eager"], choices=HOW)
-    parser.add_argument("--padded", action="store_const", const="padded", default="packed", dest="room")
+    parser.add_argument("--room", nargs="*", default=["packed"], choices=["packed", "padded"])
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
     parser.add_argument("--cell", nargs=5, metavar=("WORK", "HOW", "DEVICE", "DATA", "ROOM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
         case = Case(*args.cell)
         return side_by_side.cell(case.ready, case.timed)
-    cells = [[work, how, args.device, args.data, args.room] for work in args.work for how in args.how]
+    cells = [[work, how, args.device, args.data, r] for work in args.work for how in args.how for r in args.room]
     rows = side_by_side.run(__file__, cells, args.width)
     if args.out:
         args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
@@ -105,10 +106,11 @@ class Case:
         got = train_step.collect(self.cfg, self.world, state, parts)
         return state._replace(env_state=got.actor.env_state, episode=got.actor.episode, key=got.key), got.batch
 
-    def room(self) -> dict[str, int | None]:
-        """Successors of a state at most, and of a minibatch where these are packed."""
-        agent = self.cfg.learner or self.cfg.agent
-        return {"successors": self.cfg.env.cfg.resolve.max_successors, "capacity": agent.cfg.capacity}
+    def room(self) -> dict[str, float | None]:
+        """Successors of a state at most, of a minibatch where these are packed, and the share of places filled."""
+        agent, mask = self.cfg.learner or self.cfg.agent, self.roll(self.state, train_step.EAGER)[1].obs.mask
+        row = {"successors": mask.shape[1] - 1, "capacity": agent.cfg.capacity}
+        return row | {"filled": float(mask[:, :-1].float().mean())}
 
     def synchronise(self) -> None:
         """Wait for the device."""
