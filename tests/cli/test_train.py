@@ -11,8 +11,8 @@ import torch
 from funcppo import checkpoint, cli, scoring, training, tree
 from funcppo.data import load
 from funcppo.evaluate import evaluate_step
-from funcppo.runtime.capture import Replayed
 from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.replay import Replayed
 from funcppo.train_step import EAGER
 from tests.runtime.test_capture import on_gpu
 

@@ -76,3 +76,11 @@ def test_jax_on_a_cpu():
         f"needs {small / jax_small:.2f} times as long as JAX at 4 x 128 and {large / jax_large:.2f} times at" in notes
     )
     assert row("4x128", "jax")["mean_return"] > 100  # a peer must learn
+
+
+@pytest.mark.parametrize("work", ["family", "s3"])
+def test_packed_successors_on_a_cpu(work):
+    found, notes = rows("bench_prover-cpu"), " ".join(NOTES.split())
+    padded, packed = (found[f"{work} eager cpu ../shared/data {room}"] for room in ("padded", "packed"))
+    assert f"{padded['processor_ms'] / 1e3:.2f} to {packed['processor_ms'] / 1e3:.2f} on " in notes
+    assert f"{packed['filled']:.3f} of {packed['successors']}" in notes
