@@ -76,6 +76,15 @@ MANY_RULES = {
     "ppo__n_envs": "4096",
     "ppo__n_minibatches": "16",
 }
+LONGER = {
+    "validations": "8",
+    "steps": "400000",
+    "prover__hard_fraction": "1",
+    "ppo__entropy_coef": "1",
+    "ppo__n_envs": "512",
+    "ppo__n_minibatches": "16",
+}
+RATES = [options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")]
 FEWER_STEPS = {"steps": "60000", "validations": "4"}
 BOUND = {"prover__max_successors": "64"}  # room for all successors of a goal with a known argument: 51 facts, 4 rules
 MANY_MINED = MANY_RULES | {"validations": "6", "steps": "650000", "ppo__n_envs": "1024"}
@@ -95,23 +104,18 @@ SETS = {
     "countries_S1, mined rules": Set(with_mined("countries_S1", **FEWER_STEPS)),
     "countries_S2, mined rules": Set(with_mined("countries_S2", **FEWER_STEPS, **BOUND), SHARES[1:]),
     "countries_S3, mined rules": Set(with_mined("countries_S3", **FEWER_STEPS, **BOUND), SHARES[1:]),
-    "umls, mined rules": Set(with_mined("umls", **FEWER_STEPS), products(SHARES[2:], WEIGHTS[::2])),
-    "family, mined rules": Set(with_mined("family", **FEWER_STEPS), products(SHARES[2:], WEIGHTS[::2])),
+    "umls, mined rules": Set(with_mined("umls", **LONGER), RATES),
+    "family, mined rules": Set(with_mined("family", **LONGER), RATES),
     "wn18rr, mined rules": Set(with_mined("wn18rr", **MANY_MINED)),
     "fb15k-237, mined rules": Set(with_mined("fb15k-237", **MANY_MINED)),
     "family, RNNLogic rules": Set(
         options(
-            **HEIGHT_1 | {"validations": "8"},
+            **HEIGHT_1 | LONGER,
             valid_queries="300",
             rules="{data}/family/rules_rnnlogic.tsv",
-            steps="400000",
             device="{device}",
-            prover__hard_fraction="1",
-            ppo__entropy_coef="1",
-            ppo__n_envs="512",
-            ppo__n_minibatches="16",
         ),
-        products([options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")], [options(**SMALL_NET), []]),
+        products(RATES, [options(**SMALL_NET), []]),
     ),
     "wn18rr, RNNLogic rules": Set(options(**MANY_RULES, rules="{data}/wn18rr/rules_rnnlogic.tsv"), WEIGHTS[:2]),
     "fb15k-237, RNNLogic rules": Set(
