@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.envs.base import autoreset
+from funcppo.envs.base import advance
 from funcppo.types import F32, I64, Bool
 
 Carry = TypeVar("Carry")
@@ -73,7 +73,7 @@ def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepK
     obs = env.observe(env.cfg, world, actor.env_state)
     out = agent.apply(agent.cfg, world, params, obs)
     action = agent.distribution.sample(keys.action, out)
-    stepped, timestep = env.step_functional(env.cfg, world, actor.env_state, action, keys.step)
+    reached, timestep, onward = advance(env, world, actor.env_state, action, keys.step, keys.reset)
     done = timestep.terminated | timestep.truncated
     episode = Episode(actor.episode.total + timestep.reward, actor.episode.length + 1)
     transition = Transition(
@@ -84,12 +84,11 @@ def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepK
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,
-        final_obs=env.observe(env.cfg, world, stepped) if _bootstraps(cfg) else (),
+        final_obs=env.observe(env.cfg, world, reached) if _bootstraps(cfg) else (),
         episode=episode,
     )
-    restarted = autoreset(env, world, stepped, timestep, keys.reset)
     episode = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode)
-    return Actor(restarted, episode), transition
+    return Actor(onward, episode), transition
 
 
 def _bootstraps(cfg: Config) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from funcppo import data, explain, problem, protocol, random, scoring, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.envs import prover
+from funcppo.envs.base import advance
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from funcppo.evaluate import evaluate_step, score_candidates, start
 from funcppo.logic import baselines, fixpoint
@@ -78,6 +79,19 @@ def test_a_status_says_how_the_path_ended(seed):
     assert (state.depth[state.status == EXHAUSTED] == cfg.max_depth).all()
     assert (state.status != RUNNING).all() or (state.depth < cfg.max_depth)[state.status == RUNNING].all()
     assert not state.overflow.any()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_a_step_and_a_restart_at_once_equal_one_after_the_other(seed, steps):
+    cfg, world, state = searches(seed, steps)
+    keys = random.split(random.split(random.key(seed)), 8)
+    env = prover.environment(cfg)
+    args = (world, state, torch.arange(8) % (cfg.resolve.max_successors + 1), *keys)
+    once, apart = advance(env, *args), advance(dataclasses.replace(env, advance=None), *args)
+    assert env.advance is not None and tree.paths(once) == tree.paths(apart)
+    for a, b in zip(tree.leaves(once), tree.leaves(apart)):
+        assert a.dtype == b.dtype and torch.equal(a, b)
 
 
 def test_an_illegal_action_counts_as_end():

@@ -8,7 +8,7 @@
 (`NoWorld()` where there are none). `state` is any NamedTuple of tensors with the leading axis B, the observation a
 tensor or a NamedTuple of tensors with the leading axis B. `key` is `I64[Tensor, "B 2"]`, a key for each row, so that a
 row's numbers depend on nothing but its own key. Rows are independent, and a row that has finished stays as it is:
-reward 0, the same state, the same flags. Nothing restarts by itself; `autoreset` is applied by rollouts only.
+reward 0, the same state, the same flags. Nothing restarts by itself; `advance` is called by rollouts only.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ class Environment:
     step_functional: Callable[[Any, Any, Any, Tensor, Tensor], tuple[Any, Timestep]]
     observe: Callable[[Any, Any, Any], Any]
     truncates: bool  # whether `truncated` is ever true; if not, rollouts call the network once a step
+    advance: Callable[[Any, Any, Any, Tensor, Tensor, Tensor], tuple[Any, Timestep, Any]] | None = None  # see `advance`
+
+
+def advance(
+    env: Environment, world: Any, state: Any, action: Tensor, key: I64[Tensor, "B 2"], reset_key: I64[Tensor, "B 2"]
+) -> tuple[Any, Timestep, Any]:
+    """A step and the restart of the rows that it finished: the state reached, the transition, the state to go on from.
+
+    An environment whose step and reset share their costly part may do both at once, with the same result.
+    """
+    if env.advance is not None:
+        return env.advance(env.cfg, world, state, action, key, reset_key)
+    reached, timestep = env.step_functional(env.cfg, world, state, action, key)
+    return reached, timestep, autoreset(env, world, reached, timestep, reset_key)
 
 
 def autoreset(env: Environment, world: Any, state: State, timestep: Timestep, key: I64[Tensor, "B 2"]) -> State:

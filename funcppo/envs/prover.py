@@ -77,26 +77,13 @@ class Observation(NamedTuple):
 
 def start(cfg: ProverConfig, world: World, query: I32[Tensor, "B W"], label: Bool[Tensor, "B"]) -> EnvState:
     """The state that has each query as its only goal. It is RUNNING even without successors: END is legal."""
-    B, A = query.shape[0], cfg.resolve.max_goals
-    padding = torch.zeros((B, A - 1, query.shape[1]), dtype=torch.int32, device=query.device)
-    goals = Goals(torch.cat([query[:, None], padding], 1), torch.zeros_like(query[:, :1]).expand(-1, A).contiguous())
-    successors = resolve(cfg.resolve, world.kb, goals, query)
-    zero = torch.zeros_like(query[:, 0])
-    return EnvState(goals, successors, query, label, depth=zero, status=zero, overflow=successors.overflow)
+    goals = _only_goal(cfg, query)
+    return _started(query, label, goals, resolve(cfg.resolve, world.kb, goals, query))
 
 
 def reset(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> EnvState:
     """Fresh searches for training queries: facts of `train`, and corruptions of them that are not facts."""
-    drawn = draw_training_queries(
-        key,
-        world.kb,
-        cfg.resolve.sizes,
-        world.train,
-        world.hard,
-        positive_fraction=1.0 / (1.0 + cfg.negatives),
-        hard_fraction=cfg.hard_fraction,
-    )
-    return start(cfg, world, drawn.query.to(torch.int32), drawn.label)
+    return start(cfg, world, *_drawn(cfg, world, key))
 
 
 def step_functional(
@@ -108,19 +95,29 @@ def step_functional(
       action: a successor 0..S-1, or S for END. An illegal successor counts as END.
       key: unused: resolution is deterministic.
     """
-    S = cfg.resolve.max_successors
-    slot = action.clamp(0, S - 1)
-    active = state.status == RUNNING
-    moves = active & (action < S) & state.successors.mask.gather(1, slot[:, None]).squeeze(1)
-    goals, successors = tree.where(moves, _followed(cfg, world, state, slot), (state.goals, state.successors))
-    depth = torch.where(moves, state.depth + 1, state.depth)
-    overflow = state.overflow | (moves & successors.overflow)
-    status = _status(cfg, goals, successors, depth, ended=active & ~moves, overflow=overflow)
-    status = torch.where(active, status, state.status)
-    after = EnvState(goals, successors, state.query, state.label, depth, status, overflow)
-    done = active & (status != RUNNING)
-    reward = torch.where(done & ~overflow, outcome(cfg, status == PROVED, state.label), 0.0)
-    return after, Timestep(reward=reward, terminated=status != RUNNING, truncated=torch.zeros_like(done))
+    if cfg.facts == "found":
+        return _arrived(cfg, state, action, *_proved_at_once(cfg, world, state, action))
+    goals = _followed(cfg, state, action)
+    return _arrived(cfg, state, action, goals, resolve(cfg.resolve, world.kb, goals, state.query))
+
+
+def advance(
+    cfg: ProverConfig,
+    world: World,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
+    reset_key: I64[Tensor, "B 2"],
+) -> tuple[EnvState, Timestep, EnvState]:
+    """As `envs.base.advance` of step and reset; rows that go on and rows that start are resolved together."""
+    query, label = _drawn(cfg, world, reset_key)
+    goals, only = _followed(cfg, state, action), _only_goal(cfg, query)
+    both, roots = tree.map(lambda *x: torch.cat(x), (goals, state.query), (only, query))
+    resolved = resolve(cfg.resolve, world.kb, both, roots)
+    B = len(query)
+    reached, timestep = _arrived(cfg, state, action, goals, tree.map(lambda x: x[:B], resolved))
+    fresh = _started(query, label, only, tree.map(lambda x: x[B:], resolved))
+    return reached, timestep, tree.where(timestep.terminated, fresh, reached)
 
 
 def observe(cfg: ProverConfig, world: World, state: EnvState) -> Observation:
@@ -152,7 +149,14 @@ def seen(
 
 def environment(cfg: ProverConfig) -> Environment:
     """Proof search as the learner takes it. The depth limit is a terminal: what is left of it is observed."""
-    return Environment(cfg=cfg, reset=reset, step_functional=step_functional, observe=observe, truncates=False)
+    return Environment(
+        cfg=cfg,
+        reset=reset,
+        step_functional=step_functional,
+        observe=observe,
+        truncates=False,
+        advance=advance if cfg.facts == "chosen" else None,  # otherwise only a reset resolves
+    )
 
 
 def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]) -> F32[Tensor, "B"]:
@@ -170,20 +174,72 @@ def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B
     return torch.where(proved, right, torch.where(label, -1.0, rejected))
 
 
-def _followed(cfg: ProverConfig, world: World, state: EnvState, slot: Tensor) -> tuple[Goals, Successors]:
-    """The goal list of each row's chosen successor, and the successors of that."""
-    if cfg.facts == "chosen":
-        goals = tree.map(lambda x: _pick(x, slot), state.successors.goals)
-        return goals, resolve(cfg.resolve, world.kb, goals, state.query)
-    rule = state.successors.rule.gather(1, slot[:, None])
+def _drawn(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> tuple[I32[Tensor, "B W"], Bool[Tensor, "B"]]:
+    drawn = draw_training_queries(
+        key,
+        world.kb,
+        cfg.resolve.sizes,
+        world.train,
+        world.hard,
+        positive_fraction=1.0 / (1.0 + cfg.negatives),
+        hard_fraction=cfg.hard_fraction,
+    )
+    return drawn.query.to(torch.int32), drawn.label
+
+
+def _only_goal(cfg: ProverConfig, query: I32[Tensor, "B W"]) -> Goals:
+    padding = torch.zeros(
+        (len(query), cfg.resolve.max_goals - 1, query.shape[1]), dtype=torch.int32, device=query.device
+    )
+    height = torch.zeros_like(query[:, :1]).expand(-1, cfg.resolve.max_goals).contiguous()
+    return Goals(torch.cat([query[:, None], padding], 1), height)
+
+
+def _started(query: I32[Tensor, "B W"], label: Bool[Tensor, "B"], goals: Goals, successors: Successors) -> EnvState:
+    zero = torch.zeros_like(query[:, 0])
+    return EnvState(goals, successors, query, label, depth=zero, status=zero, overflow=successors.overflow)
+
+
+def _slot(state: EnvState, action: I64[Tensor, "B"]) -> I64[Tensor, "B 1"]:
+    """The successor chosen, any where END is."""
+    return action.clamp(0, state.successors.mask.shape[1] - 1)[:, None]
+
+
+def _followed(cfg: ProverConfig, state: EnvState, action: I64[Tensor, "B"]) -> Goals:
+    """The goal list of each row's chosen successor."""
+    slot = _slot(state, action)
+    return tree.map(lambda x: _pick(x, slot), state.successors.goals)
+
+
+def _proved_at_once(
+    cfg: ProverConfig, world: World, state: EnvState, action: I64[Tensor, "B"]
+) -> tuple[Goals, Successors]:
+    """An empty goal list where the chosen rule derives the root, and no successors."""
+    rule = state.successors.rule.gather(1, _slot(state, action))
     proved = outlooks.derives(world.outlook, cfg.resolve.sizes, state.query, rule)
     goals = Goals(torch.where(proved[..., None], 0, state.goals.atoms), state.goals.height)
     return goals, state.successors._replace(mask=torch.zeros_like(state.successors.mask))
 
 
-def _status(
-    cfg: ProverConfig, goals: Goals, successors: Successors, depth: Tensor, *, ended: Tensor, overflow: Tensor
-) -> Tensor:
+def _arrived(
+    cfg: ProverConfig, state: EnvState, action: I64[Tensor, "B"], goals: Goals, successors: Successors
+) -> tuple[EnvState, Timestep]:
+    """The state after an action, given what a row that moves comes to."""
+    active = state.status == RUNNING
+    legal = state.successors.mask.gather(1, _slot(state, action)).squeeze(1)
+    moves = active & (action < cfg.resolve.max_successors) & legal
+    goals, successors = tree.where(moves, (goals, successors), (state.goals, state.successors))
+    depth = torch.where(moves, state.depth + 1, state.depth)
+    overflow = state.overflow | (moves & successors.overflow)
+    status = _status(cfg, goals, successors, depth, ended=active & ~moves)
+    status = torch.where(active, status, state.status)
+    after = EnvState(goals, successors, state.query, state.label, depth, status, overflow)
+    done = active & (status != RUNNING)
+    reward = torch.where(done & ~overflow, outcome(cfg, status == PROVED, state.label), 0.0)
+    return after, Timestep(reward=reward, terminated=status != RUNNING, truncated=torch.zeros_like(done))
+
+
+def _status(cfg: ProverConfig, goals: Goals, successors: Successors, depth: Tensor, *, ended: Tensor) -> Tensor:
     """How each row stands after a step, the strongest reason first."""
     stuck = ~successors.mask.any(-1)
     status = torch.where(depth >= cfg.max_depth, EXHAUSTED, RUNNING)
@@ -192,7 +248,7 @@ def _status(
     return torch.where(goals.atoms[:, 0, 0] == 0, PROVED, status).to(torch.int32)
 
 
-def _pick(x: Tensor, slot: Tensor) -> Tensor:
+def _pick(x: Tensor, slot: I64[Tensor, "B 1"]) -> Tensor:
     """Row b's entry `slot[b]` of [B, S, ...]."""
     index = slot.view(-1, *[1] * (x.ndim - 1)).expand(-1, 1, *x.shape[2:])
     return x.gather(1, index).squeeze(1)

@@ -31,7 +31,10 @@ class GaussianValue(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """How a network's output is read as a distribution over actions. `out` is the NamedTuple that `apply` returns."""
+    """How a network's output is read as a distribution over actions. `out` is the NamedTuple that `apply` returns.
+
+    Functions that another process can import by name let parts of a step compile side by side (`runtime/ahead.py`).
+    """
 
     sample: Callable[[I64[Tensor, "2"], Any], Tensor]  # (key, out) -> action [B, ...]
     log_prob: Callable[[Any, Tensor], Tensor]  # (out, action) -> [B]
@@ -49,12 +52,15 @@ def _entropy(out: PolicyValue) -> F32[Tensor, "B"]:
     return -torch.where(p > 0, p * log_p, 0.0).sum(-1)  # a masked action has probability 0 and adds nothing
 
 
-CATEGORICAL = Distribution(
-    sample=lambda key, out: random.categorical(key, torch.log_softmax(out.logits, -1)),
-    log_prob=_log_prob,
-    entropy=_entropy,
-    mode=lambda out: out.logits.argmax(-1),
-)
+def _sample(key: I64[Tensor, "2"], out: PolicyValue) -> I64[Tensor, "B"]:
+    return random.categorical(key, torch.log_softmax(out.logits, -1))
+
+
+def _mode(out: PolicyValue) -> I64[Tensor, "B"]:
+    return out.logits.argmax(-1)
+
+
+CATEGORICAL = Distribution(sample=_sample, log_prob=_log_prob, entropy=_entropy, mode=_mode)
 
 
 def _normal_sample(key: I64[Tensor, "2"], out: GaussianValue) -> F32[Tensor, "B D"]:
@@ -66,12 +72,15 @@ def _normal_log_prob(out: GaussianValue, action: F32[Tensor, "B D"]) -> F32[Tens
     return -(0.5 * z * z + out.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-DIAGONAL_NORMAL = Distribution(
-    sample=_normal_sample,
-    log_prob=_normal_log_prob,
-    entropy=lambda out: (out.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1),
-    mode=lambda out: out.mean,
-)
+def _normal_entropy(out: GaussianValue) -> F32[Tensor, "B"]:
+    return (out.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+def _mean(out: GaussianValue) -> F32[Tensor, "B D"]:
+    return out.mean
+
+
+DIAGONAL_NORMAL = Distribution(sample=_normal_sample, log_prob=_normal_log_prob, entropy=_normal_entropy, mode=_mean)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,8 @@ state, so a trial leaves no trace.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
+from funcppo.runtime import ahead
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
 ACTING = ("plan", "rollout_step", "learning_batch")
@@ -97,19 +99,59 @@ def strategy(
     record = partial(Record, torch=torch.__version__, device=str(state.key.device), backend=backend)
     if name == "eager":
         return parts, record(rung=name, failures=())
-    parts = _with_acting(collect, parts, cfg, world, state, backend, failures, forced=name != "auto")
-    got = collect(cfg, world, state, parts)
-    args = (cfg, world, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches))
-    rung = name
-    for rung in RUNGS if name == "auto" else (name,):
-        try:
-            parts = _tuned_or_plain(partial(_with_learning, rung, parts, backend, args), rung, backend, failures)
-            break
-        except Exception as error:
-            if name != "auto" or rung == "eager":
-                raise
-            failures.append(_failure(rung, error))
+    with _side_by_side(collect, parts, cfg, world, state, name, backend) as longest_first:
+        parts = _with_acting(collect, parts, cfg, world, state, backend, failures, name != "auto", longest_first)
+        args = _learning(cfg, world, state, collect(cfg, world, state, parts))
+        rung = name
+        for rung in RUNGS if name == "auto" else (name,):
+            try:
+                parts = _tuned_or_plain(partial(_with_learning, rung, parts, backend, args), rung, backend, failures)
+                break
+            except Exception as error:
+                if name != "auto" or rung == "eager":
+                    raise
+                failures.append(_failure(rung, error))
     return parts, record(rung=rung, failures=tuple(failures))
+
+
+def _learning(cfg: Any, world: Any, state: Any, got: Any) -> tuple[Any, ...]:
+    """What the first minibatch step is called with."""
+    return cfg, world, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches)
+
+
+@contextmanager
+def _side_by_side(
+    collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any, name: str, backend: str
+) -> Iterator[Callable[[Callable[..., Any]], None]]:
+    """Other processes compile all parts but the rollout step, which takes longest and which what is yielded compiles.
+
+    It waits for the others unless the rollout step was found compiled on disk: then so are they.
+    """
+    if backend != "inductor" or not ahead.AFFORDABLE:
+        yield lambda rollout_step: None
+        return
+    calls: dict[str, tuple[Any, ...]] = {}
+
+    def recorded(name: str) -> Callable[..., Any]:
+        return lambda *args: getattr(parts, name)(*calls.setdefault(name, args))
+
+    def once(fn: Callable[..., Any], carry: Any, xs: Any) -> tuple[Any, Any]:
+        carry, y = fn(carry, tree.map(lambda x: x[0], xs))
+        return carry, tree.map(lambda leaf: torch.stack([leaf] * len(tree.leaves(xs)[0])), y)
+
+    got = collect(cfg, world, state, dataclasses.replace(parts, scan=once, **{n: recorded(n) for n in ACTING}))
+    if name in ("auto", "one-graph"):
+        calls["minibatch_step"] = _learning(cfg, world, state, got)
+    longest = calls.pop("rollout_step")
+    with ahead.compiling([(getattr(parts, name), args) for name, args in calls.items()]) as wait:
+
+        def compile_longest(rollout_step: Callable[..., Any]) -> None:
+            missed = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
+            rollout_step(*longest)
+            if torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"] > missed:
+                wait()
+
+        yield compile_longest
 
 
 def _tuned_or_plain(attempt: Callable[..., Any], name: str, backend: str, failures: list[Failure]) -> Any:
@@ -131,17 +173,20 @@ def _with_acting(
     backend: str,
     failures: list[Failure],
     forced: bool,
+    longest_first: Callable[[Callable[..., Any]], None],
 ) -> Any:
     """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
 
-    def attempt(names: tuple[str, ...], tuned: bool) -> Any:
+    def attempt(names: tuple[str, ...], tuned: bool, first: Callable[..., None] | None = None) -> Any:
         faster = {n: compiled(getattr(parts, n), backend, tuned) for n in names}
+        if first is not None:
+            first(faster["rollout_step"])
         tried = dataclasses.replace(parts, **faster)
         collect(cfg, world, state, tried)
         return tried
 
     try:
-        return attempt(ACTING, tuned=True)
+        return attempt(ACTING, tuned=True, first=longest_first)
     except Exception:  # which of them it was is found one by one
         pass
     for name in ACTING:

@@ -1,10 +1,12 @@
-"""What Inductor makes of the random bits' operator: one expression, computed where it is used.
+"""What Inductor makes of the random bits' operator: one expression, computed where it is used if it is small.
 
 Spelled out operation by operation it is most of the graph, and Inductor inlines an unshared chain of rounds again and
-again.
+again. Few words cost less there than a kernel of their own; many would be computed once for every reader.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
@@ -12,6 +14,8 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import ops
 
 from funcppo import random
+
+MANY = 1024  # words that are worth a kernel of their own
 
 
 @register_lowering(torch.ops.funcppo.threefry2x32.default, broadcast=True, type_promotion_kind=None)
@@ -33,4 +37,8 @@ def _threefry2x32(*words: TensorBox) -> list[TensorBox]:
             ranges=words[0].get_size(),
         )
 
-    return [output(0), output(1)]
+    both = [output(0), output(1)]
+    if math.prod(int(n) for n in words[0].get_size()) >= MANY:
+        for box in both:
+            box.realize()
+    return both

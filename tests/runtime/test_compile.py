@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
 from funcppo.minibatch import Learner
+from funcppo.runtime import ahead
 from funcppo.runtime.compile import RUNGS, ParityError, _tuned_or_plain, compiled, fused_adam, strategy
 from funcppo.runtime.products import Products
 from funcppo.train_step import EAGER, collect, init, train_step
@@ -61,8 +63,24 @@ def test_every_rung_learns_what_eager_learns(rung):
     assert record.rung == rung and record.failures == () and record.torch == torch.__version__
 
 
-def test_the_whole_step_in_one_graph_is_what_inductor_takes():
+def test_the_whole_step_in_one_graph_is_what_inductor_takes(monkeypatch, tmp_path):
+    """On many cores: other processes are sent all parts but the longest, and waited for since nothing is on disk."""
+    sent, waits = [], []
+
+    @contextmanager
+    def others(calls):
+        sent.extend(calls)
+        yield lambda: waits.append(len(sent))
+
+    monkeypatch.setattr(ahead, "AFFORDABLE", 3)
+    monkeypatch.setattr(ahead, "compiling", others)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     parts, record = ladder(backend="inductor")
+    assert waits == [3] and {fn for fn, _ in sent} == {EAGER.plan, EAGER.learning_batch, EAGER.minibatch_step}
+    got = collect(CFG, WORLD, state())
+    for fn, args in sent:
+        if fn is EAGER.learning_batch:
+            assert [x.shape for x in tree.leaves(fn(*args)[0])] == [x.shape for x in tree.leaves(got.batch)]
     assert (record.rung, record.failures, record.backend, record.device) == ("one-graph", (), "inductor", "cpu")
     got, want = train_step(CFG, WORLD, state(), parts), train_step(CFG, WORLD, state())
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
