@@ -10,13 +10,15 @@ called one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `eager
 `forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and, where they are
 installed, `sb3`, Stable-Baselines3, and `jax`, one jitted call an iteration (jax_peer.py). Every row has its cold start
 and the median and spread of the iteration; those that are ours also their kernels, and their parity: the difference of
-params from the eager step's after one update, as a share of the change. For one thread set OMP_NUM_THREADS=1, for JAX
-XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1", which its row repeats.
+params from the eager step's after one update, as a share of the change; and the most memory held until then. For one
+thread set OMP_NUM_THREADS=1, for JAX XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+which its row repeats.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -37,6 +39,7 @@ from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
 from funcppo.runtime import compile as ladder
+from funcppo.runtime import memory
 from funcppo.runtime.capture import Captured, capture
 from funcppo.runtime.iteration import whole
 from funcppo.runtime.replay import capture_turns
@@ -64,16 +67,18 @@ def main() -> None:
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--how", nargs="*", default=list(HOW), choices=[*HOW, *PEERS], help="default: all but peers")
     parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(RATES), help="high: TF32")
+    parser.add_argument("--microbatches", nargs="*", type=int, default=[0], help="of a minibatch; 0: as `how` has it")
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "PRECISION"), help=argparse.SUPPRESS)
+    parser.add_argument("--cell", nargs="+", metavar="WORK HOW DEVICE PRECISION", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        work, how, device, precision = args.cell
+        work, how, device, precision = args.cell[:4]
         torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
         peers = {"sb3": partial(StableBaselines, work), "jax": partial(Jax, work, device)}
         case = peers.get(how, partial(Case, *args.cell))()
         return side_by_side.cell(case.ready, case.timed)
-    cells = [[work, how, args.device, p] for p in args.precision for work in args.work for how in args.how]
+    many = itertools.product(args.precision, args.microbatches, args.work, args.how)
+    cells = [[work, how, args.device, precision, *([str(n)] if n else [])] for precision, n, work, how in many]
     rows = side_by_side.run(__file__, cells, args.width)
     if args.out:
         args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
@@ -82,10 +87,10 @@ def main() -> None:
 class Case:
     """One kind of work, run one way."""
 
-    def __init__(self, work: str, how: str, device: str, precision: str) -> None:
+    def __init__(self, work: str, how: str, device: str, precision: str, microbatches: str = "0") -> None:
         self.work, self.how, self.device, self.precision = work, how, device, precision
         n_envs, self.learners = WORK[work]
-        self.microbatches = max(1, 32 * n_envs // CACHED) if how == "whole" else 1
+        self.microbatches = int(microbatches) or (max(1, 32 * n_envs // CACHED) if how == "whole" else 1)
         self.cfg = Config(
             ppo=SETTINGS(n_envs=n_envs, n_microbatches=self.microbatches),
             env=cartpole.environment(cartpole.CartPoleConfig()),
@@ -102,6 +107,7 @@ class Case:
         eager, captured = self.eager, self.captured()
         captured.step()
         self.synchronise()
+        peak = memory.peak_bytes(self.device)
         cold, self.step = side_by_side.since_start(), captured.step
         self.how = "eager"
         with FlopCounterMode(display=False) as counter:
@@ -110,12 +116,13 @@ class Case:
         pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
-        row |= {"microbatches": self.microbatches}
+        row |= {"microbatches": self.microbatches, "peak_bytes": peak}
         return row | {"difference_from_eager": float(off / change)}
 
     def captured(self) -> Captured[Any, Any]:
         """The step as this way runs it."""
         parts = self.parts(self.eager)
+        memory.reset_peak(self.device)
         if self.how in TURNS:
             if self.work == "update":
                 raise ValueError(f"{self.work}: {self.how} has whole iterations")
