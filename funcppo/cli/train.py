@@ -97,7 +97,8 @@ class Train:
         if not len(dataset.test):
             console.print("note: no test split, so nothing will be judged", style="dim")
         with Monitor() as monitor:
-            captured, how = training.strategy(run)
+            with console.status("making the training step ready"):
+                captured, how = training.strategy(run)
             monitor.captured(captured)
             show.notes(console, [how])
             run, finished = self._learn(run, captured, monitor, console)
