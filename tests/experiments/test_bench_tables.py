@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from funcppo.training import LONG
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 NOTES = (ROOT / "experiments/README.md").read_text()
@@ -76,3 +78,15 @@ def test_jax_on_a_cpu():
         f"needs {small / jax_small:.2f} times as long as JAX at 4 x 128 and {large / jax_large:.2f} times at" in notes
     )
     assert row("4x128", "jax")["mean_return"] > 100  # a peer must learn
+
+
+def test_learning_to_prove_on_a_cpu():
+    """The run from which on compiling repays, too: it saves more there than it takes."""
+    compiled, eager = (rows("bench_prover-cpu-s3")[f"s3 {how} cpu ../shared/data"] for how in ("compiled", "eager"))
+    saved = (eager["iteration_ms"] - compiled["iteration_ms"]) / 128  # 64 rollout steps, 64 minibatches
+    told = f"takes {compiled['iteration_ms']:.0f} ms an iteration compiled part by part where eager takes "
+    told += (
+        f"{eager['iteration_ms']:.0f}: {saved:.1f} ms less for each of its 128 rollout steps and minibatches, after "
+    )
+    assert told + f"{compiled['cold_s']:.0f} s of compiling" in " ".join(NOTES.split())
+    assert 1e-3 * saved * LONG["cpu"] > compiled["cold_s"]
