@@ -4,11 +4,15 @@
 
 Rows: the first capture, from an empty pool; captures that reuse the pool; one from a new pool; a copy of 1 MB staged
 from the host; and a step that cannot be captured. Each row has capture_ms, replay_ms, stage_copy_ms, fallback_reason.
+Then an iteration as one graph and as turns, compiled (CartPole) and not (CartPole; the prover on Countries S3, 64 x 64,
+128 turns), each from a new pool, with ready_ms (warm-up, recording and the first iteration, kernels loaded before) and
+memory_mb (of the device, held by what was recorded and by its buffers).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -20,10 +24,14 @@ from typing import Any
 import side_by_side
 import torch
 from bench_cartpole import Case
+from bench_prover import Case as Prover
 
+from funcppo import train_step
+from funcppo.envs.base import NoWorld
 from funcppo.runtime import capture as room
-from funcppo.runtime.capture import capture
+from funcppo.runtime.capture import Captured, capture
 from funcppo.runtime.inputs import Staging
+from funcppo.runtime.replay import capture_turns
 
 
 def main() -> None:
@@ -33,9 +41,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
-    case = Case("4x128", "captured" if args.device == "cuda" else "eager", args.device)
+    case = Case("4x128", "captured" if args.device == "cuda" else "eager", args.device, "highest")
     start = time.perf_counter()
-    fn = case.fn(case.parts(case.eager))
+    parts = case.parts(case.eager)
+    fn = case.fn(parts)
     capture(fn, case.start())
     rows = [{"row": "cold start with what caches hold", "seconds": time.perf_counter() - start}]
     room.forget_pools()
@@ -48,6 +57,13 @@ def main() -> None:
         rows.append(row(name, captured, replay, staged(args.device, args.repeats)))
     captured = capture(partial(waits, fn), case.start())
     rows.append(row("a step that waits for the GPU", captured, None, None))
+    del captured
+    prover = Prover("s3", "eager", args.device, "", "packed")
+    learn = partial(train_step.train_step, case.cfg, NoWorld())
+    rows += whole_and_turns("CartPole", learn, parts, case.start(), args)
+    rows += whole_and_turns("CartPole, eager", learn, train_step.EAGER, case.start(), args)
+    learn = partial(train_step.train_step, prover.cfg, prover.world)
+    rows += whole_and_turns("prover, eager", learn, train_step.EAGER, prover.state, args)
     for line in rows:
         print(json.dumps(line))
     if args.out:
@@ -58,6 +74,46 @@ def row(name: str, captured: Any, replay_ms: float | None, stage_copy_ms: float 
     """A capture's row."""
     times = {"capture_ms": captured.capture_ms, "replay_ms": replay_ms, "stage_copy_ms": stage_copy_ms}
     return {"row": name} | times | {"fallback_reason": captured.reason}
+
+
+def whole_and_turns(
+    name: str, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts, state: Any, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The rows of an iteration as one graph and as turns."""
+    step(state, parts=parts)
+    ways: dict[str, Callable[[], Captured[Any, Any]]] = {
+        "one graph": lambda: capture(partial(step, parts=parts), state),
+        "turns": lambda: capture_turns(step, parts, state),
+    }
+    rows = []
+    for way, record in ways.items():
+        room.forget_pools()
+        before, start = in_use(args.device), time.perf_counter()
+        captured = record()
+        captured.step()
+        synchronise(args.device)
+        more = {"ready_ms": 1e3 * (time.perf_counter() - start), "memory_mb": in_use(args.device) - before}
+        replay_ms = milliseconds(captured.step, partial(synchronise, args.device), args.repeats)
+        rows.append(row(f"{name}, {way}", captured, replay_ms, None) | more)
+        del captured
+    return rows
+
+
+def in_use(device: str) -> float:
+    """MB of the device's memory that are taken, what could be given back left out."""
+    gc.collect()
+    if device != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 1e6
+
+
+def synchronise(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def waits(fn: Callable[..., Any], state: Any) -> Any:

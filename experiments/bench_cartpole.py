@@ -5,8 +5,9 @@
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
 128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
 iteration), `whole` (one compiled call an iteration, its loops kept as loops, large minibatches in microbatches that fit
-into a cache: for a CPU), `compiled` (the parts called one by one), `eager-graph` (eager parts, one graph: LeanRL's
-way), `forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and, where they are
+into a cache: for a CPU), `parts` (compiled parts, a graph launch a rollout step and a minibatch), `compiled` (the parts
+called one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `eager-parts` (eager, launched as `parts`),
+`forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and, where they are
 installed, `sb3`, Stable-Baselines3, and `jax`, one jitted call an iteration (jax_peer.py). Every row has its cold start
 and the median and spread of the iteration; those that are ours also their kernels, and their parity: the difference of
 params from the eager step's after one update, as a share of the change. For one thread set OMP_NUM_THREADS=1, for JAX
@@ -36,11 +37,13 @@ from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
 from funcppo.runtime import compile as ladder
-from funcppo.runtime.capture import capture
+from funcppo.runtime.capture import Captured, capture
 from funcppo.runtime.iteration import whole
+from funcppo.runtime.replay import capture_turns
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
-HOW = ("captured", "whole", "compiled", "eager-graph", "forward", "eager")
+HOW = ("captured", "whole", "parts", "compiled", "eager-graph", "eager-parts", "forward", "eager")
+TURNS = ("parts", "eager-parts")
 PEERS = ("sb3", "jax")
 SETTINGS = partial(PPOConfig, n_steps=128, n_epochs=4, n_minibatches=4)
 REPEATS = 7
@@ -96,10 +99,7 @@ class Case:
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
-        eager = self.eager
-        fn = self.fn(self.parts(eager))
-        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
-        captured = capture(fn, self.start(), graph=graph, strict=graph)
+        eager, captured = self.eager, self.captured()
         captured.step()
         self.synchronise()
         cold, self.step = side_by_side.since_start(), captured.step
@@ -113,9 +113,21 @@ class Case:
         row |= {"microbatches": self.microbatches}
         return row | {"difference_from_eager": float(off / change)}
 
+    def captured(self) -> Captured[Any, Any]:
+        """The step as this way runs it."""
+        parts = self.parts(self.eager)
+        if self.how in TURNS:
+            if self.work == "update":
+                raise ValueError(f"{self.work}: {self.how} has whole iterations")
+            step = partial(train_step.train_step, self.cfg, NoWorld())
+            return capture_turns(step, parts, self.start(), strict=self.device == "cuda")
+        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
+        return capture(self.fn(parts), self.start(), graph=graph, strict=graph)
+
     def parts(self, eager: train_step.Parts) -> train_step.Parts:
         """The parts that this way calls."""
-        rung = {"captured": "one-graph", "compiled": "one-graph", "forward": "forward"}.get(self.how, "eager")
+        compiled = dict.fromkeys(("captured", "parts", "compiled"), "one-graph")
+        rung = (compiled | {"forward": "forward"}).get(self.how, "eager")
         return ladder.strategy(train_step.collect, eager, self.cfg, NoWorld(), self.state, rung)[0]
 
     def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:

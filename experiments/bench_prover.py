@@ -5,26 +5,31 @@
 Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128), `family` (Family, 41 rules, height 2,
 128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden) and `family-130` (that
 with 8 residual layers and room for 130 successors, of which at most 22 are ever filled). How: `captured` (compiled
-parts, one graph launch), `eager-graph` (nothing compiled), `compiled`, `eager`. Rows as those of bench_cartpole.py,
-with rollout_ms, steps a second, and where the cold start went.
+parts, one graph launch), `parts` (a graph launch a rollout step and a minibatch), `eager-graph` and `eager-parts`
+(likewise, nothing compiled), `compiled`, `eager`. Room: `packed` (minibatches run on the successors that there are) or
+`padded` (on a place for each that there may be). Rows as those of bench_cartpole.py, with rollout_ms, steps a second,
+the share of places that are filled, and where the cold start went.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import side_by_side
 import torch
-from bench_cartpole import HOW, kernels, repeated
+from bench_cartpole import HOW, TURNS, kernels, repeated
 
 from funcppo import data, problem, random, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
+from funcppo.packing import packed
 from funcppo.runtime import compile as ladder
-from funcppo.runtime.capture import capture
+from funcppo.runtime.capture import Captured, capture
+from funcppo.runtime.replay import capture_turns
 
 SMALL = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
 LARGE = PPOConfig(n_envs=128, n_steps=128, n_epochs=5, n_minibatches=16)
@@ -48,13 +53,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--how", nargs="*", default=["captured", "compiled", "eager"], choices=HOW)
+    parser.add_argument("--room", nargs="*", default=["packed"], choices=["packed", "padded"])
     parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs=4, metavar=("WORK", "HOW", "DEVICE", "DATA"), help=argparse.SUPPRESS)
+    parser.add_argument("--cell", nargs=5, metavar=("WORK", "HOW", "DEVICE", "DATA", "ROOM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
         case = Case(*args.cell)
         return side_by_side.cell(case.ready, case.timed)
-    cells = [[work, how, args.device, args.data] for work in args.work for how in args.how]
+    cells = [[work, how, args.device, args.data, r] for work in args.work for how in args.how for r in args.room]
     rows = side_by_side.run(__file__, cells, args.width)
     if args.out:
         args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
@@ -63,39 +69,48 @@ def main() -> None:
 class Case:
     """One kind of work, run one way."""
 
-    def __init__(self, work: str, how: str, device: str, folder: str) -> None:
+    def __init__(self, work: str, how: str, device: str, folder: str, room: str) -> None:
         dataset, settings, ppo = WORK[work]
         self.how, self.device = how, device
         ready = problem.build(data.load(dataset.format(data=folder)), settings, device)
         self.cfg, self.world = problem.config(ready, ppo), problem.world(ready)
         self.state = train_step.init(self.cfg, self.world, random.key(0, device))
+        if room == "packed":
+            self.cfg = packed(self.cfg, self.world, self.state)
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
         rung = "eager" if self.how.startswith("eager") else "forward" if self.how == "forward" else "one-graph"
         parts, _ = ladder.strategy(train_step.collect, train_step.EAGER, self.cfg, self.world, self.state, rung)
         step = partial(train_step.train_step, self.cfg, self.world)
-        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
-        whole = capture(partial(step, parts=parts), self.state, graph=graph, strict=graph)
+        whole = self.captured(step, parts)
         whole.step()
         self.synchronise()
         cold, compiles, self.step = side_by_side.since_start(), side_by_side.compiles(), whole.step
         want, _ = step(self.state)
         pairs = [tree.leaves(x.params) for x in (whole.state, want, self.state)]
         off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
-        rollout = capture(partial(self.roll, parts), self.state, graph=graph, strict=graph)
-        self.roll_out = rollout.step
+        self.roll_out = self.captured(self.roll, parts).step
         row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
-        return row | {"difference_from_eager": float(off / change), "successors": self.width()}
+        return row | {"difference_from_eager": float(off / change)} | self.room()
 
-    def roll(self, parts: train_step.Parts, state: Any) -> tuple[Any, Any]:
+    def captured(self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts) -> Captured[Any, Any]:
+        """A step as this way runs it."""
+        if self.how in TURNS:
+            return capture_turns(step, parts, self.state, strict=self.device == "cuda")
+        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
+        return capture(partial(step, parts=parts), self.state, graph=graph, strict=graph)
+
+    def roll(self, state: Any, parts: train_step.Parts) -> tuple[Any, Any]:
         """Rollout and advantages alone."""
         got = train_step.collect(self.cfg, self.world, state, parts)
         return state._replace(env_state=got.actor.env_state, episode=got.actor.episode, key=got.key), got.batch
 
-    def width(self) -> int:
-        """Successors of a state at most."""
-        return self.cfg.env.cfg.resolve.max_successors
+    def room(self) -> dict[str, float | None]:
+        """Successors of a state at most, of a minibatch where these are packed, and the share of places filled."""
+        agent, mask = self.cfg.learner or self.cfg.agent, self.roll(self.state, train_step.EAGER)[1].obs.mask
+        row = {"successors": mask.shape[1] - 1, "capacity": agent.cfg.capacity}
+        return row | {"filled": float(mask[:, :-1].float().mean())}
 
     def synchronise(self) -> None:
         """Wait for the device."""

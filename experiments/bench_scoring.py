@@ -35,8 +35,8 @@ from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
-from funcppo.runtime.capture import Replayed
 from funcppo.runtime.inputs import lagging
+from funcppo.runtime.replay import Replayed
 
 CHUNK, DEPTH = 512, 20  # of the design replaced
 RANKED = {

@@ -4,7 +4,7 @@
 
 Each run is one of `funcppo train`. Where a set has several options to try, each is trained at seed 0, and the one that
 ranks the valid split best is trained at the other seeds too and once at learning rate 0. The file is written after
-every run, and what it holds is not run again.
+every run, and what it holds is not run again. Mined rules are those of `mine_results.py`, applied as there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,9 +20,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
+from threading import Lock
 from typing import NamedTuple
 
+from mine_results import SETS as MINED
+from mine_results import commit, machine
+
+from funcppo import mining
 from funcppo.checkpoint import write_atomically
+from funcppo.data import load
 
 
 def options(**given: str) -> list[str]:
@@ -48,6 +52,14 @@ def products(*axes: list[list[str]]) -> list[list[str]]:
     return [[word for part in parts for word in part] for parts in itertools.product(*axes)]
 
 
+def with_mined(name: str, **given: str) -> list[str]:
+    """Options of a set with mined rules, applied as they are judged untrained."""
+    how = MINED[name][1]
+    given |= {"rules": "{mined}", "prover__smoothing": str(how.smoothing)}
+    given |= {"prover__max_height": str(how.max_height)} if how.max_height else {}
+    return [*options(**given), *(["--prover.object-identity"] if how.object_identity else [])]
+
+
 SHARES = [options(prover__hard_fraction=share) for share in ("0", "0.5", "1")]
 WEIGHTS = [options(ppo__entropy_coef=weight) for weight in ("0.3", "0.05", "1")]
 HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "4"}
@@ -64,6 +76,18 @@ MANY_RULES = {
     "ppo__n_envs": "4096",
     "ppo__n_minibatches": "16",
 }
+LONGER = {
+    "validations": "8",
+    "steps": "400000",
+    "prover__hard_fraction": "1",
+    "ppo__entropy_coef": "1",
+    "ppo__n_envs": "512",
+    "ppo__n_minibatches": "16",
+}
+RATES = [options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")]
+FEWER_STEPS = {"steps": "60000", "validations": "4"}
+BOUND = {"prover__max_successors": "64"}  # room for all successors of a goal with a known argument: 51 facts, 4 rules
+MANY_MINED = MANY_RULES | {"validations": "6", "steps": "650000", "ppo__n_envs": "1024"}
 SETS = {
     "countries_S1": Set([]),
     "countries_S2": Set([], products(SHARES, WEIGHTS)),
@@ -77,32 +101,28 @@ SETS = {
     "family_kns": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "family_kns, 100 negatives": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
     "wn18rr": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
-    "umls, mined rules": Set(
-        [
-            *options(**HEIGHT_1 | {"score": "auto"}, rules="{mined}", steps="60000", prover__smoothing="5"),
-            "--prover.object-identity",
-        ],
-        products(SHARES[2:], WEIGHTS[::2]),
-    ),
+    "countries_S1, mined rules": Set(with_mined("countries_S1", **FEWER_STEPS)),
+    "countries_S2, mined rules": Set(with_mined("countries_S2", **FEWER_STEPS, **BOUND), SHARES[1:]),
+    "countries_S3, mined rules": Set(with_mined("countries_S3", **FEWER_STEPS, **BOUND), SHARES[1:]),
+    "umls, mined rules": Set(with_mined("umls", **LONGER), RATES),
+    "family, mined rules": Set(with_mined("family", **LONGER), RATES),
+    "wn18rr, mined rules": Set(with_mined("wn18rr", **MANY_MINED)),
+    "fb15k-237, mined rules": Set(with_mined("fb15k-237", **MANY_MINED)),
     "family, RNNLogic rules": Set(
         options(
-            **HEIGHT_1 | {"validations": "8"},
+            **HEIGHT_1 | LONGER,
             valid_queries="300",
             rules="{data}/family/rules_rnnlogic.tsv",
-            steps="400000",
             device="{device}",
-            prover__hard_fraction="1",
-            ppo__entropy_coef="1",
-            ppo__n_envs="512",
-            ppo__n_minibatches="16",
         ),
-        products([options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")], [options(**SMALL_NET), []]),
+        products(RATES, [options(**SMALL_NET), []]),
     ),
     "wn18rr, RNNLogic rules": Set(options(**MANY_RULES, rules="{data}/wn18rr/rules_rnnlogic.tsv"), WEIGHTS[:2]),
     "fb15k-237, RNNLogic rules": Set(
         options(**MANY_RULES, rules="{data}/fb15k-237/rules_rnnlogic_top.tsv.gz"), WEIGHTS[:2]
     ),
 }
+MINING = Lock()  # one run mines at a time: the next ones then find the rules
 # Sets that are not judged by a full ranking of all test queries; the untrained policy is then that of learning rate 0.
 JUDGED = {"family_kns, 100 negatives": ["--negatives", "100", "--queries", "1000"]}
 
@@ -114,13 +134,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("experiments/results/main_results.json"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--device", default="cpu", help="where the sets with RNNLogic's rules are trained")
+    parser.add_argument("--device", default="cpu", help="where the sets with thousands of rules are trained")
+    parser.add_argument("--mined", type=Path, default=Path("runs/mined"), help="folder that keeps mined rules")
     parser.add_argument("--only", choices=SETS, action="append")
     parser.add_argument("--readme", action="store_true", help="put the table in place of the README's")
     args = parser.parse_args()
     stored = {"tried": [], "runs": []} | (json.loads(args.out.read_text()) if args.out.exists() else {})
-    train = partial(run, args.data, args.device)
     names = args.only or list(SETS)
+    train = partial(run, args.data, args.device, args.mined)
     with ThreadPoolExecutor(args.jobs) as pool:
         done = {(row["set"], *row["options"]) for row in stored["tried"]}
         trials = [(n, o) for n in names for o in SETS[n].tried if len(SETS[n].tried) > 1 and (n, *o) not in done]
@@ -128,12 +149,15 @@ def main() -> None:
             keep_better(stored, future.result())
             save(args.out, stored)
         done = {(row["set"], row["seed"], row["learning_rate_0"]) for row in stored["runs"]}
-        wanted = [(n, s, f) for n in names for s, f in [*((s, False) for s in range(args.seeds)), (0, True)]]
-        left = [(n, s, f) for n, s, f in wanted if (n, s, f) not in done]
+        variants = [(0, False), (0, True), *((seed, False) for seed in range(1, args.seeds))]
+        left = [(n, s, f) for s, f in variants for n in names if (n, s, f) not in done]
         runs = [pool.submit(train, n, chosen(stored["tried"], n), seed=s, frozen=f) for n, s, f in left]
         for future in as_completed(runs):
-            stored["runs"].append(future.result())
-            save(args.out, stored)
+            if not future.exception():
+                stored["runs"].append(future.result())
+                save(args.out, stored)
+        for future in runs:
+            future.result()  # a run that failed says so once the others are kept
     print(table(stored["runs"]))
     if args.readme:
         before, after = README.read_text().split(HEAD, 1)
@@ -162,19 +186,16 @@ def chosen(tried: list[dict], name: str) -> list[str]:
     return max(SETS[name].tried, key=lambda options: valid.get(tuple(options), -1.0))
 
 
-def run(data: Path, device: str, name: str, options: list[str], *, seed: int, frozen: bool = False) -> dict:
+def run(data: Path, device: str, kept: Path, name: str, options: list[str], *, seed: int, frozen: bool = False) -> dict:
     """One run of the program, its results without the tables by relation."""
+    source, settings = name.split(",")[0], SETS[name].settings
+    mined = mined_file(data, source, kept) if "{mined}" in settings else None
     with tempfile.TemporaryDirectory() as out:
-        program, folder, mined = (
-            [sys.executable, "-m", "funcppo"],
-            str(data / name.split(",")[0]),
-            Path(out) / "mined.tsv",
-        )
-        settings = [part.format(data=data, device=device, mined=mined) for part in SETS[name].settings]
-        settings += [*options, "--seed", str(seed), *(["--ppo.learning-rate", "0"] if frozen else [])]
-        if str(mined) in settings:
-            subprocess.run([*program, "mine", folder, "--out", str(mined)], check=True, stdout=sys.stderr)
-        subprocess.run([*program, "train", folder, "--out", f"{out}/run", *settings], check=True, stdout=sys.stderr)
+        settings = [part.format(data=data, device=device, mined=mined) for part in settings]
+        settings += [*options, "--seed", str(seed)]
+        settings += ["--ppo.learning-rate", "0", "--validations", "1"] if frozen else []  # all looks see the same
+        program = [sys.executable, "-m", "funcppo", "train", str(data / source), "--out", f"{out}/run"]
+        subprocess.run([*program, *settings], check=True, stdout=sys.stderr)
         results = json.loads((Path(out) / "run" / "results.json").read_text())
         if name in JUDGED:
             names = (f"exists@{results['height']}", "max-confidence", "noisy-or", results["score"])
@@ -192,6 +213,13 @@ def run(data: Path, device: str, name: str, options: list[str], *, seed: int, fr
         "machine": machine(),
         "results": results,
     }
+
+
+def mined_file(data: Path, source: str, kept: Path) -> Path:
+    """The rules of a data set, mined unless they are kept."""
+    with MINING:
+        facts = load(data / source, facts_only=True)
+        return mining.cached(facts, MINED[source][0], "cpu", lambda _: None, kept)[0]
 
 
 def evaluated(folder: Path, score: str, how: list[str]) -> dict:
@@ -245,23 +273,6 @@ def spread(values: list[float]) -> str:
         return ""
     wide = f" ± {stdev(values):.4f}" if len(values) > 1 and stdev(values) > 5e-5 else ""
     return f"{shown(mean(values))}{wide}"
-
-
-def machine() -> dict:
-    """Where the numbers come from."""
-    import torch
-
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    cpu = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    return cpu | gpu | {"torch": torch.__version__}
-
-
-def commit() -> str:
-    """The commit that was run; FUNCPPO_COMMIT names it where there is no checkout."""
-    return (
-        os.environ.get("FUNCPPO_COMMIT")
-        or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    )
 
 
 if __name__ == "__main__":

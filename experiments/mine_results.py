@@ -1,12 +1,11 @@
-"""Mined rules alone: how well they rank valid and test, and what mining them took; and what training adds.
+"""Mined rules alone: how well they rank valid and test, and what mining them took.
 
     python experiments/mine_results.py --data ../shared/data --out experiments/results/mine_results.json
-    python experiments/mine_results.py --train umls --out experiments/results/mine_results.json
 
 Rules are mined from the known facts, written, read back, and judged as `funcppo evaluate` would: filtered, both sides,
 expected ties (Countries: tails among the five regions), in both WAYS. Settings are chosen on valid. The file is
-written after each set; sets in it are kept unless --again names them. `--train` runs `funcppo train` on a set's mined
-rules and stores what it reports. `--readme` puts the table into the README.
+written after each set; sets in it are kept unless --again names them. `--readme` puts the table into the README. What
+training adds, `main_results.py` tells.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -46,10 +44,8 @@ SETS: dict[str, tuple[MineConfig, ProverSettings]] = {  # how rules are mined, a
 }
 WAYS = ("plain", "chosen")  # plain counts and no object identity beside what SETS says
 SCORES = ("max-confidence", "noisy-or", "noisy-or@3")
-HEAD = f"| data | rules | seconds | {' | '.join(f'{s}, plain' for s in SCORES[:2])} | {' | '.join(SCORES)} | ceiling "
-HEAD += "| trained (untrained policy) |"
+HEAD = f"| data | rules | seconds | {' | '.join(f'{s}, plain' for s in SCORES[:2])} | {' | '.join(SCORES)} | ceiling |"
 README = Path(__file__).parents[1] / "README.md"
-TRAIN = ["--prover.hard-fraction", "1", "--ppo.entropy-coef", "1", "--validations", "4"]
 
 
 def main() -> None:
@@ -59,15 +55,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("experiments/results/mine_results.json"))
     parser.add_argument("--only", choices=SETS, action="append")
     parser.add_argument("--again", choices=SETS, action="append", default=[])
-    parser.add_argument("--train", choices=SETS, action="append", default=[], help="sets to train on, and nothing else")
-    parser.add_argument("--steps", type=int, default=60_000, help="of training")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="how to judge")
     parser.add_argument("--readme", action="store_true", help="put the table in place of the README's")
     args = parser.parse_args()
-    stored = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}, "trained": {}}
-    for name in args.train or [n for n in args.only or SETS if n in args.again or n not in stored["sets"]]:
-        kind, row = ("trained", trained(args, name)) if args.train else ("sets", measured(args, name))
-        stored[kind][name] = row | {"commit": commit()}
+    stored = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}}
+    for name in [n for n in args.only or SETS if n in args.again or n not in stored["sets"]]:
+        stored["sets"][name] = measured(args, name) | {"commit": commit()}
         stored["machine"] = machine()
         args.out.write_text(json.dumps(stored, indent=1) + "\n")
     print(table(stored))
@@ -118,24 +111,6 @@ def judge(dataset: Dataset, how: ProverSettings) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def trained(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """What `funcppo train` reports on a set's mined rules, seed 0."""
-    cfg, how = SETS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        rules, out = Path(folder) / "rules.tsv", Path(folder) / "out"
-        found, counts, _ = mining.mine_dataset(load(args.data / name), cfg)
-        mining.save(rules, found, counts, "tsv")
-        command = [sys.executable, "-m", "funcppo", "train", str(args.data / name), "--rules", str(rules)]
-        command += ["--out", str(out), "--steps", str(args.steps), *TRAIN, "--prover.smoothing", str(how.smoothing)]
-        command += ["--prover.max-height", str(how.max_height)] if how.max_height else []
-        command += ["--prover.object-identity"] if how.object_identity else []
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        results = json.loads((out / "results.json").read_text())
-    for row in results["test"].values():
-        del row["by_group"]
-    return {key: value for key, value in results.items() if key not in ("dataset", "notes")} | {"options": TRAIN}
-
-
 def table(stored: dict[str, Any]) -> str:
     """Markdown: a row a set, test."""
     lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
@@ -146,25 +121,18 @@ def table(stored: dict[str, Any]) -> str:
         numbers.append((chosen, SCORES[0], "ceiling"))
         shown = [f"{test[score][number]:.3f}" if test else "" for test, score, number in numbers]
         what = f"{name}, {'AUC-PR' if key == 'auc_pr' else 'MRR'}"
-        cells = [what, str(row["rules"]), str(row["mining_seconds"]), *shown, learnt(stored["trained"].get(name), key)]
+        cells = [what, str(row["rules"]), str(row["mining_seconds"]), *shown]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def learnt(after: dict[str, Any] | None, key: str) -> str:
-    """What training brought, and the untrained policy beside it: what learning rate 0 leaves."""
-    if after is None:
-        return ""
-    now, before = (after["test"][f"{after['score']}, {kind}"][key] for kind in ("trained", "untrained"))
-    return f"{now:.3f} ({before:.3f})"
 
 
 def machine() -> dict[str, Any]:
     """Where the numbers come from."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    return {"cpu": model, "cores": os.cpu_count(), "threads": torch.get_num_threads()} | versions
+    cpu = {"cpu": model, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    return cpu | gpu | {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def commit() -> str:

@@ -82,6 +82,7 @@ class Config:
     ppo: PPOConfig
     env: Environment
     agent: Agent
+    learner: Agent | None = None  # the agent as minibatches apply it, of the same params; None: as it acts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,8 @@ def shown(metrics: Metrics) -> dict[str, float]:
     rollout, n = numbers.rollout, max(numbers.rollout.episodes, 1.0)
     means = {"return": rollout.episode_return / n, "length": rollout.episode_length / n}
     rest = {name: getattr(numbers, name) for name in ("grad_norm", "learning_rate", "skipped")}
-    return {"episodes": rollout.episodes} | means | numbers.loss._asdict() | rest
+    loss = {name: number for name, number in numbers.loss._asdict().items() if number != ()}
+    return {"episodes": rollout.episodes} | means | loss | rest
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo.config import Config, PPOConfig
-from funcppo.types import F32
+from funcppo.types import F32, Bool
 
 
 class Scalars(NamedTuple):
@@ -43,43 +45,57 @@ class LossMetrics(NamedTuple):
     entropy: F32[Tensor, ""]  # nats
     approx_kl: F32[Tensor, ""]  # KL(behaviour, current), nats
     clip_fraction: F32[Tensor, ""]  # share of ratios outside the clip range
+    left_out: Any  # share of the rows that the agent had no room for; () where it has room for any
 
 
 def loss_fn(
     cfg: Config, world: Any, params: Any, batch: Batch, scalars: Scalars
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
-    """policy loss - entropy_coef * entropy + value_coef * value loss, each a mean over the batch.
+    """policy loss - entropy_coef * entropy + value_coef * value loss, each a mean over the rows that the agent fits.
 
     The KL estimate is the mean of (ratio - 1) - log ratio.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 9; KL estimator: Schulman 2020, "Approximating KL divergence".
     """
-    ppo, agent = cfg.ppo, cfg.agent
+    ppo, agent = cfg.ppo, cfg.learner or cfg.agent
     out = agent.apply(agent.cfg, world, params, batch.obs)
+    fits = agent.fits(agent.cfg, batch.obs) if agent.fits else None
+    mean = torch.mean if fits is None else partial(mean_where, fits)
     log_ratio = agent.distribution.log_prob(out, batch.action) - batch.log_prob
     ratio = log_ratio.exp()
-    policy = policy_loss(ratio, normalised(ppo, batch.advantage), scalars.clip_eps)
-    value = value_loss(ppo, out.value, batch.value, batch.target, scalars.clip_eps)
-    entropy = agent.distribution.entropy(out).mean()
+    policy = policy_loss(ratio, normalised(ppo, batch.advantage), scalars.clip_eps, mean)
+    value = value_loss(ppo, out.value, batch.value, batch.target, scalars.clip_eps, mean)
+    entropy = mean(agent.distribution.entropy(out))
     loss = policy - scalars.entropy_coef * entropy + scalars.value_coef * value
     metrics = LossMetrics(
         loss=loss,
         policy_loss=policy,
         value_loss=value,
         entropy=entropy,
-        approx_kl=(ratio - 1 - log_ratio).mean(),
-        clip_fraction=((ratio - 1).abs() > scalars.clip_eps).to(ratio.dtype).mean(),
+        approx_kl=mean(ratio - 1 - log_ratio),
+        clip_fraction=mean(((ratio - 1).abs() > scalars.clip_eps).to(ratio.dtype)),
+        left_out=() if fits is None else (~fits).to(ratio.dtype).mean(),
     )
     return loss, metrics
 
 
-def policy_loss(ratio: F32[Tensor, "N"], advantage: F32[Tensor, "N"], clip_eps: F32[Tensor, ""]) -> F32[Tensor, ""]:
+def mean_where(mask: Bool[Tensor, "N"], x: F32[Tensor, "N"]) -> F32[Tensor, ""]:
+    """The mean over the rows of the mask, 0 over none."""
+    return torch.where(mask, x, 0.0).sum() / mask.to(x.dtype).sum().clamp_min(1.0)
+
+
+def policy_loss(
+    ratio: F32[Tensor, "N"],
+    advantage: F32[Tensor, "N"],
+    clip_eps: F32[Tensor, ""],
+    mean: Callable[[Tensor], Tensor] = torch.mean,
+) -> F32[Tensor, ""]:
     """-E[min(r A, clip(r, 1 - eps, 1 + eps) A)], r = pi(a|s) / pi_old(a|s).
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
     clipped = torch.clamp(ratio, 1 - clip_eps, 1 + clip_eps)
-    return -torch.minimum(ratio * advantage, clipped * advantage).mean()
+    return -mean(torch.minimum(ratio * advantage, clipped * advantage))
 
 
 def value_loss(
@@ -88,6 +104,7 @@ def value_loss(
     old_value: F32[Tensor, "N"],
     target: F32[Tensor, "N"],
     clip_eps: F32[Tensor, ""],
+    mean: Callable[[Tensor], Tensor] = torch.mean,
 ) -> F32[Tensor, ""]:
     """Mean squared error of the value, or half of it.
 
@@ -102,7 +119,7 @@ def value_loss(
         error = clipped_error
     else:
         error = torch.maximum(plain_error, clipped_error)
-    return (0.5 if cfg.half_value_loss else 1.0) * error.mean()
+    return (0.5 if cfg.half_value_loss else 1.0) * mean(error)
 
 
 def normalised(cfg: PPOConfig, advantage: F32[Tensor, "N"]) -> F32[Tensor, "N"]:

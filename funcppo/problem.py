@@ -51,7 +51,9 @@ class Problem:
 
 
 def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Problem:
-    """The problem of a data set.
+    """The problem of a data set, made on the host and moved to the device as a whole.
+
+    What thousands of rules derive is as many small joins, whose sizes the host has to know before the next.
 
     Errors: ValueError when there are no rules, or T_P passes the budget within the height asked for.
     """
@@ -62,7 +64,6 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
-        device=device,
     )
     kb = with_confidence(kb, sizes, object_identity=settings.object_identity, smoothing=settings.smoothing)
     height, model, notes = _model(dataset, settings, kb, sizes)
@@ -75,9 +76,9 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     entity = {name: i for i, name in enumerate(dataset.entities, 1)}
     regions = dataset.name.lower().startswith("countries") and all(r in entity for r in REGIONS)
     entities = sorted(entity[r] for r in REGIONS) if regions else list(range(1, dataset.n_constants + 1))
-    pool = torch.tensor(entities, device=device)
+    pool = torch.tensor(entities)
     true = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
-    return Problem(
+    made = Problem(
         dataset=dataset,
         settings=settings,
         kb=kb,
@@ -88,10 +89,12 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
         sample=sample,
         facts=facts,
         pool=pool,
-        known=protocol.known(sizes, model, torch.from_numpy(true).to(device), pool),
+        known=protocol.known(sizes, model, torch.from_numpy(true), pool),
         regions=regions,
         notes=(*dataset.notes, *notes, *more),
     )
+    kb, known, sample = tree.map(lambda x: x.to(device), (kb, known, sample))
+    return replace(ranked_on(made, device), kb=kb, outlook=known, sample=sample)
 
 
 def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes: Sizes) -> tuple[int, Model, list[str]]:
@@ -108,7 +111,7 @@ def _model(dataset: Dataset, settings: ProverSettings, kb: KnowledgeBase, sizes:
     deepest = len(model.counts) - 1
     if not deepest and not model.fixpoint:
         return 1, model, []
-    valid = torch.from_numpy(dataset.valid).to(model.atoms.device).long()
+    valid = torch.from_numpy(dataset.valid).long()
     height = fixpoint.contains(model, valid)
     share = [float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0 for h in HEIGHTS[:deepest]]
     share = share or [0.0]
@@ -136,7 +139,7 @@ def _part(
 
     Errors: ValueError when that is too much as well.
     """
-    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test])).to(kb.facts.device)
+    queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
     sample, budget = asked.draw(kb, sizes, SAMPLE, settings.object_identity), PAIRS * settings.budget
     found = asked.one_step(kb, sizes, queries, sample, budget, settings.object_identity)
     if found is None:
@@ -276,14 +279,12 @@ def evaluation(
     )
 
 
-def hosted(problem: Problem) -> Problem:
-    """The problem with what ranking reads on the host, so that the device holds only what scoring reads."""
-    model = problem.model
+def ranked_on(problem: Problem, device: str) -> Problem:
+    """The problem with what ranking reads on a device, which need not be the one that scores."""
+    model, to = problem.model, lambda x: x.to(device)
     return replace(
         problem,
-        model=replace(
-            model, atoms=model.atoms.cpu(), height=model.height.cpu(), index=tuple(x.cpu() for x in model.index)
-        ),
-        known=tree.map(lambda x: x.cpu(), problem.known),
-        pool=problem.pool.cpu(),
+        model=replace(model, atoms=to(model.atoms), height=to(model.height), index=tree.map(to, model.index)),
+        known=tree.map(to, problem.known),
+        pool=to(problem.pool),
     )

@@ -16,8 +16,8 @@ from funcppo.envs import prover
 from funcppo.evaluate import Evaluation, Stage, evaluate_step, narrowed, rule_scores, score_by_width
 from funcppo.logic import outlook
 from funcppo.problem import Problem
-from funcppo.runtime.capture import Replayed
 from funcppo.runtime.inputs import lagging, staged
+from funcppo.runtime.replay import Replayed
 
 
 def stepping(device: torch.device | str) -> Callable[..., Evaluation]:

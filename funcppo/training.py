@@ -21,6 +21,7 @@ from funcppo import scoring as scores
 from funcppo.beam import EvalConfig, Score, slots_for
 from funcppo.config import AdamConfig, Config, PPOConfig, ProverSettings, RunConfig, Schedule
 from funcppo.evaluate import Evaluation
+from funcppo.packing import packed
 from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
@@ -101,8 +102,9 @@ def strategy(run: Run) -> tuple[Captured[TrainState, Metrics], str]:
     wanted, world = run.run.strategy, problem.world(run.problem)
     short = wanted == "auto" and _calls(run.cfg.ppo) < LONG[run.run.device]
     chosen = "eager" if short else wanted
-    parts, record = ladder.strategy(train_step.collect, EAGER, run.cfg, world, run.saved.state, chosen)
-    captured = capture(partial(train_step.train_step, run.cfg, world, parts=parts), run.saved.state)
+    cfg = packed(run.cfg, world, _first_state(run))
+    parts, record = ladder.strategy(train_step.collect, EAGER, cfg, world, run.saved.state, chosen)
+    captured = capture(partial(train_step.train_step, cfg, world, parts=parts), run.saved.state)
     record = recorded(record, captured)
     failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
     line = f"strategy {record.rung} on {record.device}, replayed by: {record.replay}"
@@ -190,7 +192,11 @@ def judge(run: Run, params: Any, split: np.ndarray, how: Protocol, score: Score 
 
 def untrained(run: Run) -> Any:
     """The params that the run started from."""
-    return train_step.init(run.cfg, problem.world(run.problem), random.key(run.run.seed, run.run.device)).params
+    return _first_state(run).params
+
+
+def _first_state(run: Run) -> TrainState:
+    return train_step.init(run.cfg, problem.world(run.problem), random.key(run.run.seed, run.run.device))
 
 
 def policy_scorer(run: Run, params: Any, score: Score) -> protocol.Scorer:

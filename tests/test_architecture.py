@@ -12,7 +12,7 @@ ORDER = ["types", "tree", "random", "logic", "queries", "envs", "nets", "rollout
 ORDER += ["minibatch", "train_step", "ranking", "protocol", "beam", "evaluate"]
 MODULES = {str(p.relative_to(ROOT).with_suffix("")): p for p in sorted(ROOT.rglob("*.py"))}
 BOUNDARY = ("data/", "runtime/", "cli", "__main__", "checkpoint", "config", "problem", "training", "explain")
-BOUNDARY += ("mining", "journal", "judge", "records", "fitting", "scoring")
+BOUNDARY += ("mining", "journal", "judge", "records", "fitting", "scoring", "packing")
 HOST = (
     "logic/fixpoint",
     "logic/joins",

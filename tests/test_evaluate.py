@@ -14,8 +14,8 @@ from funcppo.evaluate import score_candidates
 from funcppo.logic import kb as kbase
 from funcppo.logic import outlook, resolve
 from funcppo.nets import prover as net
-from funcppo.runtime.capture import Replayed
 from funcppo.runtime.inputs import lagging
+from funcppo.runtime.replay import Replayed
 from tests.learning import assert_trees_equal
 from tests.logic.test_resolve import C, P, program
 

@@ -35,6 +35,13 @@ def learning(**fields):
     return cfg, problem.world(made), train_step.init(cfg, problem.world(made), random.key(1))
 
 
+def test_a_problem_lies_on_the_device_asked_for_as_a_whole():
+    made = problem.build(data.load("countries_s2"), SETTINGS, "meta")
+    model = made.model.atoms, made.model.height, made.model.index
+    tensors = tree.leaves((made.kb, made.outlook, made.known, made.pool, model))
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
 def searches(seed: int, steps: int):
     """A batch of searches after some random legal actions, END among them."""
     cfg, world, _ = learning()

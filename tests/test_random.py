@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +28,12 @@ SEEDS = st.integers(0, 2**64 - 1)
 def test_threefry_gives_the_published_known_answers(k, x, y):
     got = random._threefry2x32(*torch.tensor((*k, *x)).unbind())
     assert tuple(int(v) for v in got) == y
+
+
+def test_a_draw_imports_no_compiler():
+    code = "import sys; from funcppo import random; random.uniform(random.key(0), (3,)); "
+    code += "sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_integers_and_uniforms_equal_jax_exactly():

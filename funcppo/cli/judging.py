@@ -99,7 +99,7 @@ def prepare(asked: Evaluate) -> Ready:
     else:
         cfg, notes = _fitted(policy, cast("Score", name), getattr(ready.dataset, asked.split), budget)
         scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, policy.evaluate_step, on_scored=work.add)
-        ready = problem.hosted(ready)
+        ready = problem.ranked_on(ready, "cpu")
     judge, settings = _judge(asked, ready, policy, scorer, name, how)
     fallbacks = partial(scoring.not_replayed, policy.evaluate_step) if policy else list[str]
     return Ready(judge=judge, name=name, settings=settings, work=work, notes=notes, budget=budget, fallbacks=fallbacks)

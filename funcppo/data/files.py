@@ -67,14 +67,13 @@ def _folder(folder: Path, *, default_rules: bool) -> Dataset:
 
 
 def _facts(folder: Path) -> Dataset:
-    train = _existing(folder / "train.txt")
-    return _split(folder, {"train": train} if _text(train).strip() else {})
+    return _split(folder, {"train": _existing(folder / "train.txt")}, may_be_empty="train")
 
 
-def _split(folder: Path, paths: dict[str, Path]) -> Dataset:
+def _split(folder: Path, paths: dict[str, Path], may_be_empty: str = "") -> Dataset:
     extra = _variant(folder / "facts.txt")
     paths = paths | ({"facts": extra} if extra else {})
-    splits = {split: _triples(path) for split, path in paths.items()}
+    splits = {split: _triples(path, split == may_be_empty) for split, path in paths.items()}
     _check_spelling(paths, splits)
     return from_splits(folder.name, {"train": [], "valid": [], "test": []} | splits)
 
@@ -119,8 +118,11 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path}: want a file that can be read: {error.strerror}") from None
 
 
-def _triples(path: Path) -> list[Triple]:
-    lines = _text(path).rstrip("\n").split("\n")
+def _triples(path: Path, may_be_empty: bool) -> list[Triple]:
+    text = _text(path)
+    if may_be_empty and not text.strip():
+        return []
+    lines = text.rstrip("\n").split("\n")
     if lines == [""]:
         raise ValueError(f"{path}: empty: want lines of head<TAB>relation<TAB>tail")
     rows = [cast(Triple, tuple(line.split("\t"))) for line in lines]

@@ -91,6 +91,7 @@ class Agent:
     init: Callable[[Any, Tensor], Any]  # (cfg, key) -> params
     apply: Callable[[Any, Any, Any, Any], Any]  # (cfg, world, params, obs) -> PolicyValue or GaussianValue
     distribution: Distribution = CATEGORICAL
+    fits: Callable[[Any, Any], Tensor] | None = None  # (cfg, obs) -> rows whose output means something [B]; None: all
 
 
 class Dense(NamedTuple):

@@ -128,7 +128,8 @@ DISTRIBUTION = Distribution(
 
 def agent(cfg: NetConfig) -> Agent:
     """The prover's network as the learner takes it."""
-    return Agent(cfg=cfg, init=init, apply=apply, distribution=DISTRIBUTION)
+    fits = None if cfg.capacity is None else _fits
+    return Agent(cfg=cfg, init=init, apply=apply, distribution=DISTRIBUTION, fits=fits)
 
 
 def prior(kb: KnowledgeBase, rule: I32[Tensor, "B S"], left_out: Bool[Tensor, "B 1"]) -> F32[Tensor, "B S"]:
@@ -151,12 +152,16 @@ def crowded(cfg: NetConfig, mask: Bool[Tensor, "B S1"]) -> Bool[Tensor, "B"]:
     return (count > 0) & (count.cumsum(0) > cfg.capacity)
 
 
-def _packed(mask: Bool[Tensor, "B S"], capacity: int) -> tuple[I64[Tensor, "B S"], I64[Tensor, "C"]]:
-    """Where each entry that is filled stands among them all, others at `capacity`; and which entry stands where."""
-    place = torch.where(mask.flatten(), mask.flatten().long().cumsum(0) - 1, capacity)
-    nobody = torch.zeros(capacity + 1, dtype=torch.int64, device=mask.device)
-    entries = torch.arange(len(place), device=mask.device)
-    return place.view_as(mask), nobody.scatter(0, place.clamp_max(capacity), entries)[:capacity]
+def _fits(cfg: NetConfig, obs: Observation) -> Bool[Tensor, "B"]:
+    return ~crowded(cfg, obs.mask)
+
+
+def _packed(mask: Bool[Tensor, "B S"], capacity: int) -> I64[Tensor, "C"]:
+    """The places of the entries that are filled, the first `capacity` of them; then a place beyond all."""
+    n, filled = mask.numel(), mask.flatten()
+    order = torch.where(filled, filled.cumsum(0) - 1, capacity).clamp_max(capacity)
+    beyond = torch.full((capacity + 1,), n, device=mask.device)
+    return beyond.scatter(0, order, torch.arange(n, device=mask.device))[:capacity]
 
 
 def _successors(
@@ -166,10 +171,15 @@ def _successors(
         return _rules(layer, kb, params, obs)
     if capacity is None:
         return _embed_successors(layer, params, obs.successors, obs.rule, obs.hopeless)
-    place, source = _packed(obs.mask[:, :-1], capacity)
-    filled = tree.map(lambda x: x.flatten(0, 1)[source], (obs.successors, obs.rule, obs.hopeless))
-    vector = _embed_successors(layer, params, *filled)
-    return torch.where((place < capacity)[..., None], vector[place.clamp_max(capacity - 1)], 0.0)
+    mask = obs.mask[:, :-1]
+    n, place = mask.numel(), _packed(mask, capacity)
+    each = place.clamp_max(n - 1)
+    vector = _embed_successors(
+        layer, params, *tree.map(lambda x: x.flatten(0, 1)[each], (obs.successors, obs.rule, obs.hopeless))
+    )
+    # Copied to their places, for the gradient is a lookup then; looked up, it would be a sum by atomic additions.
+    spread = vector.new_zeros((n + 1, vector.shape[1])).index_copy(0, place, vector)
+    return spread[:n].view(*mask.shape, -1)
 
 
 def _embed_successors(

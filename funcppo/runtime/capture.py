@@ -42,8 +42,9 @@ class Captured(Generic[S, O]):
 
     state: S  # the buffers: read them between steps, clone what is to be kept
     step: Callable[[], O]  # one step on; what it returns is valid until the next
-    replay: str  # "manual graph", or "none": the function is called and its new leaves are copied over the old
+    replay: str  # "manual graph", "manual graph a turn", or "none": `fn` is called, its new leaves copied over the old
     reason: str  # why it is no graph; empty where it is one
+    recordings: int  # graphs
     capture_ms: float  # warm-up and what it compiles not included; 0 where nothing was captured
     fn: Callable[[S], tuple[S, O]]  # kept, for a graph reads what it closes over where that lay when captured
 
@@ -77,40 +78,8 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
             buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
     if strict:
         raise CaptureError(reason)
-    return Captured(state=buffers, step=_copying(fn, buffers), replay="none", reason=reason, capture_ms=0.0, fn=fn)
-
-
-class Replayed(Generic[S]):
-    """A pure `step(cfg, world, *inputs, state) -> state`, whose calls on a GPU replay a CUDA graph of each cfg.
-
-    What it returns are buffers that the next call overwrites. A call with them goes on in place; one with another state
-    or other inputs copies these over the buffers first. The world must stay where it is; params may move.
-    """
-
-    def __init__(self, step: Callable[..., S]) -> None:
-        """`step`, nothing recorded yet."""
-        self._step, self._held = step, dict[Any, Captured[Any, tuple[()]]]()
-        self._last: tuple[Any, ...] = ()  # what a call that goes on in place is given
-
-    def __call__(self, cfg: Any, world: Any, *given: Any) -> S:
-        """As `step`. Errors: those of `capture`."""
-        asked = (cfg, world, *given)
-        if len(asked) != len(self._last) or any(a is not b for a, b in zip(asked, self._last)):
-            key = (cfg, *((x.data_ptr(), x.shape) for x in tree.leaves(world)), *(x.shape for x in tree.leaves(given)))
-            if key not in self._held:
-                self._held[key] = capture(partial(self._moved, cfg, world), given)
-            self._going = self._held[key]
-            self._going.load(given)
-            self._last = (*asked[:-1], self._going.state[-1])
-        self._going.step()
-        return self._last[-1]
-
-    def reasons(self) -> list[str]:
-        """Why calls are no replays; empty where all are."""
-        return sorted({captured.reason for captured in self._held.values()} - {""})
-
-    def _moved(self, cfg: Any, world: Any, given: Any) -> tuple[Any, tuple[()]]:
-        return (*given[:-1], self._step(cfg, world, *given)), ()
+    called = partial(Captured, replay="none", reason=reason, recordings=0)
+    return called(state=buffers, step=_copying(fn, buffers), capture_ms=0.0, fn=fn)
 
 
 class ShapeChange(CaptureError):
@@ -159,7 +128,8 @@ def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
         graph.replay()
         return out
 
-    return Captured(state=buffers, step=step, replay="manual graph", reason="", capture_ms=capture_ms, fn=fn)
+    replayed = partial(Captured, replay="manual graph", reason="", recordings=1)
+    return replayed(state=buffers, step=step, capture_ms=capture_ms, fn=fn)
 
 
 def _body(fn: Callable[[S], tuple[S, O]], buffers: S) -> O:

@@ -55,7 +55,7 @@ class Record:
     torch: str
     device: str
     backend: str
-    replay: str = "none"  # how the compiled step is replayed: manual graph, none
+    replay: str = "none"  # how the compiled step is replayed: as `Captured.replay`
 
 
 def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True, **more: Any) -> Callable[..., Any]:

@@ -86,10 +86,9 @@ class Monitor(logging.Handler):
 
     def captured(self, captured: Any) -> None:
         """Take note of what `capture` returned."""
-        if captured.replay == "none":
-            self.fallback = captured.reason
-        else:
-            self.recordings += 1
+        self.fallback = captured.reason
+        self.recordings += captured.recordings
+        if captured.recordings:
             self._times.setdefault("capture", deque(maxlen=KEPT)).append(captured.capture_ms)
 
     def watch(self, named: Any) -> None:

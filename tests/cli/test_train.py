@@ -12,8 +12,8 @@ from funcppo import checkpoint, cli, scoring, training, tree
 from funcppo.config import RunConfig
 from funcppo.data import load
 from funcppo.evaluate import evaluate_step
-from funcppo.runtime.capture import Replayed
 from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.replay import Replayed
 from funcppo.train_step import EAGER
 from tests.runtime.test_capture import on_gpu
 

@@ -90,3 +90,11 @@ def test_learning_to_prove_on_a_cpu():
     )
     assert told + f"{compiled['cold_s']:.0f} s of compiling" in " ".join(NOTES.split())
     assert 1e-3 * saved * LONG["cpu"] > compiled["cold_s"]
+
+
+@pytest.mark.parametrize("work", ["family", "s3"])
+def test_packed_successors_on_a_cpu(work):
+    found, notes = rows("bench_prover-cpu"), " ".join(NOTES.split())
+    padded, packed = (found[f"{work} eager cpu ../shared/data {room}"] for room in ("padded", "packed"))
+    assert f"{padded['processor_ms'] / 1e3:.2f} to {packed['processor_ms'] / 1e3:.2f} on " in notes
+    assert f"{packed['filled']:.3f} of {packed['successors']}" in notes

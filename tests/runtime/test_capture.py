@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from funcppo import random, tree
-from funcppo.runtime.capture import CaptureError, Replayed, capture
+from funcppo.runtime.capture import CaptureError, capture
 from funcppo.runtime.compile import compiled
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
@@ -249,25 +249,3 @@ def test_a_captured_update_is_one_launch():
     calls = [event.name for event in profile.events() if event.name.startswith("cuda")]
     assert calls.count("cudaGraphLaunch") == 1
     assert not [name for name in calls if "LaunchKernel" in name or "Memcpy" in name or "StreamSynchronize" in name]
-
-
-@devices
-def test_a_replayed_step_is_the_step_whatever_it_is_called_with(device):
-    """Params, inputs and states change between calls and within a run of them; one recording serves a cfg."""
-
-    def step(cfg, world, params, table, state):
-        traced.append(cfg)
-        return Pair(state.a * params + world[0], state.b + table * cfg)
-
-    traced, world = [], (torch.arange(3.0, device=device),)
-    replayed = Replayed(step)
-    for cfg, weight, entry in ((2, 0.5, 1.0), (2, 0.25, 3.0), (3, 0.5, 1.0)):
-        params, table = (torch.full((3,), x, device=device) for x in (weight, entry))
-        state, want = pair(device), pair(device)
-        for i in range(4):
-            table = table + 1 if i == 2 else table
-            state, want = replayed(cfg, world, params, table, state), step(cfg, world, params, table, want)
-            assert_trees_equal(state, want, rtol=0, atol=0)
-    assert replayed.reasons() == ([] if device == "cuda" else ["no CUDA tensor in the state"])
-    if device == "cuda":
-        assert traced.count(3) == 4 + 2  # called by the test; warmed up and recorded
