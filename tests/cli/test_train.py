@@ -71,9 +71,9 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     assert updates == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("steps", "chosen"), [(120_000, "eager"), (2_500_000, "eager"), (2_600_000, "auto")])
+@pytest.mark.parametrize(("steps", "chosen"), [(120_000, "eager"), (5_100_000, "eager"), (5_200_000, "auto")])
 def test_a_run_is_compiled_where_it_is_long_enough_to_repay_that(steps, chosen, trained, monkeypatch, tmp_path):
-    """From 20,000 rollout steps and minibatches on, which are 2.56 million environment steps at the default sizes."""
+    """From 40,000 rollout steps and minibatches on, which are 5.12 million environment steps at the default sizes."""
     config = replace(training.read_config(trained), steps=steps, strategy="auto", ppo=RunConfig(dataset="").ppo)
     run = training.prepare(config, tmp_path, resume=False)
 
