@@ -21,7 +21,7 @@ def problem(seed: int = 0, N: int = 32, **ppo):
     cfg = cartpole_config(**ppo)
     keys = random.split(random.key(seed), 7)
     params = double(cfg.agent.init(cfg.agent.cfg, keys[0]))
-    params = params._replace(policy=tree.map(lambda x: x * 100, params.policy))
+    params = params._replace(heads=tree.map(lambda x: x * torch.tensor([100, 1]).view(2, 1, 1), params.heads))
     batch = Batch(
         obs=random.normal(keys[1], (N, 4)).double(),
         action=(random.uniform(keys[2], (N,)) < 0.5).long(),

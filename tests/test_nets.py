@@ -35,24 +35,31 @@ def test_orthogonal_weights_have_orthogonal_rows_or_columns(n_in, n_out):
 def test_the_stacked_mlp_equals_two_separate_ones():
     params = mlp.init(CFG, random.key(4))
     obs = random.normal(random.key(5), (6, 3))
-    heads = []
-    for i, head in enumerate((params.policy, params.value)):
+    outs = []
+    for i in range(2):
         x = obs
         for layer in params.hidden:
             x = torch.tanh(x @ layer.weight[i] + layer.bias[i])
-        heads.append(x @ head.weight + head.bias)
+        outs.append(x @ params.heads.weight[i] + params.heads.bias[i])
     out = mlp.apply(CFG, WORLD, params, obs)
-    torch.testing.assert_close(out.logits, heads[0])
-    torch.testing.assert_close(out.value, heads[1][:, 0])
+    torch.testing.assert_close(out.logits, outs[0])
+    torch.testing.assert_close(out.value, outs[1][:, 0])
+
+
+def test_what_fills_up_the_critic_s_head_is_zero_and_has_no_gradient():
+    params = mlp.init(CFG, random.key(4))
+    loss = lambda p: sum(x.square().sum() for x in mlp.apply(CFG, WORLD, p, random.normal(random.key(5), (6, 3))))
+    for head in (params.heads, torch.func.grad(loss)(params).heads):
+        used, unused = head.weight[1].split([1, CFG.n_actions - 1], dim=1)
+        assert used.all() and unused.numel() and not unused.any() and not head.bias[1, :, 1:].any()
 
 
 def test_actor_and_critic_start_different_and_with_the_published_gains():
     params = mlp.init(CFG, random.key(6))
     assert not torch.equal(params.hidden[0].weight[0], params.hidden[0].weight[1])
     norm = lambda w: float(torch.linalg.matrix_norm(w, 2))
-    assert [norm(params.hidden[0].weight[0]), norm(params.policy.weight), norm(params.value.weight)] == pytest.approx(
-        [2**0.5, 0.01, 1.0], rel=1e-5
-    )
+    weights = [params.hidden[0].weight[0], *params.heads.weight]
+    assert [norm(w) for w in weights] == pytest.approx([2**0.5, 0.01, 1.0], rel=1e-5)
 
 
 def test_the_categorical_equals_torch_distributions():

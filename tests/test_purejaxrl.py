@@ -55,7 +55,7 @@ def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.P
         return Dense(torch.stack([a.weight, b.weight]), torch.stack([a.bias, b.bias]).unsqueeze(1))
 
     hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
-    return mlp.Params(hidden=hidden, policy=layer(2), value=layer(5))
+    return mlp.Params(hidden=hidden, heads=mlp.heads(layer(2), layer(5)))
 
 
 def replay(run: dict[str, np.ndarray]):

@@ -88,7 +88,8 @@ def residual_apply(cfg: Any, world: Any, params: mlp.Params, obs: Tensor) -> Pol
 
 def heads(params: mlp.Params, x: Tensor) -> PolicyValue:
     """Logits and value of the last hidden layer."""
-    return PolicyValue(logits=dense(params.policy, x[0]), value=dense(params.value, x[1]).squeeze(-1))
+    out = dense(params.heads, x)
+    return PolicyValue(logits=out[0], value=out[1, :, 0])
 
 
 class Policy(nn.Module):

@@ -49,8 +49,8 @@ class Train:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to train."""
     strategy: str = "auto"
-    """How a training step runs: eager, forward, two-graphs, one-graph; auto takes eager on a CPU and for a short run on
-    a GPU, where compiling would take longer than the run, and else the highest rung that works."""
+    """How a training step runs: eager, forward, two-graphs, one-graph; auto takes eager for a short run, where
+    compiling would take longer than it saves, and else the highest rung that works."""
     precision: Literal["highest", "high", "bfloat16"] = "highest"
     """Of matrix products: float32; TF32 on a GPU that has it; or bfloat16, with float32 for all else."""
     score: Literal["auto", "success", "best-proof"] = "auto"

@@ -31,11 +31,10 @@ class MLPConfig:
 
 
 class Params(NamedTuple):
-    """Actor and critic; `hidden` weights are [2, In, Out], the actor's first."""
+    """Actor and critic; weights are [2, In, Out], the actor's first."""
 
     hidden: tuple[Dense, ...]
-    policy: Dense
-    value: Dense
+    heads: Dense  # as wide as the actor's; the critic's is filled up with zeros, which get no gradient
 
 
 class GaussianParams(NamedTuple):
@@ -53,11 +52,16 @@ def init(cfg: MLPConfig, key: I64[Tensor, "2"]) -> Params:
         pair = [orthogonal(k, n_in, n_out, math.sqrt(2.0)) for k in random.split(hidden_key).unbind()]
         hidden.append(Dense(torch.stack(pair), torch.zeros(2, 1, n_out, device=key.device)))
         n_in = n_out
-    return Params(
-        hidden=tuple(hidden),
-        policy=Dense(orthogonal(policy_key, n_in, cfg.n_actions, 0.01), torch.zeros(cfg.n_actions, device=key.device)),
-        value=Dense(orthogonal(value_key, n_in, 1, 1.0), torch.zeros(1, device=key.device)),
-    )
+    policy = Dense(orthogonal(policy_key, n_in, cfg.n_actions, 0.01), torch.zeros(cfg.n_actions, device=key.device))
+    value = Dense(orthogonal(value_key, n_in, 1, 1.0), torch.zeros(1, device=key.device))
+    return Params(hidden=tuple(hidden), heads=heads(policy, value))
+
+
+def heads(policy: Dense, value: Dense) -> Dense:
+    """Both heads as one stack."""
+    fill = (0, policy.bias.shape[0] - 1)
+    weight = torch.stack([policy.weight, pad(value.weight, fill)])
+    return Dense(weight, torch.stack([policy.bias, pad(value.bias, fill)]).unsqueeze(1))
 
 
 def apply(cfg: MLPConfig, world: Any, params: Params, obs: F32[Tensor, "B F"]) -> PolicyValue:
@@ -65,15 +69,8 @@ def apply(cfg: MLPConfig, world: Any, params: Params, obs: F32[Tensor, "B F"]) -
     x = obs.expand(2, *obs.shape)
     for layer in params.hidden:
         x = torch.tanh(dense(layer, x, cfg.products))
-    out = dense(_heads(cfg, params), x, cfg.products)
+    out = dense(params.heads, x, cfg.products)
     return PolicyValue(logits=out[0], value=out[1, :, 0])
-
-
-def _heads(cfg: MLPConfig, params: Params) -> Dense:
-    """Both heads as one stack, the value's filled up with zeros."""
-    fill = (0, cfg.n_actions - 1)
-    weight = torch.stack([params.policy.weight, pad(params.value.weight, fill)])
-    return Dense(weight, torch.stack([params.policy.bias, pad(params.value.bias, fill)]).unsqueeze(1))
 
 
 def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:

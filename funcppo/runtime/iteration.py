@@ -16,8 +16,13 @@ from torch._higher_order_ops.scan import scan
 from funcppo import tree
 from funcppo.runtime.compile import compiled
 
-# What Inductor asserts of its own buffers, at every turn of a loop, costs as much as a small turn itself.
-UNCHECKED = {"size_asserts": False, "scalar_asserts": False}
+# What Inductor asserts of its own buffers, at every turn of a loop, costs as much as a small turn itself; and that no
+# module's contents have changed since, which Dynamo checks at every call, is taken for granted. Arguments are checked.
+UNCHECKED = {
+    "size_asserts": False,
+    "scalar_asserts": False,
+    "guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe,
+}
 
 
 def graph_scan(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from funcppo import checkpoint, cli, scoring, training, tree
+from funcppo.config import RunConfig
 from funcppo.data import load
 from funcppo.evaluate import evaluate_step
 from funcppo.runtime.monitor import Monitor
@@ -68,6 +69,20 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
         assert np.array_equal(resumed[name], whole[name]), name
     updates = [json.loads(line)["update"] for line in (tmp_path / training.METRICS).read_text().splitlines()]
     assert updates == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("steps", "chosen"), [(120_000, "eager"), (5_100_000, "eager"), (5_200_000, "auto")])
+def test_a_run_is_compiled_where_it_is_long_enough_to_repay_that(steps, chosen, trained, monkeypatch, tmp_path):
+    """From 40,000 rollout steps and minibatches on, which are 5.12 million environment steps at the default sizes."""
+    config = replace(training.read_config(trained), steps=steps, strategy="auto", ppo=RunConfig(dataset="").ppo)
+    run = training.prepare(config, tmp_path, resume=False)
+
+    def ask(*args):
+        raise LookupError(f"asked for {args[-1]}")
+
+    monkeypatch.setattr(training.ladder, "strategy", ask)
+    with pytest.raises(LookupError, match=f"asked for {chosen}"):
+        training.strategy(run)
 
 
 def test_the_best_params_are_kept_while_the_state_moves_on(trained, monkeypatch, tmp_path):

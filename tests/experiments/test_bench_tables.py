@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from funcppo.training import LONG
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 NOTES = (ROOT / "experiments/README.md").read_text()
@@ -76,6 +78,18 @@ def test_jax_on_a_cpu():
         f"needs {small / jax_small:.2f} times as long as JAX at 4 x 128 and {large / jax_large:.2f} times at" in notes
     )
     assert row("4x128", "jax")["mean_return"] > 100  # a peer must learn
+
+
+def test_learning_to_prove_on_a_cpu():
+    """From where on a run is compiled, that saves more than it takes."""
+    compiled, eager = (
+        rows("bench_prover-cpu-s3")[f"s3 {how} cpu ../shared/data packed"] for how in ("compiled", "eager")
+    )
+    saved, notes = (eager["processor_ms"] - compiled["processor_ms"]) / 128, " ".join(NOTES.split())
+    assert f"takes {compiled['processor_ms']:.0f} ms of processor an iteration compiled part by part" in notes
+    assert f"where eager takes {eager['processor_ms']:.0f} " in notes
+    assert f"{saved:.1f} ms less for each of its 128 " in notes and f"after {compiled['cold_s']:.0f} s of" in notes
+    assert 1e-3 * saved * LONG > 2 * compiled["cold_s"]
 
 
 @pytest.mark.parametrize("work", ["family", "s3"])

@@ -9,11 +9,21 @@ import torch
 
 from experiments.plug_in import Corridor, config
 from funcppo import random, rollout
-from funcppo.runtime.iteration import graph_scan, whole
+from funcppo.runtime.compile import compiled
+from funcppo.runtime.iteration import UNCHECKED, graph_scan, whole
 from funcppo.train_step import EAGER, init, train_step
 from tests.learning import WORLD, assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(monkeypatch):
+    """Another shape and another setting are seen, another function in a module is not."""
+    step = compiled(lambda gain, x: gain * rollout.scan(lambda c, x: (c + x, x), x[0], x)[0], **UNCHECKED)
+    x = torch.ones(3, 2)
+    assert step(1.0, x).tolist() == [4, 4] and step(2.0, x).tolist() == [8, 8] and step(1.0, x[:2]).tolist() == [3, 3]
+    monkeypatch.setattr(rollout, "scan", lambda fn, carry, xs: (carry, xs))
+    assert step(1.0, x).tolist() == [4, 4]
 
 
 def test_a_scan_in_a_graph_equals_the_loop():

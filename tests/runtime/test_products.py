@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ from funcppo import random
 from funcppo.runtime.products import Limits, Products
 from tests.runtime.test_capture import devices
 
-LIMITS = Limits(summed=100, inner=3, narrow=200, long=32, piece=16, thin=0, turned=2, exponential=True)
+LIMITS = Limits(
+    summed=100, inner=3, narrow=200, long=32, piece=16, thin=0, turned=2, along=3, stacked=20, exponential=True
+)
 
 
 def rewritten(*args, limits=LIMITS, fn=torch.matmul):
@@ -26,7 +29,7 @@ def rewritten(*args, limits=LIMITS, fn=torch.matmul):
 
 def named(graph) -> set[str]:
     names = {str(n.target).split(".")[1] for n in graph.graph.nodes if n.op == "call_function"}
-    return names & {"mm", "bmm", "sum", "mul", "permute", "thin_product"}
+    return names & {"mm", "bmm", "sum", "mul", "permute", "clone", "thin_product"}
 
 
 def normal(seed, *shape):
@@ -51,7 +54,7 @@ def test_the_form_follows_the_shape():
     """Small, short inside, long inside, none of these; small and narrow, and not small enough."""
     summed, cut, left = {"mul", "sum"}, {"permute", "bmm", "sum"}, {"mm"}
     cases = {(2, 4, 5): summed, (100, 3, 100): summed, (8, 64, 8): cut, (8, 20, 8): left}
-    cases |= {(4, 20, 2): summed, (8, 20, 2): left}
+    cases |= {(4, 20, 2): {"permute", "clone", *summed}, (8, 20, 2): left}
     for (m, k, n), want in cases.items():
         assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (m, k, n)
 
@@ -77,6 +80,29 @@ def test_a_narrow_product_of_a_transposed_matrix_is_turned():
     assert named(rewritten(a[:4, :4], normal(1, 4, 2))) == {"mul", "sum", "permute"}
     assert named(rewritten(a.contiguous(), normal(1, 20, 2))) == {"mm"}
     assert named(rewritten(a, normal(1, 20, 3))) == {"mm"}
+
+
+def test_a_sum_reads_contiguous_rows_on_a_cpu():
+    """Those of b^T where b is narrow, and else of b: copied where they do not lie so."""
+    copied = lambda a, b: "clone" in named(rewritten(a, b))
+    long, short, narrow, wide = normal(0, 4, 20), normal(0, 2, 3), normal(1, 20, 2), normal(1, 3, 7)
+    assert copied(long, narrow) and not copied(long, narrow.T.contiguous().T)
+    assert copied(short, wide.T.contiguous().T) and not copied(short, wide)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((4,), 0), ((4,), -1), ((2, 3), 1), ((2, 3), 0), ((1,), 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_a_small_stack_is_a_sum(shape, dim, dtype):
+    """Bit for bit, of numbers that are no numbers too; a larger one stays, and so does what is no stack."""
+    parts = [(10 * normal(i, *shape)).to(dtype) for i in range(3)]
+    if dtype is torch.float32:
+        parts[0].view(-1)[0], parts[1].view(-1)[0] = torch.inf, torch.nan
+    stack = lambda *x: torch.cat([y.unsqueeze(dim) for y in x], dim)  # as it reaches Inductor
+    graph = rewritten(*parts, fn=stack)
+    assert "constant_pad_nd" in graph.code and "cat" not in graph.code
+    torch.testing.assert_close(graph(*parts), stack(*parts), rtol=0, atol=0, equal_nan=True)
+    assert "constant_pad_nd" not in rewritten(*[x.expand(9, *shape) for x in parts], fn=stack).code
+    assert "constant_pad_nd" not in rewritten(torch.ones(2), torch.ones(2), fn=lambda *x: torch.cat(x)).code
 
 
 def test_tanh_by_its_exponential_is_tanh():
