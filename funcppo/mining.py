@@ -18,7 +18,7 @@ from funcppo.data.mined import Counts, with_mined, write_rules
 from funcppo.logic import mine
 from funcppo.logic.mine import Mined, Progress
 
-VERSION = 2  # of the miner: another one may find other rules
+VERSION = 3  # of the miner: another one may find other rules
 
 
 def mine_dataset(
@@ -29,7 +29,7 @@ def mine_dataset(
     mined = mine.mine(facts, dataset.n_predicates, dataset.n_constants, cfg, progress)
     rules = mined.rules
     columns = (mine.smoothed(rules), rules.support, rules.body_pairs, rules.circular, rules.pca_pairs)
-    counts = Counts(*(column.cpu().numpy() for column in (*columns, rules.head_facts, rules.error)))
+    counts = Counts(*(column.cpu().numpy() for column in (*columns, rules.head_facts, rules.error, rules.pca_error)))
     return with_mined(dataset, mine.atoms(rules, dataset.n_constants).cpu().numpy(), counts), counts, mined
 
 

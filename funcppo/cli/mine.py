@@ -50,7 +50,7 @@ class Mine:
     votes: int = _DEFAULT.votes
     """Keep a rule when it is among this many best ones of some fact that it derives."""
     seconds: Annotated[float | None, arg(metavar="N")] = None
-    """Stop looking after this time and write what was found."""
+    """Stop looking after this time, then finish the counts of what was found and write it."""
     work: int = _DEFAULT.work
     """Rows that a stage may make, about 40 bytes each; what does not fit is estimated from a sample and marked."""
     seed: int = 0

@@ -152,33 +152,37 @@ def count_pca_pairs(
     exact: Tensor,
     work: int,
     draw: F32[Tensor, "C1"],
-    expired: Expired,
-) -> F64[Tensor, "R"]:
+) -> Pairs:
     """The pairs of each rule whose source has some fact of the head, exact or from a sample of sources.
+
+    No time limit ends this: a count of a few sources is worth nothing, and that of all pairs took longer.
 
     Args:
       head: labels.
-      exact: which rules to count from all sources.
+      exact: which rules to count from all sources, as far as twice the work allows.
     """
     bodies, which = torch.unique(body, dim=0, return_inverse=True)
     every = torch.zeros(len(bodies), dtype=torch.bool, device=draw.device).index_fill(0, which[exact], True)
     share = torch.where(every, 1.0, _sample_share(steps, bodies[:, 0], draw))
     by_body = torch.sort(which, stable=True)
     start = torch.searchsorted(by_body.values, torch.arange(len(bodies) + 1, device=draw.device))
-    total, seen, rows = torch.zeros(len(head), dtype=torch.float64, device=draw.device), 1.0, 0
+    total = square = torch.zeros(len(head), dtype=torch.float64, device=draw.device)
+    seen, rows = 1.0, 0
     for table, through in paths.ends(steps, bodies, _sources(steps, draw), share, draw):
         pair, count = torch.unique_consecutive(table.body * steps.base + table.source, return_counts=True)
         here, source = pair // steps.base, pair % steps.base
         for row, at in positions(start[here], start[here + 1] - start[here]) if len(here) else ():
             rule = by_body.indices[at]
             _, has = paths.outgoing(steps, source[row], head[rule])
-            total = total + torch.bincount(rule, count[row] * (has > 0).double(), minlength=len(head))
+            here_of_head = count[row] * (has > 0).double()
+            total = total + torch.bincount(rule, here_of_head, minlength=len(head))
+            square = square + torch.bincount(rule, here_of_head * here_of_head, minlength=len(head))
         rows += len(table.body)
-        if through < 1.0 and (rows > work or expired()):
+        if through < 1.0 and rows > 2 * work:
             seen = through
             break
     share = torch.clamp(share, max=seen)[which]
-    return estimate(steps, body[:, 0], share, draw, total, torch.zeros_like(total)).total
+    return estimate(steps, body[:, 0], share, draw, total, square)
 
 
 def affordable(cost: F64[Tensor, "K"], work: int) -> Tensor:
