@@ -51,13 +51,13 @@ def cached(
     path = (folder or _cache()) / f"rules-{_fingerprint(dataset, cfg)}.tsv"
     if path.exists():
         return path, f"no rules given: those mined before are taken, {path}"
+    path.parent.mkdir(parents=True, exist_ok=True)  # an error here is worth more before mining than after
     found, counts, mined = mine_dataset(dataset, cfg, device, progress)
     if not len(found.rules):
         raise ValueError(
             f"{dataset.name}: no rules given, and none with support {cfg.min_support} and confidence "
             f"{cfg.min_confidence:g} is in the data: want --rules FILE"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     save(path, found, counts, "tsv")
     return path, f"no rules given: {len(found.rules)} mined in {mined.seconds:.0f} s, {path}"
 
