@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ TSV = "#source_weight train_support train_body_pairs train_conf pca_conf head_co
 TSV += "loo_support loo_conf std_error pca_std_error rule"
 AMIE = "Rule,Head Coverage,Std Confidence,PCA Confidence,Positive Examples,Body size,PCA Body size,Functional variable"
 FORMATS = ("tsv", "AnyBURL", "AMIE")
+_ONE_CHARACTER = re.compile(r"[(,][^A-Z'][,)]")
 
 
 class Counts(NamedTuple):
@@ -63,6 +65,19 @@ def write_rules(dataset: Dataset, counts: Counts, form: str) -> str:
         parts = {"tsv": [*fields, text], "AnyBURL": [*fields, text], "AMIE": [text, *fields, "?x"]}
         lines.append("\t".join(parts[form]))
     return "".join(line + "\n" for line in lines)
+
+
+def foreign_names(dataset: Dataset, form: str) -> list[str]:
+    """A line on the rules whose names the tool that a format is of reads otherwise than this project; none if none.
+
+    Neither AnyBURL nor AMIE knows quotes, and to AnyBURL a name of one character is a variable.
+    """
+    if form == "tsv":
+        return []
+    texts = [rule_text(clause, form) for clause in clauses_of(dataset)[1]]
+    n = sum("'" in text or (form == "AnyBURL" and _ONE_CHARACTER.search(text) is not None) for text in texts)
+    why = "in quotes" + (" or of one character" if form == "AnyBURL" else "")
+    return [f"{n} rules hold names {why}: this project reads them back, {form} takes them for others"] if n else []
 
 
 def _fields(
