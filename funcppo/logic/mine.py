@@ -232,16 +232,17 @@ def _stages(graph: _Graph, notes: list[str], progress: Progress) -> Iterator[Fou
 def _path_stage(graph: _Graph, length: int, notes: list[str]) -> Found:
     steps, cfg = graph.steps, graph.cfg
     draws = graph.draw[: len(graph.predicate)], graph.draw[: steps.base]
-    found, share, complete = path_rules.candidates(
+    found, share, told = path_rules.candidates(
         steps, graph.predicate, length, cfg.min_support, cfg.work, draws[0], graph.expired
     )
-    if not complete:
-        notes.append(f"length {length}: stopped before all heads were looked at")
     bodies, which = torch.unique(found.body, dim=0, return_inverse=True)
     pairs = path_rules.count_pairs(steps, bodies, cfg.work, draws[1], graph.expired)
     count, error = (column[which] for column in pairs)
     seen = (found.support * share).clamp_min(1)  # closing facts that were really seen
     spread = torch.sqrt((1 - share) / seen + (error / count.clamp_min(1)) ** 2)
+    n_lost = int(error.isinf().sum())
+    told += [f"{n_lost} rules left out, as a sample of their pairs does not tell their confidence"] if n_lost else []
+    notes.extend(f"length {length}: {line}" for line in told)
     head = 2 * found.head - 2
     rules = Rules(
         walk=pad(torch.cat([head[:, None], found.body], 1), (0, ATOMS - 1 - length), value=-1),
@@ -258,10 +259,9 @@ def _path_stage(graph: _Graph, length: int, notes: list[str]) -> Found:
 
 
 def _constant_stage(graph: _Graph, found: ConstantRules) -> Found:
-    ends = torch.stack([found.constant, found.target], 1)
     rules = Rules(
         walk=pad(torch.stack([found.head, found.label], 1), (0, ATOMS - 2), value=-1),
-        ends=ends,
+        ends=torch.stack([found.constant, found.target], 1),
         support=found.support,
         circular=found.circular,
         body_pairs=found.pairs,

@@ -49,9 +49,9 @@ def candidates(
     work: int,
     draw: F32[Tensor, "N"],
     expired: Expired,
-) -> tuple[Candidates, F64[Tensor, "R"], bool]:
+) -> tuple[Candidates, F64[Tensor, "R"], list[str]]:
     """The rules of a length that derive `min_support` facts from others, the share of facts each was looked for in,
-    and whether every predicate was looked at.
+    and what was not looked at, a line each.
 
     A predicate whose facts take more than its part of the work is looked at through a share of them, and a body must
     close two of these at least; counts are scaled by the share.
@@ -65,7 +65,7 @@ def candidates(
     groups = torch.tensor_split(order, torch.diff(predicate[order]).nonzero().squeeze(1).cpu() + 1)
     groups = [group for group in groups if len(group)]
     costs = torch.stack([cost[group].sum() for group in groups])
-    cap, parts, shares, n_rules = _cap(costs, work), [], [costs[:0].double()], 0
+    cap, parts, shares, n_rules, n_sampled = _cap(costs, work), [], [costs[:0].double()], 0, 0
     for group, total in zip(groups, costs.tolist()):
         if expired():
             break
@@ -76,11 +76,13 @@ def candidates(
         part = _of_predicate(steps, found, min_support, share)
         parts.append(part._replace(head=predicate[group[0]].expand(len(part.support)), rule=part.rule + n_rules))
         shares.append(torch.full_like(part.support, share))
-        n_rules += len(part.support)
+        n_rules, n_sampled = n_rules + len(part.support), n_sampled + (share < 1.0)
+    told = [f"stopped before all {len(groups)} heads were looked at"] if len(parts) < len(groups) else []
+    told += [f"{n_sampled} of {len(groups)} heads were looked at through a sample of their facts"] if n_sampled else []
     none = order[:0]
     empty = Candidates(none, none.view(0, 1).expand(0, length), none.double(), none.double(), none, none)
     found = Candidates(*(torch.cat(same) for same in zip(empty, *parts)))
-    return found, torch.cat(shares), len(parts) == len(groups)
+    return found, torch.cat(shares), told
 
 
 def _cap(costs: Tensor, work: int) -> float:

@@ -119,8 +119,8 @@ def test_path_counts_are_those_of_brute_force(facts):
     draw = torch.linspace(0, 0.9, 20)
     for length in (1, 2, 3):
         predicate = torch.tensor(facts)[:, 0]
-        found, share, complete = path_rules.candidates(steps, predicate, length, 1, 10**9, draw[: len(facts)], never)
-        assert complete and (share == 1).all()
+        found, share, told = path_rules.candidates(steps, predicate, length, 1, 10**9, draw[: len(facts)], never)
+        assert told == [] and (share == 1).all()
         bodies, which = torch.unique(found.body, dim=0, return_inverse=True)
         pairs = path_rules.count_pairs(steps, bodies, 10**9, draw[:7], never)
         assert not pairs.error.any()
@@ -266,6 +266,15 @@ def test_a_sample_is_within_its_error_and_the_same_seed_gives_the_same_rules():
     off = ((mine.confidence(one.rules) - truth).abs() / one.rules.error)[sampled]
     assert (off > 3).float().mean() < 0.1
     assert torch.allclose(mine.confidence(one.rules)[~sampled], truth[~sampled].double(), atol=1e-6)
+
+
+def test_what_the_work_does_not_suffice_for_is_said_even_where_no_rule_is_found():
+    data = load("family_tree:60:2")
+    run = lambda work: mine.mine(
+        torch.from_numpy(data.facts), data.n_predicates, data.n_constants, MineConfig(max_length=1, work=work)
+    )
+    assert run(1).notes == ("length 1: 12 of 12 heads were looked at through a sample of their facts",)
+    assert not len(run(1).rules.support) and len(run(10**6).rules.support) and run(10**6).notes == ()
 
 
 def test_a_time_limit_ends_in_what_was_found_by_then():
