@@ -71,7 +71,22 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """Have `write` fill a file beside `path`, then put it in its place."""
+    """Have `write` fill a file beside `path`, then put it in its place; a device or a pipe is written to as it is.
+
+    Errors: OSError that names a file.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with open(path, "wb") as file:
+                write(file)
+        else:
+            _put_in_place(path.resolve(), write)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _put_in_place(path: Path, write: Callable[[Any], Any]) -> None:
     beside = path.with_name(path.name + ".part")
     try:
         with open(beside, "wb") as file:

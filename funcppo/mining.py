@@ -18,7 +18,7 @@ from funcppo.data.mined import Counts, with_mined, write_rules
 from funcppo.logic import mine
 from funcppo.logic.mine import Mined, Progress
 
-VERSION = 2  # of the miner: another one may find other rules
+VERSION = 3  # of the miner: another one may find other rules
 
 
 def mine_dataset(
@@ -29,7 +29,7 @@ def mine_dataset(
     mined = mine.mine(facts, dataset.n_predicates, dataset.n_constants, cfg, progress)
     rules = mined.rules
     columns = (mine.smoothed(rules), rules.support, rules.body_pairs, rules.circular, rules.pca_pairs)
-    counts = Counts(*(column.cpu().numpy() for column in (*columns, rules.head_facts, rules.error)))
+    counts = Counts(*(column.cpu().numpy() for column in (*columns, rules.head_facts, rules.error, rules.pca_error)))
     return with_mined(dataset, mine.atoms(rules, dataset.n_constants).cpu().numpy(), counts), counts, mined
 
 
@@ -51,13 +51,13 @@ def cached(
     path = (folder or _cache()) / f"rules-{_fingerprint(dataset, cfg)}.tsv"
     if path.exists():
         return path, f"no rules given: those mined before are taken, {path}"
+    path.parent.mkdir(parents=True, exist_ok=True)  # an error here is worth more before mining than after
     found, counts, mined = mine_dataset(dataset, cfg, device, progress)
     if not len(found.rules):
         raise ValueError(
             f"{dataset.name}: no rules given, and none with support {cfg.min_support} and confidence "
             f"{cfg.min_confidence:g} is in the data: want --rules FILE"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     save(path, found, counts, "tsv")
     return path, f"no rules given: {len(found.rules)} mined in {mined.seconds:.0f} s, {path}"
 

@@ -58,7 +58,7 @@ def build(dataset: Dataset, settings: ProverSettings, device: str = "cpu") -> Pr
     Errors: ValueError when there are no rules, or T_P passes the budget within the height asked for.
     """
     if not len(dataset.rules):
-        raise ValueError(f"{dataset.name}: want rules (rules.txt in the folder, or --rules FILE), got none")
+        raise ValueError(f"{dataset.name}: want rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
     kb, sizes = kbase.build(
         dataset.facts,
         dataset.rules,

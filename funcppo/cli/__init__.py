@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,13 @@ from typing import Any, NoReturn
 
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
+    try:
+        sys.exit(_run())
+    except KeyboardInterrupt:
+        fail("interrupted", status=130)
+
+
+def _run() -> int:
     try:
         import rich  # noqa: F401
         import tyro
@@ -40,13 +48,11 @@ def main() -> NoReturn:
         fail(_unboxed(said.getvalue()))
     sys.stderr.write(said.getvalue())  # warnings
     try:
-        _check_json(parsed.json)
-        status = parsed.run()
+        if parsed.json not in (None, "-"):
+            check_file("--json", Path(parsed.json), "want a file in a folder that exists, or -")
+        return parsed.run()
     except (ValueError, OSError) as error:
         fail(" ".join(_said(error).split()))
-    except KeyboardInterrupt:
-        fail("interrupted", status=130)
-    sys.exit(status)
 
 
 def _unboxed(text: str) -> str:
@@ -89,7 +95,10 @@ def write_json(target: str | None, value: Any) -> None:
     write_atomically(Path(target), lambda file: file.write(text.encode()))
 
 
-def _check_json(target: str | None) -> None:
-    """Errors: ValueError when `--json` names no file that could be: said before a program works for an hour."""
-    if target not in (None, "-") and (Path(target).is_dir() or not Path(target).parent.is_dir()):
-        raise ValueError(f"--json {target}: want a file in a folder that exists, or -")
+def check_file(option: str, path: Path, want: str = "want a file in a folder that exists") -> None:
+    """Errors: ValueError when an option names no file that can be written: said before a program works for an hour."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: {want}")
+    in_place = path.exists() and not path.is_file()  # a device or a pipe
+    if not os.access(path if in_place else path.resolve().parent, os.W_OK):
+        raise ValueError(f"{option} {path}: no permission to write it")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import show, write_json
+from funcppo.cli import check_file, show, write_json
 from funcppo.config import MineConfig
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Mine:
     votes: int = _DEFAULT.votes
     """Keep a rule when it is among this many best ones of some fact that it derives."""
     seconds: Annotated[float | None, arg(metavar="N")] = None
-    """Stop looking after this time and write what was found."""
+    """Stop looking after this time, then finish the counts of what was found and write it."""
     work: int = _DEFAULT.work
     """Rows that a stage may make, about 40 bytes each; what does not fit is estimated from a sample and marked."""
     seed: int = 0
@@ -73,15 +73,18 @@ class Mine:
             seconds=self.seconds,
             seed=self.seed,
         )
-        if not self.out.parent.is_dir():
-            raise ValueError(f"--out {self.out}: want a file in a folder that exists")
+        check_file("--out", self.out)
+        if self.json not in (None, "-") and Path(self.json).resolve() == self.out.resolve():
+            raise ValueError(f"--json {self.json}: want another file than that of --out")
         found, counts, mined = self._mined(cfg)
         from funcppo import mining
+        from funcppo.data.mined import foreign_names
 
         mining.save(self.out, found, counts, self.format)
-        result = _result(self, found, mined, time.perf_counter() - start)
+        notes = (*mined.notes, *foreign_names(found, self.format))
+        result = _result(self, found, mined, time.perf_counter() - start) | {"notes": list(notes)}
         console = show.console(self.json == "-")
-        show.notes(console, (*found.notes, *mined.notes))
+        show.notes(console, (*found.notes, *notes))
         if not len(found.rules):
             console.print(
                 f"{found.name}: {len(found.facts)} facts give no rule with support {cfg.min_support} and "
@@ -117,8 +120,7 @@ def _result(asked: Mine, found: Dataset, mined: Mined, seconds: float) -> dict[s
         "n_paths": {str(length): n for length, n in sorted(lengths.items())},
         "n_constant": int((ends[:, 0] > 0).sum()),
         "n_candidates": mined.n_candidates,
-        "n_estimated": int((mined.rules.error > 0).sum()),
-        "notes": list(mined.notes),
+        "n_estimated": int(((mined.rules.error > 0) | (mined.rules.pca_error > 0)).sum()),
         "seconds": round(mined.seconds, 3),
         "seconds_in_all": round(seconds, 3),
         "format": asked.format,

@@ -51,7 +51,7 @@ class Provable:
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules)
         if not len(dataset.rules) and len(dataset.test):
-            raise ValueError(f"{dataset.name}: want rules (rules.txt in the folder, or --rules FILE), got none")
+            raise ValueError(f"{dataset.name}: want rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
         result = _count(self, dataset, steps)
         result["seconds_in_all"] = round(time.perf_counter() - start, 3)
         if self.json != "-":

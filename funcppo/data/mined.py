@@ -1,7 +1,7 @@
 """Rules with their counts as text: this project's table, AnyBURL (which PyClause reads too) and AMIE.
 
     tsv       weight, support, body pairs, confidence, PCA confidence, head coverage, leave-one-out support and
-              confidence, standard error of the confidence (0: all counts are exact), rule
+              confidence, standard errors of the confidence and of the PCA confidence (0: exact), rule
     AnyBURL   predictions, support, confidence, rule
     AMIE      rule, head coverage, confidence, PCA confidence, support, body pairs, PCA pairs, functional variable
 
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,9 +20,10 @@ from funcppo.data.dataset import Dataset
 from funcppo.data.printing import clauses_of, rule_text
 
 TSV = "#source_weight train_support train_body_pairs train_conf pca_conf head_coverage "
-TSV += "loo_support loo_conf std_error rule"
+TSV += "loo_support loo_conf std_error pca_std_error rule"
 AMIE = "Rule,Head Coverage,Std Confidence,PCA Confidence,Positive Examples,Body size,PCA Body size,Functional variable"
 FORMATS = ("tsv", "AnyBURL", "AMIE")
+_ONE_CHARACTER = re.compile(r"[(,][^A-Z'][,)]")
 
 
 class Counts(NamedTuple):
@@ -34,6 +36,7 @@ class Counts(NamedTuple):
     pca_pairs: np.ndarray
     head_facts: np.ndarray
     error: np.ndarray  # standard error of the confidence
+    pca_error: np.ndarray  # of the PCA confidence
 
 
 def with_mined(dataset: Dataset, atoms: np.ndarray, counts: Counts) -> Dataset:
@@ -64,6 +67,19 @@ def write_rules(dataset: Dataset, counts: Counts, form: str) -> str:
     return "".join(line + "\n" for line in lines)
 
 
+def foreign_names(dataset: Dataset, form: str) -> list[str]:
+    """A line on the rules whose names the tool that a format is of reads otherwise than this project; none if none.
+
+    Neither AnyBURL nor AMIE knows quotes, and to AnyBURL a name of one character is a variable.
+    """
+    if form == "tsv":
+        return []
+    texts = [rule_text(clause, form) for clause in clauses_of(dataset)[1]]
+    n = sum("'" in text or (form == "AnyBURL" and _ONE_CHARACTER.search(text) is not None) for text in texts)
+    why = "in quotes" + (" or of one character" if form == "AnyBURL" else "")
+    return [f"{n} rules hold names {why}: this project reads them back, {form} takes them for others"] if n else []
+
+
 def _fields(
     form: str,
     weight: float,
@@ -73,6 +89,7 @@ def _fields(
     pca_pairs: float,
     head_facts: float,
     error: float,
+    pca_error: float,
 ) -> list[float]:
     """The numbers of one rule in the order of the format; counts are whole, estimates of them rounded."""
     confidence, coverage = support / max(body_pairs, 1), support / max(head_facts, 1)
@@ -83,4 +100,4 @@ def _fields(
         return [coverage, confidence, pca_confidence, round(support), round(body_pairs), round(pca_pairs)]
     alone = (support - circular) / max(body_pairs - circular, 1)
     counted = [weight, round(support), round(body_pairs), confidence, pca_confidence, coverage]
-    return [*counted, round(support - circular), alone, error]
+    return [*counted, round(support - circular), alone, error, pca_error]

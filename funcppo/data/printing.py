@@ -70,8 +70,8 @@ def write_clauses(clauses: Iterable[Clause], form: str) -> str:
     Args:
       form: weighted, AnyBURL, AMIE or Prolog. Prolog has no place for weights; the counts that AnyBURL and AMIE
         print are not in a clause and left 0.
-    Errors: ValueError for a clause that the format cannot say: a fact outside Prolog, or an atom that is not binary
-      in AMIE.
+    Errors: ValueError for a clause that the format cannot say: a fact outside Prolog, an atom that is not binary in
+      AMIE, or more variables than AnyBURL has letters.
     """
     return "".join(_WRITERS[form](clause) + "\n" for clause in clauses)
 
@@ -95,11 +95,26 @@ def _variable_name(index: int) -> str:
     return "XYZW"[index] if index < 4 else f"V{index - 3}"
 
 
-def _renamed(clause: Clause) -> list[Atom]:
-    """Head and body with variables named X, Y, ... by first occurrence."""
-    names: dict[Var, Var] = {}
-    new = lambda t: names.setdefault(t, Var(_variable_name(len(names)))) if isinstance(t, Var) else t
-    return [Atom(atom.predicate, tuple(new(t) for t in atom.args)) for atom in (clause.head, *clause.body)]
+def _renamed(clause: Clause, form: str) -> list[Atom]:
+    """Head and body with variables named X, Y, ... by first occurrence, in AnyBURL as it names them."""
+    atoms = (clause.head, *clause.body)
+    found = list(dict.fromkeys(t for atom in atoms for t in atom.args if isinstance(t, Var)))
+    names = {var: Var(_variable_name(i)) for i, var in enumerate(found)}
+    if form == "AnyBURL":
+        names = _anyburl_names(clause.head, found)
+    return [Atom(atom.predicate, tuple(names[t] if isinstance(t, Var) else t for t in atom.args)) for atom in atoms]
+
+
+def _anyburl_names(head: Atom, found: list[Var]) -> dict[Var, Var]:
+    """X and Y for the first and second argument of the head, A, B, ... for the others: PyClause takes no other names.
+
+    Source: PyClause, "Rule types and syntax" (docs/data/rule_types.rst).
+    """
+    ends = dict(zip(head.args[1::-1], "YX" if len(head.args) > 1 else "X"))  # X for both of h(X, X)
+    rest = [var for var in found if var not in ends]
+    if len(rest) > len(_INNER):
+        raise ValueError(f"want at most {len(_INNER)} variables beside the head's to write as AnyBURL, got {len(rest)}")
+    return {var: Var(name) for var, name in [*((v, ends[v]) for v in found if v in ends), *zip(rest, _INNER)]}
 
 
 def _atom_text(atom: Atom, form: str) -> str:
@@ -140,7 +155,7 @@ def _prolog(clause: Clause) -> str:
 
 
 def _rule_text(clause: Clause, form: str, arrow: str) -> str:
-    head, *body = (_atom_text(atom, form) for atom in _renamed(clause))
+    head, *body = (_atom_text(atom, form) for atom in _renamed(clause, form))
     if not body and form != "Prolog":
         raise ValueError(f"want a rule with a body to write as {form}, got the fact {head}")
     return f"{head} {arrow} {', '.join(body)}" if body else head
@@ -151,7 +166,7 @@ def _amie(clause: Clause) -> str:
 
 
 def _amie_rule(clause: Clause) -> str:
-    head, *body = (_amie_triple(atom) for atom in _renamed(clause))
+    head, *body = (_amie_triple(atom) for atom in _renamed(clause, "AMIE"))
     return f"{'  '.join(body)}   => {head}"
 
 
@@ -162,4 +177,5 @@ def _amie_triple(atom: Atom) -> str:
     return "  ".join((name(atom.args[0]), name(atom.predicate), name(atom.args[1])))
 
 
+_INNER = "ABCDEFGHIJKLMNOPQRSTUVWZ"
 _WRITERS = {"weighted": _weighted, "AnyBURL": _anyburl, "AMIE": _amie, "Prolog": _prolog}

@@ -51,8 +51,8 @@ def is_variable(text: str) -> bool:
 
 
 def is_anyburl_variable(text: str) -> bool:
-    """Whether an unquoted argument is a variable to AnyBURL: one capital of A to Z, perhaps with a number."""
-    return "A" <= text[0] <= "Z" and (len(text) == 1 or (text[1:].isascii() and text[1:].isdigit()))
+    """Whether an unquoted argument is a variable to AnyBURL: one capital of A to Z; Q42 is a constant."""
+    return len(text) == 1 and "A" <= text <= "Z"
 
 
 def is_bare(text: str) -> bool:

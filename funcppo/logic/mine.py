@@ -52,7 +52,8 @@ class Rules(NamedTuple):
     body_pairs: F64[Tensor, "R"]
     pca_pairs: F64[Tensor, "R"]
     head_facts: F64[Tensor, "R"]
-    error: F64[Tensor, "R"]  # standard error of the confidence; 0 where all counts are exact
+    error: F64[Tensor, "R"]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
+    pca_error: F64[Tensor, "R"]  # of the PCA confidence; infinite where the sample does not tell
 
 
 class Vote(NamedTuple):
@@ -116,10 +117,9 @@ def mine(
     progress("counting the rules that are kept")
     rules = _counted(graph, _best_first(kept, vote))
     notes += [f"stopped after {cfg.seconds:g} seconds: another machine may find other rules"] if expired() else []
-    n_estimated = int((rules.error > 0).sum())
+    n_estimated = int(((rules.error > 0) | (rules.pca_error > 0)).sum())
     notes += [f"{n_estimated} rules have estimated counts, with a standard error"] if n_estimated else []
-    seconds = time.perf_counter() - begin
-    return Mined(rules=rules, n_candidates=n_candidates, notes=tuple(notes), seconds=seconds)
+    return Mined(rules=rules, n_candidates=n_candidates, notes=tuple(notes), seconds=time.perf_counter() - begin)
 
 
 def confidence(rules: Rules) -> F64[Tensor, "R"]:
@@ -180,7 +180,7 @@ def _graph(binary: Tensor, n_predicates: int, n_constants: int, cfg: MineConfig,
 def _none(device: torch.device) -> Rules:
     count = torch.zeros(0, dtype=torch.float64, device=device)
     label = torch.zeros((0, ATOMS), dtype=torch.int64, device=device)
-    return Rules(label, label[:, :2], count, count, count, count, count, count)
+    return Rules(label, label[:, :2], *[count] * (len(Rules._fields) - 2))
 
 
 def _rows(rules: Rules, which: Tensor) -> Rules:
@@ -232,16 +232,17 @@ def _stages(graph: _Graph, notes: list[str], progress: Progress) -> Iterator[Fou
 def _path_stage(graph: _Graph, length: int, notes: list[str]) -> Found:
     steps, cfg = graph.steps, graph.cfg
     draws = graph.draw[: len(graph.predicate)], graph.draw[: steps.base]
-    found, share, complete = path_rules.candidates(
+    found, share, told = path_rules.candidates(
         steps, graph.predicate, length, cfg.min_support, cfg.work, draws[0], graph.expired
     )
-    if not complete:
-        notes.append(f"length {length}: stopped before all heads were looked at")
     bodies, which = torch.unique(found.body, dim=0, return_inverse=True)
     pairs = path_rules.count_pairs(steps, bodies, cfg.work, draws[1], graph.expired)
     count, error = (column[which] for column in pairs)
     seen = (found.support * share).clamp_min(1)  # closing facts that were really seen
     spread = torch.sqrt((1 - share) / seen + (error / count.clamp_min(1)) ** 2)
+    n_lost = int(error.isinf().sum())
+    told += [f"{n_lost} rules left out, as a sample of their pairs does not tell their confidence"] if n_lost else []
+    notes.extend(f"length {length}: {line}" for line in told)
     head = 2 * found.head - 2
     rules = Rules(
         walk=pad(torch.cat([head[:, None], found.body], 1), (0, ATOMS - 1 - length), value=-1),
@@ -252,21 +253,22 @@ def _path_stage(graph: _Graph, length: int, notes: list[str]) -> Found:
         pca_pairs=torch.zeros_like(count),
         head_facts=graph.head_facts[head],
         error=found.support / count.clamp_min(1) * spread,
+        pca_error=torch.zeros_like(count),
     )
     return _above(cfg, Found(rules, found.fact, found.rule))
 
 
 def _constant_stage(graph: _Graph, found: ConstantRules) -> Found:
-    ends = torch.stack([found.constant, found.target], 1)
     rules = Rules(
         walk=pad(torch.stack([found.head, found.label], 1), (0, ATOMS - 2), value=-1),
-        ends=ends,
+        ends=torch.stack([found.constant, found.target], 1),
         support=found.support,
         circular=found.circular,
         body_pairs=found.pairs,
         pca_pairs=torch.zeros_like(found.pairs),
         head_facts=graph.head_facts[found.head],
         error=torch.zeros_like(found.pairs),
+        pca_error=torch.zeros_like(found.pairs),
     )
     return _above(graph.cfg, Found(rules, found.fact, found.rule))
 
@@ -279,8 +281,9 @@ def _above(cfg: MineConfig, found: Found) -> Found:
 
 
 def _counted(graph: _Graph, rules: Rules) -> Rules:
-    """The rules with their PCA pairs."""
+    """The rules with their PCA pairs; their share of error and that of the confidence add up as squares."""
     steps, cfg, total = graph.steps, graph.cfg, torch.zeros_like(rules.support)
+    unsure = rules.error / confidence(rules).clamp_min(1e-9)
     constant = rules.ends[:, 0] > 0
     lengths = (rules.walk[:, 1:] >= 0).sum(1)
     chosen = constant.nonzero().squeeze(1)
@@ -289,10 +292,9 @@ def _counted(graph: _Graph, rules: Rules) -> Rules:
     for length in range(1, ATOMS):
         chosen = ((lengths == length) & ~constant).nonzero().squeeze(1)
         if len(chosen):
-            walk, exact = rules.walk[chosen], rules.error[chosen] == 0
-            draw = graph.draw[: steps.base]
-            count = path_rules.count_pca_pairs(
-                steps, walk[:, 0], walk[:, 1 : 1 + length], exact, cfg.work, draw, graph.expired
-            )
-            total = total.scatter(0, chosen, count)
-    return rules._replace(pca_pairs=torch.maximum(total, rules.support))
+            walk, exact, draw = rules.walk[chosen], rules.error[chosen] == 0, graph.draw[: steps.base]
+            count = path_rules.count_pca_pairs(steps, walk[:, 0], walk[:, 1 : 1 + length], exact, cfg.work, draw)
+            total = total.scatter(0, chosen, count.total)
+            unsure = unsure.scatter(0, chosen, torch.hypot(unsure[chosen], count.error / count.total.clamp_min(1)))
+    pairs = torch.maximum(total, rules.support)
+    return rules._replace(pca_pairs=pairs, pca_error=rules.support / pairs.clamp_min(1) * unsure)

@@ -49,9 +49,9 @@ def candidates(
     work: int,
     draw: F32[Tensor, "N"],
     expired: Expired,
-) -> tuple[Candidates, F64[Tensor, "R"], bool]:
+) -> tuple[Candidates, F64[Tensor, "R"], list[str]]:
     """The rules of a length that derive `min_support` facts from others, the share of facts each was looked for in,
-    and whether every predicate was looked at.
+    and what was not looked at, a line each.
 
     A predicate whose facts take more than its part of the work is looked at through a share of them, and a body must
     close two of these at least; counts are scaled by the share.
@@ -65,7 +65,7 @@ def candidates(
     groups = torch.tensor_split(order, torch.diff(predicate[order]).nonzero().squeeze(1).cpu() + 1)
     groups = [group for group in groups if len(group)]
     costs = torch.stack([cost[group].sum() for group in groups])
-    cap, parts, shares, n_rules = _cap(costs, work), [], [costs[:0].double()], 0
+    cap, parts, shares, n_rules, n_sampled = _cap(costs, work), [], [costs[:0].double()], 0, 0
     for group, total in zip(groups, costs.tolist()):
         if expired():
             break
@@ -76,11 +76,13 @@ def candidates(
         part = _of_predicate(steps, found, min_support, share)
         parts.append(part._replace(head=predicate[group[0]].expand(len(part.support)), rule=part.rule + n_rules))
         shares.append(torch.full_like(part.support, share))
-        n_rules += len(part.support)
+        n_rules, n_sampled = n_rules + len(part.support), n_sampled + (share < 1.0)
+    told = [f"stopped before all {len(groups)} heads were looked at"] if len(parts) < len(groups) else []
+    told += [f"{n_sampled} of {len(groups)} heads were looked at through a sample of their facts"] if n_sampled else []
     none = order[:0]
     empty = Candidates(none, none.view(0, 1).expand(0, length), none.double(), none.double(), none, none)
     found = Candidates(*(torch.cat(same) for same in zip(empty, *parts)))
-    return found, torch.cat(shares), len(parts) == len(groups)
+    return found, torch.cat(shares), told
 
 
 def _cap(costs: Tensor, work: int) -> float:
@@ -152,33 +154,37 @@ def count_pca_pairs(
     exact: Tensor,
     work: int,
     draw: F32[Tensor, "C1"],
-    expired: Expired,
-) -> F64[Tensor, "R"]:
+) -> Pairs:
     """The pairs of each rule whose source has some fact of the head, exact or from a sample of sources.
+
+    No time limit ends this: a count of a few sources is worth nothing, and that of all pairs took longer.
 
     Args:
       head: labels.
-      exact: which rules to count from all sources.
+      exact: which rules to count from all sources, as far as twice the work allows.
     """
     bodies, which = torch.unique(body, dim=0, return_inverse=True)
     every = torch.zeros(len(bodies), dtype=torch.bool, device=draw.device).index_fill(0, which[exact], True)
     share = torch.where(every, 1.0, _sample_share(steps, bodies[:, 0], draw))
     by_body = torch.sort(which, stable=True)
     start = torch.searchsorted(by_body.values, torch.arange(len(bodies) + 1, device=draw.device))
-    total, seen, rows = torch.zeros(len(head), dtype=torch.float64, device=draw.device), 1.0, 0
+    total = square = torch.zeros(len(head), dtype=torch.float64, device=draw.device)
+    seen, rows = 1.0, 0
     for table, through in paths.ends(steps, bodies, _sources(steps, draw), share, draw):
         pair, count = torch.unique_consecutive(table.body * steps.base + table.source, return_counts=True)
         here, source = pair // steps.base, pair % steps.base
         for row, at in positions(start[here], start[here + 1] - start[here]) if len(here) else ():
             rule = by_body.indices[at]
             _, has = paths.outgoing(steps, source[row], head[rule])
-            total = total + torch.bincount(rule, count[row] * (has > 0).double(), minlength=len(head))
+            here_of_head = count[row] * (has > 0).double()
+            total = total + torch.bincount(rule, here_of_head, minlength=len(head))
+            square = square + torch.bincount(rule, here_of_head * here_of_head, minlength=len(head))
         rows += len(table.body)
-        if through < 1.0 and (rows > work or expired()):
+        if through < 1.0 and rows > 2 * work:
             seen = through
             break
     share = torch.clamp(share, max=seen)[which]
-    return estimate(steps, body[:, 0], share, draw, total, torch.zeros_like(total)).total
+    return estimate(steps, body[:, 0], share, draw, total, square)
 
 
 def affordable(cost: F64[Tensor, "K"], work: int) -> Tensor:

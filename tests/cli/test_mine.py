@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from funcppo.cli.mine import Mine
 from funcppo.config import MineConfig
 from funcppo.data import from_triples, load
 from funcppo.data.formats import detect, read_clauses
-from funcppo.data.mined import FORMATS, write_rules
+from funcppo.data.mined import FORMATS, foreign_names, write_rules
 from funcppo.data.printing import clauses_of
 from tests.cli.runner import json_of
 from tests.cli.test_train import SMALL, funcppo
@@ -79,7 +83,8 @@ def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
     assert mine(folder, "--out", str(out), "--max-length", "1") == 0
     header, *lines = (line.split("\t") for line in out.read_text().splitlines())
     assert header[:4] == ["#source_weight", "train_support", "train_body_pairs", "train_conf"]
-    assert lines[0] == ["0.583333", "7", "7", "1", "1", "1", "7", "1", "0", "'parent of'(X, Y) :- 'child:-of'(Y, X)"]
+    assert lines[0][:-1] == ["0.583333", "7", "7", "1", "1", "1", "7", "1", "0", "0"]
+    assert lines[0][-1] == "'parent of'(X, Y) :- 'child:-of'(Y, X)"
     assert len(lines) == 2 and "2 rules (2 of length 1) of 2 candidates" in capsys.readouterr().out
 
 
@@ -107,6 +112,8 @@ def test_no_rule_above_the_thresholds_is_said_and_leaves_a_file_without_rules(tm
     [
         (("no_such_set", "--out", "{tmp}/r"), "unknown data set"),
         (("countries_s1", "--out", "{tmp}/none/r"), "want a file in a folder that exists"),
+        (("countries_s1", "--out", "{tmp}"), "want a file in a folder that exists"),
+        (("countries_s1", "--out", "{tmp}/r", "--json", "{tmp}/r"), "want another file than that of --out"),
         (("countries_s1", "--out", "{tmp}/r", "--max-length", "4"), "max_length=4: want 1, 2 or 3"),
         (("countries_s1", "--out", "{tmp}/r", "--min-support", "0"), "min_support=0: want 1 or more"),
         (
@@ -122,6 +129,66 @@ def test_bad_input_is_one_line_and_exit_2(monkeypatch, capsys, tmp_path, args, l
     error = capsys.readouterr().err
     assert line in error and error.count("\n") == 1
     assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_mining(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # to root all folders are open
+    monkeypatch.setattr(mining, "mine_dataset", None)
+    assert funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r") == 2
+    assert capsys.readouterr().err == f"funcppo: --out {tmp_path}/r: no permission to write it\n"
+
+
+def test_a_full_disk_is_one_line_that_names_the_file_and_leaves_the_old_one(monkeypatch, capsys, tmp_path):
+    (tmp_path / "r").write_text("old")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    assert funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r") == 2
+    assert capsys.readouterr().err == f"funcppo: {tmp_path}/r: No space left on device\n"
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("r", "old")]
+
+
+def test_a_pipe_and_a_link_stay_what_they_are(folder, tmp_path):
+    """As root, a file put in the place of /dev/null would be everyone's."""
+    pipe, link, real = tmp_path / "pipe", tmp_path / "link", tmp_path / "real"
+    os.mkfifo(pipe)
+    link.symlink_to(real)
+    with ThreadPoolExecutor() as reader:
+        read = reader.submit(pipe.read_text)
+        assert mine(folder, "--out", str(pipe)) == mine(folder, "--out", str(link)) == 0
+        assert pipe.is_fifo() and link.is_symlink()
+        assert read.result(10) == real.read_text() and len(real.read_text()) > 100
+
+
+def test_a_cache_that_cannot_be_is_said_before_mining(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(mining, "mine_dataset", None)
+    with pytest.raises(OSError, match="file"):
+        mining.cached(load("countries_s1"), MineConfig(), "cpu", print, tmp_path / "file" / "cache")
+
+
+def test_ctrl_c_while_the_programs_are_loaded_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", Mock(side_effect=KeyboardInterrupt))
+    assert funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r") == 130
+    assert capsys.readouterr().err == "funcppo: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("triples", "n"),
+    [
+        ([("Ann B", "likes", "bob")], {"AnyBURL": 0, "AMIE": 0}),
+        ([("ann", "likes it", "bob")], {"AnyBURL": 1, "AMIE": 1}),
+        ([("a", "likes", "bob")], {"AnyBURL": 2, "AMIE": 0}),
+    ],
+)
+def test_names_that_the_tools_of_a_format_do_not_know_are_told_of(triples, n):
+    """likes(Y, X) names none; likes(X, a) does, and so does likes(a, X)."""
+    a, p, _ = triples[0]
+    rules = f"1\t'{p}'(X,Y) :- '{p}'(Y,X)\n"
+    rules += f"1\t'{p}'(X,'{a}') :- '{p}'(X,Y)\n1\t'{p}'('{a}',X) :- '{p}'(X,Y)\n" if n["AnyBURL"] == 2 else ""
+    dataset = from_triples(triples, rules=rules)
+    assert foreign_names(dataset, "tsv") == []
+    for form, count in n.items():
+        told = foreign_names(dataset, form)
+        assert told == [] if not count else told[0].startswith(f"{count} rules hold names in quotes")
 
 
 def test_training_without_rules_mines_first_and_keeps_what_it_mined(monkeypatch, capsys, tmp_path):

@@ -135,7 +135,7 @@ def test_comments_and_header_lines_of_the_line_formats_are_skipped():
 
 def test_capitals_are_variables_by_the_custom_of_each_format():
     assert read("1\tp(Paris,Y) :- q(Y,Paris)")[0].head.args == (Var("Paris"), Y)
-    assert read("1\t1\t1\tp(Paris,Y) <= q(Y,A1)")[0].head.args == ("Paris", Y)
+    assert read("1\t1\t1\tp(Paris,Y) <= q(Y,Q42)")[0][:2] == (Atom("p", ("Paris", Y)), (Atom("q", (Y, "Q42")),))
     assert read("?a  q  Paris   => ?a  p  Paris")[0].head.args == (Var("a"), "Paris")
     assert read("P31(X,Y) :- _q(Y,X)")[0].head == Atom("P31", (X, Y))
 
@@ -161,6 +161,29 @@ def test_line_formats_read_back_what_they_print(clauses, form):
     text = write_clauses(clauses, form)
     assert detect(text) == form
     assert [canonical(c) for c in read(text)] == [canonical(c) for c in clauses]
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("p(U,V) :- q(U,W), r(Z,W), s(Z,V)", "p(X,Y) <= q(X,A), r(B,A), s(B,Y)"),
+        ("p(U,V) :- q(V,U)", "p(X,Y) <= q(Y,X)"),
+        ("p(U,cc) :- q(V,U)", "p(X,cc) <= q(A,X)"),
+        ("p(cc,U) :- q(U,V)", "p(cc,Y) <= q(Y,A)"),
+        ("p(cc,U) :- q(dd,U)", "p(cc,Y) <= q(dd,Y)"),
+        ("p(U,U) :- q(U,V)", "p(X,X) <= q(X,A)"),
+    ],
+)
+def test_variables_of_anyburl_are_those_that_pyclause_takes(rule, line):
+    """The shapes and names of its page on rule types: another name for an inner variable is an error there."""
+    assert write_clauses(read(rule), "AnyBURL") == f"0\t0\t\t{line}\n"
+
+
+def test_a_rule_with_more_variables_than_letters_cannot_be_said_in_anyburl():
+    body = ", ".join(f"q(X{i}, X{i + 1})" for i in range(27))
+    assert write_clauses(read(f"p(X0, X25) :- {body.rsplit(', q', 2)[0]}"), "AnyBURL").count("W,Z") == 1
+    with pytest.raises(ValueError, match="at most 24 variables beside the head's to write as AnyBURL, got 26"):
+        write_clauses(read(f"p(X0, X27) :- {body}"), "AnyBURL")
 
 
 @given(st.lists(rules(BINARY), min_size=1, max_size=4))

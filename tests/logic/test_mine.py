@@ -119,14 +119,16 @@ def test_path_counts_are_those_of_brute_force(facts):
     draw = torch.linspace(0, 0.9, 20)
     for length in (1, 2, 3):
         predicate = torch.tensor(facts)[:, 0]
-        found, share, complete = path_rules.candidates(steps, predicate, length, 1, 10**9, draw[: len(facts)], never)
-        assert complete and (share == 1).all()
+        found, share, told = path_rules.candidates(steps, predicate, length, 1, 10**9, draw[: len(facts)], never)
+        assert told == [] and (share == 1).all()
         bodies, which = torch.unique(found.body, dim=0, return_inverse=True)
         pairs = path_rules.count_pairs(steps, bodies, 10**9, draw[:7], never)
         assert not pairs.error.any()
         exact = torch.ones(len(which), dtype=torch.bool)
-        pca = path_rules.count_pca_pairs(steps, 2 * found.head - 2, found.body, exact, 10**9, draw[:7], never)
-        rows = zip(found.head.tolist(), found.body.tolist(), found.support, found.circular, pairs.total[which], pca)
+        pca = path_rules.count_pca_pairs(steps, 2 * found.head - 2, found.body, exact, 10**9, draw[:7])
+        assert not pca.error.any()
+        counted = (found.support, found.circular, pairs.total[which], pca.total)
+        rows = zip(found.head.tolist(), found.body.tolist(), *counted)
         for head, body, *counts in rows:
             inner = [X, *range(Z, Z + length - 1), Y]
             ends = [(a, b) if label % 2 == 0 else (b, a) for label, a, b in zip(body, inner, inner[1:])]
@@ -266,6 +268,15 @@ def test_a_sample_is_within_its_error_and_the_same_seed_gives_the_same_rules():
     assert torch.allclose(mine.confidence(one.rules)[~sampled], truth[~sampled].double(), atol=1e-6)
 
 
+def test_what_the_work_does_not_suffice_for_is_said_even_where_no_rule_is_found():
+    data = load("family_tree:60:2")
+    run = lambda work: mine.mine(
+        torch.from_numpy(data.facts), data.n_predicates, data.n_constants, MineConfig(max_length=1, work=work)
+    )
+    assert run(1).notes == ("length 1: 12 of 12 heads were looked at through a sample of their facts",)
+    assert not len(run(1).rules.support) and len(run(10**6).rules.support) and run(10**6).notes == ()
+
+
 def test_a_time_limit_ends_in_what_was_found_by_then():
     data = load("family_tree:2000:2")
     cfg = MineConfig(constants=True, seconds=0.05)
@@ -273,6 +284,28 @@ def test_a_time_limit_ends_in_what_was_found_by_then():
     assert any("stopped after 0.05 seconds" in note for note in found.notes)
     assert found.seconds < 10
     assert found.rules.error.isfinite().all()
+
+
+def test_pca_pairs_that_the_work_does_not_suffice_for_are_estimates_and_say_so():
+    random = Random(0)
+    facts = sorted({(1, random.randint(1, 400), random.randint(1, 400)) for _ in range(16_000)})
+    facts += [(2, x, x + 1) for x in range(1, 200)]
+    steps, draw = paths.steps_of(torch.tensor(facts), 2, 400), torch.tensor([random.random() for _ in range(401)])
+    head, body = torch.tensor([0, 2]), torch.zeros((2, 2), dtype=torch.int64)
+    count = lambda work: path_rules.count_pca_pairs(steps, head, body, torch.tensor([True, True]), work, draw)
+    true, cut = count(10**9), count(1000)
+    assert not true.error.any() and (cut.error > 0).all() and cut.error.isfinite().all()
+    assert ((cut.total - true.total).abs() <= 4 * cut.error).all()
+
+
+def test_a_time_limit_leaves_no_count_of_a_kept_rule_uncertain():
+    """Body pairs were all counted when the time was up; PCA pairs, counted last, are too."""
+    data, cfg = load("family_tree:2000:2"), MineConfig(max_length=2)
+    facts = torch.from_numpy(data.facts)
+    whole = mine.mine(facts, data.n_predicates, data.n_constants, cfg).rules
+    graph = mine._graph(facts.long(), data.n_predicates, data.n_constants, cfg, lambda: True)
+    again = mine._counted(graph, whole._replace(pca_pairs=torch.zeros_like(whole.support)))
+    assert torch.equal(again.pca_pairs, whole.pca_pairs) and not again.pca_error.any()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
