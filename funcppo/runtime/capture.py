@@ -46,7 +46,7 @@ class Captured(Generic[S, O]):
     reason: str  # why it is no graph; empty where it is one
     recordings: int  # graphs
     capture_ms: float  # warm-up and what it compiles not included; 0 where nothing was captured
-    fn: Callable[[S], tuple[S, O]]  # kept, for a graph reads what it closes over where that lay when captured
+    fn: Callable[[S], tuple[S, O]]  # what was captured
 
     def load(self, state: S) -> None:
         """Go on from another state. Errors: ValueError when it does not fit the buffers."""
@@ -123,13 +123,15 @@ def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
     with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
         out = _body(fn, buffers)
     capture_ms = 1e3 * (time.perf_counter() - start)
-
-    def step() -> O:
-        graph.replay()
-        return out
-
+    step = partial(_launched, graph, out, (fn, buffers))
     replayed = partial(Captured, replay="manual graph", reason="", recordings=1)
     return replayed(state=buffers, step=step, capture_ms=capture_ms, fn=fn)
+
+
+def _launched(graph: torch.cuda.CUDAGraph, out: O, kept: Any) -> O:
+    """What the graph gives; `kept` is all that it reads where that lay when captured, alive as long as the step is."""
+    graph.replay()
+    return out
 
 
 def _body(fn: Callable[[S], tuple[S, O]], buffers: S) -> O:

@@ -113,6 +113,15 @@ def test_what_a_step_closes_over_is_kept(device):
 
 
 @devices
+def test_a_step_alone_keeps_its_state(device):
+    """Whoever holds nothing but the step must not find its buffers given to other tensors."""
+    step = capture(lambda s: ((s[0] + 1.0,), s[0].sum()), (torch.zeros(1 << 20, device=device),)).step
+    for n in range(3):
+        later = [torch.full((1 << 20,), 7.0, device=device) for _ in range(8)]
+        assert float(step()) == n * 2.0**20 and all(bool((x == 7.0).all()) for x in later)
+
+
+@devices
 def test_the_state_stays_where_it_is(device):
     captured = capture(pass_through, pair(device))
     before = [x.data_ptr() for x in tree.leaves(captured.state)]

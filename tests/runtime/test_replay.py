@@ -137,4 +137,5 @@ def test_an_iteration_in_turns_is_a_launch_a_turn_and_never_waits(problem):
     calls = [event.name for event in profile.events() if event.name.startswith("cuda")]
     assert calls.count("cudaGraphLaunch") == cfg.ppo.n_steps + cfg.ppo.n_epochs * cfg.ppo.n_minibatches
     assert not {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"} & set(calls), calls
-    assert 0 < sum("LaunchKernel" in name for name in calls) < 800  # between the loops
+    # Between the loops; the random bits are some 150 kernels a draw where nothing is compiled.
+    assert 0 < sum("LaunchKernel" in name for name in calls) < 2000
