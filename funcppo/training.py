@@ -26,6 +26,7 @@ from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import Captured, capture, recorded
+from funcppo.runtime.replay import capture_turns
 from funcppo.train_step import EAGER, Metrics, TrainState
 from funcppo.types import F32, I64
 
@@ -102,9 +103,11 @@ def strategy(run: Run) -> tuple[Captured[TrainState, Metrics], str]:
     wanted, world = run.run.strategy, problem.world(run.problem)
     short = wanted == "auto" and _calls(run.cfg.ppo) < LONG
     chosen = "eager" if short else wanted
-    cfg = packed(run.cfg, world, _first_state(run))
-    parts, record = ladder.strategy(train_step.collect, EAGER, cfg, world, run.saved.state, chosen)
-    captured = capture(partial(train_step.train_step, cfg, world, parts=parts), run.saved.state)
+    cfg, state = packed(run.cfg, world, _first_state(run)), run.saved.state
+    parts, record = ladder.strategy(train_step.collect, EAGER, cfg, world, state, chosen)
+    step = partial(train_step.train_step, cfg, world)
+    turns = short and run.run.device != "cpu"  # to record all kernels of an uncompiled iteration takes seconds
+    captured = capture_turns(step, parts, state) if turns else capture(partial(step, parts=parts), state)
     record = recorded(record, captured)
     failed = "; ".join(f"not {f.name}: {f.error}: {f.message}" for f in record.failures)
     line = f"strategy {record.rung} on {record.device}, replayed by: {record.replay}"

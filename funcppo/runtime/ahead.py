@@ -77,7 +77,8 @@ def _message(call: tuple[Callable[..., Any], tuple[Any, ...]]) -> bytes | None:
     file = io.BytesIO()
     asked = torch.backends.cuda.matmul.fp32_precision != "none"  # the cache tells a default from its like asked for
     try:
-        _Pickler(file).dump((torch.get_float32_matmul_precision() if asked else None, *call))
+        precision = torch.get_float32_matmul_precision() if asked else None
+        _Pickler(file).dump((precision, torch.get_num_threads(), *call))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     return file.getvalue()
@@ -101,7 +102,8 @@ def _start(message: bytes) -> subprocess.Popen[bytes]:
 def _main() -> None:
     from funcppo.runtime.compile import compiled
 
-    precision, fn, args = _Unpickler(sys.stdin.buffer).load()
+    precision, n_threads, fn, args = _Unpickler(sys.stdin.buffer).load()
+    torch.set_num_threads(n_threads)  # code for a CPU is made for so many
     if precision is not None:
         torch.set_float32_matmul_precision(precision)
     compiled(fn)(*args)

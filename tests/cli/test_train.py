@@ -217,9 +217,9 @@ def test_steps_that_are_not_replayed_on_a_gpu_are_told_with_the_reason(monkeypat
 
 
 @on_gpu
-def test_training_on_a_gpu_is_one_recorded_graph_that_stays(monkeypatch, capsys, tmp_path):
+def test_a_short_run_on_a_gpu_records_two_turns_that_stay(monkeypatch, capsys, tmp_path):
     args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda")
     assert funcppo(monkeypatch, *args, "--watch", *SMALL) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "strategy eager on cuda:0, replayed by: manual graph; compiling would take longer than it saves" in out
-    assert "recordings 1, rerecordings 0" in out and "warning" not in out
+    assert "strategy eager on cuda:0, replayed by: manual graph a turn; compiling would take longer" in out
+    assert "recordings 2, rerecordings 0" in out and "warning" not in out

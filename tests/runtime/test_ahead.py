@@ -35,7 +35,7 @@ def test_what_another_process_compiled_is_found_on_disk(tmp_path, monkeypatch):
 
 def test_tensors_go_as_zeros_that_lie_in_memory_as_they_did():
     x = torch.rand(4, 3).t()
-    _, fn, (a, b, n) = received(ahead._message((doubled, (x, x, 7))) or b"")
+    *_, fn, (a, b, n) = received(ahead._message((doubled, (x, x, 7))) or b"")
     assert fn is doubled and a is b and n == 7
     assert (a.shape, a.stride(), a.dtype) == (x.shape, x.stride(), x.dtype) and not a.any()
 
@@ -43,11 +43,13 @@ def test_tensors_go_as_zeros_that_lie_in_memory_as_they_did():
 @pytest.mark.parametrize("precision", [None, "high"])
 def test_the_precision_of_products_goes_along_where_it_was_asked_for(precision):
     before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "none"  # other tests may have asked
     if precision is not None:
         torch.set_float32_matmul_precision(precision)
     try:
         told, *_ = received(ahead._message((doubled, ())) or b"")
     finally:
+        torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.fp32_precision = before
     assert told == precision
 
