@@ -64,6 +64,11 @@ def test_normals_and_gumbels_equal_jax_within_1e_6():
     np.testing.assert_allclose(random.gumbel(key, (10,)).numpy(), want["gumbel_10"], rtol=1e-6, atol=1e-6)
 
 
+def test_one_number_is_the_first_of_several():
+    key = random.key(3)
+    assert random.bits(key, ()).shape == () and int(random.bits(key, ())) == int(random.bits(key, (1,))[0])
+
+
 @given(SEEDS, st.integers(1, 50))
 def test_split_is_fold_in(seed, n):
     key = random.key(seed)
