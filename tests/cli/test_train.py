@@ -44,6 +44,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     assert [row["update"] for row in rows] == [1, 2, 3, 4]
     assert training.read_config(trained).steps == 128
     results = json.loads((trained / training.RESULTS).read_text())
+    assert 0 < results["seconds"] < results["seconds_in_all"]
     assert set(results["test"]) == {
         "exists@1", "max-confidence", "noisy-or", "best-proof, untrained", "best-proof, trained"
     }  # fmt: skip
