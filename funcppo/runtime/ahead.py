@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -94,8 +94,9 @@ def _start(message: bytes) -> subprocess.Popen[bytes]:
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert process.stdin is not None
-    process.stdin.write(message)
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # it may have ended already
+        process.stdin.write(message)
+        process.stdin.close()
     return process
 
 

@@ -14,7 +14,7 @@ small stack as a sum of its parts, each filled up with zeros: otherwise every pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -55,18 +55,7 @@ GPU = Limits(
     stacked=0,
     exponential=False,
 )
-CPU = Limits(
-    summed=1 << 18,
-    inner=4,
-    narrow=1 << 20,
-    long=1 << 62,
-    piece=256,
-    thin=0,
-    turned=4,
-    along=4,
-    stacked=64,
-    exponential=True,
-)
+CPU = replace(GPU, long=1 << 62, thin=0, turned=4, along=4, stacked=64, exponential=True)
 
 
 class Products(CustomGraphPass):
