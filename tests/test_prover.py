@@ -15,6 +15,7 @@ from funcppo.envs.base import advance
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from funcppo.evaluate import evaluate_step, score_candidates, start
 from funcppo.logic import baselines, fixpoint
+from funcppo.logic.resolve import Goals
 from funcppo.nets import prover as net
 from funcppo.protocol import Protocol
 from funcppo.types import check
@@ -269,6 +270,32 @@ def test_where_facts_are_found_success_is_the_sum_over_the_rules_that_derive():
         got = scoring.policy_scorer(how, made, params, None)(atoms)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert torch.isfinite(success.log()).any() and (greedy < -50).any()
+
+
+def test_rules_embedded_once_are_as_a_successor_each_with_the_body_as_it_is_written():
+    """Outputs and gradients, of untidy params and of states with hopeless rules, missing ones and others."""
+    cfg, world, state = learning(name="family_tree:40:3", max_height=1)
+    params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), state.params)
+    shared = prover.observe(cfg.env.cfg, world, state.env_state)
+    rule = shared.rule.long()[..., None, None]
+    body = torch.where(rule >= 0, world.kb.rules[:, 1:][shared.rule.long()], 0)
+    each = shared._replace(successors=Goals(body, torch.ones_like(body[..., 0])))
+    legal = shared.mask[:, :-1]
+    assert not shared.successors.atoms.numel() and (shared.hopeless & legal).any() and (~shared.hopeless & legal).any()
+    assert not legal.all()
+
+    def found(obs):
+        leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
+        out = cfg.agent.apply(cfg.agent.cfg, world, tree.unflatten(params, leaves), obs)
+        (torch.log_softmax(out.logits, -1)[:, 0] + out.value**2).mean().backward()
+        return [
+            out.logits.detach(),
+            out.value.detach(),
+            *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves),
+        ]
+
+    for got, want in zip(found(shared), found(each)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_the_entropy_bonus_is_the_divergence_from_the_prior():

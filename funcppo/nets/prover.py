@@ -59,6 +59,13 @@ class Params(NamedTuple):
     value: Dense
 
 
+class _Successors(NamedTuple):
+    """The vectors of each state's successors."""
+
+    vector: F32[Tensor, "B S H"] | F32[Tensor, "V H"]  # one each; or a table that all states share
+    place: I64[Tensor, "B S"] | None  # in the table
+
+
 class ProverOutput(NamedTuple):
     """A policy over successors and END, what it was before any training, and a value."""
 
@@ -96,8 +103,8 @@ def apply(cfg: NetConfig, world: World, params: Params, obs: Observation) -> Pro
     """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
     layer = partial(dense, products=cfg.products)
     successor = _successors(layer, world.kb, params, obs, cfg.capacity)
-    state = _state(layer, params, obs, successor)
-    score = (successor * layer(params.score, state)[:, None]).sum(-1) / cfg.hidden_dim**0.5
+    state = _state(layer, params, obs, _mean(successor, obs.mask[:, :-1]))
+    score = _inner(successor, layer(params.score, state)) / cfg.hidden_dim**0.5
     at_root = obs.goals.height[:, :1] == 0
     known = prior(world.kb, obs.rule, obs.known[:, None] & at_root)
     known = torch.cat([known, torch.zeros_like(known[:, :1])], 1)
@@ -164,13 +171,11 @@ def _packed(mask: Bool[Tensor, "B S"], capacity: int) -> I64[Tensor, "C"]:
     return beyond.scatter(0, order, torch.arange(n, device=mask.device))[:capacity]
 
 
-def _successors(
-    layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation, capacity: int | None
-) -> F32[Tensor, "B S H"]:
+def _successors(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation, capacity: int | None) -> _Successors:
     if not obs.successors.atoms.shape[2]:
         return _rules(layer, kb, params, obs)
     if capacity is None:
-        return _embed_successors(layer, params, obs.successors, obs.rule, obs.hopeless)
+        return _Successors(_embed_successors(layer, params, obs.successors, obs.rule, obs.hopeless), None)
     mask = obs.mask[:, :-1]
     n, place = mask.numel(), _packed(mask, capacity)
     each = place.clamp_max(n - 1)
@@ -179,7 +184,7 @@ def _successors(
     )
     # Copied to their places, for the gradient is a lookup then; looked up, it would be a sum by atomic additions.
     spread = vector.new_zeros((n + 1, vector.shape[1])).index_copy(0, place, vector)
-    return spread[:n].view(*mask.shape, -1)
+    return _Successors(spread[:n].view(*mask.shape, -1), None)
 
 
 def _embed_successors(
@@ -189,24 +194,41 @@ def _embed_successors(
     return gelu(layer(params.successor, torch.where(hopeless[..., None], vector + params.hopeless, vector)))
 
 
-def _rules(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) -> F32[Tensor, "B S H"]:
+def _rules(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) -> _Successors:
     """Successors without goals: each rule stands for its body as it is written, so it is embedded once."""
     body = kb.rules[:, 1:]
     written = _embed_goals(params, Goals(body, torch.ones_like(body[..., 0])))
     vector = torch.cat([params.rule[:1], written + params.rule[1:]])
     both = gelu(layer(params.successor, torch.cat([vector, vector + params.hopeless])))
-    return embedding(obs.rule + 1 + obs.hopeless * len(vector), both)
+    return _Successors(both, (obs.rule + 1 + obs.hopeless * len(vector)).long())
 
 
-def _state(layer: Layer, params: Params, obs: Observation, successor: F32[Tensor, "B S H"]) -> F32[Tensor, "B H"]:
+def _mean(successor: _Successors, legal: Bool[Tensor, "B S"]) -> F32[Tensor, "B H"]:
+    """The mean of each state's legal successors, zero where there are none."""
+    vector, place = successor
+    weight = legal.to(vector.dtype)
+    if place is None:
+        total = (vector * weight[..., None]).sum(1)
+    else:  # a product with the table: of thousands of rules a state, vectors would be far more than numbers
+        total = weight.new_zeros((len(place), len(vector))).scatter_add(1, place, weight) @ vector
+    return total / weight.sum(1, keepdim=True).clamp_min(1.0)
+
+
+def _inner(successor: _Successors, against: F32[Tensor, "B H"]) -> F32[Tensor, "B S"]:
+    """The inner product of each state's successors with the state's own vector."""
+    vector, place = successor
+    if place is None:
+        return (vector * against[:, None]).sum(-1)
+    return (against @ vector.T).gather(1, place)
+
+
+def _state(layer: Layer, params: Params, obs: Observation, options: F32[Tensor, "B H"]) -> F32[Tensor, "B H"]:
     """What there is to prove, and the mean of what can be done about it."""
     goals = _embed_goals(params, obs.goals)
     query = _embed_atoms(params, obs.query, torch.zeros_like(obs.query[:, 0]))
     arguments = torch.where((obs.query[:, 1:] > 0)[..., None], params.term[obs.query[:, 1:].long()], 1.0)
     product = params.predicate[obs.query[:, 0].long()] * arguments.prod(1)  # what a bilinear link predictor sees
     features = torch.cat([goals, query, product, obs.remaining[:, None]], 1)
-    legal = obs.mask[:, :-1, None].to(successor.dtype)
-    options = (successor * legal).sum(1) / legal.sum(1).clamp_min(1.0)
     state = gelu(layer(params.hidden, torch.cat([gelu(layer(params.state, features)), options], 1)))
     for block in params.blocks:
         state = state + gelu(layer(block, state))
