@@ -133,7 +133,8 @@ class Case:
 
     def parts(self, eager: train_step.Parts) -> train_step.Parts:
         """The parts that this way calls."""
-        compiled = dict.fromkeys(("captured", "parts", "compiled"), "one-graph")
+        top = "one-graph" if self.microbatches == 1 else "two-graphs"
+        compiled = dict.fromkeys(("captured", "parts", "compiled"), top)
         rung = (compiled | {"forward": "forward"}).get(self.how, "eager")
         return ladder.strategy(train_step.collect, eager, self.cfg, NoWorld(), self.state, rung)[0]
 

@@ -131,8 +131,8 @@ def plan(cfg: Config, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], StepKeys
 class Parts:
     """The functions that `train_step` is made of; a runtime may put compiled ones in their place.
 
-    `minibatch_step` is `gradient` and `apply_gradient` in one, `gradient` the derivative of `minibatch_loss`: those
-    three are here for a runtime that cannot compile the whole.
+    `minibatch_step` is `gradient` and `apply_gradient` in one, `gradient` the sum of `loss_gradient` over microbatches,
+    that the derivative of `minibatch_loss`: those four are here for a runtime that does not compile the whole.
     """
 
     scan: Callable[..., Any] = rollout.scan
@@ -144,6 +144,7 @@ class Parts:
     unpack: Callable[..., Any] = minibatch.unpack
     gradient: Callable[..., Any] = minibatch.gradient
     apply_gradient: Callable[..., Any] = minibatch.apply_gradient
+    loss_gradient: Callable[..., Any] = minibatch.loss_gradient
     minibatch_loss: Callable[..., Any] = minibatch.minibatch_loss
 
 

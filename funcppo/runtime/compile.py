@@ -1,7 +1,7 @@
 """How a training step is compiled here: a ladder of rungs, tried from the top, and a record of what each one met.
 
     one-graph   forward, loss, backward, clip and Adam of a minibatch in one graph
-    two-graphs  the gradient in one graph, clip and Adam in another
+    two-graphs  the gradient in one graph, launched for each microbatch; clip and Adam in another
     forward     forward and loss compiled, backward by autograd, fused Adam
     eager       nothing of the learning compiled
 
@@ -90,7 +90,8 @@ def strategy(
       collect: `train_step.collect`.
       parts: the eager parts, `train_step.EAGER`.
       state: a training state; the trials learn from it and drop the result.
-      name: a rung to force, or "auto".
+      name: a rung to force, or "auto", which begins with two-graphs where minibatches come in microbatches: in one
+        graph a compiler may hold the activations of all of them at once.
     Errors: ValueError when there is no such rung; whatever a forced rung raises.
     """
     if name not in ("auto", *RUNGS):
@@ -103,7 +104,7 @@ def strategy(
         parts = _with_acting(collect, parts, cfg, world, state, backend, failures, name != "auto", longest_first)
         args = _learning(cfg, world, state, collect(cfg, world, state, parts))
         rung = name
-        for rung in RUNGS if name == "auto" else (name,):
+        for rung in _ladder(cfg) if name == "auto" else (name,):
             try:
                 parts = _tuned_or_plain(partial(_with_learning, rung, parts, backend, args), rung, backend, failures)
                 break
@@ -112,6 +113,10 @@ def strategy(
                     raise
                 failures.append(_failure(rung, error))
     return parts, record(rung=rung, failures=tuple(failures))
+
+
+def _ladder(cfg: Any) -> tuple[str, ...]:
+    return RUNGS if cfg.ppo.n_microbatches == 1 else RUNGS[1:]
 
 
 def _learning(cfg: Any, world: Any, state: Any, got: Any) -> tuple[Any, ...]:
@@ -140,7 +145,7 @@ def _side_by_side(
         return carry, tree.map(lambda leaf: torch.stack([leaf] * len(tree.leaves(xs)[0])), y)
 
     got = collect(cfg, world, state, dataclasses.replace(parts, scan=once, **{n: recorded(n) for n in ACTING}))
-    if name in ("auto", "one-graph"):
+    if (_ladder(cfg)[0] if name == "auto" else name) == "one-graph":
         calls["minibatch_step"] = _learning(cfg, world, state, got)
     longest = calls.pop("rollout_step")
     with ahead.compiling([(getattr(parts, name), args) for name, args in calls.items()]) as wait:
@@ -210,8 +215,8 @@ def _rung(name: str, parts: Any, compiled: Callable[..., Any]) -> Callable[..., 
     if name == "one-graph":
         return compiled(parts.minibatch_step)
     if name == "two-graphs":
-        halves = {half: compiled(getattr(parts, half)) for half in ("gradient", "apply_gradient")}
-        return partial(parts.minibatch_step, **halves)
+        gradient = partial(parts.gradient, of=compiled(parts.loss_gradient))
+        return partial(parts.minibatch_step, gradient=gradient, apply_gradient=compiled(parts.apply_gradient))
     if name == "forward":
         gradient = partial(parts.gradient, of=partial(_autograd, compiled(parts.minibatch_loss)))
         return partial(
