@@ -8,12 +8,14 @@ with 8 residual layers and room for 130 successors, of which at most 22 are ever
 parts, one graph launch), `parts` (a graph launch a rollout step and a minibatch), `eager-graph` and `eager-parts`
 (likewise, nothing compiled), `compiled`, `eager`. Room: `packed` (minibatches run on the successors that there are) or
 `padded` (on a place for each that there may be). Rows as those of bench_cartpole.py, with rollout_ms, steps a second,
-the share of places that are filled, and where the cold start went.
+the share of places that are filled, where the cold start went, how many actions of a rollout are not the eager ones,
+and how far learning eagerly from the same rollout differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
@@ -87,12 +89,18 @@ class Case:
         whole.step()
         self.synchronise()
         cold, compiles, self.step = side_by_side.since_start(), side_by_side.compiles(), whole.step
-        want, _ = step(self.state)
-        pairs = [tree.leaves(x.params) for x in (whole.state, want, self.state)]
-        off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
+        acted = dataclasses.replace(parts, minibatch_step=train_step.EAGER.minibatch_step)
+        eager, learnt = step(self.state)[0], step(self.state, parts=acted)[0]
         self.roll_out = self.captured(self.roll, parts).step
         row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
-        return row | {"difference_from_eager": float(off / change)} | self.room()
+        row |= {"difference_from_eager": _off(whole.state, eager, self.state), "actions_differ": self.differ(parts)}
+        return row | {"learning_differs": _off(whole.state, learnt, self.state)} | self.room()
+
+    def differ(self, parts: train_step.Parts) -> int:
+        """Actions of the first rollout that are not the eager ones: a tie decided otherwise, and what follows."""
+        acted = (train_step.collect(self.cfg, self.world, self.state, p) for p in (parts, train_step.EAGER))
+        one, other = (got.batch.action for got in acted)
+        return int((one != other).sum())
 
     def captured(self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts) -> Captured[Any, Any]:
         """A step as this way runs it."""
@@ -124,6 +132,13 @@ class Case:
         row = whole | {"rollout_ms": rollout["iteration_ms"], "steps_per_s": 1e3 * n / whole["iteration_ms"]}
         row |= {"rollout_steps_per_s": 1e3 * n / rollout["iteration_ms"]}
         return row | (kernels(self.step) if self.device == "cuda" else {})
+
+
+def _off(got: train_step.TrainState, want: train_step.TrainState, before: train_step.TrainState) -> float:
+    """How far the params are from where they should be, as a share of the way there."""
+    a, b, c = (tree.leaves(x.params) for x in (got, want, before))
+    off, change = (tree.global_norm([x - y for x, y in zip(*pair)]) for pair in ((a, b), (b, c)))
+    return float(off / change)
 
 
 if __name__ == "__main__":

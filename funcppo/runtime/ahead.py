@@ -18,18 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from funcppo.runtime.kept import Pickler
+
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 AFFORDABLE = CORES // 4  # processes, each of which has helpers of its own
 LIMIT = 300.0  # seconds that another process is waited for
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors go as what a compiler reads of them; two places that hold one tensor hold one there too."""
-
-    def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, Tensor):
-            return None
-        return id(obj), tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -78,7 +71,7 @@ def _message(call: tuple[Callable[..., Any], tuple[Any, ...]]) -> bytes | None:
     asked = torch.backends.cuda.matmul.fp32_precision != "none"  # the cache tells a default from its like asked for
     try:
         precision = torch.get_float32_matmul_precision() if asked else None
-        _Pickler(file).dump((precision, torch.get_num_threads(), *call))
+        Pickler(file).dump((precision, torch.get_num_threads(), *call))
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     return file.getvalue()

@@ -25,6 +25,7 @@ from torch.optim.adam import adam
 
 from funcppo import tree
 from funcppo.runtime import ahead
+from funcppo.runtime.kept import Kept, made
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
 ACTING = ("plan", "rollout_step", "learning_batch")
@@ -66,13 +67,16 @@ def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = Tr
       more: options of Inductor.
     """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    options: Any = None
     if backend == "inductor":
-        from funcppo.runtime import threefry  # noqa: F401  # both here: an eager run can do without Inductor's 75 MB
-        from funcppo.runtime.products import Products
+        return _by_inductor(fn, tuned, **more)
+    return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend)
 
-        options = (({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | more) or None
-    return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend, options=options)
+
+def _by_inductor(fn: Callable[..., Any], tuned: bool = True, **more: Any) -> Kept:
+    from funcppo.runtime import threefry  # noqa: F401  # both here: an eager run can do without Inductor's 75 MB
+    from funcppo.runtime.products import Products
+
+    return Kept(fn, (({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | more) or None)
 
 
 def strategy(
@@ -148,15 +152,21 @@ def _side_by_side(
     if (_ladder(cfg)[0] if name == "auto" else name) == "one-graph":
         calls["minibatch_step"] = _learning(cfg, world, state, got)
     longest = calls.pop("rollout_step")
-    with ahead.compiling([(getattr(parts, name), args) for name, args in calls.items()]) as wait:
+    asked = [(getattr(parts, name), args) for name, args in calls.items()]
+    with ahead.compiling([(fn, args) for fn, args in asked if not _by_inductor(fn).at_hand(*args)]) as wait:
 
         def compile_longest(rollout_step: Callable[..., Any]) -> None:
-            missed = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
+            before = _n_compiled()
             rollout_step(*longest)
-            if torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"] > missed:
+            if _n_compiled() > before:
                 wait()
 
         yield compile_longest
+
+
+def _n_compiled() -> int:
+    """Graphs that were not found on disk."""
+    return sum(not m.found for m in made) + torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
 
 
 def _tuned_or_plain(attempt: Callable[..., Any], name: str, backend: str, failures: list[Failure]) -> Any:

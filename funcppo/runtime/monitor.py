@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 from torch._dynamo.utils import get_compilation_metrics
 
 from funcppo import tree
+from funcppo.runtime import kept
 
 KEPT = 512  # times of each kind that are remembered
 SKIPS = "torch._inductor.cudagraph_utils.__cudagraphs"  # the logger that gives the reason of every skipped graph
@@ -36,6 +38,7 @@ class Monitor(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.compiles = 0  # graphs compiled, the first time or again
+        self.found = 0  # functions whose code lay on disk
         self.recompiles: list[str] = []  # why a function was compiled again
         self.recordings = 0  # CUDA graphs recorded: by `capture`, and by CUDAGraph Trees
         self.skips: list[str] = []  # why CUDAGraph Trees ran a graph without recording it
@@ -43,13 +46,14 @@ class Monitor(logging.Handler):
         self._times: dict[str, deque[Any]] = {}
         self._homes: dict[str, int] = {}
         self._settled = (0, 0, 0)
-        self._n_metrics = 0
+        self._last: Any = None  # what PyTorch's record of compilations ended with when it was last read
+        self._n_made = 0
         self._warned = False
 
     def __enter__(self) -> Monitor:
         callback_handler.register_start_callback(self._started)
         logging.getLogger(SKIPS).addHandler(self)
-        self._n_metrics = len(get_compilation_metrics())
+        self._last, self._n_made = next(reversed(get_compilation_metrics()), None), len(kept.made)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -76,13 +80,19 @@ class Monitor(logging.Handler):
         return 0 if manager is None else sum(sum(n.values()) for n in manager.num_rerecord.values())
 
     def update(self) -> None:
-        """Collect the reasons of what was compiled again since the last call."""
-        metrics = get_compilation_metrics()
-        for metric in metrics[self._n_metrics :]:
+        """Count what was compiled since the last call, and collect the reasons of what was compiled again."""
+        for made in kept.made[self._n_made :]:
+            self.found += made.found
+            self.compiles += not made.found
+            self.recompiles += [f"{made.name}: {made.why}"] if made.why and not made.found else []
+        self._n_made = len(kept.made)
+        metrics = get_compilation_metrics()  # the last 64
+        new = list(takewhile(lambda metric: metric is not self._last, reversed(metrics)))
+        for metric in reversed(new):
             if metric.recompile_reason:
                 lines = metric.recompile_reason.strip().splitlines()
                 self.recompiles.append(f"{metric.co_name}: {lines[-1].strip()}")
-        self._n_metrics = len(metrics)
+        self._last = next(iter(new), self._last)
 
     def captured(self, captured: Any) -> None:
         """Take note of what `capture` returned."""
@@ -146,7 +156,12 @@ class Monitor(logging.Handler):
     def report(self) -> dict[str, Any]:
         """All counts, medians and reasons, for `metrics.jsonl` and `--watch`."""
         self.update()
-        counts = {"compiles": self.compiles, "recompiles": len(self.recompiles), "recordings": self.recordings}
+        counts = {
+            "compiles": self.compiles,
+            "found": self.found,
+            "recompiles": len(self.recompiles),
+            "recordings": self.recordings,
+        }
         counts |= {"rerecordings": self.rerecordings, "skips": len(self.skips)}
         times = {f"{name}_ms": self.ms(name) for name in self._times}
         reasons = {"recompile_reasons": self.recompiles[-3:], "skip_reasons": self.skips[-3:]}

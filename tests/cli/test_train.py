@@ -204,7 +204,10 @@ def test_watch_tells_what_compilers_and_graphs_did(monkeypatch, capsys, tmp_path
     assert funcppo(monkeypatch, "train", "countries_s1", "--out", tmp_path, "--steps", "64", "--watch", *SMALL) == 0
     out = capsys.readouterr().out
     line = next(row for row in " ".join(out.split()).split("watch: ")[1:])
-    assert "compiles 0, recompiles 0, recordings 0" in line and "fallback_reason no CUDA tensor in the state" in line
+    assert (
+        "compiles 0, found 0, recompiles 0, recordings 0" in line
+        and "fallback_reason no CUDA tensor in the state" in line
+    )
 
 
 def test_steps_that_are_not_replayed_on_a_gpu_are_told_with_the_reason(monkeypatch, capsys, tmp_path):

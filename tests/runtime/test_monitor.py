@@ -27,6 +27,17 @@ def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning()
     assert monitor.compiles == 3
 
 
+def test_reasons_are_told_after_more_compilations_than_pytorch_remembers():
+    for n in range(70):
+        torch.compile(lambda x, n=n: x + n, backend="eager", dynamic=False)(torch.zeros(2))
+    fn = torch.compile(lambda x: x - 1, backend="eager", dynamic=False)
+    with Monitor() as monitor:
+        fn(torch.zeros(3))
+        fn(torch.zeros(4))
+        monitor.update()
+    assert (monitor.compiles, len(monitor.recompiles)) == (2, 1)
+
+
 def test_a_leaf_that_moves_is_named():
     state = (torch.zeros(2), torch.zeros(2))
     monitor = Monitor()

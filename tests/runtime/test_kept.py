@@ -1,0 +1,124 @@
+"""Compiled code is found on disk by a later process, and only where it is the code that was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import kept
+from funcppo.runtime.kept import Kept
+from funcppo.runtime.monitor import Monitor
+from tests.learning import one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+LIMIT = torch.tensor(1.0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path / "funcppo"
+
+
+def foreign(x):
+    """Of another module than this project's."""
+    return x + 1
+
+
+def files(folder):
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_another_process_finds_what_this_one_compiled_and_traces_nothing(folder):
+    torch.set_float32_matmul_precision("highest")  # as other tests may have done: it is told from the default
+    x = torch.arange(6.0)
+    got, norm = Kept(clip_by_global_norm, None)(x, LIMIT)
+    torch.testing.assert_close((got, norm), clip_by_global_norm(x, LIMIT))
+    (file,) = files(folder)
+    before = file.stat().st_mtime_ns
+    program = """
+import torch
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import kept
+from funcppo.runtime.kept import Kept
+from torch._dynamo import convert_frame
+torch.set_num_threads(1)
+torch.set_float32_matmul_precision("highest")
+def trace(*args, **kwargs): raise AssertionError("traced")
+convert_frame.fullgraph_capture = trace
+got, norm = Kept(clip_by_global_norm, None)(torch.arange(6.0), torch.tensor(1.0))
+assert [m.found for m in kept.made] == [True]
+print(norm.item(), got.sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(norm.item()), str(got.sum().item())]
+    assert files(folder) == [file] and file.stat().st_mtime_ns == before
+
+
+def test_each_kind_of_arguments_has_its_own_code(folder):
+    """Shapes, strides, dtypes, one tensor in two places, and what PyTorch was told."""
+    fn = Kept(clip_by_global_norm, None)
+    x = torch.rand(4, 4)
+    calls = [(x, LIMIT), (x[:2], LIMIT), (x.t(), LIMIT), (x.double(), LIMIT), ((x, x), LIMIT), ((x, x + 1), LIMIT)]
+    with Monitor() as monitor:
+        for n, args in enumerate(calls, 1):
+            torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+            torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+            assert len(files(folder)) == n
+        with torch.no_grad():
+            fn(*calls[-1])
+        assert len(files(folder)) == len(calls) + 1
+        report = monitor.report()
+    assert (report["compiles"], report["found"], report["recompiles"]) == (7, 0, 6)
+    assert any("(4, 4)" in why.replace("torch.Size([4, 4])", "(4, 4)") for why in monitor.recompiles)
+    assert monitor.recompiles[-1] == "clip_by_global_norm: PyTorch's settings differ"
+
+
+def test_what_others_wrote_is_compiled_with_guards_and_not_kept(folder):
+    """A name does not show what a function of another project computes."""
+    for fn in (foreign, partial(foreign), lambda x: x - 1):
+        x = torch.rand(3)
+        torch.testing.assert_close(Kept(fn, None)(x), fn(x))
+    assert files(folder) == []
+
+
+def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
+    x = torch.rand(4)
+    assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
+    Kept(clip_by_global_norm, None)(x, LIMIT)
+    assert Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
+    assert not Kept(clip_by_global_norm, {"epilogue_fusion": False}).at_hand(x, LIMIT)
+    monkeypatch.setattr(kept, "_sources", lambda: "others")
+    assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
+
+
+def test_a_broken_file_is_told_and_made_anew(folder):
+    x = torch.rand(5)
+    Kept(clip_by_global_norm, None)(x, LIMIT)
+    (file,) = files(folder)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match="compiled again"):
+        torch.testing.assert_close(Kept(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
+    assert files(folder) == [file] and file.stat().st_size > len(whole) // 2
+
+
+def test_where_nothing_can_be_written_the_code_runs_and_that_is_told(tmp_path):
+    (tmp_path / "funcppo").write_text("in the way")
+    x = torch.rand(7)
+    with pytest.warns(UserWarning, match="not kept"):
+        torch.testing.assert_close(Kept(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
+
+
+def test_inside_another_graph_it_is_the_function_itself():
+    inner = Kept(clip_by_global_norm, None)
+    x = torch.rand(4)
+    outer = torch.compile(lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)
