@@ -2,9 +2,10 @@
 
     python experiments/check_mined_counts.py --data ../shared/data --out experiments/results/check_mined_counts.json
 
-All closed paths that some fact speaks for are mined without pruning. Each rule of a file that is such a path must be
-among them with the file's `train_support` and `train_body_pairs`, unless leave-one-out leaves it fewer than two facts:
-such rules are never kept, and are counted by T_P here. Exit status 1 when a rule differs or is missing.
+All closed paths that derive some fact from others are found as the miner finds them, head by head, and their pairs
+counted as it counts them. Each rule of a file that is such a path must be among them with the file's `train_support`
+and `train_body_pairs`, unless T_P shows that it derives each of its facts from that fact alone: the miner takes no such
+rule. Exit status 1 when a rule differs or is missing.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ import numpy as np
 import torch
 from mine_results import commit, machine
 
-from funcppo.config import MineConfig
 from funcppo.data import Dataset, load
-from funcppo.logic import kb, mine
+from funcppo.logic import kb, path_rules, paths
 from funcppo.logic.consequences import with_confidence
 
-ALL = dict(min_support=1, min_confidence=0.0, votes=1 << 40)
 FILES = {  # and the longest paths that are counted exactly
     "family/rules_rnnlogic.tsv": 3,
     "wn18rr/rules_kns_amie_full.tsv": 3,
@@ -43,13 +42,10 @@ def main() -> int:
     parser.add_argument("--only", choices=FILES, action="append")
     args = parser.parse_args()
     stored = json.loads(args.out.read_text()) if args.out.exists() else {"files": {}}
-    mined: dict[tuple[str, int], dict[Walk, tuple[float, float]]] = {}
     for name in args.only or FILES:
         folder, longest = Path(name).parent.name, FILES[name]
         data = load(args.data / folder, args.data / name)
-        if (folder, longest) not in mined:
-            mined[folder, longest] = counts(data, longest)
-        stored["files"][name] = compared(data, columns(args.data / name), mined[folder, longest], longest)
+        stored["files"][name] = compared(data, columns(args.data / name), longest)
         stored["files"][name] |= {"longest": longest, "commit": commit()}
         stored["machine"] = machine()
         args.out.write_text(json.dumps(stored, indent=1) + "\n")
@@ -57,13 +53,27 @@ def main() -> int:
     return int(any(row["different"] or row["missing"] for row in stored["files"].values()))
 
 
-def counts(data: Dataset, longest: int) -> dict[Walk, tuple[float, float]]:
-    """Support and body pairs of every path rule that leave-one-out leaves two facts at least."""
-    facts, cfg = torch.from_numpy(data.facts), MineConfig(max_length=longest, **ALL)
-    rules = mine.mine(facts, data.n_predicates, data.n_constants, cfg).rules
-    assert not rules.error.any(), "want exact counts: raise the work"
-    walks = [tuple(label for label in row if label >= 0) for row in rules.walk.tolist()]
-    return dict(zip(walks, zip(rules.support.tolist(), rules.body_pairs.tolist())))
+def counts(data: Dataset, walks: set[Walk], longest: int) -> dict[Walk, tuple[float, float]]:
+    """Support and body pairs of those among the walks that derive some fact from others."""
+    facts = torch.from_numpy(data.facts[:, :3]).long()
+    steps, draw = paths.steps_of(facts, data.n_predicates, data.n_constants), torch.zeros(data.n_constants + 1)
+    support = dict[Walk, float]()
+    for head in sorted({walk[0] for walk in walks}):
+        mine = (facts[:, 0] == head // 2 + 1).nonzero().squeeze(1)
+        for length in range(1, longest + 1):
+            blocks = (mine[:0], *paths.blocks(steps, mine, length))
+            parts = [paths.closed(steps, block, length) for block in blocks]
+            found = path_rules.of_head(steps, paths.Closed(*(torch.cat(same) for same in zip(*parts))))
+            closing = {(head, *body): n for body, n in zip(found.body.tolist(), found.support.tolist())}
+            support |= {walk: closing[walk] for walk in walks & closing.keys()}
+    total = dict[Walk, float]()
+    for length in range(1, longest + 1):
+        bodies = torch.unique(torch.tensor([w[1:] for w in support if len(w) == length + 1]), dim=0)
+        if len(bodies):
+            pairs = path_rules.count_pairs(steps, bodies, 1 << 60, draw, lambda: False)
+            assert not pairs.error.any(), "want exact counts"
+            total |= dict(zip(map(tuple, bodies.tolist()), pairs.total.tolist()))
+    return {walk: (n, total[walk[1:]]) for walk, n in support.items()}
 
 
 def columns(path: Path) -> np.ndarray:
@@ -72,15 +82,16 @@ def columns(path: Path) -> np.ndarray:
     return np.array([line.split("\t")[1:3] for line in text.splitlines() if not line.startswith("#")], dtype=float)
 
 
-def compared(data: Dataset, listed: np.ndarray, mined: dict[Walk, tuple[float, float]], longest: int) -> dict[str, int]:
-    """How many rules of a file are such paths, and how many of these are mined with the same counts."""
+def compared(data: Dataset, listed: np.ndarray, longest: int) -> dict[str, int]:
+    """How many rules of a file are such paths, and how many of these have the same counts."""
     walks = [walk_of([tuple(atom) for atom in rule if atom[0]], data.n_constants) for rule in data.rules.tolist()]
-    paths = [i for i, walk in enumerate(walks) if walk is not None and len(walk) <= longest + 1]
-    absent = [i for i in paths if walks[i] not in mined]
-    same = [i for i in paths if i not in set(absent) and mined[walks[i]] == tuple(listed[i])]
-    few = int((alone(data, absent) < 2).sum())
-    result = {"rules": len(listed), "paths": len(paths), "equal": len(same), "fewer than two facts": few}
-    return result | {"missing": len(absent) - few, "different": len(paths) - len(absent) - len(same)}
+    listed_paths = [i for i, walk in enumerate(walks) if walk is not None and len(walk) <= longest + 1]
+    mined = counts(data, {walks[i] for i in listed_paths}, longest)
+    absent = [i for i in listed_paths if walks[i] not in mined]
+    same = [i for i in listed_paths if i not in set(absent) and mined[walks[i]] == tuple(listed[i])]
+    circular = int((alone(data, absent) == 0).sum())
+    result = {"rules": len(listed), "paths": len(listed_paths), "equal": len(same), "from no other fact": circular}
+    return result | {"missing": len(absent) - circular, "different": len(listed_paths) - len(absent) - len(same)}
 
 
 def alone(data: Dataset, rows: list[int]) -> torch.Tensor:

@@ -87,7 +87,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
 
 
 def _put_in_place(path: Path, write: Callable[[Any], Any]) -> None:
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
     try:
         with open(beside, "wb") as file:
             write(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ class Mine:
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
     """Embedded name, folder, or .pl program; valid and test are not looked at."""
-    out: Annotated[Path, arg(metavar="FILE")]
-    """Rule file to write."""
+    out: Annotated[Path, arg(metavar="FILE|-")]
+    """Rule file to write, or - for standard output."""
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
     """Of the file: this project's table, AnyBURL (read by PyClause too) or AMIE; this project reads all three."""
     max_length: int = _DEFAULT.max_length
@@ -73,17 +74,22 @@ class Mine:
             seconds=self.seconds,
             seed=self.seed,
         )
-        check_file("--out", self.out)
-        if self.json not in (None, "-") and Path(self.json).resolve() == self.out.resolve():
+        to_stdout = str(self.out) == "-"
+        if not to_stdout:
+            check_file("--out", self.out)
+        if self.json is not None and Path(self.json).resolve() == self.out.resolve():
             raise ValueError(f"--json {self.json}: want another file than that of --out")
         found, counts, mined = self._mined(cfg)
         from funcppo import mining
-        from funcppo.data.mined import foreign_names
+        from funcppo.data.mined import foreign_names, write_rules
 
-        mining.save(self.out, found, counts, self.format)
+        if to_stdout:
+            sys.stdout.write(write_rules(found, counts, self.format))
+        else:
+            mining.save(self.out, found, counts, self.format)
         notes = (*mined.notes, *foreign_names(found, self.format))
         result = _result(self, found, mined, time.perf_counter() - start) | {"notes": list(notes)}
-        console = show.console(self.json == "-")
+        console = show.console(to_stdout or self.json == "-")
         show.notes(console, (*found.notes, *notes))
         if not len(found.rules):
             console.print(

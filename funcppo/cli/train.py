@@ -153,7 +153,7 @@ class Train:
             return config
         with console.status("mining rules") as status:
             told = lambda stage: status.update(f"mining rules: {stage}")
-            mined, how = mining.cached(dataset, MineConfig(seed=config.seed), config.device, told, self.cache_dir)
+            mined, how = mining.cached(dataset, MineConfig(), config.device, told, self.cache_dir)
         show.notes(console, [how])
         self.out.mkdir(parents=True, exist_ok=True)
         kept = self.out / "rules.tsv"

@@ -73,7 +73,7 @@ def candidates(
         chosen = group[draw[group] < share]
         found, seen = _closing(steps, chosen[torch.sort(draw[chosen]).indices], length, expired)
         share *= seen
-        part = _of_predicate(steps, found, min_support, share)
+        part = of_head(steps, found, min_support, share)
         parts.append(part._replace(head=predicate[group[0]].expand(len(part.support)), rule=part.rule + n_rules))
         shares.append(torch.full_like(part.support, share))
         n_rules, n_sampled = n_rules + len(part.support), n_sampled + (share < 1.0)
@@ -105,8 +105,8 @@ def _closing(steps: Steps, facts: Tensor, length: int, expired: Expired) -> tupl
     return paths.Closed(*(torch.cat(same) for same in zip(*parts))), done / max(len(facts), 1)
 
 
-def _of_predicate(steps: Steps, found: paths.Closed, min_support: int, share: float) -> Candidates:
-    """The candidates for one head; `head` is the caller's to fill."""
+def of_head(steps: Steps, found: paths.Closed, min_support: int = 1, share: float = 1.0) -> Candidates:
+    """The candidates for one head, given the bodies that close a share of its facts; `head` is the caller's to fill."""
     bits = [steps.n_labels.bit_length()] * found.body.shape[1]
     _, code = keys.pack(found.body.unbind(1), bits)
     _, rule, closing = torch.unique(code, return_inverse=True, return_counts=True)
