@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -213,5 +214,11 @@ def _why(error: BaseException) -> str:
         line = f"it waits for the GPU, or copies from or to the host ({line})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     ours = [f for f in frames if "site-packages" not in f.filename and "<" not in f.filename]
-    where = f", in {ours[-1].filename}:{ours[-1].lineno}: {ours[-1].line}" if ours else ""
+    where = f", in {_near(ours[-1].filename)}:{ours[-1].lineno}: {ours[-1].line}" if ours else ""
     return f"{type(error).__name__}: {line}{where}"
+
+
+def _near(name: str) -> str:
+    """A file as seen from the current folder, if it is in there."""
+    path, here = Path(name), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else name
