@@ -42,6 +42,7 @@ from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
 from funcppo.runtime.capture import Captured, capture
 from funcppo.runtime.iteration import whole
+from funcppo.runtime.parity import PARITY, ROUNDED
 from funcppo.runtime.replay import capture_turns
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
@@ -136,7 +137,8 @@ class Case:
         top = "one-graph" if self.microbatches == 1 else "two-graphs"
         compiled = dict.fromkeys(("captured", "parts", "compiled"), top)
         rung = (compiled | {"forward": "forward"}).get(self.how, "eager")
-        return ladder.strategy(train_step.collect, eager, self.cfg, NoWorld(), self.state, rung)[0]
+        parity = ROUNDED if self.precision == "bfloat16" else PARITY
+        return ladder.strategy(train_step.collect, eager, self.cfg, NoWorld(), self.state, rung, parity=parity)[0]
 
     def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:
         """The step that is timed: an iteration, or one minibatch update."""

@@ -26,6 +26,7 @@ from funcppo.problem import Problem
 from funcppo.protocol import Protocol
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import Captured, capture, recorded
+from funcppo.runtime.parity import PARITY, ROUNDED
 from funcppo.runtime.replay import capture_turns
 from funcppo.train_step import EAGER, Metrics, TrainState
 from funcppo.types import F32, I64
@@ -104,7 +105,8 @@ def strategy(run: Run) -> tuple[Captured[TrainState, Metrics], str]:
     short = wanted == "auto" and _calls(run.cfg.ppo) < LONG
     chosen = "eager" if short else wanted
     cfg, state = packed(run.cfg, world, _first_state(run)), run.saved.state
-    parts, record = ladder.strategy(train_step.collect, EAGER, cfg, world, state, chosen)
+    parity = ROUNDED if run.run.precision == "bfloat16" else PARITY
+    parts, record = ladder.strategy(train_step.collect, EAGER, cfg, world, state, chosen, parity=parity)
     step = partial(train_step.train_step, cfg, world)
     turns = short and run.run.device != "cpu"  # to record all kernels of an uncompiled iteration takes seconds
     captured = capture_turns(step, parts, state) if turns else capture(partial(step, parts=parts), state)

@@ -26,15 +26,12 @@ from torch.optim.adam import adam
 from funcppo import tree
 from funcppo.runtime import ahead
 from funcppo.runtime.kept import Kept, made
+from funcppo.runtime.parity import PARITY, check_learning, check_output
 
 RUNGS = ("one-graph", "two-graphs", "forward", "eager")
-ACTING = ("plan", "rollout_step", "learning_batch")
-PARITY = 0.02  # the largest difference from eager, as a share of the change that the step makes
+ACTING = ("rollout_step", "plan", "learning_batch")
+LONGEST = "rollout_step"  # to compile
 FUSE = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
-
-
-class ParityError(RuntimeError):
-    """A compiled step that runs, and gives other numbers than the eager one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +84,18 @@ def strategy(
     state: Any,
     name: str = "auto",
     backend: str = "inductor",
+    parity: float = PARITY,
 ) -> tuple[Any, Record]:
     """The parts of the training step as fast as they run here, and the record of what was tried.
 
     Args:
       collect: `train_step.collect`.
       parts: the eager parts, `train_step.EAGER`.
-      state: a training state; the trials learn from it and drop the result.
+      state: a training state; the trials act and learn from it and drop the result.
       name: a rung to force, or "auto", which begins with two-graphs where minibatches come in microbatches: in one
         graph a compiler may hold the activations of all of them at once.
+      parity: how far compiled numbers may be from eager ones. Where it is more than PARITY, since products round to
+        few bits, acting is not looked at: draws may fall otherwise.
     Errors: ValueError when there is no such rung; whatever a forced rung raises.
     """
     if name not in ("auto", *RUNGS):
@@ -104,13 +104,17 @@ def strategy(
     record = partial(Record, torch=torch.__version__, device=str(state.key.device), backend=backend)
     if name == "eager":
         return parts, record(rung=name, failures=())
-    with _side_by_side(collect, parts, cfg, world, state, name, backend) as longest_first:
-        parts = _with_acting(collect, parts, cfg, world, state, backend, failures, name != "auto", longest_first)
-        args = _learning(cfg, world, state, collect(cfg, world, state, parts))
+    calls = _first_calls(collect, parts, cfg, world, state)
+    rungs = _ladder(cfg) if name == "auto" else (name,)
+    with _side_by_side(parts, calls if rungs[0] == "one-graph" else _only(calls, ACTING), backend) as wait:
+        parts = _act(parts, calls, partial(_with_acting, backend, parity), backend, failures, name != "auto", wait)
+        got = collect(cfg, world, state, parts)
+        args = cfg, world, state.params, got.batch, got.scalars
         rung = name
-        for rung in _ladder(cfg) if name == "auto" else (name,):
+        for rung in rungs:
             try:
-                parts = _tuned_or_plain(partial(_with_learning, rung, parts, backend, args), rung, backend, failures)
+                attempt = partial(_with_learning, rung, parts, backend, parity, args, got)
+                parts = _tuned_or_plain(attempt, rung, backend, failures)
                 break
             except Exception as error:
                 if name != "auto" or rung == "eager":
@@ -123,22 +127,10 @@ def _ladder(cfg: Any) -> tuple[str, ...]:
     return RUNGS if cfg.ppo.n_microbatches == 1 else RUNGS[1:]
 
 
-def _learning(cfg: Any, world: Any, state: Any, got: Any) -> tuple[Any, ...]:
-    """What the first minibatch step is called with."""
-    return cfg, world, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches)
-
-
-@contextmanager
-def _side_by_side(
-    collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any, name: str, backend: str
-) -> Iterator[Callable[[Callable[..., Any]], None]]:
-    """Other processes compile all parts but the rollout step, which takes longest and which what is yielded compiles.
-
-    It waits for the others unless the rollout step was found compiled on disk: then so are they.
-    """
-    if backend != "inductor" or not ahead.AFFORDABLE:
-        yield lambda rollout_step: None
-        return
+def _first_calls(
+    collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any
+) -> dict[str, tuple[Any, ...]]:
+    """What the parts of acting and the minibatch step are first called with; the first rollout step stands for all."""
     calls: dict[str, tuple[Any, ...]] = {}
 
     def recorded(name: str) -> Callable[..., Any]:
@@ -149,19 +141,23 @@ def _side_by_side(
         return carry, tree.map(lambda leaf: torch.stack([leaf] * len(tree.leaves(xs)[0])), y)
 
     got = collect(cfg, world, state, dataclasses.replace(parts, scan=once, **{n: recorded(n) for n in ACTING}))
-    if (_ladder(cfg)[0] if name == "auto" else name) == "one-graph":
-        calls["minibatch_step"] = _learning(cfg, world, state, got)
-    longest = calls.pop("rollout_step")
-    asked = [(getattr(parts, name), args) for name, args in calls.items()]
+    first = tree.map(lambda x: x[0], got.minibatches)
+    return calls | {"minibatch_step": (cfg, world, state.params, got.batch, got.scalars, got.learner, first)}
+
+
+def _only(calls: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: calls[name] for name in names}
+
+
+@contextmanager
+def _side_by_side(parts: Any, calls: dict[str, tuple[Any, ...]], backend: str) -> Iterator[Callable[[], None]]:
+    """Other processes compile all parts but the longest that are not on disk; what is yielded waits for them."""
+    if backend != "inductor" or not ahead.AFFORDABLE:
+        yield lambda: None
+        return
+    asked = [(getattr(parts, name), args) for name, args in calls.items() if name != LONGEST]
     with ahead.compiling([(fn, args) for fn, args in asked if not _by_inductor(fn).at_hand(*args)]) as wait:
-
-        def compile_longest(rollout_step: Callable[..., Any]) -> None:
-            before = _n_compiled()
-            rollout_step(*longest)
-            if _n_compiled() > before:
-                wait()
-
-        yield compile_longest
+        yield wait
 
 
 def _n_compiled() -> int:
@@ -179,45 +175,44 @@ def _tuned_or_plain(attempt: Callable[..., Any], name: str, backend: str, failur
     return attempt(tuned=False)
 
 
-def _with_acting(
-    collect: Callable[..., Any],
+def _act(
     parts: Any,
-    cfg: Any,
-    world: Any,
-    state: Any,
+    calls: dict[str, tuple[Any, ...]],
+    attempt: Callable[..., Any],
     backend: str,
     failures: list[Failure],
     forced: bool,
-    longest_first: Callable[[Callable[..., Any]], None],
+    wait: Callable[[], None],
 ) -> Any:
     """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
-
-    def attempt(names: tuple[str, ...], tuned: bool, first: Callable[..., None] | None = None) -> Any:
-        faster = {n: compiled(getattr(parts, n), backend, tuned) for n in names}
-        if first is not None:
-            first(faster["rollout_step"])
-        tried = dataclasses.replace(parts, **faster)
-        collect(cfg, world, state, tried)
-        return tried
-
-    try:
-        return attempt(ACTING, tuned=True, first=longest_first)
-    except Exception:  # which of them it was is found one by one
-        pass
+    before = _n_compiled()
     for name in ACTING:
         try:
-            parts = _tuned_or_plain(partial(attempt, (name,)), name, backend, failures)
+            parts = _tuned_or_plain(partial(attempt, name, parts, calls[name]), name, backend, failures)
         except Exception as error:
             if forced:
                 raise
             failures.append(_failure(name, error))
+        if name == LONGEST and _n_compiled() > before:  # else the other parts lie on disk too
+            wait()
     return parts
 
 
-def _with_learning(rung: str, parts: Any, backend: str, args: tuple[Any, ...], tuned: bool) -> Any:
-    """The parts with the minibatch step of a rung, tried on `args`."""
+def _with_acting(backend: str, parity: float, name: str, parts: Any, args: tuple[Any, ...], tuned: bool) -> Any:
+    """The parts with one of acting compiled, tried on `args`."""
+    part = compiled(getattr(parts, name), backend, tuned)
+    got = part(*args)
+    if parity <= PARITY:
+        check_output(got, getattr(parts, name)(*args), parity)
+    return dataclasses.replace(parts, **{name: part})
+
+
+def _with_learning(
+    rung: str, parts: Any, backend: str, parity: float, args: tuple[Any, ...], got: Any, tuned: bool
+) -> Any:
+    """The parts with the minibatch step of a rung, tried on what was collected."""
     step = _rung(rung, parts, partial(compiled, backend=backend, tuned=tuned))
-    _check(step, parts.minibatch_step, args)
+    check_learning(partial(step, *args), partial(parts.minibatch_step, *args), got.learner, got.minibatches, parity)
     return dataclasses.replace(parts, minibatch_step=step)
 
 
@@ -267,16 +262,6 @@ def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Ten
     )
     after = state._replace(step=state.step + 1, mu=tree.unflatten(params, mu), nu=tree.unflatten(params, nu))
     return tree.unflatten(params, new), after
-
-
-def _check(step: Callable[..., Any], eager: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Errors: ParityError when a step's learner differs from the eager one's by more than PARITY of its change."""
-    before, got, want = (tree.leaves(x) for x in (args[-2], step(*args)[0], eager(*args)[0]))
-    floats = [i for i, x in enumerate(want) if x.dtype.is_floating_point]
-    off = tree.global_norm([(got[i] - want[i]).double() for i in floats])
-    change = tree.global_norm([(want[i] - before[i]).double() for i in floats])
-    if not bool(off <= PARITY * change):
-        raise ParityError(f"differs from eager by {float(off):.3g}, where the step changes {float(change):.3g}")
 
 
 def _failure(name: str, error: Exception) -> Failure:

@@ -14,7 +14,8 @@ from funcppo import optim, random, tree
 from funcppo.config import AdamConfig
 from funcppo.minibatch import Learner
 from funcppo.runtime import ahead
-from funcppo.runtime.compile import RUNGS, ParityError, _tuned_or_plain, compiled, fused_adam, strategy
+from funcppo.runtime.compile import RUNGS, _tuned_or_plain, compiled, fused_adam, strategy
+from funcppo.runtime.parity import ParityError
 from funcppo.runtime.products import Products
 from funcppo.train_step import EAGER, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
@@ -113,6 +114,34 @@ def test_a_rung_that_is_fast_and_wrong_is_passed_over():
     assert record.rung == "two-graphs"
     assert [(f.name, f.error) for f in record.failures] == [("one-graph", "ParityError")]
     assert "differs from eager" in record.failures[0].message
+
+
+def test_a_rung_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
+    def later(*args, **kwargs):
+        after, shown = EAGER.minibatch_step(*args, **kwargs)
+        late = 0.1 * args[-2].opt_state.step if torch.compiler.is_compiling() else 0.0
+        moved = after.params - args[-2].params
+        return after._replace(params=after.params + late * moved), shown
+
+    _, record = ladder(replace(EAGER, minibatch_step=later))
+    assert [(f.name, f.error) for f in record.failures] == [("one-graph", "ParityError")]
+
+
+@pytest.mark.parametrize("name", ["plan", "rollout_step", "learning_batch"])
+def test_a_part_of_acting_that_is_fast_and_wrong_stays_eager_and_is_recorded(name):
+    """Half of a float that it gives, or of its integers where it gives no other."""
+
+    def halved(*args):
+        out = getattr(EAGER, name)(*args)
+        floats = any(x.dtype.is_floating_point for x in tree.leaves(out))
+        half = lambda x: x / 2 if x.dtype.is_floating_point else x if floats or x.dtype == torch.bool else x // 2
+        return tree.map(half, out) if torch.compiler.is_compiling() else out
+
+    parts, record = ladder(replace(EAGER, **{name: halved}))
+    assert [(f.name, f.error) for f in record.failures] == [(name, "ParityError")]
+    assert getattr(parts, name) is halved
+    with pytest.raises(ParityError):
+        ladder(replace(EAGER, **{name: halved}), name="one-graph")
 
 
 def test_what_fails_tuned_is_compiled_plain_and_recorded(monkeypatch):
