@@ -80,7 +80,11 @@ class Kept:
         if torch.compiler.is_compiling():
             return self._fn(*args)
         kind = _kind(args)
-        if kind not in self._made:
+        try:
+            known = kind in self._made
+        except TypeError:  # settings that cannot be told apart
+            return self._plain(*args)
+        if not known:
             self._made[kind] = self._asked(kind, args)
         return self._made[kind](*args)
 
@@ -90,14 +94,15 @@ class Kept:
         return path is not None and path.exists()
 
     def _asked(self, kind: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-        path = self._place(args)
+        path = self._place(args) if _ordinary(args) else None
         if path is None:
             return self._plain
         start = time.perf_counter()
         found = _read(path) if path.exists() else None
         code = found or self._compiled(path, args)
         why = _difference(next(reversed(self._made)), kind, args) if self._made else ""
-        made.append(Made(self._fn.__name__, time.perf_counter() - start, found=found is not None, why=why))
+        name, seconds = getattr(self._fn, "__name__", repr(self._fn)), time.perf_counter() - start
+        made.append(Made(name, seconds, found=found is not None, why=why))
         return code
 
     def _compiled(self, path: Path, args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -119,16 +124,37 @@ class Kept:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         devices = {x.device for x in tree.leaves(args) if isinstance(x, Tensor)}
-        asked = repr((sorted(self._options), _state(), [_processor(device) for device in sorted(devices, key=str)]))
+        told = sorted((name, _said(value)) for name, value in self._options.items())
+        asked = repr((told, _state(), [_processor(device) for device in sorted(devices, key=str)]))
         name = hashlib.sha256(file.getvalue() + asked.encode() + _sources().encode()).hexdigest()
         return Path(cache_dir()) / PACKAGE.name / name[:32]
 
 
+def _said(option: Any) -> Any:
+    return option.uuid() if hasattr(option, "uuid") else option  # a pass over the graph names itself
+
+
+def _ordinary(args: tuple[Any, ...]) -> bool:
+    """Whether code without guards may see this: no transform, no tensor of another class or that wants a gradient."""
+    tensors = [x for x in tree.leaves(args) if isinstance(x, Tensor)]
+    return not _transforming() and all(type(x) is Tensor and not x.requires_grad for x in tensors)
+
+
+def _transforming() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _kind(args: tuple[Any, ...]) -> Any:
     """What calls must have in common to share code."""
-    leaves, numbers = tree.leaves(args), dict[int, int]()
-    of = lambda x: (numbers.setdefault(id(x), len(numbers)), x.shape, x.stride(), x.dtype, x.device)
-    return tree.structure(args), tuple(of(x) if isinstance(x, Tensor) else x for x in leaves), _state()
+    numbers = dict[int, int]()
+
+    def of(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        number = numbers.setdefault(id(x), len(numbers))
+        return number, x.shape, x.stride(), x.dtype, x.device, type(x), x.requires_grad
+
+    return tree.structure(args), tuple(map(of, tree.leaves(args))), _state(), _transforming()
 
 
 def _difference(before: Any, now: Any, args: tuple[Any, ...]) -> str:

@@ -89,12 +89,43 @@ def test_what_others_wrote_is_compiled_with_guards_and_not_kept(folder):
     assert files(folder) == []
 
 
+def test_gradients_and_transforms_pass_through_as_with_guards(folder):
+    fn = Kept(clip_by_global_norm, None)
+    x = torch.rand(4)
+    fn(x, LIMIT)
+    kept_files = files(folder)
+    leaf = x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(fn(leaf, LIMIT)[1], leaf)
+    torch.testing.assert_close(got, x / x.norm())
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported
+    ):  # as `torch.compile` says it: a graph of rows is no graph of them
+        torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
+    assert files(folder) == kept_files
+
+
+def test_settings_without_a_hash_are_compiled_with_guards_and_not_kept(folder):
+    class Scale:
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+        def __init__(self, by):
+            self.by = by
+
+    fn = Kept(lambda scale, x: x * scale.by, None)
+    assert fn(Scale(2.0), torch.ones(3)).tolist() == [2.0] * 3 and fn(Scale(3.0), torch.ones(3)).tolist() == [3.0] * 3
+    assert files(folder) == []
+
+
 def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
     x = torch.rand(4)
     assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
     Kept(clip_by_global_norm, None)(x, LIMIT)
     assert Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
-    assert not Kept(clip_by_global_norm, {"epilogue_fusion": False}).at_hand(x, LIMIT)
+    other = Kept(clip_by_global_norm, {"epilogue_fusion": False})
+    assert not other.at_hand(x, LIMIT)
+    other(x, LIMIT)
+    assert other.at_hand(x, LIMIT)
+    assert not Kept(clip_by_global_norm, {"epilogue_fusion": True}).at_hand(x, LIMIT)
     monkeypatch.setattr(kept, "_sources", lambda: "others")
     assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
 
