@@ -99,7 +99,7 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     torch.testing.assert_close(got, x / x.norm())
     with pytest.raises(
         torch._dynamo.exc.Unsupported
-    ):  # as `torch.compile` says it: a graph of rows is no graph of them
+    ):  # what `torch.compile` says to it
         torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
     assert files(folder) == kept_files
 
