@@ -97,9 +97,7 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     leaf = x.clone().requires_grad_()
     (got,) = torch.autograd.grad(fn(leaf, LIMIT)[1], leaf)
     torch.testing.assert_close(got, x / x.norm())
-    with pytest.raises(
-        torch._dynamo.exc.Unsupported
-    ):  # what `torch.compile` says to it
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # what `torch.compile` says to it
         torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
     assert files(folder) == kept_files
 
