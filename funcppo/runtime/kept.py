@@ -28,6 +28,7 @@ from torch import Tensor
 from funcppo import tree
 
 PACKAGE = Path(__file__).parents[1]
+RESTARTS = 4  # of tracing
 OURS = {PACKAGE.name, "torch", "builtins", "collections", "functools"}  # modules whose functions and classes are known
 
 
@@ -106,11 +107,11 @@ class Kept:
         return code
 
     def _compiled(self, path: Path, args: tuple[Any, ...]) -> Callable[..., Any]:
-        # No guards: `_kind` and `place` tell calls apart, and most of what a guard looks at cannot be kept.
+        # No guards: `_kind` and `_place` tell calls apart, and most of what a guard looks at cannot be kept.
         options: Any = {**self._options, "guard_filter_fn": lambda guards: [False] * len(guards)}
-        with torch._dynamo.config.patch(enable_aot_compile=True):
+        with torch._dynamo.config.patch(enable_aot_compile=True, specialize_float=True):
             ahead_of_time: Any = torch.compile(self._fn, fullgraph=True, dynamic=False, options=options)
-        code = ahead_of_time.aot_compile((args, {}))
+            code = _traced(ahead_of_time, args)
         _write(path, code)
         return code
 
@@ -128,6 +129,14 @@ class Kept:
         asked = repr((told, _state(), [_processor(device) for device in sorted(devices, key=str)]))
         name = hashlib.sha256(file.getvalue() + asked.encode() + _sources().encode()).hexdigest()
         return Path(cache_dir()) / PACKAGE.name / name[:32]
+
+
+def _traced(ahead_of_time: Any, args: tuple[Any, ...]) -> Any:
+    """The code of a call; tracing begins anew where a number of float64 turns out to be no constant."""
+    for _ in range(RESTARTS):
+        with suppress(torch._dynamo.exc.RestartAnalysis):
+            return ahead_of_time.aot_compile((args, {}))
+    return ahead_of_time.aot_compile((args, {}))
 
 
 def _said(option: Any) -> Any:

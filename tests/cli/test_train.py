@@ -13,6 +13,7 @@ from funcppo.config import RunConfig
 from funcppo.data import load
 from funcppo.evaluate import evaluate_step
 from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.parity import PARITY, ROUNDED
 from funcppo.runtime.replay import Replayed
 from funcppo.train_step import EAGER
 from tests.runtime.test_capture import on_gpu
@@ -78,12 +79,13 @@ def test_a_run_is_compiled_where_it_is_long_enough_to_repay_that(steps, chosen, 
     config = replace(training.read_config(trained), steps=steps, strategy="auto", ppo=RunConfig(dataset="").ppo)
     run = training.prepare(config, tmp_path, resume=False)
 
-    def ask(*args):
-        raise LookupError(f"asked for {args[-1]}")
+    def ask(*args, parity):
+        raise LookupError(f"asked for {args[-1]} within {parity}")
 
     monkeypatch.setattr(training.ladder, "strategy", ask)
-    with pytest.raises(LookupError, match=f"asked for {chosen}"):
-        training.strategy(run)
+    for precision, parity in (("highest", PARITY), ("high", PARITY), ("bfloat16", ROUNDED)):
+        with pytest.raises(LookupError, match=f"asked for {chosen} within {parity}"):
+            training.strategy(replace(run, run=replace(run.run, precision=precision)))
 
 
 def test_the_best_params_are_kept_while_the_state_moves_on(trained, monkeypatch, tmp_path):

@@ -33,15 +33,17 @@ def test_iterations_of_cartpole(work):
     ("record", "work"),
     [
         ("s3", "s3 captured"),
-        ("s3-turns", "s3 eager-parts"),
+        ("s3-turns-traced", "s3 eager-parts"),
         ("family", "family captured"),
         ("family", "family-large captured"),
+        ("family-130", "family-130 captured"),
     ],
 )
 def test_iterations_of_the_prover(record, work):
     row = rows(f"bench_prover-h200-{record}")[f"{work} cuda .carry/data packed"]
     steps = f"{row['rollout_steps_per_s']:,.0f}"
     assert f"| {row['iteration_ms']:.3g} | {row['rollout_ms']:.3g} | {steps} |" in README
+    assert row["difference_from_eager"] < 1e-5 or f"{row['difference_from_eager']:.1%}".replace("%", " %") in README
 
 
 def test_a_start():
@@ -49,8 +51,37 @@ def test_a_start():
         rows(f"bench_prover-h200-{record}")[f"s3 {how} cuda .carry/data packed"]["cold_s"]
         for record, how in (("s3", "captured"), ("s3-warm", "captured"), ("s3-turns", "eager-parts"))
     ]
-    told = "takes {:.0f} s with empty caches, {:.0f} s with full ones, and {:.0f} s where nothing is compiled"
+    told = "takes {:.2g} s with empty caches, {:.2g} s with full ones, and {:.2g} s where nothing is compiled"
     assert told.format(*starts) in " ".join(README.split())
+
+
+def test_what_starts_came_to():
+    for record in ("-before", "-traced", "-bytecode", ""):
+        cold, warm = (
+            next(iter(rows(f"bench_prover-h200-s3{name}{record}").values()))["cold_s"] for name in ("", "-warm")
+        )
+        line = next(line for line in NOTES.splitlines() if f"| {f'`{record}`' if record else 'none'} |" in line)
+        assert f"| {cold:.1f} | {warm:.1f} |" in line
+
+
+def test_microbatches_and_recording():
+    before, now = (rows(f"bench_cartpole-h200-microbatches{name}") for name in ("-before", ""))
+    eight, one = "2048x128 captured cuda highest 8", "2048x128 captured cuda highest 1"
+    ms = [row["iteration_ms"] for row in (now[eight], before[eight], now[one])]
+    told = "{:.1f} ms where the one graph took {:.1f} and minibatches in one piece take {:.1f}"
+    assert told.format(*ms) in " ".join(NOTES.split())
+    assert {round(row["peak_bytes"] / 1e6) for row in (*before.values(), *now.values())} == {404}
+    record = json.loads((ROOT / "experiments/results/bench_capture-h200.json").read_text())["rows"]
+    captures = [row["capture_ms"] for row in record if "pool" in row["row"]]
+    assert f"{min(captures):.0f} to {max(captures):.0f} ms a capture" in NOTES
+
+
+def test_learning_on_a_cpu_is_what_eager_learning_is():
+    record = json.loads((ROOT / "experiments/results/check_learning-cpu.json").read_text())
+    *_, last = record["rows"]
+    assert len(record["rows"]) == 12 and record["products as on a GPU"]
+    assert f"{last['compiled from eager']:.0e}".replace("e-0", "e-") in NOTES
+    assert last["off by 1e-7 from eager"] < record["rows"][0]["off by 1e-7 from eager"]
 
 
 def test_what_scoring_takes():

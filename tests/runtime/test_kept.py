@@ -102,6 +102,13 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     assert files(folder) == kept_files
 
 
+def test_numbers_of_float64_are_inputs_like_others():
+    fn, x = Kept(clip_by_global_norm, None), torch.arange(4.0, dtype=torch.float64)
+    for limit in (1.0, 2.0, 0.5):
+        args = x, torch.tensor(limit, dtype=torch.float64)
+        torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+
+
 def test_settings_without_a_hash_are_compiled_with_guards_and_not_kept(folder):
     class Scale:
         __hash__ = None  # pyright: ignore[reportAssignmentType]
