@@ -133,8 +133,10 @@ class Kept:
 
 def _traced(ahead_of_time: Any, args: tuple[Any, ...]) -> Any:
     """The code of a call; tracing begins anew where a number of float64 turns out to be no constant."""
+    from torch._dynamo.exc import RestartAnalysis
+
     for _ in range(RESTARTS):
-        with suppress(torch._dynamo.exc.RestartAnalysis):
+        with suppress(RestartAnalysis):
             return ahead_of_time.aot_compile((args, {}))
     return ahead_of_time.aot_compile((args, {}))
 
