@@ -11,6 +11,7 @@ import torch
 from funcppo import losses, minibatch, optim, random, rollout, tree
 from funcppo.config import PPOConfig, Schedule
 from funcppo.rollout import Actor
+from funcppo.runtime import kept
 from funcppo.train_step import (
     EAGER,
     collect,
