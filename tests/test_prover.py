@@ -272,9 +272,15 @@ def test_where_facts_are_found_success_is_the_sum_over_the_rules_that_derive():
     assert torch.isfinite(success.log()).any() and (greedy < -50).any()
 
 
-def test_rules_embedded_once_are_as_a_successor_each_with_the_body_as_it_is_written():
-    """Outputs and gradients, of untidy params and of states with hopeless rules, missing ones and others."""
-    cfg, world, state = learning(name="family_tree:40:3", max_height=1)
+@pytest.mark.parametrize("hidden_dim", [64, 8])
+def test_rules_embedded_once_are_as_a_successor_each_with_the_body_as_it_is_written(hidden_dim):
+    """Outputs and gradients, of untidy params and of states with hopeless rules, missing ones and others.
+
+    As products with a table of all rules where that is less than vectors of each state's, and as vectors.
+    """
+    cfg, world, state = learning(name="family_tree:40:3", max_height=1, hidden_dim=hidden_dim)
+    as_table = cfg.env.cfg.resolve.max_successors * hidden_dim >= 2 * (1 + cfg.agent.cfg.sizes.n_rules)
+    assert as_table == (hidden_dim == 64)
     params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), state.params)
     shared = prover.observe(cfg.env.cfg, world, state.env_state)
     rule = shared.rule.long()[..., None, None]

@@ -200,7 +200,10 @@ def _rules(layer: Layer, kb: KnowledgeBase, params: Params, obs: Observation) ->
     written = _embed_goals(params, Goals(body, torch.ones_like(body[..., 0])))
     vector = torch.cat([params.rule[:1], written + params.rule[1:]])
     both = gelu(layer(params.successor, torch.cat([vector, vector + params.hopeless])))
-    return _Successors(both, (obs.rule + 1 + obs.hopeless * len(vector)).long())
+    place = obs.rule + 1 + obs.hopeless * len(vector)
+    if place.shape[1] * both.shape[1] < len(both):  # products with the table would be more numbers than vectors are
+        return _Successors(embedding(place, both), None)
+    return _Successors(both, place.long())
 
 
 def _mean(successor: _Successors, legal: Bool[Tensor, "B S"]) -> F32[Tensor, "B H"]:

@@ -193,7 +193,7 @@ def _act(
             if forced:
                 raise
             failures.append(_failure(name, error))
-        if name == LONGEST and _n_compiled() > before:  # else the other parts lie on disk too
+        if name == LONGEST and _n_compiled() > before:  # what was started would else be waited for in vain
             wait()
     return parts
 

@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,21 +28,28 @@ from funcppo import tree
 
 PACKAGE = Path(__file__).parents[1]
 RESTARTS = 4  # of tracing
+REMEMBERED = 256  # settings
 OURS = {PACKAGE.name, "torch", "builtins", "collections", "functools"}  # modules whose functions and classes are known
 
 
 class Pickler(pickle.Pickler):
     """Tensors go as what a compiler reads of them; two places that hold one tensor hold one there too."""
 
-    def __init__(self, file: Any, only: set[str] | None = None) -> None:
-        """Args: `only`, packages; functions and classes of others are refused with PicklingError."""
+    def __init__(self, file: Any, only: set[str] | None = None, tensors: bool = True) -> None:
+        """Args: with `only`, functions and classes of other packages are refused; without `tensors`, these are.
+
+        Errors: PicklingError, when something is refused.
+        """
         super().__init__(file)
-        self._only = only
+        self.fast = True  # no memo: equal settings are equal bytes, whatever strings they share
+        self._only, self._tensors = only, tensors
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
             return None
+        if not self._tensors:
+            raise pickle.PicklingError("a tensor would be one of its values")
         number = self._numbers.setdefault(id(obj), len(self._numbers))
         return number, tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device)
 
@@ -72,7 +78,7 @@ class Kept:
 
     def __init__(self, fn: Callable[..., Any], options: dict[str, Any] | None) -> None:
         """Args: `options` of Inductor."""
-        self._fn, self._options = fn, options or {}
+        self._fn, self._options, self._name = fn, options or {}, _bytes(fn)
         self._plain = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
         self._made: dict[Any, Callable[..., Any]] = {}
 
@@ -80,55 +86,66 @@ class Kept:
         """As the function itself. Errors: those of the compiler."""
         if torch.compiler.is_compiling():
             return self._fn(*args)
-        kind = _kind(args)
-        try:
-            known = kind in self._made
-        except TypeError:  # settings that cannot be told apart
+        kind = _kind(args) if self._name is not None else None
+        if kind is None:
             return self._plain(*args)
-        if not known:
+        if kind not in self._made:
             self._made[kind] = self._asked(kind, args)
         return self._made[kind](*args)
 
     def at_hand(self, *args: Any) -> bool:
         """Whether such a call finds its code on disk."""
         path = self._place(args)
-        return path is not None and path.exists()
+        return path is not None and os.path.exists(path)
 
     def _asked(self, kind: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-        path = self._place(args) if _ordinary(args) else None
+        if len(self._made) >= (limit := torch._dynamo.config.recompile_limit):
+            raise RuntimeError(f"{self._fn}: compiled {limit} times, the last because {self._difference(kind, args)}")
+        path, why, start = self._place(args), self._difference(kind, args), time.perf_counter()
+        if why and torch._dynamo.eval_frame._stance.stance == "fail_on_recompile":
+            raise RuntimeError(f"{self._fn}: to be compiled again, because {why}")
         if path is None:
             return self._plain
-        start = time.perf_counter()
-        found = _read(path) if path.exists() else None
-        code = found or self._compiled(path, args)
-        why = _difference(next(reversed(self._made)), kind, args) if self._made else ""
-        name, seconds = getattr(self._fn, "__name__", repr(self._fn)), time.perf_counter() - start
-        made.append(Made(name, seconds, found=found is not None, why=why))
+        found = _read(path)
+        code = found or self._compiled(args)
+        if code is not self._plain:
+            name = getattr(self._fn, "__name__", repr(self._fn))
+            made.append(Made(name, time.perf_counter() - start, found=found is not None, why=why))
+            if found is None and _unchanged():
+                _write(path, code)
         return code
 
-    def _compiled(self, path: Path, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def _compiled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         # No guards: `_kind` and `_place` tell calls apart, and most of what a guard looks at cannot be kept.
         options: Any = {**self._options, "guard_filter_fn": lambda guards: [False] * len(guards)}
         with torch._dynamo.config.patch(enable_aot_compile=True, specialize_float=True):
             ahead_of_time: Any = torch.compile(self._fn, fullgraph=True, dynamic=False, options=options)
-            code = _traced(ahead_of_time, args)
-        _write(path, code)
-        return code
+            try:
+                return _traced(ahead_of_time, args)
+            except Exception:  # what the compiler says to the function itself is what counts
+                return self._plain
 
     def _place(self, args: tuple[Any, ...]) -> Path | None:
         """The file of the code for such arguments; None where it is not to be kept."""
-        file = io.BytesIO()
-        try:
-            Pickler(file, OURS).dump((self._fn, args))
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return None
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-        devices = {x.device for x in tree.leaves(args) if isinstance(x, Tensor)}
+        if self._name is None or (asked := _bytes(args, tensors=True)) is None:
+            return None
         told = sorted((name, _said(value)) for name, value in self._options.items())
-        asked = repr((told, _state(), [_processor(device) for device in sorted(devices, key=str)]))
-        name = hashlib.sha256(file.getvalue() + asked.encode() + _sources().encode()).hexdigest()
-        return Path(cache_dir()) / PACKAGE.name / name[:32]
+        text = repr((self._name, asked, told, _state(), _settings()))
+        return Path(cache_dir()) / PACKAGE.name / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _difference(self, now: Any, args: tuple[Any, ...]) -> str:
+        """What sets a call apart from the one before; empty for the first."""
+        if not self._made:
+            return ""
+        before = next(reversed(self._made))
+        if before[0] != now[0]:
+            return "other arguments"
+        for name, was, is_ in zip(tree.paths(args), before[1], now[1]):
+            if was != is_:
+                return f"{name} differs" + (f": {was[1:4]} before, now {is_[1:4]}" if isinstance(is_, tuple) else "")
+        return "PyTorch's settings differ"
 
 
 def _traced(ahead_of_time: Any, args: tuple[Any, ...]) -> Any:
@@ -145,36 +162,49 @@ def _said(option: Any) -> Any:
     return option.uuid() if hasattr(option, "uuid") else option  # a pass over the graph names itself
 
 
-def _ordinary(args: tuple[Any, ...]) -> bool:
-    """Whether code without guards may see this: no transform, no tensor of another class or that wants a gradient."""
-    tensors = [x for x in tree.leaves(args) if isinstance(x, Tensor)]
-    return not _transforming() and all(type(x) is Tensor and not x.requires_grad for x in tensors)
-
-
-def _transforming() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def _kind(args: tuple[Any, ...]) -> Any:
-    """What calls must have in common to share code."""
-    numbers = dict[int, int]()
+    """What calls must have in common to share code; None where code without guards would not see what it must.
 
-    def of(x: Any) -> Any:
+    That is inside a transform, with tensors of other classes or that want gradients, and with settings of others.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    numbers, leaves = dict[int, int](), list[Any]()
+    for x in tree.leaves(args):
         if not isinstance(x, Tensor):
-            return x
-        number = numbers.setdefault(id(x), len(numbers))
-        return number, x.shape, x.stride(), x.dtype, x.device, type(x), x.requires_grad
+            leaves.append(_told(x))
+            if leaves[-1] is None:
+                return None
+        elif type(x) is Tensor and not x.requires_grad:
+            number = numbers.setdefault(id(x), len(numbers))
+            leaves.append((number, tuple(x.shape), x.stride(), x.dtype, str(x.device)))
+        else:
+            return None
+    return tree.structure(args), tuple(leaves), _state()
 
-    return tree.structure(args), tuple(map(of, tree.leaves(args))), _state(), _transforming()
+
+def _told(x: Any) -> bytes | None:
+    """A setting as bytes, which tell 1 from 1.0 and True; None for what is not ours or cannot be told."""
+    params = getattr(type(x), "__dataclass_params__", None)
+    if params is None or not params.frozen:
+        return _bytes(x)
+    if id(x) not in _TOLD:
+        if len(_TOLD) >= REMEMBERED:
+            _TOLD.clear()
+        _TOLD[id(x)] = x, _bytes(x)
+    return _TOLD[id(x)][1]
 
 
-def _difference(before: Any, now: Any, args: tuple[Any, ...]) -> str:
-    if before[0] != now[0]:
-        return "other arguments"
-    for name, was, is_ in zip(tree.paths(args), before[1], now[1]):
-        if was != is_:
-            return f"{name} differs" + (f": {was[1:4]} before, now {is_[1:4]}" if isinstance(is_, tuple) else "")
-    return "PyTorch's settings differ"
+_TOLD: dict[int, tuple[Any, bytes | None]] = {}  # settings that were told, kept alive so that no other has their id
+
+
+def _bytes(x: Any, tensors: bool = False) -> bytes | None:
+    file = io.BytesIO()
+    try:
+        Pickler(file, OURS, tensors).dump(x)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError):
+        return None
+    return file.getvalue()
 
 
 def _state() -> tuple[Any, ...]:
@@ -182,42 +212,57 @@ def _state() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
+        *((torch.is_autocast_enabled(x), torch.get_autocast_dtype(x)) for x in ("cpu", "cuda")),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
+        str(torch.get_default_device()),
         torch.get_float32_matmul_precision(),
         torch.backends.cuda.matmul.fp32_precision,
         torch.get_num_threads(),
     )
 
 
-@cache
-def _sources() -> str:
-    """Of this project, PyTorch, Python and what the environment tells compilers."""
-    digest = hashlib.sha256(f"{torch.__version__} {torch.version.git_version}".encode())
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(path.read_bytes())
-    told = sorted(
-        item for item in os.environ.items() if item[0].startswith(("TORCH", "TRITON")) and "_DIR" not in item[0]
-    )
-    digest.update(repr((told, sys.version_info, platform.machine())).encode())
-    return digest.hexdigest()
+def _settings() -> tuple[Any, ...]:
+    """What compiled code depends on beside a call: sources, versions, processors, what compilers were told."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    told = sorted((k, v) for k, v in os.environ.items() if k.startswith(("TORCH", "TRITON", "CXX")) and "_DIR" not in k)
+    gpus = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(_n_gpus())]
+    set_here = [_set(functorch), _set(inductor)]
+    versions = torch.__version__, torch.version.git_version, sys.version_info, platform.machine()
+    return _SOURCES, versions, torch.backends.cpu.get_cpu_capability(), gpus, told, set_here
 
 
-@cache
-def _processor(device: torch.device) -> Any:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    return device.type, torch.backends.cpu.get_cpu_capability()
+def _set(config: Any) -> list[tuple[str, str]]:
+    """The settings of a module of PyTorch's that are not as it comes."""
+    now = ((name, value, config._config[name].default) for name, value in config.save_config_portable().items())
+    return sorted((name, repr(value)) for name, value, default in now if value != default)
+
+
+def _n_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+
+
+def _digest() -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
+
+
+def _unchanged() -> bool:
+    """Whether the sources are those that this process runs."""
+    return all(path.stat().st_mtime <= _IMPORTED for path in PACKAGE.rglob("*.py"))
+
+
+_IMPORTED, _SOURCES = time.time(), _digest()
 
 
 def _read(path: Path) -> Callable[..., Any] | None:
     """What `_write` wrote; None where it cannot be read, so that it is made anew."""
     try:
         with path.open("rb") as file:
-            found = torch.compiler.load_compiled_function(file)
-        return found
+            return torch.compiler.load_compiled_function(file)
+    except FileNotFoundError:
+        return None
     except Exception as error:
         warnings.warn(f"{path}: compiled again, for it cannot be read: {error}", stacklevel=2)
         return None

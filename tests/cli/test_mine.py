@@ -88,6 +88,15 @@ def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
     assert len(lines) == 2 and "2 rules (2 of length 1) of 2 candidates" in capsys.readouterr().out
 
 
+def test_rules_go_to_standard_output_and_all_else_elsewhere(folder, tmp_path, capsys):
+    out = tmp_path / "mined.tsv"
+    assert mine(folder, "--out", str(out)) == 0
+    capsys.readouterr()
+    assert mine(folder, "--out", "-") == 0
+    shown = capsys.readouterr()
+    assert shown.out == out.read_text() and "rules (" in shown.err
+
+
 def test_the_same_seed_gives_the_same_file(tmp_path):
     texts = []
     for i, seed in enumerate(["0", "0", "1"]):
@@ -114,6 +123,7 @@ def test_no_rule_above_the_thresholds_is_said_and_leaves_a_file_without_rules(tm
         (("countries_s1", "--out", "{tmp}/none/r"), "want a file in a folder that exists"),
         (("countries_s1", "--out", "{tmp}"), "want a file in a folder that exists"),
         (("countries_s1", "--out", "{tmp}/r", "--json", "{tmp}/r"), "want another file than that of --out"),
+        (("countries_s1", "--out", "-", "--json", "-"), "want another file than that of --out"),
         (("countries_s1", "--out", "{tmp}/r", "--max-length", "4"), "max_length=4: want 1, 2 or 3"),
         (("countries_s1", "--out", "{tmp}/r", "--min-support", "0"), "min_support=0: want 1 or more"),
         (

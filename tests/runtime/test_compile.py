@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from funcppo import optim, random, tree
-from funcppo.config import AdamConfig
+from funcppo import data, optim, problem, random, tree
+from funcppo.config import AdamConfig, PPOConfig, ProverSettings
 from funcppo.minibatch import Learner
 from funcppo.runtime import ahead
 from funcppo.runtime.compile import RUNGS, _tuned_or_plain, compiled, fused_adam, strategy
@@ -125,6 +125,16 @@ def test_a_rung_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
 
     _, record = ladder(replace(EAGER, minibatch_step=later))
     assert [(f.name, f.error) for f in record.failures] == [("one-graph", "ParityError")]
+
+
+def test_acting_with_leaves_that_are_empty_is_compiled_too():
+    """At height 1 successors have no goals."""
+    made = problem.build(data.load("countries_s1"), ProverSettings(max_height=1, embed_dim=2, hidden_dim=4))
+    cfg = problem.config(made, PPOConfig(n_envs=4, n_steps=2, n_minibatches=1, n_epochs=1))
+    first = init(cfg, problem.world(made), random.key(0))
+    assert any(not x.numel() for x in tree.leaves(first.env_state))
+    _, record = strategy(collect, EAGER, cfg, problem.world(made), first, "auto", "aot_eager")
+    assert record.rung == "one-graph" and record.failures == ()
 
 
 @pytest.mark.parametrize("name", ["plan", "rollout_step", "learning_batch"])

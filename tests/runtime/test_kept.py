@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from funcppo import optim
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime import kept
 from funcppo.runtime.kept import Kept
@@ -31,6 +32,11 @@ def foreign(x):
     return x + 1
 
 
+def scaled(cfg, x):
+    """Whose numbers depend on what kind of number a setting is."""
+    return x * cfg.eps if cfg.eps else x / cfg.eps
+
+
 def files(folder):
     return sorted(folder.iterdir()) if folder.exists() else []
 
@@ -44,6 +50,7 @@ def test_another_process_finds_what_this_one_compiled_and_traces_nothing(folder)
     before = file.stat().st_mtime_ns
     program = """
 import torch
+from funcppo import optim
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime import kept
 from funcppo.runtime.kept import Kept
@@ -121,6 +128,54 @@ def test_settings_without_a_hash_are_compiled_with_guards_and_not_kept(folder):
     assert files(folder) == []
 
 
+def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder, monkeypatch):
+    monkeypatch.setattr(scaled, "__module__", optim.__name__)
+    monkeypatch.setattr(optim, "scaled", scaled, raising=False)
+    x, fn = torch.arange(4), Kept(scaled, None)
+    for n, by in enumerate((2, 2.0, True, 0.0, -0.0), 1):
+        got, want = fn(optim.AdamConfig(eps=by), x), scaled(optim.AdamConfig(eps=by), x)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, equal_nan=True)
+        assert len(files(folder)) == n
+
+
+def test_a_tensor_that_a_function_holds_is_not_taken_for_another(folder):
+    """Its values are part of the code, and not of its name."""
+    for limit in (1.0, 2.0):
+        fn = Kept(partial(clip_by_global_norm, max_norm=torch.tensor(limit)), None)
+        torch.testing.assert_close(fn(torch.arange(4.0)), clip_by_global_norm(torch.arange(4.0), torch.tensor(limit)))
+    assert files(folder) == []
+
+
+def test_sources_that_changed_since_they_were_imported_keep_nothing(folder, monkeypatch):
+    monkeypatch.setattr(kept, "_IMPORTED", 0.0)
+    torch.testing.assert_close(Kept(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0))
+    assert files(folder) == []
+
+
+def test_what_cannot_be_compiled_ahead_of_time_is_compiled_as_ever(folder, monkeypatch):
+    monkeypatch.setattr(kept, "_traced", lambda *_: 1 / 0)
+    torch.testing.assert_close(Kept(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0))
+    assert files(folder) == []
+
+
+def test_compiling_again_fails_where_it_is_not_allowed(folder):
+    fn = Kept(clip_by_global_norm, None)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        fn(torch.ones(3), LIMIT)
+        with pytest.raises(RuntimeError, match="to be compiled again, because 0 differs"):
+            fn(torch.ones(4), LIMIT)
+
+
+def test_a_function_is_compiled_so_often_and_no_more(folder):
+    fn = Kept(clip_by_global_norm, None)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for n in (2, 3):
+            fn(torch.ones(n), LIMIT)
+        with pytest.raises(RuntimeError, match=r"compiled 2 times, the last because 0 differs: .*\(3,\).*\(4,\)"):
+            fn(torch.ones(4), LIMIT)
+
+
 def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
     x = torch.rand(4)
     assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
@@ -131,7 +186,7 @@ def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
     other(x, LIMIT)
     assert other.at_hand(x, LIMIT)
     assert not Kept(clip_by_global_norm, {"epilogue_fusion": True}).at_hand(x, LIMIT)
-    monkeypatch.setattr(kept, "_sources", lambda: "others")
+    monkeypatch.setattr(kept, "_SOURCES", "others")
     assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
 
 
