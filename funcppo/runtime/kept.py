@@ -3,7 +3,7 @@
 Inductor keeps the code that it made, but a process must trace a function, for seconds, to ask for it. Here a function
 is found by what it was compiled for: its name, settings, the shapes of its arguments, this project's sources, PyTorch,
 the processor. Only functions and settings of this project are kept: what others compute may depend on what a name does
-not show. Files lie in Inductor's cache directory.
+not show, and what is patched while a process runs shows nowhere. Files lie in Inductor's cache directory.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class Kept:
             ahead_of_time: Any = torch.compile(self._fn, fullgraph=True, dynamic=False, options=options)
             try:
                 return _traced(ahead_of_time, args)
-            except Exception:  # what the compiler says to the function itself is what counts
+            except Exception as error:  # where the function itself cannot be compiled, calling it says so
+                line = (str(error).splitlines() or [""])[0]
+                warnings.warn(f"{self._fn}: not compiled ahead of time, so not kept: {line}", stacklevel=2)
                 return self._plain
 
     def _place(self, args: tuple[Any, ...]) -> Path | None:
