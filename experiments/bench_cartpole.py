@@ -114,11 +114,9 @@ class Case:
         with FlopCounterMode(display=False) as counter:
             want, out = self.fn(eager)(self.start())
         self.least = least(counter.get_total_flops(), self.start(), out, self.precision)
-        pairs = [tree.leaves(x.params) for x in (captured.state, want, self.start())]
-        off, change = (tree.global_norm([a - b for a, b in zip(pairs[i], pairs[i + 1])]) for i in (0, 1))
         row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
         row |= {"microbatches": self.microbatches, "peak_bytes": peak}
-        return row | {"difference_from_eager": float(off / change)}
+        return row | {"difference_from_eager": strayed(captured.state, want, self.start())}
 
     def captured(self) -> Captured[Any, Any]:
         """The step as this way runs it."""
@@ -165,6 +163,13 @@ class Case:
         """Median and spread of an iteration, and its kernels."""
         row = repeated(self.step, self.synchronise)
         return row | (kernels(self.step) | {"least_ms": self.least} if self.device == "cuda" else {})
+
+
+def strayed(got: Any, want: Any, before: Any) -> float:
+    """How far params are from where they should be, as a share of the way there."""
+    a, b, c = (tree.leaves(x.params) for x in (got, want, before))
+    off, change = (tree.global_norm([x - y for x, y in zip(*pair)]) for pair in ((a, b), (b, c)))
+    return float(off / change)
 
 
 class StableBaselines:

@@ -24,9 +24,9 @@ from typing import Any
 
 import side_by_side
 import torch
-from bench_cartpole import HOW, TURNS, kernels, repeated
+from bench_cartpole import HOW, TURNS, kernels, repeated, strayed
 
-from funcppo import data, problem, random, train_step, tree
+from funcppo import data, problem, random, train_step
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.packing import packed
 from funcppo.runtime import compile as ladder
@@ -93,8 +93,8 @@ class Case:
         eager, learnt = step(self.state)[0], step(self.state, parts=acted)[0]
         self.roll_out = self.captured(self.roll, parts).step
         row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
-        row |= {"difference_from_eager": _off(whole.state, eager, self.state), "actions_differ": self.differ(parts)}
-        return row | {"learning_differs": _off(whole.state, learnt, self.state)} | self.room()
+        row |= {"difference_from_eager": strayed(whole.state, eager, self.state), "actions_differ": self.differ(parts)}
+        return row | {"learning_differs": strayed(whole.state, learnt, self.state)} | self.room()
 
     def differ(self, parts: train_step.Parts) -> int:
         """Actions of the first rollout that are not the eager ones: a tie decided otherwise, and what follows."""
@@ -132,13 +132,6 @@ class Case:
         row = whole | {"rollout_ms": rollout["iteration_ms"], "steps_per_s": 1e3 * n / whole["iteration_ms"]}
         row |= {"rollout_steps_per_s": 1e3 * n / rollout["iteration_ms"]}
         return row | (kernels(self.step) if self.device == "cuda" else {})
-
-
-def _off(got: train_step.TrainState, want: train_step.TrainState, before: train_step.TrainState) -> float:
-    """How far the params are from where they should be, as a share of the way there."""
-    a, b, c = (tree.leaves(x.params) for x in (got, want, before))
-    off, change = (tree.global_norm([x - y for x, y in zip(*pair)]) for pair in ((a, b), (b, c)))
-    return float(off / change)
 
 
 if __name__ == "__main__":

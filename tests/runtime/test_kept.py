@@ -191,6 +191,11 @@ def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
     assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
 
 
+def test_equal_settings_have_one_file_whatever_strings_they_share():
+    fn, one = Kept(clip_by_global_norm, None), "epoch"
+    assert fn._place((one, one)) == fn._place((one, "".join(["ep", "och"]))) != fn._place((one, "epochs"))
+
+
 def test_a_broken_file_is_told_and_made_anew(folder):
     x = torch.rand(5)
     Kept(clip_by_global_norm, None)(x, LIMIT)
