@@ -304,6 +304,14 @@ def test_rules_embedded_once_are_as_a_successor_each_with_the_body_as_it_is_writ
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
+def test_the_mean_of_successors_is_that_of_the_legal_ones_and_zero_without_any():
+    vector = torch.arange(12.0).view(2, 3, 2)
+    legal = torch.tensor([[True, False, True], [False, False, False]])
+    table = net._Successors(vector.view(6, 2), torch.arange(6).view(2, 3))
+    for successor in (net._Successors(vector, None), table):
+        assert net._mean(successor, legal).tolist() == [[2.0, 3.0], [0.0, 0.0]]
+
+
 def test_the_entropy_bonus_is_the_divergence_from_the_prior():
     """By hand for two actions and a masked one; 0 for an untrained policy."""
     lowest = torch.finfo(torch.float32).min
