@@ -1,17 +1,20 @@
-"""How far compiled learning strays from eager learning, minibatch by minibatch, and which of the two is right.
+"""How far compiled learning strays from eager learning, minibatch by minibatch, and what of that is rounding.
 
     python experiments/check_learning.py --work family-130 --out experiments/results/check_learning-h200.json
 
-Four learners take the same minibatches of one eagerly collected batch of `bench_prover.py`'s work: compiled, eager,
-eager in float64, and eager from params that are off by one part in ten million. A row holds how far each is from the
-eager one, and compiled from float64, as shares of the way that params have come; the last one also how far each leaf is
-from float64.
+Learners take the same minibatches of one eagerly collected batch of `bench_prover.py`'s work: eagerly, compiled,
+eagerly in float64, and eagerly with the rows of every minibatch in other orders, which is the same mathematics and
+rounds otherwise. A row of the record holds, of one minibatch and for each learner, how far it is from the eager one as
+a share of the way that one has come, and how many rows of the minibatch lie on another side of a clip: there the
+gradient of PPO's loss jumps, so that two learners that were as near as rounding lets them be part for good. `a step` is
+how far a compiled step from where the eager learner is ends from the eager step, as a share of that step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,10 @@ from typing import Any
 import side_by_side
 import torch
 from bench_prover import WORK, Case
+from torch import Tensor
 
 from funcppo import random, train_step, tree
+from funcppo.minibatch import Learner
 from funcppo.runtime.compile import compiled
 from funcppo.runtime.products import GPU, Products
 
@@ -32,54 +37,66 @@ def main() -> None:
     parser.add_argument("--data", default="../shared/data")
     parser.add_argument("--work", default="family-130", choices=WORK)
     parser.add_argument("--minibatches", type=int, help="default: all of an update")
+    parser.add_argument("--orders", type=int, default=8, help="other orders of rows")
     parser.add_argument("--as-on-a-gpu", action="store_true", help="rewrite products on a CPU as on a GPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     case = Case(args.work, "captured", args.device, args.data, "packed")
-    rows = compared(
-        case, args.minibatches, {"post_grad_custom_pre_pass": Products(cpu=GPU)} if args.as_on_a_gpu else {}
-    )
+    options = {"post_grad_custom_pre_pass": Products(cpu=GPU)} if args.as_on_a_gpu else {}
+    rows = compared(case, args.minibatches, args.orders, options)
     told = {"machine": side_by_side.machine(args.device), "work": args.work, "products as on a GPU": args.as_on_a_gpu}
     if args.out:
         args.out.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
 
 
-def compared(case: Case, n: int | None, options: dict[str, Any]) -> list[dict[str, Any]]:
+def compared(case: Case, n: int | None, n_orders: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     """A row a minibatch."""
-    got, params = train_step.collect(case.cfg, case.world, case.state), case.state.params
-    eager = train_step.EAGER.minibatch_step
-    inputs = case.world, params, got.batch, got.scalars
-    off = 1.0 + 1e-7 * random.normal(random.key(1, case.device), got.learner.params.shape)
-    steps = {
-        "eager": (partial(eager, case.cfg, *inputs), got.learner),
-        "compiled": (partial(compiled(eager, **options), case.cfg, *inputs), got.learner),
-        "float64": (partial(eager, case.cfg, *map(doubled, inputs)), doubled(got.learner)),
-        "off by 1e-7": (partial(eager, case.cfg, *inputs), got.learner._replace(params=got.learner.params * off)),
-    }
-    learners = {name: learner for name, (_, learner) in steps.items()}
+    got, like = train_step.collect(case.cfg, case.world, case.state), case.state.params
+    inputs = case.world, like, got.batch, got.scalars
+    doubled = tree.map(lambda x: x.double() if x.dtype == torch.float32 else x, (*inputs, got.learner))
+    step = partial(train_step.EAGER.minibatch_step, case.cfg)
+    eager, fast = partial(step, *inputs), partial(compiled(step.func, **options), case.cfg, *inputs)
+    orders = {f"order {i}": partial(_reordered, eager, random.key(i, case.device)) for i in range(1, n_orders + 1)}
+    steps = {"eager": eager, "compiled": fast, "float64": partial(step, *doubled[:-1]), **orders}
+    learners = dict.fromkeys(steps, got.learner) | {"float64": doubled[-1]}
     rows = []
     for i in range(n or len(tree.leaves(got.minibatches)[0])):
         minibatch = tree.map(lambda x, i=i: x[i], got.minibatches)
-        learners = {name: step(learners[name], minibatch)[0] for name, (step, _) in steps.items()}
+        before, once = learners["eager"], fast(learners["eager"], minibatch)[0].params
+        sides = {
+            name: clipped(case, doubled[:-1] if name == "float64" else inputs, learner, minibatch.rows)
+            for name, learner in learners.items()
+        }
+        learners = {name: step(learners[name], minibatch)[0] for name, step in steps.items()}
         at = {name: learner.params.double() for name, learner in learners.items()}
         way = float((at["eager"] - got.learner.params).norm())
-        apart = lambda a, b, at=at, way=way: float((at[a] - at[b]).norm()) / way
-        row = {f"{name} from eager": apart(name, "eager") for name in steps if name != "eager"}
-        rows.append({"minibatch": i + 1, "way": way} | row | {"compiled from float64": apart("compiled", "float64")})
-        print(json.dumps(rows[-1]), flush=True)
-    leaves = {name: tree.leaves(tree.unravel(params, learner.params)) for name, learner in learners.items()}
-    norms = [
-        {f"{name} from float64": float((x.double() - z).norm()) for name, x in (("compiled", a), ("eager", b))}
-        | {"way": float((z - c).norm())}
-        for a, b, z, c in zip(leaves["compiled"], leaves["eager"], leaves["float64"], tree.leaves(params))
-    ]
-    rows[-1]["leaves"] = dict(zip(tree.paths(params), norms))
+        row = {"minibatch": i + 1, "way": way, "a step": _apart(once, at["eager"]) / _apart(before.params, at["eager"])}
+        row["from eager"] = {name: _apart(x, at["eager"]) / way for name, x in at.items() if name != "eager"}
+        row["clipped otherwise"] = {name: int((x != sides["eager"]).any(0).sum()) for name, x in sides.items()}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
     return rows
 
 
-def doubled(x: Any) -> Any:
-    """A tree with its float32 leaves in float64."""
-    return tree.map(lambda leaf: leaf.double() if leaf.dtype == torch.float32 else leaf, x)
+def _reordered(step: Callable[..., Any], key: Tensor, learner: Learner, minibatch: Any) -> Any:
+    order = random.permutation(random.fold_in(key, learner.opt_state.step), len(minibatch.rows))
+    return step(learner, minibatch._replace(rows=minibatch.rows[order]))
+
+
+def clipped(case: Case, inputs: Any, learner: Learner, rows: Tensor) -> Tensor:
+    """[2, M]: whether a row is clipped, so that it has no gradient, in the policy loss and in that of the value."""
+    world, like, batch, scalars = inputs
+    agent, batch = case.cfg.learner or case.cfg.agent, tree.map(lambda x: x[rows], batch)
+    out = agent.apply(agent.cfg, world, tree.unravel(like, learner.params), batch.obs)
+    ratio = (agent.distribution.log_prob(out, batch.action) - batch.log_prob).exp()
+    beyond = torch.where(batch.advantage > batch.advantage.mean(), ratio - 1, 1 - ratio) > scalars.clip_eps
+    kept = batch.value + (out.value - batch.value).clamp(-scalars.clip_eps, scalars.clip_eps)
+    outside = (out.value - batch.value).abs() > scalars.clip_eps
+    return torch.stack([beyond, outside & ((kept - batch.target).abs() > (out.value - batch.target).abs())])
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm())
 
 
 if __name__ == "__main__":

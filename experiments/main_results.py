@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import mean, stdev
 from threading import Lock
 from typing import NamedTuple
 
+import torch
 from mine_results import SETS as MINED
 from mine_results import commit, machine
 
@@ -85,6 +88,7 @@ LONGER = {
     "ppo__n_minibatches": "16",
 }
 RATES = [options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")]
+GENTLE = [*products(RATES, [WEIGHTS[2]]), *products([options(ppo__learning_rate="3e-4"), RATES[0]], [WEIGHTS[0]])]
 FEWER_STEPS = {"steps": "60000", "validations": "4"}
 BOUND = {"prover__max_successors": "64"}  # room for all successors of a goal with a known argument: 51 facts, 4 rules
 MANY_MINED = MANY_RULES | {"validations": "6", "steps": "650000", "ppo__n_envs": "1024"}
@@ -106,8 +110,8 @@ SETS = {
     "countries_S3, mined rules": Set(with_mined("countries_S3", **FEWER_STEPS, **BOUND), SHARES[1:]),
     "umls, mined rules": Set(with_mined("umls", **LONGER), RATES),
     "family, mined rules": Set(with_mined("family", **LONGER), RATES),
-    "wn18rr, mined rules": Set(with_mined("wn18rr", **MANY_MINED)),
-    "fb15k-237, mined rules": Set(with_mined("fb15k-237", **MANY_MINED)),
+    "wn18rr, mined rules": Set(with_mined("wn18rr", **MANY_MINED), GENTLE),
+    "fb15k-237, mined rules": Set(with_mined("fb15k-237", **MANY_MINED), GENTLE),
     "family, RNNLogic rules": Set(
         options(
             **HEIGHT_1 | LONGER,
@@ -141,7 +145,10 @@ def main() -> None:
     args = parser.parse_args()
     stored = {"tried": [], "runs": []} | (json.loads(args.out.read_text()) if args.out.exists() else {})
     names = args.only or list(SETS)
-    train = partial(run, args.data, args.device, args.mined)
+    gpus = SimpleQueue[int]()  # one for each run at a time
+    for i in range(args.jobs):
+        gpus.put(i % max(1, torch.cuda.device_count()))
+    train = partial(run, args.data, args.device, args.mined, gpus)
     with ThreadPoolExecutor(args.jobs) as pool:
         done = {(row["set"], *row["options"]) for row in stored["tried"]}
         trials = [(n, o) for n in names for o in SETS[n].tried if len(SETS[n].tried) > 1 and (n, *o) not in done]
@@ -186,8 +193,18 @@ def chosen(tried: list[dict], name: str) -> list[str]:
     return max(SETS[name].tried, key=lambda options: valid.get(tuple(options), -1.0))
 
 
-def run(data: Path, device: str, kept: Path, name: str, options: list[str], *, seed: int, frozen: bool = False) -> dict:
-    """One run of the program, its results without the tables by relation."""
+def run(
+    data: Path,
+    device: str,
+    kept: Path,
+    gpus: SimpleQueue[int],
+    name: str,
+    options: list[str],
+    *,
+    seed: int,
+    frozen: bool = False,
+) -> dict:
+    """One run of the program on a GPU that is free, its results without the tables by relation."""
     source, settings = name.split(",")[0], SETS[name].settings
     mined = mined_file(data, source, kept) if "{mined}" in settings else None
     with tempfile.TemporaryDirectory() as out:
@@ -195,7 +212,12 @@ def run(data: Path, device: str, kept: Path, name: str, options: list[str], *, s
         settings += [*options, "--seed", str(seed)]
         settings += ["--ppo.learning-rate", "0", "--validations", "1"] if frozen else []  # all looks see the same
         program = [sys.executable, "-m", "funcppo", "train", str(data / source), "--out", f"{out}/run"]
-        subprocess.run([*program, *settings], check=True, stdout=sys.stderr)
+        gpu = gpus.get()
+        try:
+            seen = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+            subprocess.run([*program, *settings], check=True, stdout=sys.stderr, env=seen)
+        finally:
+            gpus.put(gpu)
         results = json.loads((Path(out) / "run" / "results.json").read_text())
         if name in JUDGED:
             names = (f"exists@{results['height']}", "max-confidence", "noisy-or", results["score"])

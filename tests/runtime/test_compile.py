@@ -119,7 +119,7 @@ def test_a_rung_that_is_fast_and_wrong_is_passed_over():
 def test_a_rung_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
     def later(*args, **kwargs):
         after, shown = EAGER.minibatch_step(*args, **kwargs)
-        late = 0.1 * args[-2].opt_state.step if torch.compiler.is_compiling() else 0.0
+        late = 0.1 * args[-2].opt_state.step.float() if torch.compiler.is_compiling() else 0.0
         moved = after.params - args[-2].params
         return after._replace(params=after.params + late * moved), shown
 
