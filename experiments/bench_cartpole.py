@@ -56,6 +56,7 @@ REPEATS = 7
 RATES = {"highest": 67e12, "high": 495e12, "bfloat16": 990e12}
 BANDWIDTH, LAUNCH = 4.8e12, 1.5e-6
 PRODUCTS = {"bfloat16": torch.bfloat16}
+JAX_PRODUCTS = {"highest": "highest", "high": "tensorfloat32", "bfloat16": "bfloat16"}  # by itself it takes TF32
 SECONDS = 0.2  # of each repeat, at least
 CACHED = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
 
@@ -201,8 +202,8 @@ class StableBaselines:
 class Jax:
     """The same work as one jitted JAX call; for want of JAX, or of the device in it, the cell is an error."""
 
-    def __init__(self, work: str, device: str) -> None:
-        self.work, self.device, self.iterations = work, device, 0
+    def __init__(self, work: str, device: str, precision: str) -> None:
+        self.work, self.device, self.precision, self.iterations = work, device, precision, 0
         self.shown: deque[Any] = deque(maxlen=10)
         self.state: Any = None
         self.iteration: Callable[[Any], tuple[Any, Any]] = lambda state: (state, None)
@@ -219,13 +220,14 @@ class Jax:
             raise ValueError(f"{self.work}: the JAX run has whole iterations")
         device = jax.devices(self.device)[0]
         jax.config.update("jax_default_device", device)
+        jax.config.update("jax_default_matmul_precision", JAX_PRODUCTS[self.precision])
         self.state, self.iteration = jax_peer.jitted(SETTINGS(n_envs=n_envs), learners)
         self.synchronise = lambda: jax.block_until_ready(self.state)
         self.step()
         self.synchronise()
         row = {"replay": "none", "cold_s": side_by_side.since_start(), "platform": device.platform}
         row |= {"jax": jax.__version__, "xla_flags": os.environ.get("XLA_FLAGS", "")}
-        return row | {"products": "of float32, in jax's default precision"}
+        return row | {"products": JAX_PRODUCTS[self.precision]}
 
     def step(self) -> None:
         """One iteration."""

@@ -3,13 +3,13 @@
     python experiments/bench_prover.py --data ../shared/data --out experiments/results/bench_prover-h200.json
 
 Work: `s3` (embedded Countries S3 to height 2, 64 x 64, 2 epochs, minibatch 128), `family` (Family, 41 rules, height 2,
-128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden) and `family-130` (that
-with 8 residual layers and room for 130 successors, of which at most 22 are ever filled). How: `captured` (compiled
-parts, one graph launch), `parts` (a graph launch a rollout step and a minibatch), `eager-graph` and `eager-parts`
-(likewise, nothing compiled), `compiled`, `eager`. Room: `packed` (minibatches run on the successors that there are) or
-`padded` (on a place for each that there may be). Rows as those of bench_cartpole.py, with rollout_ms, steps a second,
-the share of places that are filled, where the cold start went, how many actions of a rollout are not the eager ones,
-and how far learning eagerly from the same rollout differs.
+128 x 128, 5 epochs x 16 minibatches), `family-large` (the same with 250-d atoms and 512 hidden), `family-130` (that
+with 8 residual layers and room for 130 successors, of which at most 22 are ever filled) and `family-130-microbatches`
+(that with minibatches in 8 parts). How: `captured` (compiled parts, one graph launch), `parts` (a graph launch a
+rollout step and a minibatch), `eager-graph` and `eager-parts` (likewise, nothing compiled), `compiled`, `eager`. Room:
+`packed` (minibatches run on the successors that there are) or `padded` (on a place for each that there may be). Rows as
+those of bench_cartpole.py, with rollout_ms, steps a second, the share of places that are filled, where the cold start
+went, how many actions of a rollout are not the eager ones, and how far learning eagerly from the same rollout differs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from funcppo import data, problem, random, train_step
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.packing import packed
 from funcppo.runtime import compile as ladder
+from funcppo.runtime import memory
 from funcppo.runtime.capture import Captured, capture
 from funcppo.runtime.replay import capture_turns
 
 SMALL = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
 LARGE = PPOConfig(n_envs=128, n_steps=128, n_epochs=5, n_minibatches=16)
+PREDECESSORS = ProverSettings(max_height=2, embed_dim=250, hidden_dim=512, n_blocks=8, max_successors=130)
 WORK = {
     "s3": ("countries_s3", ProverSettings(max_height=2), SMALL),
     "family": ("{data}/family", ProverSettings(max_height=2), LARGE),
     "family-large": ("{data}/family", ProverSettings(max_height=2, embed_dim=250, hidden_dim=512), LARGE),
-    "family-130": (
-        "{data}/family",
-        ProverSettings(max_height=2, embed_dim=250, hidden_dim=512, n_blocks=8, max_successors=130),
-        LARGE,
-    ),
+    "family-130": ("{data}/family", PREDECESSORS, LARGE),
+    "family-130-microbatches": ("{data}/family", PREDECESSORS, dataclasses.replace(LARGE, n_microbatches=8)),
 }
 
 
@@ -82,17 +81,20 @@ class Case:
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
-        rung = "eager" if self.how.startswith("eager") else "forward" if self.how == "forward" else "one-graph"
+        top = "one-graph" if self.cfg.ppo.n_microbatches == 1 else "two-graphs"
+        rung = "eager" if self.how.startswith("eager") else "forward" if self.how == "forward" else top
         parts, _ = ladder.strategy(train_step.collect, train_step.EAGER, self.cfg, self.world, self.state, rung)
         step = partial(train_step.train_step, self.cfg, self.world)
+        memory.reset_peak(self.device)
         whole = self.captured(step, parts)
         whole.step()
-        self.synchronise()
+        peak = memory.peak_bytes(self.device)
         cold, compiles, self.step = side_by_side.since_start(), side_by_side.compiles(), whole.step
         acted = dataclasses.replace(parts, minibatch_step=train_step.EAGER.minibatch_step)
         eager, learnt = step(self.state)[0], step(self.state, parts=acted)[0]
         self.roll_out = self.captured(self.roll, parts).step
         row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
+        row |= {"peak_bytes": peak}
         row |= {"difference_from_eager": strayed(whole.state, eager, self.state), "actions_differ": self.differ(parts)}
         return row | {"learning_differs": strayed(whole.state, learnt, self.state)} | self.room()
 

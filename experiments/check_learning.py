@@ -3,11 +3,12 @@
     python experiments/check_learning.py --work family-130 --out experiments/results/check_learning-h200.json
 
 Learners take the same minibatches of one eagerly collected batch of `bench_prover.py`'s work: eagerly, compiled,
-eagerly in float64, and eagerly with the rows of every minibatch in other orders, which is the same mathematics and
-rounds otherwise. A row of the record holds, of one minibatch and for each learner, how far it is from the eager one as
-a share of the way that one has come, and how many rows of the minibatch lie on another side of a clip: there the
-gradient of PPO's loss jumps, so that two learners that were as near as rounding lets them be part for good. `a step` is
-how far a compiled step from where the eager learner is ends from the eager step, as a share of that step.
+eagerly in float64, and, eagerly and compiled, with the rows of every minibatch in other orders, which is the same
+mathematics and rounds otherwise. A row of the record holds, of one minibatch and for each learner, how far it is from
+the eager one as a share of the way that one has come, and how many rows of the minibatch lie on another side of a clip:
+there the gradient of PPO's loss jumps, so that two learners that were as near as rounding lets them be part for good.
+`nearest` is how far the eager learner's rows are from where their ratio is clipped, at least. `a step` is how far a
+compiled step from where the eager learner is ends from the eager step, as a share of that step.
 """
 
 from __future__ import annotations
@@ -56,21 +57,24 @@ def compared(case: Case, n: int | None, n_orders: int, options: dict[str, Any]) 
     doubled = tree.map(lambda x: x.double() if x.dtype == torch.float32 else x, (*inputs, got.learner))
     step = partial(train_step.EAGER.minibatch_step, case.cfg)
     eager, fast = partial(step, *inputs), partial(compiled(step.func, **options), case.cfg, *inputs)
-    orders = {f"order {i}": partial(_reordered, eager, random.key(i, case.device)) for i in range(1, n_orders + 1)}
-    steps = {"eager": eager, "compiled": fast, "float64": partial(step, *doubled[:-1]), **orders}
+    steps = {"eager": eager, "compiled": fast, "float64": partial(step, *doubled[:-1])}
+    for i in range(1, n_orders + 1):
+        shuffled = partial(_reordered, random.key(i, case.device))
+        steps |= {f"eager, order {i}": partial(shuffled, eager), f"compiled, order {i}": partial(shuffled, fast)}
     learners = dict.fromkeys(steps, got.learner) | {"float64": doubled[-1]}
     rows = []
     for i in range(n or len(tree.leaves(got.minibatches)[0])):
         minibatch = tree.map(lambda x, i=i: x[i], got.minibatches)
         before, once = learners["eager"], fast(learners["eager"], minibatch)[0].params
-        sides = {
-            name: clipped(case, doubled[:-1] if name == "float64" else inputs, learner, minibatch.rows)
-            for name, learner in learners.items()
-        }
+        sides, edge = {}, {}
+        for name, learner in learners.items():
+            given = doubled[:-1] if name == "float64" else inputs
+            sides[name], edge[name] = clipped(case, given, learner, minibatch.rows)
         learners = {name: step(learners[name], minibatch)[0] for name, step in steps.items()}
         at = {name: learner.params.double() for name, learner in learners.items()}
         way = float((at["eager"] - got.learner.params).norm())
         row = {"minibatch": i + 1, "way": way, "a step": _apart(once, at["eager"]) / _apart(before.params, at["eager"])}
+        row["nearest"] = float(edge["eager"].abs().min())
         row["from eager"] = {name: _apart(x, at["eager"]) / way for name, x in at.items() if name != "eager"}
         row["clipped otherwise"] = {name: int((x != sides["eager"]).any(0).sum()) for name, x in sides.items()}
         rows.append(row)
@@ -78,21 +82,22 @@ def compared(case: Case, n: int | None, n_orders: int, options: dict[str, Any]) 
     return rows
 
 
-def _reordered(step: Callable[..., Any], key: Tensor, learner: Learner, minibatch: Any) -> Any:
+def _reordered(key: Tensor, step: Callable[..., Any], learner: Learner, minibatch: Any) -> Any:
     order = random.permutation(random.fold_in(key, learner.opt_state.step), len(minibatch.rows))
     return step(learner, minibatch._replace(rows=minibatch.rows[order]))
 
 
-def clipped(case: Case, inputs: Any, learner: Learner, rows: Tensor) -> Tensor:
-    """[2, M]: whether a row is clipped, so that it has no gradient, in the policy loss and in that of the value."""
+def clipped(case: Case, inputs: Any, learner: Learner, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[2, M] whether a row has no gradient of the policy loss, of the value loss; [M] its ratio beyond the clip."""
     world, like, batch, scalars = inputs
     agent, batch = case.cfg.learner or case.cfg.agent, tree.map(lambda x: x[rows], batch)
     out = agent.apply(agent.cfg, world, tree.unravel(like, learner.params), batch.obs)
     ratio = (agent.distribution.log_prob(out, batch.action) - batch.log_prob).exp()
-    beyond = torch.where(batch.advantage > batch.advantage.mean(), ratio - 1, 1 - ratio) > scalars.clip_eps
+    beyond = torch.where(batch.advantage > batch.advantage.mean(), ratio - 1, 1 - ratio) - scalars.clip_eps
     kept = batch.value + (out.value - batch.value).clamp(-scalars.clip_eps, scalars.clip_eps)
     outside = (out.value - batch.value).abs() > scalars.clip_eps
-    return torch.stack([beyond, outside & ((kept - batch.target).abs() > (out.value - batch.target).abs())])
+    held = outside & ((kept - batch.target).abs() > (out.value - batch.target).abs())
+    return torch.stack([beyond > 0, held]), beyond
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -29,6 +29,7 @@ from funcppo import tree
 PACKAGE = Path(__file__).parents[1]
 RESTARTS = 4  # of tracing
 REMEMBERED = 256  # settings
+SET_BY_PYTORCH = {"TORCH_WARM_POOL", "TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_PATH"}  # while a process runs
 OURS = {PACKAGE.name, "torch", "builtins", "collections", "functools"}  # modules whose functions and classes are known
 
 
@@ -229,7 +230,8 @@ def _settings() -> tuple[Any, ...]:
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
-    told = sorted((k, v) for k, v in os.environ.items() if k.startswith(("TORCH", "TRITON", "CXX")) and "_DIR" not in k)
+    about = (k for k in os.environ if k.startswith(("TORCH", "TRITON", "CXX")) and "_DIR" not in k)
+    told = sorted((k, os.environ[k]) for k in about if k not in SET_BY_PYTORCH)
     gpus = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(_n_gpus())]
     set_here = [_set(functorch), _set(inductor)]
     versions = torch.__version__, torch.version.git_version, sys.version_info, platform.machine()

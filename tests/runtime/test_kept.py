@@ -191,6 +191,15 @@ def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
     assert not Kept(clip_by_global_norm, None).at_hand(x, LIMIT)
 
 
+@pytest.mark.parametrize(("name", "found"), [("TRITON_PTXAS_PATH", True), ("TORCHINDUCTOR_MAX_AUTOTUNE", False)])
+def test_what_pytorch_sets_while_it_runs_makes_no_other_code(monkeypatch, name, found):
+    fn, x = Kept(clip_by_global_norm, None), torch.arange(6.0)
+    fn(x, LIMIT)
+    assert fn.at_hand(x, LIMIT)
+    monkeypatch.setenv(name, "1")
+    assert fn.at_hand(x, LIMIT) == found
+
+
 def test_equal_settings_have_one_file_whatever_strings_they_share():
     fn, one = Kept(clip_by_global_norm, None), "epoch"
     assert fn._place((one, one)) == fn._place((one, "".join(["ep", "och"]))) != fn._place((one, "epochs"))
