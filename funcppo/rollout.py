@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.envs.base import advance
+from funcppo.envs.base import Environment, advance, draw
 from funcppo.types import F32, I64, Bool
 
 Carry = TypeVar("Carry")
@@ -30,12 +30,12 @@ class Actor(NamedTuple):
     episode: Episode
 
 
-class StepKeys(NamedTuple):
-    """The keys of one step; with a leading axis T those of a rollout, drawn together because one by one costs more."""
+class Draws(NamedTuple):
+    """What is drawn for one step; with a leading axis T for a rollout, all at once because one by one costs more."""
 
-    action: I64[Tensor, "... 2"]
-    step: I64[Tensor, "... B 2"]  # of the environments, one a row
-    reset: I64[Tensor, "... B 2"]  # of the rows that restart
+    action: I64[Tensor, "... 2"]  # key
+    step: I64[Tensor, "... B 2"]  # keys of the environments, one a row
+    restart: Any  # what each row restarts from, if it does: of `envs.base.draw`
 
 
 class Transition(NamedTuple):
@@ -60,20 +60,26 @@ def start(cfg: Config, world: Any, key: I64[Tensor, "2"], n: int) -> tuple[Any, 
     return tree.map(own, env_state), none
 
 
-def step_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> StepKeys:
-    """Independent keys for every step of a rollout."""
+def step_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Independent keys for every step of a rollout: of actions [T, 2], steps [T, B, 2] and restarts [T, B, 2]."""
     action, env = random.split(random.split(key), n_steps).unbind()
-    step, reset = random.split(random.split(env, n_envs)).unbind(-2)
-    return StepKeys(action=action, step=step, reset=reset)
+    step, restart = random.split(random.split(env, n_envs)).unbind(-2)
+    return action, step, restart
 
 
-def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, keys: StepKeys) -> tuple[Actor, Transition]:
+def drawn(env: Environment, world: Any, action: Tensor, step: Tensor, restart: Tensor) -> Draws:
+    """What a rollout needs of chance, given `step_keys`."""
+    starts = draw(env, world, restart.flatten(0, 1))
+    return Draws(action, step, tree.map(lambda x: x.unflatten(0, restart.shape[:2]), starts))
+
+
+def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, draws: Draws) -> tuple[Actor, Transition]:
     """Observe, act, step, and restart the rows that finished."""
     env, agent = cfg.env, cfg.agent
     obs = env.observe(env.cfg, world, actor.env_state)
     out = agent.apply(agent.cfg, world, params, obs)
-    action = agent.distribution.sample(keys.action, out)
-    reached, timestep, onward = advance(env, world, actor.env_state, action, keys.step, keys.reset)
+    action = agent.distribution.sample(draws.action, out)
+    reached, timestep, onward = advance(env, world, actor.env_state, action, draws.step, draws.restart)
     done = timestep.terminated | timestep.truncated
     episode = Episode(actor.episode.total + timestep.reward, actor.episode.length + 1)
     transition = Transition(

@@ -19,7 +19,7 @@ from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars
 from funcppo.minibatch import Learner, Learnt, Minibatches, minibatch_step
-from funcppo.rollout import Actor, Episode, StepKeys, Transition, rollout_step
+from funcppo.rollout import Actor, Draws, Episode, Transition, rollout_step
 from funcppo.types import F32, I64
 
 
@@ -116,15 +116,15 @@ def learning_batch(
     return tree.map(lambda x: x.flatten(0, 1), batch), metrics
 
 
-def plan(cfg: Config, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], StepKeys, Minibatches]:
-    """The next key, the keys of every rollout step, and which rows every minibatch learns from."""
+def plan(cfg: Config, world: Any, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], Draws, Minibatches]:
+    """The next key, what is drawn for every rollout step, and which rows every minibatch learns from."""
     ppo = cfg.ppo
     key, rollout_key, order_key = random.split(key, 3).unbind()
-    keys = rollout.step_keys(rollout_key, ppo.n_steps, ppo.n_envs)
+    draws = rollout.drawn(cfg.env, world, *rollout.step_keys(rollout_key, ppo.n_steps, ppo.n_envs))
     order = random.permutation(random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps)
     number = torch.arange(ppo.n_epochs * ppo.n_minibatches, device=key.device)
     ends_epoch = (number + 1) % ppo.n_minibatches == 0
-    return key, keys, Minibatches(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
+    return key, draws, Minibatches(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,10 +165,10 @@ def vectorised(parts: Parts) -> Parts:
 
         return part
 
-    def plan(cfg: Config, key: I64[Tensor, "K 2"]) -> tuple[I64[Tensor, "K 2"], StepKeys, Minibatches]:
-        key, *ahead = over(parts.plan, 1)(cfg, key)
-        keys, minibatches = tree.map(lambda x: x.transpose(0, 1).contiguous(), ahead)
-        return key, keys, minibatches
+    def plan(cfg: Config, world: Any, key: I64[Tensor, "K 2"]) -> tuple[I64[Tensor, "K 2"], Draws, Minibatches]:
+        key, *ahead = over(parts.plan, 2)(cfg, world, key)
+        draws, minibatches = tree.map(lambda x: x.transpose(0, 1).contiguous(), ahead)
+        return key, draws, minibatches
 
     return dataclasses.replace(
         parts,
@@ -196,9 +196,9 @@ class Collected(NamedTuple):
 def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> Collected:
     """Draw what is random, act, and estimate advantages."""
     scalars = scheduled(cfg, state.update, state.scalars)
-    key, keys, minibatches = parts.plan(cfg, state.key)
+    key, draws, minibatches = parts.plan(cfg, world, state.key)
     act = partial(parts.rollout_step, cfg, world, state.params)
-    actor, trajectory = parts.scan(act, Actor(state.env_state, state.episode), keys)
+    actor, trajectory = parts.scan(act, Actor(state.env_state, state.episode), draws)
     batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
     learner = parts.pack(state.params, state.opt_state)
     return Collected(key, actor, learner, batch, scalars=scalars, minibatches=minibatches, shown=shown)

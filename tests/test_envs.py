@@ -129,12 +129,12 @@ def test_an_episode_ends_for_one_reason_at_the_limit_and_before_it(name):
             assert not timestep.terminated.any()
 
 
-def test_autoreset_replaces_finished_rows_only_and_each_from_its_own_key():
+def test_autoreset_replaces_finished_rows_only():
     env = ENVS["cartpole"]
     state, keys = play(env, 6, 4, 3)[-1][2], random.split(random.key(7), 4)
     flags = torch.tensor([True, False, False, False]), torch.tensor([False, False, True, False])
-    after = autoreset(env, WORLD, state, Timestep(torch.zeros(4), *flags), keys)
     fresh = env.reset(env.cfg, WORLD, keys)
+    after = autoreset(state, Timestep(torch.zeros(4), *flags), fresh)
     assert torch.equal(after.motion[::2], fresh.motion[::2]) and torch.equal(after.motion[1::2], state.motion[1::2])
     assert after.steps.tolist() == [0, 3, 0, 3]
 

@@ -39,21 +39,21 @@ class Case(NamedTuple):
 
 @cache
 def rolled(cfg: Any, seed: int) -> Any:
-    """A state, the keys of a rollout, the actor after it, and the trajectory."""
+    """A state, what is drawn for a rollout, the actor after it, and the trajectory."""
     state = init(cfg, WORLD, random.key(seed))
-    _, keys, _ = plan(cfg, state.key)
+    _, draws, _ = plan(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return state, keys, *rollout.scan(act, Actor(state.env_state, state.episode), keys)
+    return state, draws, *rollout.scan(act, Actor(state.env_state, state.episode), draws)
 
 
 def env_step(cfg: Any, seed: int) -> tuple[Any, ...]:
-    _, keys, actor, trajectory = rolled(cfg, seed)
-    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], keys.step[0]
+    _, draws, actor, trajectory = rolled(cfg, seed)
+    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], draws.step[0]
 
 
 def act(cfg: Any, seed: int) -> tuple[Any, ...]:
-    state, keys, actor, _ = rolled(cfg, seed)
-    return cfg, WORLD, state.params, actor, tree.map(lambda x: x[0], keys)
+    state, draws, actor, _ = rolled(cfg, seed)
+    return cfg, WORLD, state.params, actor, tree.map(lambda x: x[0], draws)
 
 
 def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ CASES = {
     "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
     "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
     "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, backend="inductor"),
-    "plan": Case(plan, lambda seed: (CARTPOLE, random.key(seed)), {0: 1}, backend="inductor"),
+    "plan": Case(plan, lambda seed: (CARTPOLE, WORLD, random.key(seed)), {0: 2}, backend="inductor"),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
     "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 5}, backend="inductor"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from funcppo import data, explain, problem, protocol, random, scoring, train_step, tree
 from funcppo.config import PPOConfig, ProverSettings
 from funcppo.envs import prover
-from funcppo.envs.base import advance
+from funcppo.envs.base import advance, draw
 from funcppo.envs.prover import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from funcppo.evaluate import evaluate_step, score_candidates, start
 from funcppo.logic import baselines, fixpoint
@@ -86,9 +86,9 @@ def test_a_status_says_how_the_path_ended(seed):
 @settings(max_examples=20, deadline=None)
 def test_a_step_and_a_restart_at_once_equal_one_after_the_other(seed, steps):
     cfg, world, state = searches(seed, steps)
-    keys = random.split(random.split(random.key(seed)), 8)
+    step_keys, reset_keys = random.split(random.split(random.key(seed)), 8)
     env = prover.environment(cfg)
-    args = (world, state, torch.arange(8) % (cfg.resolve.max_successors + 1), *keys)
+    args = (world, state, torch.arange(8) % (cfg.resolve.max_successors + 1), step_keys, draw(env, world, reset_keys))
     once, apart = advance(env, *args), advance(dataclasses.replace(env, advance=None), *args)
     assert env.advance is not None and tree.paths(once) == tree.paths(apart)
     for a, b in zip(tree.leaves(once), tree.leaves(apart)):

@@ -17,7 +17,7 @@ from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.nets import mlp
 from funcppo.nets.base import Dense
-from funcppo.rollout import StepKeys
+from funcppo.rollout import Draws, drawn
 from funcppo.train_step import EAGER, Minibatches, init, train_step
 from tests.learning import WORLD, cartpole_config, one_thread, oracle
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 PARTS = ("plan", "rollout_step", "learning_batch", "minibatch_step")
 
 
-def chained_plan(cfg: Config, key: Tensor) -> tuple[Tensor, StepKeys, Minibatches]:
+def chained_plan(cfg: Config, world: Any, key: Tensor) -> tuple[Tensor, Draws, Minibatches]:
     """PureJaxRL's order: one split after another through steps and epochs, and in each row's step one more."""
     ppo, actions, rows, orders = cfg.ppo, [], [], []
     for _ in range(ppo.n_steps):
@@ -37,9 +37,9 @@ def chained_plan(cfg: Config, key: Tensor) -> tuple[Tensor, StepKeys, Minibatche
     for _ in range(ppo.n_epochs):
         key, order_key = random.split(key)
         orders.append(random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1))
-    _, _, minibatches = EAGER.plan(cfg, key)
-    step, reset = torch.stack(rows).unbind(-2)
-    return key, StepKeys(torch.stack(actions), step=step, reset=reset), minibatches._replace(rows=torch.cat(orders))
+    _, _, minibatches = EAGER.plan(cfg, world, key)
+    draws = drawn(cfg.env, world, torch.stack(actions), *torch.stack(rows).unbind(-2))
+    return key, draws, minibatches._replace(rows=torch.cat(orders))
 
 
 PUREJAXRL = replace(EAGER, plan=chained_plan)

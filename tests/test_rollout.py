@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
-from funcppo.rollout import Actor, rollout_step, scan, step_keys
+from funcppo.rollout import Actor, drawn, rollout_step, scan, step_keys
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -19,7 +19,8 @@ def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     key, params_key, reset_key = random.split(random.key(seed), 3)
     params = cfg.agent.init(cfg.agent.cfg, params_key)
     actor, keys = Actor(*rollout.start(cfg, WORLD, reset_key, n_envs)), step_keys(key, n_steps, n_envs)
-    return params, actor, keys, *scan(partial(rollout_step, cfg, WORLD, params), actor, keys)
+    draws = drawn(cfg.env, WORLD, *keys)
+    return params, actor, keys, *scan(partial(rollout_step, cfg, WORLD, params), actor, draws)
 
 
 def test_scan_by_hand():
@@ -32,13 +33,13 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
     """The same keys, one environment at a time, restarted by an if."""
     cfg = CONFIGS[name]
     env, agent = cfg.env, cfg.agent
-    params, actor, keys, _, traj = trajectory(cfg)
+    params, actor, (_, step_keys, reset_keys), _, traj = trajectory(cfg)
     final_value = rollout.final_value(cfg, WORLD, params, traj)
     for b in range(6):
         state = tree.map(lambda x, b=b: x[b : b + 1], actor.env_state)
         total = 0.0
         for t in range(30):
-            step_key, reset_key = keys.step[t, b], keys.reset[t, b]
+            step_key, reset_key = step_keys[t, b], reset_keys[t, b]
             obs = env.observe(env.cfg, WORLD, state)
             torch.testing.assert_close(traj.obs[t, b], obs[0], rtol=1e-6, atol=1e-6)
             out = agent.apply(agent.cfg, WORLD, params, obs)
@@ -58,10 +59,10 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
 
 def test_actions_are_drawn_from_the_policy_with_the_action_key():
     cfg = CONFIGS["cartpole"]
-    params, _, keys, _, traj = trajectory(cfg)
+    params, _, (action_keys, *_), _, traj = trajectory(cfg)
     for t in (0, 7):
         out = cfg.agent.apply(cfg.agent.cfg, WORLD, params, traj.obs[t])
-        assert torch.equal(traj.action[t], cfg.agent.distribution.sample(keys.action[t], out))
+        assert torch.equal(traj.action[t], cfg.agent.distribution.sample(action_keys[t], out))
 
 
 def test_no_key_of_a_rollout_is_used_twice():

@@ -40,9 +40,9 @@ def learning_problem(cfg, seed=0):
 
 def acted(cfg, state):
     """The actor and the trajectory of the state's next rollout."""
-    _, keys, _ = plan(cfg, state.key)
+    _, draws, _ = plan(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return rollout.scan(act, Actor(state.env_state, state.episode), keys)
+    return rollout.scan(act, Actor(state.env_state, state.episode), draws)
 
 
 def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
@@ -99,11 +99,11 @@ def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
 
 def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time():
     cfg = cartpole_config(**SMALL)
-    key, _, minibatches = plan(cfg, random.key(0))
+    key, _, minibatches = plan(cfg, WORLD, random.key(0))
     epochs = minibatches.rows.view(3, 32)
     assert torch.equal(epochs.sort().values, torch.arange(32).expand(3, 32))
     assert minibatches.ends_epoch.tolist() == [False, True] * 3
-    orders = torch.cat([epochs, plan(cfg, key)[2].rows.view(3, 32)])
+    orders = torch.cat([epochs, plan(cfg, WORLD, key)[2].rows.view(3, 32)])
     assert len(orders.unique(dim=0)) == 6
 
 

@@ -8,7 +8,8 @@
 (`NoWorld()` where there are none). `state` is any NamedTuple of tensors with the leading axis B, the observation a
 tensor or a NamedTuple of tensors with the leading axis B. `key` is `I64[Tensor, "B 2"]`, a key for each row, so that a
 row's numbers depend on nothing but its own key. Rows are independent, and a row that has finished stays as it is:
-reward 0, the same state, the same flags. Nothing restarts by itself; `advance` is called by rollouts only.
+reward 0, the same state, the same flags. Nothing restarts by itself; `advance` is called by rollouts only, which draw
+the restarts of all their steps at once, before the first.
 """
 
 from __future__ import annotations
@@ -46,22 +47,34 @@ class Environment:
     step_functional: Callable[[Any, Any, Any, Tensor, Tensor], tuple[Any, Timestep]]
     observe: Callable[[Any, Any, Any], Any]
     truncates: bool  # whether `truncated` is ever true; if not, rollouts call the network once a step
-    advance: Callable[[Any, Any, Any, Tensor, Tensor, Tensor], tuple[Any, Timestep, Any]] | None = None  # see `advance`
+    # A reset in two, for states too large to hold one for every step of a rollout: reset(key) == start(draw(key)).
+    draw: Callable[[Any, Any, Tensor], Any] | None = None  # cfg, world, key -> drawn; None: the state itself
+    start: Callable[[Any, Any, Any], Any] | None = None  # cfg, world, drawn -> state
+    advance: Callable[[Any, Any, Any, Tensor, Tensor, Any], tuple[Any, Timestep, Any]] | None = None  # see `advance`
+
+
+def draw(env: Environment, world: Any, key: I64[Tensor, "B 2"]) -> Any:
+    """What restarts need of chance, one for each key: `advance` takes it."""
+    return (env.draw or env.reset)(env.cfg, world, key)
 
 
 def advance(
-    env: Environment, world: Any, state: Any, action: Tensor, key: I64[Tensor, "B 2"], reset_key: I64[Tensor, "B 2"]
+    env: Environment, world: Any, state: Any, action: Tensor, key: I64[Tensor, "B 2"], drawn: Any
 ) -> tuple[Any, Timestep, Any]:
     """A step and the restart of the rows that it finished: the state reached, the transition, the state to go on from.
 
-    An environment whose step and reset share their costly part may do both at once, with the same result.
+    An environment whose step and start share their costly part may do both at once, with the same result.
+
+    Args:
+      drawn: what `draw` returned.
     """
     if env.advance is not None:
-        return env.advance(env.cfg, world, state, action, key, reset_key)
+        return env.advance(env.cfg, world, state, action, key, drawn)
     reached, timestep = env.step_functional(env.cfg, world, state, action, key)
-    return reached, timestep, autoreset(env, world, reached, timestep, reset_key)
+    fresh = drawn if env.start is None else env.start(env.cfg, world, drawn)
+    return reached, timestep, autoreset(reached, timestep, fresh)
 
 
-def autoreset(env: Environment, world: Any, state: State, timestep: Timestep, key: I64[Tensor, "B 2"]) -> State:
+def autoreset(state: State, timestep: Timestep, fresh: State) -> State:
     """The state with every finished row replaced by a fresh one."""
-    return tree.where(timestep.terminated | timestep.truncated, env.reset(env.cfg, world, key), state)
+    return tree.where(timestep.terminated | timestep.truncated, fresh, state)

@@ -62,6 +62,13 @@ class EnvState(NamedTuple):
     overflow: Bool[Tensor, "B"]  # a successor was dropped somewhere on this path
 
 
+class _Drawn(NamedTuple):
+    """A query to start from."""
+
+    query: I32[Tensor, "B W"]
+    label: Bool[Tensor, "B"]
+
+
 class Observation(NamedTuple):
     """What a network sees."""
 
@@ -83,7 +90,7 @@ def start(cfg: ProverConfig, world: World, query: I32[Tensor, "B W"], label: Boo
 
 def reset(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> EnvState:
     """Fresh searches for training queries: facts of `train`, and corruptions of them that are not facts."""
-    return start(cfg, world, *_drawn(cfg, world, key))
+    return _begun(cfg, world, _drawn(cfg, world, key))
 
 
 def step_functional(
@@ -107,10 +114,10 @@ def advance(
     state: EnvState,
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
-    reset_key: I64[Tensor, "B 2"],
+    drawn: _Drawn,
 ) -> tuple[EnvState, Timestep, EnvState]:
-    """As `envs.base.advance` of step and reset; rows that go on and rows that start are resolved together."""
-    query, label = _drawn(cfg, world, reset_key)
+    """As `envs.base.advance` of step and start; rows that go on and rows that start are resolved together."""
+    query, label = drawn
     goals, only = _followed(cfg, state, action), _only_goal(cfg, query)
     both, roots = tree.map(lambda *x: torch.cat(x), (goals, state.query), (only, query))
     resolved = resolve(cfg.resolve, world.kb, both, roots)
@@ -155,7 +162,9 @@ def environment(cfg: ProverConfig) -> Environment:
         step_functional=step_functional,
         observe=observe,
         truncates=False,
-        advance=advance if cfg.facts == "chosen" else None,  # otherwise only a reset resolves
+        draw=_drawn,
+        start=_begun,
+        advance=advance if cfg.facts == "chosen" else None,  # otherwise only a start resolves
     )
 
 
@@ -174,7 +183,7 @@ def outcome(cfg: ProverConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B
     return torch.where(proved, right, torch.where(label, -1.0, rejected))
 
 
-def _drawn(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> tuple[I32[Tensor, "B W"], Bool[Tensor, "B"]]:
+def _drawn(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> _Drawn:
     drawn = draw_training_queries(
         key,
         world.kb,
@@ -184,7 +193,11 @@ def _drawn(cfg: ProverConfig, world: World, key: I64[Tensor, "B 2"]) -> tuple[I3
         positive_fraction=1.0 / (1.0 + cfg.negatives),
         hard_fraction=cfg.hard_fraction,
     )
-    return drawn.query.to(torch.int32), drawn.label
+    return _Drawn(drawn.query.to(torch.int32), drawn.label)
+
+
+def _begun(cfg: ProverConfig, world: World, drawn: _Drawn) -> EnvState:
+    return start(cfg, world, *drawn)
 
 
 def _only_goal(cfg: ProverConfig, query: I32[Tensor, "B W"]) -> Goals:
