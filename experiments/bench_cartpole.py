@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import time
@@ -76,14 +75,12 @@ def main() -> None:
     if args.cell:
         work, how, device, precision = args.cell[:4]
         torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
-        peers = {"sb3": partial(StableBaselines, work), "jax": partial(Jax, work, device)}
+        peers = {"sb3": partial(StableBaselines, work), "jax": partial(Jax, work, device, precision)}
         case = peers.get(how, partial(Case, *args.cell))()
         return side_by_side.cell(case.ready, case.timed)
     many = itertools.product(args.precision, args.microbatches, args.work, args.how)
     cells = [[work, how, args.device, precision, *([str(n)] if n else [])] for precision, n, work, how in many]
-    rows = side_by_side.run(__file__, cells, args.width)
-    if args.out:
-        args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
+    side_by_side.run(__file__, cells, args.width, args.device, args.out)
 
 
 class Case:

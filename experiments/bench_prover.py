@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -62,9 +61,7 @@ def main() -> None:
         case = Case(*args.cell)
         return side_by_side.cell(case.ready, case.timed)
     cells = [[work, how, args.device, args.data, r] for work in args.work for how in args.how for r in args.room]
-    rows = side_by_side.run(__file__, cells, args.width)
-    if args.out:
-        args.out.write_text(json.dumps({"machine": side_by_side.machine(args.device), "rows": rows}, indent=1) + "\n")
+    side_by_side.run(__file__, cells, args.width, args.device, args.out)
 
 
 class Case:

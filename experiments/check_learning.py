@@ -7,8 +7,8 @@ eagerly in float64, and, eagerly and compiled, with the rows of every minibatch 
 mathematics and rounds otherwise. A row of the record holds, of one minibatch and for each learner, how far it is from
 the eager one as a share of the way that one has come, and how many rows of the minibatch lie on another side of a clip:
 there the gradient of PPO's loss jumps, so that two learners that were as near as rounding lets them be part for good.
-`nearest` is how far the eager learner's rows are from where their ratio is clipped, at least. `a step` is how far a
-compiled step from where the eager learner is ends from the eager step, as a share of that step.
+The first such row of a learner is told: how far its ratio or its value is beyond the clip there, and eagerly. `a step`
+is how far a compiled step from where the eager learner is ends from the eager step, as a share of that step.
 """
 
 from __future__ import annotations
@@ -66,17 +66,16 @@ def compared(case: Case, n: int | None, n_orders: int, options: dict[str, Any]) 
     for i in range(n or len(tree.leaves(got.minibatches)[0])):
         minibatch = tree.map(lambda x, i=i: x[i], got.minibatches)
         before, once = learners["eager"], fast(learners["eager"], minibatch)[0].params
-        sides, edge = {}, {}
-        for name, learner in learners.items():
-            given = doubled[:-1] if name == "float64" else inputs
-            sides[name], edge[name] = clipped(case, given, learner, minibatch.rows)
+        beyond = {
+            name: clipped(case, doubled[:-1] if name == "float64" else inputs, learner, minibatch.rows)
+            for name, learner in learners.items()
+        }
         learners = {name: step(learners[name], minibatch)[0] for name, step in steps.items()}
         at = {name: learner.params.double() for name, learner in learners.items()}
         way = float((at["eager"] - got.learner.params).norm())
         row = {"minibatch": i + 1, "way": way, "a step": _apart(once, at["eager"]) / _apart(before.params, at["eager"])}
-        row["nearest"] = float(edge["eager"].abs().min())
         row["from eager"] = {name: _apart(x, at["eager"]) / way for name, x in at.items() if name != "eager"}
-        row["clipped otherwise"] = {name: int((x != sides["eager"]).any(0).sum()) for name, x in sides.items()}
+        row["clipped otherwise"] = {name: _parted(x, beyond["eager"]) for name, x in beyond.items() if name != "eager"}
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows
@@ -87,17 +86,26 @@ def _reordered(key: Tensor, step: Callable[..., Any], learner: Learner, minibatc
     return step(learner, minibatch._replace(rows=minibatch.rows[order]))
 
 
-def clipped(case: Case, inputs: Any, learner: Learner, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[2, M] whether a row has no gradient of the policy loss, of the value loss; [M] its ratio beyond the clip."""
+def clipped(case: Case, inputs: Any, learner: Learner, rows: Tensor) -> Tensor:
+    """[2, M]: how far the ratio of each row, and its value, is beyond where a clip takes its gradient away."""
     world, like, batch, scalars = inputs
     agent, batch = case.cfg.learner or case.cfg.agent, tree.map(lambda x: x[rows], batch)
     out = agent.apply(agent.cfg, world, tree.unravel(like, learner.params), batch.obs)
     ratio = (agent.distribution.log_prob(out, batch.action) - batch.log_prob).exp()
-    beyond = torch.where(batch.advantage > batch.advantage.mean(), ratio - 1, 1 - ratio) - scalars.clip_eps
-    kept = batch.value + (out.value - batch.value).clamp(-scalars.clip_eps, scalars.clip_eps)
-    outside = (out.value - batch.value).abs() > scalars.clip_eps
-    held = outside & ((kept - batch.target).abs() > (out.value - batch.target).abs())
-    return torch.stack([beyond > 0, held]), beyond
+    upwards = batch.advantage > batch.advantage.mean()
+    change, eps = out.value - batch.value, scalars.clip_eps
+    gain = (batch.value + change.clamp(-eps, eps) - batch.target).abs() - (out.value - batch.target).abs()
+    return torch.stack([torch.where(upwards, ratio - 1, 1 - ratio) - eps, torch.minimum(change.abs() - eps, gain)])
+
+
+def _parted(one: Tensor, other: Tensor) -> dict[str, Any]:
+    """On how many rows a clip holds in one learner alone, and of the first of them how far both are beyond it."""
+    parted = ((one > 0) != (other > 0)).nonzero()
+    if not len(parted):
+        return {"rows": 0}
+    loss, row = parted[0].tolist()
+    first = {"of": ("ratio", "value")[loss], "here": float(one[loss, row]), "eagerly": float(other[loss, row])}
+    return {"rows": len(parted.unique(dim=0)), **first}
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 START = time.perf_counter()  # before PyTorch is imported
@@ -24,12 +25,13 @@ from funcppo.runtime import kept  # noqa: E402
 MARK = "cell: "
 
 
-def run(script: str, cells: list[list[str]], width: int, limit: float = 500.0) -> list[dict[str, Any]]:
-    """The row of each cell, in order; a cell that fails gives a row with its error.
+def run(script: str, cells: list[list[str]], width: int, device: str, out: Path | None, limit: float = 500.0) -> None:
+    """Write the row of each cell, in order and as it comes; a cell that fails gives a row with its error.
 
     Args:
       cells: what each process gets after `--cell`.
       width: how many processes at once.
+      out: the record; None prints alone.
     """
     rows: list[dict[str, Any]] = []
     for i in range(0, len(cells), width):
@@ -39,7 +41,8 @@ def run(script: str, cells: list[list[str]], width: int, limit: float = 500.0) -
             row = _ask(process, limit) if "ready" in hello else hello
             rows.append({"cell": " ".join(cell)} | row)
             print(json.dumps(rows[-1]), flush=True)
-    return rows
+            if out:
+                out.write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1) + "\n")
 
 
 def cell(ready: Callable[[], dict[str, Any]], timed: Callable[[], dict[str, Any]]) -> None:

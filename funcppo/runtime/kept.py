@@ -135,7 +135,7 @@ class Kept:
         if self._name is None or (asked := _bytes(args, tensors=True)) is None:
             return None
         told = sorted((name, _said(value)) for name, value in self._options.items())
-        text = repr((self._name, asked, told, _state(), _settings()))
+        text = repr((self._name, asked, told, _state(), _settings(args)))
         return Path(cache_dir()) / PACKAGE.name / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _difference(self, now: Any, args: tuple[Any, ...]) -> str:
@@ -225,14 +225,15 @@ def _state() -> tuple[Any, ...]:
     )
 
 
-def _settings() -> tuple[Any, ...]:
+def _settings(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """What compiled code depends on beside a call: sources, versions, processors, what compilers were told."""
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
     about = (k for k in os.environ if k.startswith(("TORCH", "TRITON", "CXX")) and "_DIR" not in k)
     told = sorted((k, os.environ[k]) for k in about if k not in SET_BY_PYTORCH)
-    gpus = [(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(_n_gpus())]
+    devices = {x.device for x in tree.leaves(args) if isinstance(x, Tensor) and x.is_cuda}
+    gpus = sorted((str(d), torch.cuda.get_device_name(d), torch.cuda.get_device_capability(d)) for d in devices)
     set_here = [_set(functorch), _set(inductor)]
     versions = torch.__version__, torch.version.git_version, sys.version_info, platform.machine()
     return _SOURCES, versions, torch.backends.cpu.get_cpu_capability(), gpus, told, set_here
@@ -242,10 +243,6 @@ def _set(config: Any) -> list[tuple[str, str]]:
     """The settings of a module of PyTorch's that are not as it comes."""
     now = ((name, value, config._config[name].default) for name, value in config.save_config_portable().items())
     return sorted((name, repr(value)) for name, value, default in now if value != default)
-
-
-def _n_gpus() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_initialized() else 0
 
 
 def _digest() -> str:

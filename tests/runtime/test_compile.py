@@ -121,7 +121,7 @@ def test_a_rung_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
         after, shown = EAGER.minibatch_step(*args, **kwargs)
         late = 0.1 * args[-2].opt_state.step.float() if torch.compiler.is_compiling() else 0.0
         moved = after.params - args[-2].params
-        return after._replace(params=after.params + late * moved), shown
+        return Learner(after.params + late * moved, after.opt_state, after.active), shown
 
     _, record = ladder(replace(EAGER, minibatch_step=later))
     assert [(f.name, f.error) for f in record.failures] == [("one-graph", "ParityError")]
