@@ -23,7 +23,8 @@ from typing import Any
 
 import side_by_side
 import torch
-from bench_cartpole import HOW, TURNS, kernels, repeated, strayed
+from bench_cartpole import HOW, TURNS, kernels, least, repeated, strayed
+from torch.utils.flop_counter import FlopCounterMode
 
 from funcppo import data, problem, random, train_step
 from funcppo.config import PPOConfig, ProverSettings
@@ -88,10 +89,13 @@ class Case:
         peak = memory.peak_bytes(self.device)
         cold, compiles, self.step = side_by_side.since_start(), side_by_side.compiles(), whole.step
         acted = dataclasses.replace(parts, minibatch_step=train_step.EAGER.minibatch_step)
-        eager, learnt = step(self.state)[0], step(self.state, parts=acted)[0]
+        with FlopCounterMode(display=False) as counter:
+            eager, shown = step(self.state)
+        learnt = step(self.state, parts=acted)[0]
         self.roll_out = self.captured(self.roll, parts).step
         row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
-        row |= {"peak_bytes": peak}
+        floor = least(counter.get_total_flops(), self.state, shown, "highest") if self.device == "cuda" else None
+        row |= {"peak_bytes": peak, "least_ms": floor}
         row |= {"difference_from_eager": strayed(whole.state, eager, self.state), "actions_differ": self.differ(parts)}
         return row | {"learning_differs": strayed(whole.state, learnt, self.state)} | self.room()
 

@@ -48,6 +48,12 @@ def test_iterations_of_the_prover(record, work):
     assert row["difference_from_eager"] < 1e-5 or f"{row['difference_from_eager']:.1%}".replace("%", " %") in README
 
 
+def test_what_launches_take():
+    of = [*rows("bench_prover-h200-s3").values(), *rows("bench_prover-h200-family").values()][:4]
+    *first, last = (f"{row['launches_ms']:.1f}" for row in of)
+    assert f"take {', '.join(first)} and {last} ms" in NOTES
+
+
 def test_a_start():
     starts = [
         rows(f"bench_prover-h200-{record}")[f"s3 {how} cuda .carry/data packed"]["cold_s"]
