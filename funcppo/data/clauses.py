@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from funcppo.data.tokens import Token, is_integer, shorten, unquote
+from funcppo.data.tokens import SPACED, Token, is_integer, shorten, unquote
 
 
 class Var(NamedTuple):
@@ -114,6 +114,8 @@ def parse_atom(tokens: list[Token], at: int, *, prolog: bool) -> tuple[Atom, int
         raise _wanted("a predicate", tokens[at + 1])
     if predicate.kind not in ("name", "quoted") and not (predicate.kind == "variable" and opened and not prolog):
         raise _wanted("a predicate", predicate)
+    if tokens[at + 1].kind == SPACED:
+        raise ValueError(f"want `(` right after {shorten(predicate.text)}, got a space before it")
     args: list[Var | str] = []
     at += 1
     while opened and tokens[at].kind in ("(", ","):
@@ -134,7 +136,7 @@ def _is_operator(tokens: list[Token], at: int) -> bool:
     names = ("name", "quoted", "variable")
     if kind == "name" and text in ("not", "\\+", "?-") and tokens[at + 1].kind in names:
         return True
-    around = [token.kind for token in tokens[at + 1 : at + 4]]
+    around = [token.kind.strip() for token in tokens[at + 1 : at + 4]]
     return kind == "name" and text in ("not", "\\+") and around[:1] + around[2:] == ["(", "("] and around[1] in names
 
 

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 
 class Token(NamedTuple):
-    """kind: name, quoted, integer, variable, end, or the text itself for `(` `)` `,` `:-` and what is not allowed."""
+    """kind: name, quoted, integer, variable, end, SPACED, or the text itself for `(` `)` `,` `:-` and other symbols."""
 
     kind: str
     text: str  # of a quoted name: quotes and escapes included
 
 
+SPACED = " ("  # after white space: to Prolog it opens no arguments
 QUOTED = r"'(?:[^'\\\n]|\\(?:x[0-9a-fA-F]++\\?|[0-7]++\\?|(?s:.))|'')*+'"
 _LINE = re.compile(
     rf"(?P<quoted>{QUOTED})|(?P<symbol>:-|<=|[(),'])"
@@ -117,15 +118,17 @@ def line_tokens(text: str, variable: Callable[[str], bool] = is_variable) -> lis
 def prolog_clauses(program: str) -> Iterator[tuple[int, str, list[Token]]]:
     """(line, text, tokens) of each clause of a program; comments are left out."""
     found: list[Token] = []
-    line, counted, start = 1, 0, 0
+    line, counted, start, spaced = 1, 0, 0, False
     for match in _PROLOG.finditer(program):
         kind = match.lastgroup
         if kind is None:
+            spaced = True
             continue
         if not found:
             start = match.start()
             line, counted = line + program.count("\n", counted, start), start
-        found.append(_prolog_token(kind, match.group()))
+        found.append(Token(SPACED, "(") if spaced and match.group() == "(" else _prolog_token(kind, match.group()))
+        spaced = False
         if kind == "end":
             yield line, program[start : match.end()], found
             found = []

@@ -153,6 +153,8 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, want):
             "2: want a constant or a variable, got the compound term 'f(...)', ",
         ),
         ("p([a]).", "1: want a constant or a variable, got a list '[', in 'p([a]).'"),
+        ("p (a).", "1: want `(` right after 'p', got a space before it, in 'p (a).'"),
+        ("q(X) :- 'p q'/**/(X).", "1: want `(` right after \"'p q'\", got a space before it, "),
         ("q :- \\+ p.", "1: want a predicate, got negation '\\\\+', in 'q :- \\\\+ p.'"),
         (
             "q :- not(p).",
