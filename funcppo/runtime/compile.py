@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -100,27 +100,17 @@ def strategy(
     """
     if name not in ("auto", *RUNGS):
         raise ValueError(f"strategy {name!r}: want auto, {', '.join(RUNGS)}")
-    failures: list[Failure] = []
     record = partial(Record, torch=torch.__version__, device=str(state.key.device), backend=backend)
     if name == "eager":
         return parts, record(rung=name, failures=())
     calls = _first_calls(collect, parts, cfg, world, state)
     rungs = _ladder(cfg) if name == "auto" else (name,)
+    trial = _Trial(backend=backend, parity=parity, forced=name != "auto")
     with _side_by_side(parts, calls if rungs[0] == "one-graph" else _only(calls, ACTING), backend) as wait:
-        parts = _act(parts, calls, partial(_with_acting, backend, parity), backend, failures, name != "auto", wait)
+        parts = trial.acting(parts, calls, wait)
         got = collect(cfg, world, state, parts)
-        args = cfg, world, state.params, got.batch, got.scalars
-        rung = name
-        for rung in rungs:
-            try:
-                attempt = partial(_with_learning, rung, parts, backend, parity, args, got)
-                parts = _tuned_or_plain(attempt, rung, backend, failures)
-                break
-            except Exception as error:
-                if name != "auto" or rung == "eager":
-                    raise
-                failures.append(_failure(rung, error))
-    return parts, record(rung=rung, failures=tuple(failures))
+        parts, rung = trial.learning(parts, rungs, (cfg, world, state.params, got.batch, got.scalars), got)
+    return parts, record(rung=rung, failures=tuple(trial.failures))
 
 
 def _ladder(cfg: Any) -> tuple[str, ...]:
@@ -165,55 +155,64 @@ def _n_compiled() -> int:
     return sum(not m.found for m in made) + torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
 
 
-def _tuned_or_plain(attempt: Callable[..., Any], name: str, backend: str, failures: list[Failure]) -> Any:
-    """What `attempt(tuned=...)` makes: tuned where that works; otherwise the failure is recorded, and plain."""
-    if backend == "inductor" and name != "eager":
-        try:
-            return attempt(tuned=True)
-        except Exception as error:
-            failures.append(_failure(f"{name}, tuned", error))
-    return attempt(tuned=False)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    """What is tried, how near to eager it must come, and what it met."""
 
+    backend: str
+    parity: float
+    forced: bool  # a failure is raised
+    failures: list[Failure] = field(default_factory=list)
 
-def _act(
-    parts: Any,
-    calls: dict[str, tuple[Any, ...]],
-    attempt: Callable[..., Any],
-    backend: str,
-    failures: list[Failure],
-    forced: bool,
-    wait: Callable[[], None],
-) -> Any:
-    """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
-    before = _n_compiled()
-    for name in ACTING:
-        try:
-            parts = _tuned_or_plain(partial(attempt, name, parts, calls[name]), name, backend, failures)
-        except Exception as error:
-            if forced:
-                raise
-            failures.append(_failure(name, error))
-        if name == LONGEST and _n_compiled() > before:  # what was started would else be waited for in vain
-            wait()
-    return parts
+    def acting(self, parts: Any, calls: dict[str, tuple[Any, ...]], wait: Callable[[], None]) -> Any:
+        """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
+        before = _n_compiled()
+        for name in ACTING:
+            try:
+                parts = self.tuned_or_plain(partial(self._acting, name, parts, calls[name]), name)
+            except Exception as error:
+                self._failed(name, error)
+            if name == LONGEST and _n_compiled() > before:  # what was started would else be waited for in vain
+                wait()
+        return parts
 
+    def learning(self, parts: Any, rungs: tuple[str, ...], args: tuple[Any, ...], got: Any) -> tuple[Any, str]:
+        """The parts with the minibatch step of the first rung that works, and its name."""
+        for rung in rungs:
+            try:
+                return self.tuned_or_plain(partial(self._learning, rung, parts, args, got), rung), rung
+            except Exception as error:
+                self._failed(rung, error)
+        raise AssertionError("eager learning failed")  # which raises by itself
 
-def _with_acting(backend: str, parity: float, name: str, parts: Any, args: tuple[Any, ...], tuned: bool) -> Any:
-    """The parts with one of acting compiled, tried on `args`."""
-    part = compiled(getattr(parts, name), backend, tuned)
-    got = part(*args)
-    if parity <= PARITY:
-        check_output(got, getattr(parts, name)(*args), parity)
-    return dataclasses.replace(parts, **{name: part})
+    def tuned_or_plain(self, attempt: Callable[..., Any], name: str) -> Any:
+        """What `attempt(tuned=...)` makes: tuned where that works; otherwise the failure is recorded, and plain."""
+        if self.backend == "inductor" and name != "eager":
+            try:
+                return attempt(tuned=True)
+            except Exception as error:
+                self.failures.append(_failure(f"{name}, tuned", error))
+        return attempt(tuned=False)
 
+    def _failed(self, name: str, error: Exception) -> None:
+        if self.forced or name == "eager":
+            raise error
+        self.failures.append(_failure(name, error))
 
-def _with_learning(
-    rung: str, parts: Any, backend: str, parity: float, args: tuple[Any, ...], got: Any, tuned: bool
-) -> Any:
-    """The parts with the minibatch step of a rung, tried on what was collected."""
-    step = _rung(rung, parts, partial(compiled, backend=backend, tuned=tuned))
-    check_learning(partial(step, *args), partial(parts.minibatch_step, *args), got.learner, got.minibatches, parity)
-    return dataclasses.replace(parts, minibatch_step=step)
+    def _acting(self, name: str, parts: Any, args: tuple[Any, ...], tuned: bool) -> Any:
+        """The parts with one of acting compiled, tried on `args`."""
+        part = compiled(getattr(parts, name), self.backend, tuned)
+        got = part(*args)
+        if self.parity <= PARITY:
+            check_output(got, getattr(parts, name)(*args), self.parity)
+        return dataclasses.replace(parts, **{name: part})
+
+    def _learning(self, rung: str, parts: Any, args: tuple[Any, ...], got: Any, tuned: bool) -> Any:
+        """The parts with the minibatch step of a rung, tried on what was collected."""
+        step = _rung(rung, parts, partial(compiled, backend=self.backend, tuned=tuned))
+        eager = partial(parts.minibatch_step, *args)
+        check_learning(partial(step, *args), eager, got.learner, got.minibatches, self.parity)
+        return dataclasses.replace(parts, minibatch_step=step)
 
 
 def _rung(name: str, parts: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from funcppo import data, optim, problem, random, tree
 from funcppo.config import AdamConfig, PPOConfig, ProverSettings
 from funcppo.minibatch import Learner
 from funcppo.runtime import ahead
-from funcppo.runtime.compile import RUNGS, _tuned_or_plain, compiled, fused_adam, strategy
-from funcppo.runtime.parity import ParityError
+from funcppo.runtime.compile import RUNGS, _Trial, compiled, fused_adam, strategy
+from funcppo.runtime.parity import PARITY, ParityError
 from funcppo.runtime.products import Products
 from funcppo.train_step import EAGER, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
@@ -163,9 +163,9 @@ def test_what_fails_tuned_is_compiled_plain_and_recorded(monkeypatch):
     monkeypatch.setattr(Products, "__call__", refuses)
     fn = lambda x: x @ x
     plain = lambda tuned: [f := compiled(fn, tuned=tuned), f(torch.eye(3))][1]
-    failures: list[Any] = []
-    assert torch.equal(_tuned_or_plain(plain, "a product", "inductor", failures), torch.eye(3))
-    assert [(f.name, "no such form" in f.message) for f in failures] == [("a product, tuned", True)]
+    trial = _Trial(backend="inductor", parity=PARITY, forced=False)
+    assert torch.equal(trial.tuned_or_plain(plain, "a product"), torch.eye(3))
+    assert [(f.name, "no such form" in f.message) for f in trial.failures] == [("a product, tuned", True)]
 
 
 def test_a_forced_rung_that_fails_raises():
