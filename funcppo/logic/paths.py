@@ -155,12 +155,6 @@ def joining(steps: Steps, source: Tensor, target: Tensor) -> Iterator[tuple[Tens
         yield hit[row], steps.by_pair[at]
 
 
-def distinct_sources(steps: Steps) -> I64[Tensor, "labels"]:
-    """How many entities each label leaves."""
-    pairs = steps.of_label.places.view(-1, 2)[:, 0]
-    return torch.bincount(pairs[pairs >= 0] % steps.n_labels, minlength=steps.n_labels)
-
-
 def _closed_1(steps: Steps, facts: Tensor) -> Iterator[Closed]:
     for row, step in joining(steps, steps.first[facts], steps.second[facts]):
         fact = facts[row]
