@@ -28,7 +28,6 @@ from torch import Tensor
 from funcppo import random, train_step, tree
 from funcppo.minibatch import Learner
 from funcppo.runtime.compile import compiled
-from funcppo.runtime.products import GPU, Products
 
 
 def main() -> None:
@@ -39,24 +38,22 @@ def main() -> None:
     parser.add_argument("--work", default="family-130", choices=WORK)
     parser.add_argument("--minibatches", type=int, help="default: all of an update")
     parser.add_argument("--orders", type=int, default=8, help="other orders of rows")
-    parser.add_argument("--as-on-a-gpu", action="store_true", help="rewrite products on a CPU as on a GPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     case = Case(args.work, "captured", args.device, args.data, "packed")
-    options = {"post_grad_custom_pre_pass": Products(cpu=GPU)} if args.as_on_a_gpu else {}
-    rows = compared(case, args.minibatches, args.orders, options)
-    told = {"machine": side_by_side.machine(args.device), "work": args.work, "products as on a GPU": args.as_on_a_gpu}
+    rows = compared(case, args.minibatches, args.orders)
+    told = {"machine": side_by_side.machine(args.device), "work": args.work}
     if args.out:
         args.out.write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
 
 
-def compared(case: Case, n: int | None, n_orders: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+def compared(case: Case, n: int | None, n_orders: int) -> list[dict[str, Any]]:
     """A row a minibatch."""
     got, like = train_step.collect(case.cfg, case.world, case.state), case.state.params
     inputs = case.world, like, got.batch, got.scalars
     doubled = tree.map(lambda x: x.double() if x.dtype == torch.float32 else x, (*inputs, got.learner))
     step = partial(train_step.EAGER.minibatch_step, case.cfg)
-    eager, fast = partial(step, *inputs), partial(compiled(step.func, **options), case.cfg, *inputs)
+    eager, fast = partial(step, *inputs), partial(compiled(step.func), case.cfg, *inputs)
     steps = {"eager": eager, "compiled": fast, "float64": partial(step, *doubled[:-1])}
     for i in range(1, n_orders + 1):
         shuffled = partial(_reordered, random.key(i, case.device))

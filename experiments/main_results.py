@@ -145,9 +145,11 @@ def main() -> None:
     args = parser.parse_args()
     stored = {"tried": [], "runs": []} | (json.loads(args.out.read_text()) if args.out.exists() else {})
     names = args.only or list(SETS)
-    gpus = SimpleQueue[int]()  # one for each run at a time
+    every = ",".join(map(str, range(max(1, torch.cuda.device_count()))))
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",")
+    gpus = SimpleQueue[str]()  # one for each run at a time
     for i in range(args.jobs):
-        gpus.put(i % max(1, torch.cuda.device_count()))
+        gpus.put(visible[i % len(visible)])
     train = partial(run, args.data, args.device, args.mined, gpus)
     with ThreadPoolExecutor(args.jobs) as pool:
         done = {(row["set"], *row["options"]) for row in stored["tried"]}
@@ -197,7 +199,7 @@ def run(
     data: Path,
     device: str,
     kept: Path,
-    gpus: SimpleQueue[int],
+    gpus: SimpleQueue[str],
     name: str,
     options: list[str],
     *,
@@ -214,7 +216,7 @@ def run(
         program = [sys.executable, "-m", "funcppo", "train", str(data / source), "--out", f"{out}/run"]
         gpu = gpus.get()
         try:
-            seen = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+            seen = os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
             subprocess.run([*program, *settings], check=True, stdout=sys.stderr, env=seen)
         finally:
             gpus.put(gpu)

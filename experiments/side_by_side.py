@@ -33,7 +33,10 @@ def run(script: str, cells: list[list[str]], width: int, device: str, out: Path 
       width: how many processes at once.
       out: the record; None prints alone.
     """
+    from funcppo.checkpoint import write_atomically  # not in a cell, whose start is timed
+
     rows: list[dict[str, Any]] = []
+    told = machine(device)
     for i in range(0, len(cells), width):
         started = [(cell, _start(script, cell)) for cell in cells[i : i + width]]
         ready = [_read(process) for _, process in started]
@@ -42,7 +45,8 @@ def run(script: str, cells: list[list[str]], width: int, device: str, out: Path 
             rows.append({"cell": " ".join(cell)} | row)
             print(json.dumps(rows[-1]), flush=True)
             if out:
-                out.write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1) + "\n")
+                text = json.dumps({"machine": told, "rows": rows}, indent=1) + "\n"
+                write_atomically(out, lambda part, text=text: part.write(text.encode()))
 
 
 def cell(ready: Callable[[], dict[str, Any]], timed: Callable[[], dict[str, Any]]) -> None:
