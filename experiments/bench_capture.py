@@ -29,9 +29,9 @@ from bench_prover import Case as Prover
 from funcppo import train_step
 from funcppo.envs.base import NoWorld
 from funcppo.runtime import capture as room
-from funcppo.runtime.capture import Captured, capture
-from funcppo.runtime.inputs import Staging
-from funcppo.runtime.replay import capture_turns
+from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.graphed import capture_loop_bodies
+from funcppo.runtime.host_transfer import StagingBuffers
 
 
 def main() -> None:
@@ -47,11 +47,11 @@ def main() -> None:
     fn = case.fn(parts)
     capture(fn, case.start())
     rows = [{"row": "cold start with what caches hold", "seconds": time.perf_counter() - start}]
-    room.forget_pools()
+    room.clear_graph_pools()
     names = ["first, empty pool", *["pool reused"] * args.repeats, "new pool"]
     for name in names:
         if name == "new pool":
-            room.forget_pools()
+            room.clear_graph_pools()
         captured = capture(fn, case.start())
         replay = milliseconds(captured.step, case.synchronise, args.repeats)
         rows.append(row(name, captured, replay, staged(args.device, args.repeats)))
@@ -61,9 +61,9 @@ def main() -> None:
     prover = Prover("s3", "eager", args.device, "", "packed")
     learn = partial(train_step.train_step, case.cfg, NoWorld())
     rows += whole_and_turns("CartPole", learn, parts, case.start(), args)
-    rows += whole_and_turns("CartPole, eager", learn, train_step.EAGER, case.start(), args)
+    rows += whole_and_turns("CartPole, eager", learn, train_step.EAGER_PARTS, case.start(), args)
     learn = partial(train_step.train_step, prover.cfg, prover.world)
-    rows += whole_and_turns("prover, eager", learn, train_step.EAGER, prover.state, args)
+    rows += whole_and_turns("prover, eager", learn, train_step.EAGER_PARTS, prover.state, args)
     for line in rows:
         print(json.dumps(line))
     if args.out:
@@ -81,13 +81,13 @@ def whole_and_turns(
 ) -> list[dict[str, Any]]:
     """The rows of an iteration as one graph and as turns."""
     step(state, parts=parts)
-    ways: dict[str, Callable[[], Captured[Any, Any]]] = {
+    ways: dict[str, Callable[[], CapturedStep[Any, Any]]] = {
         "one graph": lambda: capture(partial(step, parts=parts), state),
-        "turns": lambda: capture_turns(step, parts, state),
+        "turns": lambda: capture_loop_bodies(step, parts, state),
     }
     rows = []
     for way, record in ways.items():
-        room.forget_pools()
+        room.clear_graph_pools()
         before, start = in_use(args.device), time.perf_counter()
         captured = record()
         captured.step()
@@ -126,12 +126,12 @@ def waits(fn: Callable[..., Any], state: Any) -> Any:
 def staged(device: str, repeats: int) -> float:
     """Milliseconds until 1 MB has arrived."""
     values = torch.randn(1 << 18)
-    staging = Staging(values, device)
+    staging = StagingBuffers(values, device)
 
     def send() -> None:
         staging.put(values)
-        staging.ready()
-        staging.done()
+        staging.wait_copied()
+        staging.mark_consumed()
 
     return milliseconds(send, torch.cuda.synchronize if device == "cuda" else lambda: None, repeats)
 

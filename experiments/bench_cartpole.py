@@ -39,10 +39,10 @@ from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
 from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
-from funcppo.runtime.capture import Captured, capture
-from funcppo.runtime.iteration import whole
-from funcppo.runtime.parity import PARITY, ROUNDED
-from funcppo.runtime.replay import capture_turns
+from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
+from funcppo.runtime.graphed import capture_loop_bodies
+from funcppo.runtime.whole_iteration import compile_iteration
 
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
 HOW = ("captured", "whole", "parts", "compiled", "eager-graph", "eager-parts", "forward", "eager")
@@ -93,12 +93,12 @@ class Case:
         self.cfg = Config(
             ppo=SETTINGS(n_envs=n_envs, n_microbatches=self.microbatches),
             env=cartpole.environment(cartpole.CartPoleConfig()),
-            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, products=PRODUCTS.get(precision))),
+            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, matmul_dtype=PRODUCTS.get(precision))),
         )
         keys = random.split(random.key(0, device), max(self.learners, 1))
         make = partial(train_step.init, self.cfg, NoWorld())
         self.state = tree.map(torch.clone, torch.vmap(make)(keys)) if self.learners else make(keys[0])
-        self.eager = train_step.vectorised(train_step.EAGER) if self.learners else train_step.EAGER
+        self.eager = train_step.vmap_parts(train_step.EAGER_PARTS) if self.learners else train_step.EAGER_PARTS
         self.step: Callable[[], Any] = lambda: None
 
     def ready(self) -> dict[str, Any]:
@@ -112,11 +112,11 @@ class Case:
         with FlopCounterMode(display=False) as counter:
             want, out = self.fn(eager)(self.start())
         self.least = least(counter.get_total_flops(), self.start(), out, self.precision)
-        row = {"replay": captured.replay, "cold_s": cold, "capture_ms": captured.capture_ms}
+        row = {"replay": captured.replay_mode, "cold_s": cold, "capture_ms": captured.capture_ms}
         row |= {"microbatches": self.microbatches, "peak_bytes": peak}
         return row | {"difference_from_eager": strayed(captured.state, want, self.start())}
 
-    def captured(self) -> Captured[Any, Any]:
+    def captured(self) -> CapturedStep[Any, Any]:
         """The step as this way runs it."""
         parts = self.parts(self.eager)
         memory.reset_peak(self.device)
@@ -124,22 +124,24 @@ class Case:
             if self.work == "update":
                 raise ValueError(f"{self.work}: {self.how} has whole iterations")
             step = partial(train_step.train_step, self.cfg, NoWorld())
-            return capture_turns(step, parts, self.start(), strict=self.device == "cuda")
+            return capture_loop_bodies(step, parts, self.start(), strict=self.device == "cuda")
         graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
-        return capture(self.fn(parts), self.start(), graph=graph, strict=graph)
+        return capture(self.fn(parts), self.start(), use_cuda_graph=graph, strict=graph)
 
     def parts(self, eager: train_step.Parts) -> train_step.Parts:
         """The parts that this way calls."""
         top = "one-graph" if self.microbatches == 1 else "two-graphs"
         compiled = dict.fromkeys(("captured", "parts", "compiled"), top)
         rung = (compiled | {"forward": "forward"}).get(self.how, "eager")
-        parity = ROUNDED if self.precision == "bfloat16" else PARITY
-        return ladder.strategy(train_step.collect, eager, self.cfg, NoWorld(), self.state, rung, parity=parity)[0]
+        parity = BF16_TOLERANCE if self.precision == "bfloat16" else DEFAULT_TOLERANCE
+        return ladder.select_strategy(
+            train_step.collect, eager, self.cfg, NoWorld(), self.state, rung, tolerance=parity
+        )[0]
 
     def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:
         """The step that is timed: an iteration, or one minibatch update."""
         if self.how == "whole":
-            scanned = whole(train_step.train_step, parts)
+            scanned = compile_iteration(train_step.train_step, parts)
             return lambda state: scanned(self.cfg, NoWorld(), state)
         if self.work != "update":
             return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)
@@ -150,7 +152,7 @@ class Case:
 
     def start(self) -> Any:
         """The state that the step threads."""
-        return self.state if self.work != "update" else train_step.collect(self.cfg, NoWorld(), self.state).learner
+        return self.state if self.work != "update" else train_step.collect(self.cfg, NoWorld(), self.state).update_state
 
     def synchronise(self) -> None:
         """Wait for the device."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 TRAIN = ["--prover.max-height", "2", "--score", "success", "--ppo.learning-rate", "0", "--steps", "2048"]
-TRAIN += ["--valid-queries", "12", "--validations", "1"]
+TRAIN += ["--n-validation-queries", "12", "--n-validations", "1"]
 BUDGETS = ("100MB", "320MB", "400MB", "600MB")  # beside the default, which is three quarters of the machine
 SHOWN = ("n_queries", "n_candidates", "n_scored", "mrr", "ceiling", "row_steps", "active_share", "pruned")
 SHOWN += ("overflowed", "lost", "memory", "peak_bytes", "seconds")

@@ -38,8 +38,8 @@ import torch
 from funcppo import data, tree
 from funcppo.logic import fixpoint, kb, resolve
 from funcppo.logic.consequences import with_confidence
-from funcppo.logic.derivations import derivation
-from funcppo.logic.kb import KnowledgeBase, Sizes
+from funcppo.logic.derivations import find_derivation
+from funcppo.logic.kb import KBSizes, KnowledgeBase
 
 SEED = 0
 LARGE, SMALL = (20_000_000, 5_000_000), (20_000, 5_000)  # facts, entities
@@ -138,7 +138,7 @@ def lookup(folder: Path) -> dict[str, Any]:
                 goals = torch.cat([atoms[:, :2], torch.full((batch, 1), n_entities + 1)], dim=1)
                 run = {
                     "fact_id": lambda: kb.fact_id(world, sizes, atoms),  # noqa: B023
-                    "facts_for": lambda: kb.facts_for(world, sizes, goals, 8),  # noqa: B023
+                    "facts_for": lambda: kb.lookup_facts(world, sizes, goals, 8),  # noqa: B023
                 }
                 for name, call in run.items():
                     spent.setdefault((name, i), []).append(1e6 * timed(call)[0])
@@ -171,12 +171,12 @@ def least_model(folder: Path, name: str, rules: str, height: str, budget: str) -
     """T_P up to a height (0: the fixpoint), and how many test triples it derives."""
     found = data.load(folder / name, folder / name / rules)
     world, sizes = world_of(found)
-    model = fixpoint.least_model(world, sizes, max_height=int(height) or None, budget=int(budget))
-    derived = int((fixpoint.contains(model, torch.from_numpy(found.test)) >= 0).sum())
+    model = fixpoint.least_model(world, sizes, max_height=int(height) or None, max_atoms=int(budget))
+    derived = int((fixpoint.atom_height(model, torch.from_numpy(found.test)) >= 0).sum())
     return {
         "seconds": round(model.seconds, 3),
-        "counts": model.counts,
-        "stopped": model.stopped,
+        "counts": model.n_atoms_after_step,
+        "stopped": model.stop_reason,
         "test_derived": derived,
         "test": len(found.test),
         "peak_bytes": peak_bytes(),
@@ -187,10 +187,10 @@ def derivation_row(folder: Path, name: str, rules: str) -> dict[str, Any]:
     """The last step of 300 derived test triples, one at a time."""
     found = data.load(folder / name, folder / name / rules)
     world, sizes = world_of(found)
-    model = fixpoint.least_model(world, sizes, max_height=1, budget=10**7)
-    derived = [row for row in found.test if fixpoint.contains(model, torch.from_numpy(row)) > 0]
+    model = fixpoint.least_model(world, sizes, max_height=1, max_atoms=10**7)
+    derived = [row for row in found.test if fixpoint.atom_height(model, torch.from_numpy(row)) > 0]
     chosen = np.random.default_rng(SEED).permutation(len(derived))[:300]
-    seconds = [timed(lambda: derivation(world, sizes, model, tuple(derived[i].tolist())))[0] for i in chosen]  # noqa: B023
+    seconds = [timed(lambda: find_derivation(world, sizes, model, tuple(derived[i].tolist())))[0] for i in chosen]  # noqa: B023
     return {"atoms": len(model.atoms), "median_ms": round(1e3 * statistics.median(seconds), 2), "n": len(chosen)}
 
 
@@ -198,11 +198,11 @@ def state(folder: Path, name: str, rules: str, height: str) -> dict[str, Any]:
     """Searches of 512 train facts, a random successor at each of three steps: bytes a successor, and time a step."""
     found = data.load(folder / name, folder / name / rules)
     world, sizes = world_of(found)
-    cfg = resolve.config(world, sizes, int(height))
+    cfg = resolve.make_resolve_config(world, sizes, int(height))
     draw = np.random.default_rng(SEED)
     with_rule = found.train[np.isin(found.train[:, 0], found.rules[:, 0, 0])]
     root = torch.from_numpy(with_rule[draw.choice(len(with_rule), 512)])
-    nothing = torch.zeros((512, cfg.max_goals, sizes.width), dtype=torch.int32)
+    nothing = torch.zeros((512, cfg.max_goals, sizes.atom_width), dtype=torch.int32)
     goals = resolve.Goals(torch.cat([root[:, None], nothing[:, 1:]], 1), nothing[..., 0])
     n_filled = n_goals = held = 0
     seconds = []
@@ -220,7 +220,7 @@ def state(folder: Path, name: str, rules: str, height: str) -> dict[str, Any]:
         goals = resolve.Goals(
             torch.where(alive[:, None, None], after.goals.atoms[row, chosen], 0), after.goals.height[row, chosen]
         )
-    one_goal, ids, offset = 4 * (sizes.width + 1), 8, 4  # atom and height; rule and fact; where a list starts
+    one_goal, ids, offset = 4 * (sizes.atom_width + 1), 8, 4  # atom and height; rule and fact; where a list starts
     return {
         "S": cfg.max_successors,
         "A": cfg.max_goals,
@@ -252,12 +252,12 @@ def random_facts(n_facts: int, n_entities: int) -> np.ndarray:
     return np.stack([relation, draw.permutation(entity), draw.permutation(entity)], axis=1)
 
 
-def build(facts: np.ndarray, n_entities: int) -> tuple[KnowledgeBase, Sizes]:
+def build(facts: np.ndarray, n_entities: int) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base of random facts, without rules."""
     return kb.build(facts, np.zeros((0, 1, 3), np.int32), n_constants=n_entities, n_predicates=N_RELATIONS)
 
 
-def world_of(found: data.Dataset) -> tuple[KnowledgeBase, Sizes]:
+def world_of(found: data.Dataset) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base of a data set."""
     return kb.build(found.facts, found.rules, n_constants=found.n_constants, n_predicates=found.n_predicates)
 

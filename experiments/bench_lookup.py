@@ -31,7 +31,7 @@ import torch
 from bench_logic import LARGE, SEED, SMALL, build, machine, random_facts, timed
 from torch import Tensor
 
-from funcppo.logic import kb, keys, pages
+from funcppo.logic import hugepages, kb, row_index
 
 BATCHES, REPEATS = (1024, 16384), 100
 Answer = tuple[Tensor, Tensor]
@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.here is not None:
         if args.here == "small":
-            pages.LEAST = 1 << 62
+            hugepages.MIN_HUGE_PAGE_BYTES = 1 << 62
         print(json.dumps(measure()))
         return
     out = {"machine": machine(1), "seed": SEED, "rows": []}
@@ -74,7 +74,7 @@ def measure() -> list[dict[str, str | int | float]]:
                 for name, read in ways[i].items():
                     row = torch.from_numpy(draw.integers(0, len(facts), batch))
                     atoms = world.facts[row].long()
-                    seconds, (key, _) = timed(lambda: kb._atom_keys(world.levels, sizes, atoms))  # noqa: B023
+                    seconds, (key, _) = timed(lambda: kb.encode_atoms(world.key_prefixes, sizes, atoms))  # noqa: B023
                     spent.setdefault(("key", i), []).append(1e6 * seconds)
                     less, (value, found) = timed(lambda: read(key))  # noqa: B023
                     spent.setdefault((name, i), []).append(1e6 * (seconds + less))
@@ -83,7 +83,7 @@ def measure() -> list[dict[str, str | int | float]]:
                 row = torch.from_numpy(draw.integers(0, len(facts), batch))
                 open_ones = torch.full((batch, 1), sizes.n_constants + 1)
                 goals = torch.cat([world.facts[row, :2].long(), open_ones], dim=1)
-                seconds, _ = timed(lambda: kb.facts_for(world, sizes, goals, 8))  # noqa: B023
+                seconds, _ = timed(lambda: kb.lookup_facts(world, sizes, goals, 8))  # noqa: B023
                 spent.setdefault(("facts_for", i), []).append(1e6 * seconds)
         for name in ("key", *ways[0], "facts_for"):
             small, large = (statistics.median(spent[name, i]) for i in (0, 1))
@@ -93,48 +93,50 @@ def measure() -> list[dict[str, str | int | float]]:
 
 
 def _buckets(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
-    return lambda key: keys.look_up(world.atoms, key)
+    return lambda key: row_index.hash_lookup(world.fact_index, key)
 
 
 def _words(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
-    table = world.atoms
-    last = table.places.numel() // 2 - table.slots.numel()
+    table = world.fact_index
+    last = table.entries.numel() // 2 - table.bucket_slots.numel()
 
     def read(key: Tensor) -> Answer:
-        place = 2 * (_start(table, key).clamp_max(last)[:, None] + table.slots)
-        same = table.places.index_select(0, place.view(-1)).view(place.shape) == key[:, None]
-        value = table.places.index_select(0, torch.where(same, place, 0).sum(1) + 1)
+        place = 2 * (_start(table, key).clamp_max(last)[:, None] + table.bucket_slots)
+        same = table.entries.index_select(0, place.view(-1)).view(place.shape) == key[:, None]
+        value = table.entries.index_select(0, torch.where(same, place, 0).sum(1) + 1)
         return value, same.any(1)
 
     return read
 
 
 def _columns(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
-    table = world.atoms
-    names, values = (pages.huge(column) for column in table.places.view(-1, 2).T.contiguous().unbind())
-    last = len(names) - table.slots.numel()
+    table = world.fact_index
+    names, values = (hugepages.on_huge_pages(column) for column in table.entries.view(-1, 2).T.contiguous().unbind())
+    last = len(names) - table.bucket_slots.numel()
 
     def read(key: Tensor) -> Answer:
-        place = _start(table, key).clamp_max(last)[:, None] + table.slots
+        place = _start(table, key).clamp_max(last)[:, None] + table.bucket_slots
         same = names.index_select(0, place.view(-1)).view(place.shape) == key[:, None]
         return values.index_select(0, torch.where(same, place, 0).sum(1)), same.any(1)
 
     return read
 
 
-def _start(table: keys.HashTable, key: Tensor) -> Tensor:
-    return table.start.index_select(0, keys._bucket(key, table.start.numel() - 1))
+def _start(table: row_index.HashTable, key: Tensor) -> Tensor:
+    return table.bucket_offsets.index_select(0, row_index.bucket_index(key, table.bucket_offsets.numel() - 1))
 
 
 def _perfect(world: kb.KnowledgeBase) -> Callable[[Tensor], Answer]:
     draw = torch.Generator().manual_seed(SEED)
-    buckets = world.atoms.start.numel() - 1
-    seeds = pages.huge(torch.randint(1, 1 << 31, (buckets // 4,), generator=draw, dtype=torch.int32))
-    places = pages.huge(torch.randint(0, 1 << 60, (4 * buckets,), generator=draw))  # key and value in turn, and gaps
+    buckets = world.fact_index.bucket_offsets.numel() - 1
+    seeds = hugepages.on_huge_pages(torch.randint(1, 1 << 31, (buckets // 4,), generator=draw, dtype=torch.int32))
+    places = hugepages.on_huge_pages(
+        torch.randint(0, 1 << 60, (4 * buckets,), generator=draw)
+    )  # key and value in turn, and gaps
 
     def read(key: Tensor) -> Answer:
-        seed = seeds.index_select(0, keys._bucket(key, len(seeds)))
-        at = key * keys._MULTIPLIER * seed >> 32 & (len(places) - 2)
+        seed = seeds.index_select(0, row_index.bucket_index(key, len(seeds)))
+        at = key * row_index.HASH_MULTIPLIER * seed >> 32 & (len(places) - 2)
         same = places.index_select(0, at) == key
         return torch.where(same, places.index_select(0, at + 1), 0), same
 

@@ -26,21 +26,23 @@ import torch
 from bench_cartpole import HOW, TURNS, kernels, least, repeated, strayed
 from torch.utils.flop_counter import FlopCounterMode
 
-from funcppo import data, problem, random, train_step
-from funcppo.config import PPOConfig, ProverSettings
-from funcppo.packing import packed
+from funcppo import data, random, train_step
+from funcppo.config import PPOConfig
+from funcppo.experiment.capacity import with_capacity
+from funcppo.prover import task as prover_task
+from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
-from funcppo.runtime.capture import Captured, capture
-from funcppo.runtime.replay import capture_turns
+from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.graphed import capture_loop_bodies
 
 SMALL = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
 LARGE = PPOConfig(n_envs=128, n_steps=128, n_epochs=5, n_minibatches=16)
-PREDECESSORS = ProverSettings(max_height=2, embed_dim=250, hidden_dim=512, n_blocks=8, max_successors=130)
+PREDECESSORS = ProverTaskConfig(max_height=2, embed_dim=250, hidden_dim=512, n_residual_blocks=8, max_successors=130)
 WORK = {
-    "s3": ("countries_s3", ProverSettings(max_height=2), SMALL),
-    "family": ("{data}/family", ProverSettings(max_height=2), LARGE),
-    "family-large": ("{data}/family", ProverSettings(max_height=2, embed_dim=250, hidden_dim=512), LARGE),
+    "s3": ("countries_s3", ProverTaskConfig(max_height=2), SMALL),
+    "family": ("{data}/family", ProverTaskConfig(max_height=2), LARGE),
+    "family-large": ("{data}/family", ProverTaskConfig(max_height=2, embed_dim=250, hidden_dim=512), LARGE),
     "family-130": ("{data}/family", PREDECESSORS, LARGE),
     "family-130-microbatches": ("{data}/family", PREDECESSORS, dataclasses.replace(LARGE, n_microbatches=8)),
 }
@@ -71,29 +73,31 @@ class Case:
     def __init__(self, work: str, how: str, device: str, folder: str, room: str) -> None:
         dataset, settings, ppo = WORK[work]
         self.how, self.device = how, device
-        ready = problem.build(data.load(dataset.format(data=folder)), settings, device)
-        self.cfg, self.world = problem.config(ready, ppo), problem.world(ready)
+        ready = prover_task.build_task(data.load(dataset.format(data=folder)), settings, device)
+        self.cfg, self.world = prover_task.build_config(ready, ppo), prover_task.training_world(ready)
         self.state = train_step.init(self.cfg, self.world, random.key(0, device))
         if room == "packed":
-            self.cfg = packed(self.cfg, self.world, self.state)
+            self.cfg = with_capacity(self.cfg, self.world, self.state)
 
     def ready(self) -> dict[str, Any]:
         """Compile, capture, take one step and compare it with the eager one."""
         top = "one-graph" if self.cfg.ppo.n_microbatches == 1 else "two-graphs"
         rung = "eager" if self.how.startswith("eager") else "forward" if self.how == "forward" else top
-        parts, _ = ladder.strategy(train_step.collect, train_step.EAGER, self.cfg, self.world, self.state, rung)
+        parts, _ = ladder.select_strategy(
+            train_step.collect, train_step.EAGER_PARTS, self.cfg, self.world, self.state, rung
+        )
         step = partial(train_step.train_step, self.cfg, self.world)
         memory.reset_peak(self.device)
         whole = self.captured(step, parts)
         whole.step()
         peak = memory.peak_bytes(self.device)
         cold, compiles, self.step = side_by_side.since_start(), side_by_side.compiles(), whole.step
-        acted = dataclasses.replace(parts, minibatch_step=train_step.EAGER.minibatch_step)
+        acted = dataclasses.replace(parts, minibatch_step=train_step.EAGER_PARTS.minibatch_step)
         with FlopCounterMode(display=False) as counter:
             eager, shown = step(self.state)
         learnt = step(self.state, parts=acted)[0]
         self.roll_out = self.captured(self.roll, parts).step
-        row = {"replay": whole.replay, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
+        row = {"replay": whole.replay_mode, "cold_s": cold, "compiles": compiles, "capture_ms": whole.capture_ms}
         floor = least(counter.get_total_flops(), self.state, shown, "highest") if self.device == "cuda" else None
         row |= {"peak_bytes": peak, "least_ms": floor}
         row |= {"difference_from_eager": strayed(whole.state, eager, self.state), "actions_differ": self.differ(parts)}
@@ -101,25 +105,27 @@ class Case:
 
     def differ(self, parts: train_step.Parts) -> int:
         """Actions of the first rollout that are not the eager ones: a tie decided otherwise, and what follows."""
-        acted = (train_step.collect(self.cfg, self.world, self.state, p) for p in (parts, train_step.EAGER))
+        acted = (train_step.collect(self.cfg, self.world, self.state, p) for p in (parts, train_step.EAGER_PARTS))
         one, other = (got.batch.action for got in acted)
         return int((one != other).sum())
 
-    def captured(self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts) -> Captured[Any, Any]:
+    def captured(self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts) -> CapturedStep[Any, Any]:
         """A step as this way runs it."""
         if self.how in TURNS:
-            return capture_turns(step, parts, self.state, strict=self.device == "cuda")
+            return capture_loop_bodies(step, parts, self.state, strict=self.device == "cuda")
         graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
-        return capture(partial(step, parts=parts), self.state, graph=graph, strict=graph)
+        return capture(partial(step, parts=parts), self.state, use_cuda_graph=graph, strict=graph)
 
     def roll(self, state: Any, parts: train_step.Parts) -> tuple[Any, Any]:
         """Rollout and advantages alone."""
         got = train_step.collect(self.cfg, self.world, state, parts)
-        return state._replace(env_state=got.actor.env_state, episode=got.actor.episode, key=got.key), got.batch
+        return state._replace(
+            env_state=got.rollout_state.env_state, episode_stats=got.rollout_state.episode_stats, key=got.key
+        ), got.batch
 
     def room(self) -> dict[str, float | None]:
         """Successors of a state at most, of a minibatch where these are packed, and the share of places filled."""
-        agent, mask = self.cfg.learner or self.cfg.agent, self.roll(self.state, train_step.EAGER)[1].obs.mask
+        agent, mask = self.cfg.update_agent or self.cfg.agent, self.roll(self.state, train_step.EAGER_PARTS)[1].obs.mask
         row = {"successors": mask.shape[1] - 1, "capacity": agent.cfg.capacity}
         return row | {"filled": float(mask[:, :-1].float().mean())}
 

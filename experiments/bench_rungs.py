@@ -24,13 +24,16 @@ from typing import Any
 
 import torch
 
-from funcppo import data, problem, random, scoring, train_step, tree
-from funcppo.config import Config, PPOConfig, ProverSettings
+from funcppo import data, random, train_step, tree
+from funcppo.config import Config, PPOConfig
 from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
-from funcppo.evaluate import evaluate_step
+from funcppo.evaluation import scorers
+from funcppo.evaluation.slot_scheduler import evaluate_step
 from funcppo.nets import mlp
-from funcppo.runtime.compile import RUNGS, strategy
+from funcppo.prover import task as prover_task
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.runtime.compile import STRATEGIES, select_strategy
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--rungs", nargs="*", default=list(reversed(RUNGS)), choices=RUNGS)
+    parser.add_argument("--rungs", nargs="*", default=list(reversed(STRATEGIES)), choices=STRATEGIES)
     args = parser.parse_args()
     out: dict[str, Any] = {"machine": machine(args.device), "rows": []}
     if args.device == "cuda":
@@ -70,8 +73,10 @@ def cartpole_work(n_envs: int) -> Callable[[str], tuple[Config, Any]]:
 
 def prover_work(device: str) -> tuple[Config, Any]:
     """Countries S3 to height 2."""
-    ready = problem.build(data.load("countries_s3"), ProverSettings(max_height=2), device)
-    return problem.config(ready, PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)), problem.world(ready)
+    ready = prover_task.build_task(data.load("countries_s3"), ProverTaskConfig(max_height=2), device)
+    return prover_task.build_config(
+        ready, PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
+    ), prover_task.training_world(ready)
 
 
 WORK = {"cartpole 4x128": cartpole_work(4), "cartpole 2048x128": cartpole_work(2048), "prover 64x64": prover_work}
@@ -81,7 +86,7 @@ def measure(cfg: Config, world: Any, state: Any, rung: str, repeats: int) -> dic
     """One rung: seconds to the end of the first iteration, milliseconds of the next ones, parity with eager."""
     try:
         start = time.perf_counter()
-        parts, _ = strategy(train_step.collect, train_step.EAGER, cfg, world, state, rung)
+        parts, _ = select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, world, state, rung)
         after, _ = train_step.train_step(cfg, world, state, parts)
         synchronise(state)
         cold = time.perf_counter() - start
@@ -91,7 +96,7 @@ def measure(cfg: Config, world: Any, state: Any, rung: str, repeats: int) -> dic
             train_step.train_step(cfg, world, state, parts)
             synchronise(state)
             times.append(1e3 * (time.perf_counter() - start))
-        want, _ = train_step.train_step(cfg, world, state, train_step.EAGER)
+        want, _ = train_step.train_step(cfg, world, state, train_step.EAGER_PARTS)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
     off = max(float((a - b).abs().max()) for a, b in pairs(after, want))
@@ -122,13 +127,13 @@ def parity() -> dict[str, Any]:
     bits = [random.bits(random.key(7, device), (10_000,)).cpu() for device in ("cpu", "cuda")]
     scores = []
     for device in ("cpu", "cuda"):
-        ready = problem.build(data.load("countries_s3"), ProverSettings(max_height=2), device)
-        cfg = problem.config(ready, PPOConfig())
+        ready = prover_task.build_task(data.load("countries_s3"), ProverTaskConfig(max_height=2), device)
+        cfg = prover_task.build_config(ready, PPOConfig())
         params = cfg.agent.init(cfg.agent.cfg, random.key(1, device))
         params = tree.map(lambda x: x + 0.2 * torch.sin(torch.arange(x.numel(), device=x.device).view(x.shape)), params)
-        how = problem.evaluation(ready, cfg, "success", slots=64, beam=64, rows=256, window=256)
+        how = scorers.search_config(ready, cfg, "success", slots=64, beam=64, rows=256, window=256)
         atoms = torch.from_numpy(ready.dataset.test).to(device)
-        scores.append(scoring.policy_scorer(how, ready, params, evaluate_step)(atoms).cpu())
+        scores.append(scorers.make_policy_scorer(how, ready, params, evaluate_step)(atoms).cpu())
     finite = torch.isfinite(scores[0])
     return {
         "bits_equal": bool(torch.equal(*bits)),

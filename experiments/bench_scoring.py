@@ -26,17 +26,20 @@ import side_by_side
 import torch
 from torch import Tensor
 
-from funcppo import data, fitting, problem, protocol, random, scoring, train_step, training
-from funcppo.beam import EvalConfig
-from funcppo.config import Config, PPOConfig, ProverSettings
-from funcppo.envs.prover import World
-from funcppo.evaluate import evaluate_step, narrowed, score_by_width, start
-from funcppo.problem import Problem
-from funcppo.protocol import Protocol
+from funcppo import data, random, train_step
+from funcppo.config import Config, PPOConfig
+from funcppo.evaluation import autotune, ranking, scorers
+from funcppo.evaluation.beam_search import SearchConfig
+from funcppo.evaluation.ranking import RankingProtocol
+from funcppo.evaluation.slot_scheduler import evaluate_step, init_scheduler, score_by_width, width_schedule
+from funcppo.prover import task as prover_task
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.env import World
+from funcppo.prover.task import ProverTask
 from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
-from funcppo.runtime.inputs import lagging
-from funcppo.runtime.replay import Replayed
+from funcppo.runtime.graphed import GraphedStep
+from funcppo.runtime.host_transfer import make_async_readback
 
 CHUNK, DEPTH = 512, 20  # of the design replaced
 RANKED = {
@@ -69,22 +72,26 @@ def main() -> None:
 
 def family(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows on Family: replaced, refilled, prefiltered."""
-    settings = ProverSettings(max_height=2, max_depth=DEPTH)
+    settings = ProverTaskConfig(max_height=2, max_depth=DEPTH)
     ready, cfg, params = untrained(args.data / "family", None, settings, args.device)
-    world, plain = problem.fixed_world(ready), partial(scoring.stepping, args.device)
-    compiled = evaluate_step if args.eager else ladder.compiled(evaluate_step)
-    replayed = compiled if args.device == "cpu" else Replayed(compiled)
-    split = ready.dataset.test[training.stratified(ready.dataset.test, args.queries)]
+    world, plain = prover_task.inference_world(ready), partial(scorers.make_search_step, args.device)
+    compiled = evaluate_step if args.eager else ladder.compile_function(evaluate_step)
+    replayed = compiled if args.device == "cpu" else GraphedStep(compiled)
+    split = ready.dataset.test[ranking.stratified_sample(ready.dataset.test, args.queries)]
     every, provable = (asked(ready, split, list_all=whole) for whole in (True, False))
     beam = 1 if args.score == "greedy" else 64
-    how = problem.evaluation(ready, cfg, args.score, slots=CHUNK, beam=beam, rows=CHUNK * beam, window=CHUNK)
+    how = scorers.search_config(
+        ready, cfg, args.score, slots=CHUNK, beam=beam, rows_per_step=CHUNK * beam, chunk_size=CHUNK
+    )
     old = partial(replaced, replace(how, refill=False), world, params, step=compiled)
     budget = memory.total_bytes(args.device) // 2
-    fitted, _ = fitting.fit_search(replace(how, window=2048), world, params, every[:2048], budget, plain)
+    fitted, _ = autotune.tune_slots(replace(how, chunk_size=2048), world, params, every[:2048], budget, plain)
 
     def new(step: Callable[..., Any], atoms: Tensor) -> tuple[Tensor, int]:
-        result, _, taken = score_by_width(narrowed(fitted), world, params, atoms, step=step, looking=lagging)
-        return result.score, taken
+        result, _, taken = score_by_width(
+            width_schedule(fitted), world, params, atoms, step=step, make_readback=make_async_readback
+        )
+        return result.log_score, taken
 
     rows, first = [], None
     designs = {
@@ -106,51 +113,57 @@ def family(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def replaced(
-    cfg: EvalConfig, world: World, params: Any, atoms: Tensor, *, step: Callable[..., Any]
+    cfg: SearchConfig, world: World, params: Any, atoms: Tensor, *, step: Callable[..., Any]
 ) -> tuple[Tensor, int]:
     """The scores by the design replaced, and the row-steps taken: every slot steps to the depth limit."""
     scores = []
-    for part in atoms.split(cfg.window):
-        table = torch.cat([part, part.new_zeros((cfg.window + 1 - len(part), part.shape[1]))])
-        state = start(cfg, table)
+    for part in atoms.split(cfg.chunk_size):
+        table = torch.cat([part, part.new_zeros((cfg.chunk_size + 1 - len(part), part.shape[1]))])
+        state = init_scheduler(cfg, table)
         for _ in range(cfg.max_depth):
             state = step(cfg, world, params, table, state)
-        scores.append(state.results.score[: len(part)])
-    return torch.cat(scores), cfg.max_depth * cfg.rows * len(scores)
+        scores.append(state.results.log_score[: len(part)])
+    return torch.cat(scores), cfg.max_depth * cfg.rows_per_step * len(scores)
 
 
 def ranked_in_full(args: argparse.Namespace, name: str, rules: str) -> dict[str, Any]:
     """The full filtered ranking of the test triples, timed apart from what every run on these data does beforehand."""
     begun, folder = time.perf_counter(), args.data / name
-    settings = ProverSettings(max_height=1, hard_fraction=1.0, embed_dim=16, hidden_dim=32)
+    settings = ProverTaskConfig(max_height=1, hard_negative_fraction=1.0, embed_dim=16, hidden_dim=32)
     ready, cfg, params = untrained(folder, str(folder / rules), settings, args.device)
     split = ready.dataset.test
-    split = split if args.queries_ranked is None else split[training.stratified(split, args.queries_ranked)]
-    how = problem.evaluation(ready, cfg, "success", slots=CHUNK, beam=64, rows=CHUNK, window=2048)
-    world, budget = problem.fixed_world(ready), memory.total_bytes(args.device) // 2
-    how, _ = fitting.fit_rules(how, world, params, ready.model.atoms[:2048], budget)
+    split = split if args.queries_ranked is None else split[ranking.stratified_sample(split, args.queries_ranked)]
+    how = scorers.search_config(ready, cfg, "success", slots=CHUNK, beam=64, rows_per_step=CHUNK, chunk_size=2048)
+    world, budget = prover_task.inference_world(ready), memory.total_bytes(args.device) // 2
+    how, _ = autotune.tune_chunk_size(how, world, params, ready.least_model.atoms[:2048], budget)
     prepared = time.perf_counter() - begun
     memory.reset_peak(args.device)
     begun = time.perf_counter()
-    ranked = problem.rank(ready, split, scoring.policy_scorer(how, ready, params, evaluate_step), Protocol())
-    found = protocol.summarise(ranked, list(ready.dataset.predicates), with_auc=False)
+    ranked = ranking.rank_split(
+        ready, split, scorers.make_policy_scorer(how, ready, params, evaluate_step), RankingProtocol()
+    )
+    found = ranking.summarise_ranking(ranked, list(ready.dataset.predicates), with_auc=False)
     seconds = time.perf_counter() - begun
     row = {"row": f"{name}, {rules}", "queries": len(split), "candidates": found["n_candidates"], "seconds": seconds}
-    row |= {"scored": found["n_scored"], "mrr": found["mrr"], "ceiling": found["ceiling"], "chunk": how.window}
+    row |= {"scored": found["n_scored"], "mrr": found["mrr"], "ceiling": found["ceiling"], "chunk": how.chunk_size}
     return row | {"prepared_seconds": prepared, "peak_bytes": memory.peak_bytes(args.device)}
 
 
-def untrained(folder: Path, rules: str | None, settings: ProverSettings, device: str) -> tuple[Problem, Config, Any]:
+def untrained(
+    folder: Path, rules: str | None, settings: ProverTaskConfig, device: str
+) -> tuple[ProverTask, Config, Any]:
     """A problem and a policy that has learnt nothing."""
-    ready = problem.build(data.load(str(folder), rules), settings, device)
-    cfg = problem.config(ready, PPOConfig())
-    return ready, cfg, train_step.init(cfg, problem.world(ready), random.key(0, device)).params
+    ready = prover_task.build_task(data.load(str(folder), rules), settings, device)
+    cfg = prover_task.build_config(ready, PPOConfig())
+    return ready, cfg, train_step.init(cfg, prover_task.training_world(ready), random.key(0, device)).params
 
 
-def asked(ready: Problem, split: Any, *, list_all: bool) -> Tensor:
+def asked(ready: ProverTask, split: Any, *, list_all: bool) -> Tensor:
     """The candidates that 100 negatives a query and side make, distinct and in order."""
     nothing = lambda atoms: torch.zeros(len(atoms), device=atoms.device)
-    return problem.rank(ready, split, nothing, Protocol(negatives=100, list_all=list_all)).atom.to(torch.int32)
+    return ranking.rank_split(
+        ready, split, nothing, RankingProtocol(n_negatives=100, score_unprovable=list_all)
+    ).scored_atom.to(torch.int32)
 
 
 def timed(
@@ -177,7 +190,7 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float((a - b)[a.isfinite()].abs().max())
 
 
-def code(ready: Problem, atoms: Tensor) -> Tensor:
+def code(ready: ProverTask, atoms: Tensor) -> Tensor:
     """A number for each atom of two arguments, on the host."""
     base = ready.sizes.n_constants + 1
     predicate, head, tail = atoms.cpu().long().unbind(1)

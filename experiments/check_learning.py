@@ -26,8 +26,8 @@ from bench_prover import WORK, Case
 from torch import Tensor
 
 from funcppo import random, train_step, tree
-from funcppo.minibatch import Learner
-from funcppo.runtime.compile import compiled
+from funcppo.minibatch import UpdateState
+from funcppo.runtime.compile import compile_function
 
 
 def main() -> None:
@@ -51,14 +51,14 @@ def compared(case: Case, n: int | None, n_orders: int) -> list[dict[str, Any]]:
     """A row a minibatch."""
     got, like = train_step.collect(case.cfg, case.world, case.state), case.state.params
     inputs = case.world, like, got.batch, got.scalars
-    doubled = tree.map(lambda x: x.double() if x.dtype == torch.float32 else x, (*inputs, got.learner))
-    step = partial(train_step.EAGER.minibatch_step, case.cfg)
-    eager, fast = partial(step, *inputs), partial(compiled(step.func), case.cfg, *inputs)
+    doubled = tree.map(lambda x: x.double() if x.dtype == torch.float32 else x, (*inputs, got.update_state))
+    step = partial(train_step.EAGER_PARTS.minibatch_step, case.cfg)
+    eager, fast = partial(step, *inputs), partial(compile_function(step.func), case.cfg, *inputs)
     steps = {"eager": eager, "compiled": fast, "float64": partial(step, *doubled[:-1])}
     for i in range(1, n_orders + 1):
         shuffled = partial(_reordered, random.key(i, case.device))
         steps |= {f"eager, order {i}": partial(shuffled, eager), f"compiled, order {i}": partial(shuffled, fast)}
-    learners = dict.fromkeys(steps, got.learner) | {"float64": doubled[-1]}
+    learners = dict.fromkeys(steps, got.update_state) | {"float64": doubled[-1]}
     rows = []
     for i in range(n or len(tree.leaves(got.minibatches)[0])):
         minibatch = tree.map(lambda x, i=i: x[i], got.minibatches)
@@ -69,8 +69,12 @@ def compared(case: Case, n: int | None, n_orders: int) -> list[dict[str, Any]]:
         }
         learners = {name: step(learners[name], minibatch)[0] for name, step in steps.items()}
         at = {name: learner.params.double() for name, learner in learners.items()}
-        way = float((at["eager"] - got.learner.params).norm())
-        row = {"minibatch": i + 1, "way": way, "a step": _apart(once, at["eager"]) / _apart(before.params, at["eager"])}
+        way = float((at["eager"] - got.update_state.flat_params).norm())
+        row = {
+            "minibatch": i + 1,
+            "way": way,
+            "a step": _apart(once, at["eager"]) / _apart(before.flat_params, at["eager"]),
+        }
         row["from eager"] = {name: _apart(x, at["eager"]) / way for name, x in at.items() if name != "eager"}
         row["clipped otherwise"] = {name: _parted(x, beyond["eager"]) for name, x in beyond.items() if name != "eager"}
         rows.append(row)
@@ -78,16 +82,16 @@ def compared(case: Case, n: int | None, n_orders: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _reordered(key: Tensor, step: Callable[..., Any], learner: Learner, minibatch: Any) -> Any:
+def _reordered(key: Tensor, step: Callable[..., Any], learner: UpdateState, minibatch: Any) -> Any:
     order = random.permutation(random.fold_in(key, learner.opt_state.step), len(minibatch.rows))
     return step(learner, minibatch._replace(rows=minibatch.rows[order]))
 
 
-def clipped(case: Case, inputs: Any, learner: Learner, rows: Tensor) -> Tensor:
+def clipped(case: Case, inputs: Any, learner: UpdateState, rows: Tensor) -> Tensor:
     """[2, M]: how far the ratio of each row, and its value, is beyond where a clip takes its gradient away."""
     world, like, batch, scalars = inputs
-    agent, batch = case.cfg.learner or case.cfg.agent, tree.map(lambda x: x[rows], batch)
-    out = agent.apply(agent.cfg, world, tree.unravel(like, learner.params), batch.obs)
+    agent, batch = case.cfg.update_agent or case.cfg.agent, tree.map(lambda x: x[rows], batch)
+    out = agent.apply(agent.cfg, world, tree.unravel(like, learner.flat_params), batch.obs)
     ratio = (agent.distribution.log_prob(out, batch.action) - batch.log_prob).exp()
     upwards = batch.advantage > batch.advantage.mean()
     change, eps = out.value - batch.value, scalars.clip_eps

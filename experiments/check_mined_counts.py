@@ -21,8 +21,9 @@ import torch
 from mine_results import commit, machine
 
 from funcppo.data import Dataset, load
-from funcppo.logic import kb, path_rules, paths
+from funcppo.logic import kb
 from funcppo.logic.consequences import with_confidence
+from funcppo.mining import path_rules, paths
 
 FILES = {  # and the longest paths that are counted exactly
     "family/rules_rnnlogic.tsv": 3,
@@ -56,22 +57,22 @@ def main() -> int:
 def counts(data: Dataset, walks: set[Walk], longest: int) -> dict[Walk, tuple[float, float]]:
     """Support and body pairs of those among the walks that derive some fact from others."""
     facts = torch.from_numpy(data.facts[:, :3]).long()
-    steps, draw = paths.steps_of(facts, data.n_predicates, data.n_constants), torch.zeros(data.n_constants + 1)
+    steps, draw = paths.build_edge_index(facts, data.n_predicates, data.n_constants), torch.zeros(data.n_constants + 1)
     support = dict[Walk, float]()
     for head in sorted({walk[0] for walk in walks}):
         mine = (facts[:, 0] == head // 2 + 1).nonzero().squeeze(1)
         for length in range(1, longest + 1):
-            blocks = (mine[:0], *paths.blocks(steps, mine, length))
-            parts = [paths.closed(steps, block, length) for block in blocks]
-            found = path_rules.of_head(steps, paths.Closed(*(torch.cat(same) for same in zip(*parts))))
-            closing = {(head, *body): n for body, n in zip(found.body.tolist(), found.support.tolist())}
+            blocks = (mine[:0], *paths.split_by_cost(steps, mine, length))
+            parts = [paths.find_closed_paths(steps, block, length) for block in blocks]
+            found = path_rules.path_rules_of_head(steps, paths.ClosedPaths(*(torch.cat(same) for same in zip(*parts))))
+            closing = {(head, *body): n for body, n in zip(found.body_labels.tolist(), found.support.tolist())}
             support |= {walk: closing[walk] for walk in walks & closing.keys()}
     total = dict[Walk, float]()
     for length in range(1, longest + 1):
         bodies = torch.unique(torch.tensor([w[1:] for w in support if len(w) == length + 1]), dim=0)
         if len(bodies):
-            pairs = path_rules.count_pairs(steps, bodies, 1 << 60, draw, lambda: False)
-            assert not pairs.error.any(), "want exact counts"
+            pairs = path_rules.count_body_pairs(steps, bodies, 1 << 60, draw, lambda: False)
+            assert not pairs.std_error.any(), "want exact counts"
             total |= dict(zip(map(tuple, bodies.tolist()), pairs.total.tolist()))
     return {walk: (n, total[walk[1:]]) for walk, n in support.items()}
 

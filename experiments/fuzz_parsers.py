@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from funcppo.data import Dataset, load, parse_query, show_atom
-from funcppo.data.printing import clauses_of, write_clauses
+from funcppo.data import Dataset, format_atom, load, parse_query
+from funcppo.data.writers import format_clauses, to_clauses
 
 TRIPLES = b"ann\tknows\tbob\nbob\tknows\tcid\ncid\tlikes\tann\nann lee\tlikes\tO'Hara\n/m/02\t/p/q.r\t-1\n"
 SEEDS = {
@@ -92,12 +92,12 @@ def attempt(folder: Path, name: str, text: bytes) -> bool:
     finally:
         path.unlink()
     again = folder / "again.pl"
-    facts, rules = clauses_of(dataset)
-    again.write_text(write_clauses([*facts, *rules], "Prolog"), encoding="utf-8", newline="")
+    facts, rules = to_clauses(dataset)
+    again.write_text(format_clauses([*facts, *rules], "Prolog"), encoding="utf-8", newline="")
     back = load(again)
-    assert [*map(repr_of, clauses_of(back))] == [*map(repr_of, (facts, rules))], text
+    assert [*map(repr_of, to_clauses(back))] == [*map(repr_of, (facts, rules))], text
     for atom in dataset.facts:
-        assert (parse_query(dataset, show_atom(dataset, atom)) == atom).all(), text
+        assert (parse_query(dataset, format_atom(dataset, atom)) == atom).all(), text
     return True
 
 
@@ -108,7 +108,7 @@ def attempt_query(dataset: Dataset, text: str) -> None:
     except ValueError as error:
         assert str(error) and "\n" not in str(error) and len(str(error)) < 1000, error
     else:
-        assert (parse_query(dataset, show_atom(dataset, atom)) == atom).all(), text
+        assert (parse_query(dataset, format_atom(dataset, atom)) == atom).all(), text
 
 
 def repr_of(clauses: list) -> list[tuple]:

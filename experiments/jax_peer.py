@@ -93,13 +93,13 @@ def reset(key: Any, n: int) -> Any:
 def env_step(motion: Any, action: Any) -> tuple[Any, Any]:
     """The motion one Euler step later, and which poles have fallen."""
     _, velocity, angle, spin = motion.T
-    total, moment = cartpole.CART_MASS + cartpole.POLE_MASS, cartpole.POLE_MASS * cartpole.HALF_LENGTH
+    total, moment = cartpole.CART_MASS + cartpole.POLE_MASS, cartpole.POLE_MASS * cartpole.POLE_HALF_LENGTH
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    push = (jnp.where(action == 1, cartpole.FORCE, -cartpole.FORCE) + moment * spin * spin * sin) / total
-    lever = cartpole.HALF_LENGTH * (4.0 / 3.0 - cartpole.POLE_MASS * cos * cos / total)
+    push = (jnp.where(action == 1, cartpole.PUSH_FORCE, -cartpole.PUSH_FORCE) + moment * spin * spin * sin) / total
+    lever = cartpole.POLE_HALF_LENGTH * (4.0 / 3.0 - cartpole.POLE_MASS * cos * cos / total)
     spin_rate = (cartpole.GRAVITY * sin - cos * push) / lever
     rates = jnp.stack([velocity, push - moment * spin_rate * cos / total, spin, spin_rate], -1)
-    after = motion + cartpole.TAU * rates
+    after = motion + cartpole.TIME_STEP * rates
     return after, (jnp.abs(after[:, 0]) > cartpole.X_LIMIT) | (jnp.abs(after[:, 2]) > cartpole.ANGLE_LIMIT)
 
 
@@ -165,7 +165,7 @@ def iteration(ppo: PPOConfig, state: State) -> tuple[State, Any]:
     following = jnp.concatenate([acted.value[1:], apply(params[1], motion)[None, :, 0]])
     next_value = jnp.where(truncated, apply(params[1], reached)[..., 0], following)
     advantage = gae(ppo, acted.value, next_value, terminated, truncated)
-    batch = acted._replace(advantage=advantage, target=advantage + acted.value)
+    batch = acted._replace(advantage=advantage, value_target=advantage + acted.value)
     batch = tree.map(lambda x: x.reshape(n, *x.shape[2:]), batch)
     order = jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(order_key, ppo.n_epochs))
     rate = ppo.learning_rate * jnp.maximum(0.0, 1 - state.update / ppo.n_updates)

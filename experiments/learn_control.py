@@ -29,8 +29,8 @@ from funcppo.config import Config, PPOConfig
 from funcppo.envs import cartpole, pendulum
 from funcppo.envs.base import NoWorld
 from funcppo.nets import mlp
-from funcppo.runtime.compile import RUNGS, Record, strategy
-from funcppo.train_step import EAGER, collect, init, train_step, vectorised
+from funcppo.runtime.compile import STRATEGIES, StrategyRecord, select_strategy
+from funcppo.train_step import EAGER_PARTS, collect, init, train_step, vmap_parts
 
 RESULTS = Path(__file__).parent / "results"
 REWARD_SCALE = 0.1  # Pendulum's rewards reach -16 a step
@@ -82,16 +82,16 @@ CLAIMS = {
 }
 
 
-def learn(claim: Claim, seeds: tuple[int, ...], device: str, rung: str) -> tuple[Tensor, Tensor, float, Record]:
+def learn(claim: Claim, seeds: tuple[int, ...], device: str, rung: str) -> tuple[Tensor, Tensor, float, StrategyRecord]:
     """Episodes and their summed returns [update, seed], seconds without compiling, and how the step was run."""
     cfg, world = claim.cfg, NoWorld()
     state = tree.map(lambda *x: torch.stack(x), *[init(cfg, world, random.key(seed, device)) for seed in seeds])
     with torch.no_grad():
-        parts, record = strategy(collect, vectorised(EAGER), cfg, world, state, rung)
+        parts, record = select_strategy(collect, vmap_parts(EAGER_PARTS), cfg, world, state, rung)
         start, rows = time.perf_counter(), []
         for update in range(cfg.ppo.n_updates):
             state, metrics = train_step(cfg, world, state, parts)
-            rows.append((metrics.rollout.episodes, metrics.rollout.episode_return / claim.scale))
+            rows.append((metrics.rollout.n_episodes, metrics.rollout.episode_return_sum / claim.scale))
             if update % 50 == 49:
                 shown = " ".join(f"{float(x):.0f}" for x in last_returns(*map(torch.stack, zip(*rows)), 100))
                 print(
@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("name", choices=CLAIMS)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--strategy", default="auto", choices=("auto", *RUNGS))
+    parser.add_argument("--strategy", default="auto", choices=("auto", *STRATEGIES))
     parser.add_argument("--out", type=Path, help="default: results/learn_<name>.json")
     args = parser.parse_args()
     torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings

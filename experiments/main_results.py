@@ -29,13 +29,13 @@ import torch
 from mine_results import SETS as MINED
 from mine_results import commit, machine
 
-from funcppo import mining
-from funcppo.checkpoint import write_atomically
+from funcppo.atomic_io import write_atomically
 from funcppo.data import load
+from funcppo.experiment import rule_cache
 
 
 def options(**given: str) -> list[str]:
-    """Command-line options: `hard_fraction="1"` under a prefix becomes `--prover.hard-fraction 1`."""
+    """Command-line options: `hard_fraction="1"` under a prefix becomes `--prover.hard-negative-fraction 1`."""
     return [word for name, value in given.items() for word in (f"--{name.replace('__', '.').replace('_', '-')}", value)]
 
 
@@ -63,48 +63,48 @@ def with_mined(name: str, **given: str) -> list[str]:
     return [*options(**given), *(["--prover.object-identity"] if how.object_identity else [])]
 
 
-SHARES = [options(prover__hard_fraction=share) for share in ("0", "0.5", "1")]
+SHARES = [options(prover__hard_negative_fraction=share) for share in ("0", "0.5", "1")]
 WEIGHTS = [options(ppo__entropy_coef=weight) for weight in ("0.3", "0.05", "1")]
-HEIGHT_1 = {"prover__max_height": "1", "score": "success", "validations": "4"}
+HEIGHT_1 = {"prover__max_height": "1", "score": "success", "n_validations": "4"}
 SMALL_NET = {"prover__embed_dim": "16", "prover__hidden_dim": "32"}
 MANY_RULES = {
     **HEIGHT_1,
     **SMALL_NET,
-    "valid_queries": "500",
-    "validations": "12",
+    "n_validation_queries": "500",
+    "n_validations": "12",
     "steps": "5000000",
     "device": "{device}",
-    "prover__hard_fraction": "1",
+    "prover__hard_negative_fraction": "1",
     "ppo__learning_rate": "3e-3",
     "ppo__n_envs": "4096",
     "ppo__n_minibatches": "16",
 }
 LONGER = {
-    "validations": "8",
+    "n_validations": "8",
     "steps": "400000",
-    "prover__hard_fraction": "1",
+    "prover__hard_negative_fraction": "1",
     "ppo__entropy_coef": "1",
     "ppo__n_envs": "512",
     "ppo__n_minibatches": "16",
 }
 RATES = [options(ppo__learning_rate=rate) for rate in ("1e-3", "3e-3")]
 GENTLE = [*products(RATES, [WEIGHTS[2]]), *products([options(ppo__learning_rate="3e-4"), RATES[0]], [WEIGHTS[0]])]
-FEWER_STEPS = {"steps": "60000", "validations": "4"}
+FEWER_STEPS = {"steps": "60000", "n_validations": "4"}
 BOUND = {"prover__max_successors": "64"}  # room for all successors of a goal with a known argument: 51 facts, 4 rules
-MANY_MINED = MANY_RULES | {"validations": "6", "steps": "650000", "ppo__n_envs": "1024"}
+MANY_MINED = MANY_RULES | {"n_validations": "6", "steps": "650000", "ppo__n_envs": "1024"}
 SETS = {
     "countries_S1": Set([]),
     "countries_S2": Set([], products(SHARES, WEIGHTS)),
     "countries_S3": Set([], products([options(prover__max_height=h) for h in "23"], SHARES[:2], WEIGHTS[:2])),
     "family": Set(
-        options(prover__max_height="2", score="best-proof", validations="4", valid_queries="300"),
+        options(prover__max_height="2", score="best-proof", n_validations="4", n_validation_queries="300"),
         products(SHARES, WEIGHTS),
     ),
     "family, height 1": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[::2])),
     "umls": Set(options(**HEIGHT_1), products(SHARES, WEIGHTS[::2])),
-    "family_kns": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
-    "family_kns, 100 negatives": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
-    "wn18rr": Set(options(**HEIGHT_1, prover__hard_fraction="0.5")),
+    "family_kns": Set(options(**HEIGHT_1, prover__hard_negative_fraction="0.5")),
+    "family_kns, 100 negatives": Set(options(**HEIGHT_1, prover__hard_negative_fraction="0.5")),
+    "wn18rr": Set(options(**HEIGHT_1, prover__hard_negative_fraction="0.5")),
     "countries_S1, mined rules": Set(with_mined("countries_S1", **FEWER_STEPS)),
     "countries_S2, mined rules": Set(with_mined("countries_S2", **FEWER_STEPS, **BOUND), SHARES[1:]),
     "countries_S3, mined rules": Set(with_mined("countries_S3", **FEWER_STEPS, **BOUND), SHARES[1:]),
@@ -115,7 +115,7 @@ SETS = {
     "family, RNNLogic rules": Set(
         options(
             **HEIGHT_1 | LONGER,
-            valid_queries="300",
+            n_validation_queries="300",
             rules="{data}/family/rules_rnnlogic.tsv",
             device="{device}",
         ),
@@ -212,7 +212,7 @@ def run(
     with tempfile.TemporaryDirectory() as out:
         settings = [part.format(data=data, device=device, mined=mined) for part in settings]
         settings += [*options, "--seed", str(seed)]
-        settings += ["--ppo.learning-rate", "0", "--validations", "1"] if frozen else []  # all looks see the same
+        settings += ["--ppo.learning-rate", "0", "--n-validations", "1"] if frozen else []  # all looks see the same
         program = [sys.executable, "-m", "funcppo", "train", str(data / source), "--out", f"{out}/run"]
         gpu = gpus.get()
         try:
@@ -243,7 +243,7 @@ def mined_file(data: Path, source: str, kept: Path) -> Path:
     """The rules of a data set, mined unless they are kept."""
     with MINING:
         facts = load(data / source, facts_only=True)
-        return mining.cached(facts, MINED[source][0], "cpu", lambda _: None, kept)[0]
+        return rule_cache.get_or_mine_rules(facts, MINED[source][0], "cpu", lambda _: None, kept)[0]
 
 
 def evaluated(folder: Path, score: str, how: list[str]) -> dict:

@@ -24,23 +24,27 @@ from typing import Any
 
 import torch
 
-from funcppo import mining, problem, protocol, training
-from funcppo.config import MineConfig, ProverSettings
 from funcppo.data import Dataset, load
-from funcppo.logic import outlook
-from funcppo.logic.mine import SMOOTHING
-from funcppo.protocol import Protocol
+from funcppo.evaluation import ranking
+from funcppo.evaluation import scorers as scorers_
+from funcppo.evaluation.ranking import RankingProtocol
+from funcppo.experiment import rule_cache
+from funcppo.logic import derivability
+from funcppo.mining.config import MiningConfig
+from funcppo.mining.miner import SMOOTHING_COUNT
+from funcppo.prover import task as prover_task
+from funcppo.prover.config import ProverTaskConfig
 
-SMOOTHED = ProverSettings(smoothing=SMOOTHING)  # the height is chosen by valid
-IDENTITY = ProverSettings(smoothing=SMOOTHING, object_identity=True, max_height=1)
-SETS: dict[str, tuple[MineConfig, ProverSettings]] = {  # how rules are mined, and how they are applied
-    "countries_S1": (MineConfig(), SMOOTHED),
-    "countries_S2": (MineConfig(), SMOOTHED),
-    "countries_S3": (MineConfig(), SMOOTHED),
-    "family": (MineConfig(), IDENTITY),
-    "umls": (MineConfig(max_length=2), IDENTITY),
-    "wn18rr": (MineConfig(constants=True, min_support=2, min_confidence=0.001, votes=5), IDENTITY),
-    "fb15k-237": (MineConfig(constants=True, max_length=2), replace(IDENTITY, object_identity=False)),
+SMOOTHED = ProverTaskConfig(smoothing=SMOOTHING_COUNT)  # the height is chosen by valid
+IDENTITY = ProverTaskConfig(smoothing=SMOOTHING_COUNT, object_identity=True, max_height=1)
+SETS: dict[str, tuple[MiningConfig, ProverTaskConfig]] = {  # how rules are mined, and how they are applied
+    "countries_S1": (MiningConfig(), SMOOTHED),
+    "countries_S2": (MiningConfig(), SMOOTHED),
+    "countries_S3": (MiningConfig(), SMOOTHED),
+    "family": (MiningConfig(), IDENTITY),
+    "umls": (MiningConfig(max_length=2), IDENTITY),
+    "wn18rr": (MiningConfig(constants=True, min_support=2, min_confidence=0.001, votes_per_fact=5), IDENTITY),
+    "fb15k-237": (MiningConfig(constants=True, max_length=2), replace(IDENTITY, object_identity=False)),
 }
 WAYS = ("plain", "chosen")  # plain counts and no object identity beside what SETS says
 SCORES = ("max-confidence", "noisy-or", "noisy-or@3")
@@ -75,8 +79,8 @@ def measured(args: argparse.Namespace, name: str) -> dict[str, Any]:
     plain = load(args.data / name)
     with tempfile.TemporaryDirectory() as folder:
         path, start = Path(folder) / "rules.tsv", time.perf_counter()
-        found, counts, mined = mining.mine_dataset(plain, cfg)
-        mining.save(path, found, counts, "tsv")
+        found, counts, mined = rule_cache.mine_dataset(plain, cfg)
+        rule_cache.write_rule_file(path, found, counts, "tsv")
         seconds = time.perf_counter() - start
         ways = {"plain": replace(chosen, smoothing=None, object_identity=False), "chosen": chosen}
         judged = {way: judge(load(args.data / name, path), ways[way]) for way in args.ways}
@@ -84,27 +88,33 @@ def measured(args: argparse.Namespace, name: str) -> dict[str, Any]:
         "settings": {field: getattr(cfg, field) for field in cfg.__slots__},
         "rules": len(found.rules),
         "candidates": mined.n_candidates,
-        "estimated": int((mined.rules.error > 0).sum()),
+        "estimated": int((mined.rules.std_error > 0).sum()),
         "mining_seconds": round(seconds, 1),
         "notes": list(mined.notes),
         "judged": judged,
     }
 
 
-def judge(dataset: Dataset, how: ProverSettings) -> dict[str, Any]:
+def judge(dataset: Dataset, how: ProverTaskConfig) -> dict[str, Any]:
     """Each score's summary on valid and test."""
     start = time.perf_counter()
-    ready = problem.build(dataset, how)
-    if ready.outlook is None:  # what derives each candidate is found once for all scores
-        known = outlook.of_atoms(ready.kb, ready.sizes, ready.model, ready.model.atoms)
-        ready = replace(ready, outlook=known)
+    ready = prover_task.build_task(dataset, how)
+    if ready.derivability_index is None:  # what derives each candidate is found once for all scores
+        known = derivability.build_derivability_index_for_atoms(
+            ready.kb, ready.sizes, ready.least_model, ready.least_model.atoms
+        )
+        ready = replace(ready, derivability_index=known)
     row: dict[str, Any] = {"smoothing": how.smoothing, "object_identity": how.object_identity}
     row |= {"height": ready.max_height, "notes": list(ready.notes)}
-    sides = Protocol(sides=training.sides(ready))
-    scorers = {name: problem.untrained_scorer(ready, name) for name in SCORES}
+    sides = RankingProtocol(sides=ranking.ranked_sides(ready))
+    scorers = {name: scorers_.make_untrained_scorer(ready, name) for name in SCORES}
     for split in ("valid", "test"):
-        ranked = {name: problem.rank(ready, getattr(dataset, split), score, sides) for name, score in scorers.items()}
-        summarised = partial(protocol.summarise, predicates=list(dataset.predicates), with_auc=ready.regions)
+        ranked = {
+            name: ranking.rank_split(ready, getattr(dataset, split), score, sides) for name, score in scorers.items()
+        }
+        summarised = partial(
+            ranking.summarise_ranking, predicates=list(dataset.predicates), with_auc=ready.is_countries
+        )
         row[split] = {name: summarised(found) for name, found in ranked.items()}
         for summary in row[split].values():
             del summary["by_group"]

@@ -81,7 +81,7 @@ def main() -> list[float]:
     state = init(cfg, world, random.key(0))
     for update in range(cfg.ppo.n_updates):
         state, metrics = train_step(cfg, world, state)
-        lengths.append(float(metrics.rollout.episode_length / metrics.rollout.episodes))
+        lengths.append(float(metrics.rollout.episode_length_sum / metrics.rollout.n_episodes))
         print(f"update {update:2}  steps to the goal {lengths[-1]:5.1f}")
     return lengths
 

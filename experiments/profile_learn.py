@@ -46,9 +46,9 @@ def main() -> None:
     args = parser.parse_args()
     with Monitor() as monitor:
         step = learner(args, monitor)
-        with monitor.timed("first iteration"):
+        with monitor.timer("first iteration"):
             step()
-        monitor.settle()
+        monitor.end_warmup()
         many = lambda: [step() for _ in range(args.iterations)]
         kernels(many, args)
         python(many, args)
@@ -68,10 +68,10 @@ def learner(args: argparse.Namespace, monitor: Monitor) -> Callable[[], Any]:
     cfg = Config(ppo=ppo, env=env, agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)))
     state = train_step.init(cfg, NoWorld(), random.key(0, args.device))
     rung = RUNG[args.compile_mode]
-    parts, _ = ladder.strategy(train_step.collect, train_step.EAGER, cfg, NoWorld(), state, rung)
+    parts, _ = ladder.select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state, rung)
     step = lambda state: train_step.train_step(cfg, NoWorld(), state, parts)
-    captured = capture(step, state, graph=args.compile_mode == "captured")
-    monitor.captured(captured)
+    captured = capture(step, state, use_cuda_graph=args.compile_mode == "captured")
+    monitor.record_capture(captured)
     return captured.step
 
 

@@ -20,7 +20,7 @@ START = time.perf_counter()  # before PyTorch is imported
 
 import torch  # noqa: E402
 
-from funcppo.runtime import kept  # noqa: E402
+from funcppo.runtime import compile_cache
 
 MARK = "cell: "
 
@@ -33,7 +33,7 @@ def run(script: str, cells: list[list[str]], width: int, device: str, out: Path 
       width: how many processes at once.
       out: the record; None prints alone.
     """
-    from funcppo.checkpoint import write_atomically  # not in a cell, whose start is timed
+    from funcppo.atomic_io import write_atomically
 
     rows: list[dict[str, Any]] = []
     told = machine(device)
@@ -68,7 +68,7 @@ def since_start() -> float:
 
 def compiles() -> dict[str, dict[str, float | bool]]:
     """What each function that was compiled so far, or found compiled on disk, took."""
-    return {made.name: {"seconds": made.seconds, "found": made.found} for made in kept.made}
+    return {made.name: {"seconds": made.seconds, "found": made.cache_hit} for made in compile_cache.compile_events}
 
 
 def machine(device: str) -> dict[str, Any]:

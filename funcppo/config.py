@@ -19,8 +19,8 @@ class Schedule:
     """How a scalar moves over the updates, as a factor of its starting value."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = 0  # updates over which the factor rises linearly to 1
-    end: float = 0.0  # factor after the last update; of no account when constant
+    warmup_updates: int = 0  # updates over which the factor rises linearly to 1
+    end_factor: float = 0.0  # factor after the last update; of no account when constant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class AdamConfig:
     b2: float = 0.999
     eps: float = 1e-5
     weight_decay: float = 0.0
-    decoupled: bool = True  # decay the weights themselves (AdamW); otherwise it is added to the gradient
+    decoupled_weight_decay: bool = True  # decay the weights themselves (AdamW); otherwise it is added to the gradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,97 +82,4 @@ class Config:
     ppo: PPOConfig
     env: Environment
     agent: Agent
-    learner: Agent | None = None  # the agent as minibatches apply it, of the same params; None: as it acts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProverSettings:
-    """What a data set does not fix about learning to prove its facts."""
-
-    max_height: int | None = None  # rule applications on a branch of a proof; None chooses by the valid split
-    max_depth: int = 20  # resolution steps of one search
-    max_successors: int | None = None  # None: as many as a search can meet, so that none is dropped
-    reward: Literal["proof", "signed", "balanced"] = "balanced"
-    facts: Literal["auto", "chosen", "found"] = "auto"  # whether the policy picks facts too; auto: above height 1
-    negatives: float = 1.0  # training negatives for each positive
-    hard_fraction: float = 0.0  # share of them that the rules derive; many of those may be true
-    embed_dim: int = 32
-    hidden_dim: int = 64
-    n_blocks: int = 0  # residual layers that the state passes
-    budget: int = 5_000_000  # atoms of T_P held at most
-    smoothing: float | None = None  # wrong pairs added to each rule's leave-one-out counts; None: its plain counts
-    object_identity: bool = False  # different variables of a rule bind different constants
-
-    def __post_init__(self) -> None:
-        """Errors: ValueError naming the field."""
-        for name in ("max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "budget"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value}: want 1 or more")
-        if self.n_blocks < 0:
-            raise ValueError(f"n_blocks={self.n_blocks}: want 0 or more")
-        if not 0.0 <= self.hard_fraction <= 1.0:
-            raise ValueError(f"hard_fraction={self.hard_fraction}: want a share from 0 to 1")
-        if self.negatives < 0.0:
-            raise ValueError(f"negatives={self.negatives}: want 0 or more")
-        if self.smoothing is not None and self.smoothing < 0.0:
-            raise ValueError(f"smoothing={self.smoothing}: want 0 or more")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MineConfig:
-    """Which rules are looked for in a graph, and how hard."""
-
-    max_length: int = 3  # atoms of a body
-    min_support: int = 5  # facts that a rule derives from other facts
-    min_confidence: float = 0.01
-    constants: bool = False  # also h(X, c) :- b(X, Z) and h(X, c) :- b(X, d)
-    votes: int = 1  # a rule is kept when it is among this many best ones of some fact that it derives
-    work: int = 200_000_000  # rows that one stage may make, about; what does not fit is sampled
-    seconds: float | None = None  # stop looking after this time; what is found by then depends on the machine
-    seed: int = 0  # of the samples
-
-    def __post_init__(self) -> None:
-        """Errors: ValueError naming the field."""
-        if not 1 <= self.max_length <= 3:
-            raise ValueError(f"max_length={self.max_length}: want 1, 2 or 3")
-        for name in ("min_support", "votes", "work"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
-        if not 0.0 <= self.min_confidence <= 1.0:
-            raise ValueError(f"min_confidence={self.min_confidence}: want a number from 0 to 1")
-        if self.seconds is not None and not self.seconds > 0.0:
-            raise ValueError(f"seconds={self.seconds}: want more than 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
-    """One training run on a data set; what `config.json` in its folder holds."""
-
-    dataset: str  # an embedded name, a folder or a program
-    rules: str | None = None  # a rule file in place of the data set's own
-    steps: int = 120_000  # environment steps; rounded up to whole rollouts
-    seed: int = 0
-    device: str = "cpu"
-    strategy: str = "auto"  # how a training step is run; auto takes the fastest that works here
-    precision: Literal["highest", "high", "bfloat16"] = "highest"  # of matrix products: float32, TF32, bfloat16
-    score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
-    validations: int = 12  # looks at the valid split while training; the params of the best one are kept
-    valid_queries: int = 1000  # valid queries ranked at each, drawn evenly over relations
-    patience: int = 5  # updates in a row with a loss or gradient that is not finite, after which the run stops
-    prover: ProverSettings = ProverSettings()
-    ppo: PPOConfig = PPOConfig(
-        n_envs=256,
-        n_steps=8,
-        n_epochs=2,
-        n_minibatches=4,
-        learning_rate=1e-3,
-        learning_rate_schedule=Schedule(kind="linear"),
-        entropy_coef=0.3,  # of the entropy relative to the prior: how far what is learnt may move the confidences
-        advantage_ddof=None,  # rewards are of order 1 already, and the weight above is in their unit
-    )
-
-    def __post_init__(self) -> None:
-        """Errors: ValueError naming the field."""
-        for name in ("steps", "validations", "valid_queries", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
+    update_agent: Agent | None = None  # the agent as minibatches apply it, of the same params; None: as it acts

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     log_prob: F32[Tensor, "N"]  # under the behaviour policy
     value: F32[Tensor, "N"]  # under the behaviour policy
     advantage: F32[Tensor, "N"]
-    target: F32[Tensor, "N"]  # of the value
+    value_target: F32[Tensor, "N"]  # of the value
 
 
 class LossMetrics(NamedTuple):
@@ -45,7 +45,7 @@ class LossMetrics(NamedTuple):
     entropy: F32[Tensor, ""]  # nats
     approx_kl: F32[Tensor, ""]  # KL(behaviour, current), nats
     clip_fraction: F32[Tensor, ""]  # share of ratios outside the clip range
-    left_out: Any  # share of the rows that the agent had no room for; () where it has room for any
+    dropped_fraction: Any  # share of the rows that the agent had no room for; () where it has room for any
 
 
 def loss_fn(
@@ -57,14 +57,14 @@ def loss_fn(
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 9; KL estimator: Schulman 2020, "Approximating KL divergence".
     """
-    ppo, agent = cfg.ppo, cfg.learner or cfg.agent
+    ppo, agent = cfg.ppo, cfg.update_agent or cfg.agent
     out = agent.apply(agent.cfg, world, params, batch.obs)
-    fits = agent.fits(agent.cfg, batch.obs) if agent.fits else None
-    mean = torch.mean if fits is None else partial(mean_where, fits)
+    fits = agent.within_capacity(agent.cfg, batch.obs) if agent.within_capacity else None
+    mean = torch.mean if fits is None else partial(masked_mean, fits)
     log_ratio = agent.distribution.log_prob(out, batch.action) - batch.log_prob
     ratio = log_ratio.exp()
-    policy = policy_loss(ratio, normalised(ppo, batch.advantage), scalars.clip_eps, mean)
-    value = value_loss(ppo, out.value, batch.value, batch.target, scalars.clip_eps, mean)
+    policy = policy_loss(ratio, normalize_advantages(ppo, batch.advantage), scalars.clip_eps, mean)
+    value = value_loss(ppo, out.value, batch.value, batch.value_target, scalars.clip_eps, mean)
     entropy = mean(agent.distribution.entropy(out))
     loss = policy - scalars.entropy_coef * entropy + scalars.value_coef * value
     metrics = LossMetrics(
@@ -74,12 +74,12 @@ def loss_fn(
         entropy=entropy,
         approx_kl=mean(ratio - 1 - log_ratio),
         clip_fraction=mean(((ratio - 1).abs() > scalars.clip_eps).to(ratio.dtype)),
-        left_out=() if fits is None else (~fits).to(ratio.dtype).mean(),
+        dropped_fraction=() if fits is None else (~fits).to(ratio.dtype).mean(),
     )
     return loss, metrics
 
 
-def mean_where(mask: Bool[Tensor, "N"], x: F32[Tensor, "N"]) -> F32[Tensor, ""]:
+def masked_mean(mask: Bool[Tensor, "N"], x: F32[Tensor, "N"]) -> F32[Tensor, ""]:
     """The mean over the rows of the mask, 0 over none."""
     return torch.where(mask, x, 0.0).sum() / mask.to(x.dtype).sum().clamp_min(1.0)
 
@@ -122,7 +122,7 @@ def value_loss(
     return (0.5 if cfg.half_value_loss else 1.0) * mean(error)
 
 
-def normalised(cfg: PPOConfig, advantage: F32[Tensor, "N"]) -> F32[Tensor, "N"]:
+def normalize_advantages(cfg: PPOConfig, advantage: F32[Tensor, "N"]) -> F32[Tensor, "N"]:
     """(A - mean) / (deviation + 1e-8) over the batch; unchanged where `advantage_ddof` is None."""
     if cfg.advantage_ddof is None:
         return advantage

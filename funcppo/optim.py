@@ -12,18 +12,18 @@ from funcppo import tree
 from funcppo.config import AdamConfig, Schedule
 from funcppo.types import F32, I64
 
-P = TypeVar("P")
+Params = TypeVar("Params")
 
 
-class AdamState(NamedTuple, Generic[P]):
+class AdamState(NamedTuple, Generic[Params]):
     """Moments have the structure of params."""
 
     step: F32[Tensor, ""]  # updates so far
-    mu: P  # running mean of the gradient
-    nu: P  # running mean of its square
+    mu: Params  # running mean of the gradient
+    nu: Params  # running mean of its square
 
 
-def init(params: P) -> AdamState[P]:
+def init(params: Params) -> AdamState[Params]:
     """No update made yet."""
     like = tree.leaves(params)[0]
     step = torch.zeros((), dtype=like.dtype, device=like.device)
@@ -31,8 +31,8 @@ def init(params: P) -> AdamState[P]:
 
 
 def update(
-    cfg: AdamConfig, grads: P, state: AdamState[P], params: P, learning_rate: F32[Tensor, ""] | float
-) -> tuple[P, AdamState[P]]:
+    cfg: AdamConfig, grads: Params, state: AdamState[Params], params: Params, learning_rate: F32[Tensor, ""] | float
+) -> tuple[Params, AdamState[Params]]:
     """The new params and the new state after one step.
 
         m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
@@ -43,7 +43,7 @@ def update(
     Source: Kingma & Ba 2015, arXiv:1412.6980, algorithm 1; Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
     """
     step = state.step + 1
-    if cfg.weight_decay and cfg.decoupled:
+    if cfg.weight_decay and cfg.decoupled_weight_decay:
         params = tree.map(lambda p: p * (1 - learning_rate * cfg.weight_decay), params)
     elif cfg.weight_decay:
         grads = tree.map(lambda g, p: g + cfg.weight_decay * p, grads, params)
@@ -55,7 +55,7 @@ def update(
     return params, AdamState(step=step, mu=mu, nu=nu)
 
 
-def clip_by_global_norm(grads: P, max_norm: F32[Tensor, ""] | float) -> tuple[P, F32[Tensor, ""]]:
+def clip_by_global_norm(grads: Params, max_norm: F32[Tensor, ""] | float) -> tuple[Params, F32[Tensor, ""]]:
     """The tree scaled so that its L2 norm is at most `max_norm`, and the norm before.
 
     Equal to torch.nn.utils.clip_grad_norm_, the 1e-6 in its denominator included.
@@ -65,15 +65,15 @@ def clip_by_global_norm(grads: P, max_norm: F32[Tensor, ""] | float) -> tuple[P,
     return tree.map(lambda g: g * scale, grads), norm
 
 
-def schedule_factor(cfg: Schedule, update: I64[Tensor, ""], n_updates: int) -> F32[Tensor, ""]:
+def schedule_factor(cfg: Schedule, update_index: I64[Tensor, ""], n_updates: int) -> F32[Tensor, ""]:
     """The factor for update number `update`, counted from 0.
 
     It rises as (update + 1) / (warmup + 1) to 1 at `warmup`, then falls to `end` at `n_updates` along a line or half
     a cosine, or stays.
     """
-    rise = ((update + 1) / (cfg.warmup + 1)).clamp(max=1.0)
+    rise = ((update_index + 1) / (cfg.warmup_updates + 1)).clamp(max=1.0)
     if cfg.kind == "constant":
         return rise
-    progress = ((update - cfg.warmup) / max(n_updates - cfg.warmup, 1)).clamp(0.0, 1.0)
+    progress = ((update_index - cfg.warmup_updates) / max(n_updates - cfg.warmup_updates, 1)).clamp(0.0, 1.0)
     left = 1 - progress if cfg.kind == "linear" else 0.5 * (1 + torch.cos(math.pi * progress))
-    return rise * (cfg.end + (1 - cfg.end) * left)
+    return rise * (cfg.end_factor + (1 - cfg.end_factor) * left)

@@ -10,32 +10,32 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.envs.base import Environment, advance, draw
+from funcppo.envs.base import Environment, sample_reset, step_with_autoreset
 from funcppo.types import F32, I64, Bool
 
 Carry = TypeVar("Carry")
 
 
-class Episode(NamedTuple):
+class EpisodeStats(NamedTuple):
     """The episode that each row is in."""
 
-    total: F32[Tensor, "B"]  # undiscounted sum of rewards so far
+    total_reward: F32[Tensor, "B"]  # undiscounted sum of rewards so far
     length: I64[Tensor, "B"]  # steps so far
 
 
-class Actor(NamedTuple):
+class RolloutState(NamedTuple):
     """What a rollout threads."""
 
     env_state: Any
-    episode: Episode
+    episode_stats: EpisodeStats
 
 
-class Draws(NamedTuple):
+class RandomInputs(NamedTuple):
     """What is drawn for one step; with a leading axis T for a rollout, all at once because one by one costs more."""
 
-    action: I64[Tensor, "... 2"]  # key
-    step: I64[Tensor, "... B 2"]  # keys of the environments, one a row
-    restart: Any  # what each row restarts from, if it does: of `envs.base.draw`
+    action_key: I64[Tensor, "... 2"]  # key
+    step_key: I64[Tensor, "... B 2"]  # keys of the environments, one a row
+    reset_sample: Any  # what each row restarts from, if it does: of `envs.base.draw`
 
 
 class Transition(NamedTuple):
@@ -49,39 +49,49 @@ class Transition(NamedTuple):
     terminated: Bool[Tensor, "... B"]
     truncated: Bool[Tensor, "... B"]
     final_obs: Any  # of the state reached, before any restart; () where no truncated episode is worth anything
-    episode: Episode  # the transition included
+    episode_stats: EpisodeStats  # the transition included
 
 
-def start(cfg: Config, world: Any, key: I64[Tensor, "2"], n: int) -> tuple[Any, Episode]:
+def init_rollout_state(cfg: Config, world: Any, key: I64[Tensor, "2"], n_envs: int) -> tuple[Any, EpisodeStats]:
     """`n` fresh rows and their empty episodes."""
-    env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n))
+    env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
     own = lambda x: x.clone(memory_format=torch.contiguous_format)  # as later states lie: no second graph is compiled
-    none = Episode(torch.zeros(n, device=key.device), torch.zeros(n, dtype=torch.int64, device=key.device))
+    none = EpisodeStats(
+        torch.zeros(n_envs, device=key.device), torch.zeros(n_envs, dtype=torch.int64, device=key.device)
+    )
     return tree.map(own, env_state), none
 
 
-def step_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> tuple[Tensor, Tensor, Tensor]:
+def rollout_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> tuple[Tensor, Tensor, Tensor]:
     """Independent keys for every step of a rollout: of actions [T, 2], steps [T, B, 2] and restarts [T, B, 2]."""
     action, env = random.split(random.split(key), n_steps).unbind()
     step, restart = random.split(random.split(env, n_envs)).unbind(-2)
     return action, step, restart
 
 
-def drawn(env: Environment, world: Any, action: Tensor, step: Tensor, restart: Tensor) -> Draws:
+def sample_random_inputs(
+    env: Environment, world: Any, action_key: Tensor, step_key: Tensor, reset_key: Tensor
+) -> RandomInputs:
     """What a rollout needs of chance, given `step_keys`."""
-    starts = draw(env, world, restart.flatten(0, 1))
-    return Draws(action, step, tree.map(lambda x: x.unflatten(0, restart.shape[:2]), starts))
+    starts = sample_reset(env, world, reset_key.flatten(0, 1))
+    return RandomInputs(action_key, step_key, tree.map(lambda x: x.unflatten(0, reset_key.shape[:2]), starts))
 
 
-def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, draws: Draws) -> tuple[Actor, Transition]:
+def rollout_step(
+    cfg: Config, world: Any, params: Any, rollout_state: RolloutState, random_inputs: RandomInputs
+) -> tuple[RolloutState, Transition]:
     """Observe, act, step, and restart the rows that finished."""
     env, agent = cfg.env, cfg.agent
-    obs = env.observe(env.cfg, world, actor.env_state)
+    obs = env.observe(env.cfg, world, rollout_state.env_state)
     out = agent.apply(agent.cfg, world, params, obs)
-    action = agent.distribution.sample(draws.action, out)
-    reached, timestep, onward = advance(env, world, actor.env_state, action, draws.step, draws.restart)
+    action = agent.distribution.sample(random_inputs.action_key, out)
+    reached, timestep, onward = step_with_autoreset(
+        env, world, rollout_state.env_state, action, random_inputs.step_key, random_inputs.reset_sample
+    )
     done = timestep.terminated | timestep.truncated
-    episode = Episode(actor.episode.total + timestep.reward, actor.episode.length + 1)
+    episode = EpisodeStats(
+        rollout_state.episode_stats.total_reward + timestep.reward, rollout_state.episode_stats.length + 1
+    )
     transition = Transition(
         obs=obs,
         action=action,
@@ -91,17 +101,17 @@ def rollout_step(cfg: Config, world: Any, params: Any, actor: Actor, draws: Draw
         terminated=timestep.terminated,
         truncated=timestep.truncated,
         final_obs=env.observe(env.cfg, world, reached) if _bootstraps(cfg) else (),
-        episode=episode,
+        episode_stats=episode,
     )
     episode = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode)
-    return Actor(onward, episode), transition
+    return RolloutState(onward, episode), transition
 
 
 def _bootstraps(cfg: Config) -> bool:
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
 
 
-def final_value(cfg: Config, world: Any, params: Any, trajectory: Transition) -> F32[Tensor, "T B"]:
+def estimate_final_value(cfg: Config, world: Any, params: Any, trajectory: Transition) -> F32[Tensor, "T B"]:
     """V of the last observation of each truncated episode, else 0; all at once, after the rollout."""
     if not _bootstraps(cfg):
         return torch.zeros_like(trajectory.reward)
@@ -110,7 +120,7 @@ def final_value(cfg: Config, world: Any, params: Any, trajectory: Transition) ->
     return torch.where(trajectory.truncated, reached.view_as(trajectory.reward), 0.0)
 
 
-def value(cfg: Config, world: Any, params: Any, env_state: Any) -> F32[Tensor, "B"]:
+def estimate_value(cfg: Config, world: Any, params: Any, env_state: Any) -> F32[Tensor, "B"]:
     """V of a state."""
     obs = cfg.env.observe(cfg.env.cfg, world, env_state)
     return cfg.agent.apply(cfg.agent.cfg, world, params, obs).value

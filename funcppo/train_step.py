@@ -18,8 +18,8 @@ from funcppo import minibatch, optim, random, rollout, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars
-from funcppo.minibatch import Learner, Learnt, Minibatches, minibatch_step
-from funcppo.rollout import Actor, Draws, Episode, Transition, rollout_step
+from funcppo.minibatch import MinibatchIndices, MinibatchMetrics, UpdateState, minibatch_step
+from funcppo.rollout import EpisodeStats, RandomInputs, RolloutState, Transition, rollout_step
 from funcppo.types import F32, I64
 
 
@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
     params: Any
     opt_state: optim.AdamState[Any]
     env_state: Any
-    episode: Episode
+    episode_stats: EpisodeStats
     key: I64[Tensor, "2"]
     update: I64[Tensor, ""]  # updates made
     scalars: Scalars  # before their schedules
@@ -38,10 +38,10 @@ class TrainState(NamedTuple):
 class RolloutMetrics(NamedTuple):
     """What one trajectory shows."""
 
-    episodes: F32[Tensor, ""]  # episodes that ended in it
-    episode_return: F32[Tensor, ""]  # sum of their undiscounted returns
-    episode_length: F32[Tensor, ""]  # sum of their lengths, steps
-    truncated: F32[Tensor, ""]  # how many of them were cut
+    n_episodes: F32[Tensor, ""]  # episodes that ended in it
+    episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
+    episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
+    n_truncated_episodes: F32[Tensor, ""]  # how many of them were cut
     explained_variance: F32[Tensor, ""]  # of the value targets by the values, before learning
 
 
@@ -51,8 +51,8 @@ class Metrics(NamedTuple):
     rollout: RolloutMetrics
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping, mean over the minibatches
-    minibatches: F32[Tensor, ""]  # how many were learnt from
-    skipped: F32[Tensor, ""]  # how many were not, because a loss or a gradient was not finite
+    n_applied_minibatches: F32[Tensor, ""]  # how many were learnt from
+    n_nonfinite_minibatches: F32[Tensor, ""]  # how many were not, because a loss or a gradient was not finite
     learning_rate: F32[Tensor, ""]  # in this update
 
 
@@ -62,22 +62,22 @@ def init(cfg: Config, world: Any, key: I64[Tensor, "2"]) -> TrainState:
     key, reset_key = random.split(key).unbind()
     key, loop_key = random.split(key).unbind()
     params = cfg.agent.init(cfg.agent.cfg, init_key)
-    env_state, episode = rollout.start(cfg, world, reset_key, cfg.ppo.n_envs)
+    env_state, episode = rollout.init_rollout_state(cfg, world, reset_key, cfg.ppo.n_envs)
     return TrainState(
         params=params,
         opt_state=optim.init(params),
         env_state=env_state,
-        episode=episode,
+        episode_stats=episode,
         key=loop_key,
         update=torch.zeros((), dtype=torch.int64, device=key.device),
         scalars=Scalars(*(torch.full((), getattr(cfg.ppo, name), device=key.device) for name in Scalars._fields)),
     )
 
 
-def scheduled(cfg: Config, update: I64[Tensor, ""], scalars: Scalars) -> Scalars:
+def apply_schedules(cfg: Config, update_index: I64[Tensor, ""], scalars: Scalars) -> Scalars:
     """The scalars of update number `update`."""
     ppo = cfg.ppo
-    factor = partial(optim.schedule_factor, update=update, n_updates=ppo.n_updates)
+    factor = partial(optim.schedule_factor, update_index=update_index, n_updates=ppo.n_updates)
     return scalars._replace(
         learning_rate=scalars.learning_rate * factor(ppo.learning_rate_schedule),
         clip_eps=scalars.clip_eps * factor(ppo.clip_eps_schedule),
@@ -85,7 +85,7 @@ def scheduled(cfg: Config, update: I64[Tensor, ""], scalars: Scalars) -> Scalars
     )
 
 
-def learning_batch(
+def build_batch(
     cfg: Config, world: Any, params: Any, env_state: Any, trajectory: Transition, scalars: Scalars
 ) -> tuple[Batch, RolloutMetrics]:
     """The trajectory with its advantages and targets, flattened to N = T * B, and what it shows.
@@ -93,9 +93,9 @@ def learning_batch(
     Args:
       env_state: the state after the last transition, finished rows restarted.
     """
-    last_value = rollout.value(cfg, world, params, env_state)
+    last_value = rollout.estimate_value(cfg, world, params, env_state)
     value, done = trajectory.value, trajectory.terminated | trajectory.truncated
-    final_value, bootstrap = rollout.final_value(cfg, world, params, trajectory), cfg.ppo.bootstrap_truncated
+    final_value, bootstrap = rollout.estimate_final_value(cfg, world, params, trajectory), cfg.ppo.bootstrap_truncated
     advantage, target = gae(
         trajectory.reward,
         trajectory.terminated if bootstrap else done,
@@ -107,24 +107,26 @@ def learning_batch(
     )
     batch = Batch(trajectory.obs, trajectory.action, trajectory.log_prob, value, advantage, target)
     metrics = RolloutMetrics(
-        episodes=done.to(value.dtype).sum(),
-        episode_return=torch.where(done, trajectory.episode.total, 0.0).sum(),
-        episode_length=torch.where(done, trajectory.episode.length, 0).to(value.dtype).sum(),
-        truncated=trajectory.truncated.to(value.dtype).sum(),
+        n_episodes=done.to(value.dtype).sum(),
+        episode_return_sum=torch.where(done, trajectory.episode_stats.total_reward, 0.0).sum(),
+        episode_length_sum=torch.where(done, trajectory.episode_stats.length, 0).to(value.dtype).sum(),
+        n_truncated_episodes=trajectory.truncated.to(value.dtype).sum(),
         explained_variance=1 - (target - value).var(correction=0) / target.var(correction=0),
     )
     return tree.map(lambda x: x.flatten(0, 1), batch), metrics
 
 
-def plan(cfg: Config, world: Any, key: I64[Tensor, "2"]) -> tuple[I64[Tensor, "2"], Draws, Minibatches]:
+def sample_randomness(
+    cfg: Config, world: Any, key: I64[Tensor, "2"]
+) -> tuple[I64[Tensor, "2"], RandomInputs, MinibatchIndices]:
     """The next key, what is drawn for every rollout step, and which rows every minibatch learns from."""
     ppo = cfg.ppo
     key, rollout_key, order_key = random.split(key, 3).unbind()
-    draws = rollout.drawn(cfg.env, world, *rollout.step_keys(rollout_key, ppo.n_steps, ppo.n_envs))
+    draws = rollout.sample_random_inputs(cfg.env, world, *rollout.rollout_keys(rollout_key, ppo.n_steps, ppo.n_envs))
     order = random.permutation(random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps)
     number = torch.arange(ppo.n_epochs * ppo.n_minibatches, device=key.device)
     ends_epoch = (number + 1) % ppo.n_minibatches == 0
-    return key, draws, Minibatches(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
+    return key, draws, MinibatchIndices(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,22 +138,22 @@ class Parts:
     """
 
     scan: Callable[..., Any] = rollout.scan
-    plan: Callable[..., Any] = plan
+    sample_randomness: Callable[..., Any] = sample_randomness
     rollout_step: Callable[..., Any] = rollout_step
-    learning_batch: Callable[..., Any] = learning_batch
-    pack: Callable[..., Any] = minibatch.pack
+    build_batch: Callable[..., Any] = build_batch
+    ravel_update_state: Callable[..., Any] = minibatch.ravel_update_state
     minibatch_step: Callable[..., Any] = minibatch_step
-    unpack: Callable[..., Any] = minibatch.unpack
-    gradient: Callable[..., Any] = minibatch.gradient
-    apply_gradient: Callable[..., Any] = minibatch.apply_gradient
+    unravel_update_state: Callable[..., Any] = minibatch.unravel_update_state
+    accumulate_gradients: Callable[..., Any] = minibatch.accumulate_gradients
+    apply_gradients: Callable[..., Any] = minibatch.apply_gradients
     loss_gradient: Callable[..., Any] = minibatch.loss_gradient
     minibatch_loss: Callable[..., Any] = minibatch.minibatch_loss
 
 
-EAGER = Parts()
+EAGER_PARTS = Parts()
 
 
-def vectorised(parts: Parts) -> Parts:
+def vmap_parts(parts: Parts) -> Parts:
     """The parts for K learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis K.
 
     `train_step(cfg, world, states, vectorised(parts))` equals `torch.vmap` of the whole step, and each of its parts can
@@ -165,71 +167,73 @@ def vectorised(parts: Parts) -> Parts:
 
         return part
 
-    def plan(cfg: Config, world: Any, key: I64[Tensor, "K 2"]) -> tuple[I64[Tensor, "K 2"], Draws, Minibatches]:
-        key, *ahead = over(parts.plan, 2)(cfg, world, key)
+    def plan(
+        cfg: Config, world: Any, key: I64[Tensor, "K 2"]
+    ) -> tuple[I64[Tensor, "K 2"], RandomInputs, MinibatchIndices]:
+        key, *ahead = over(parts.sample_randomness, 2)(cfg, world, key)
         draws, minibatches = tree.map(lambda x: x.transpose(0, 1).contiguous(), ahead)
         return key, draws, minibatches
 
     return dataclasses.replace(
         parts,
-        plan=plan,
+        sample_randomness=plan,
         rollout_step=over(parts.rollout_step, 2),
-        learning_batch=over(parts.learning_batch, 2, in_dims=(0, 0, 1, 0)),
-        pack=over(parts.pack, 0),
+        build_batch=over(parts.build_batch, 2, in_dims=(0, 0, 1, 0)),
+        ravel_update_state=over(parts.ravel_update_state, 0),
         minibatch_step=over(parts.minibatch_step, 2),
-        unpack=over(parts.unpack, 0),
+        unravel_update_state=over(parts.unravel_update_state, 0),
     )
 
 
-class Collected(NamedTuple):
+class RolloutResult(NamedTuple):
     """What one update learns from."""
 
     key: I64[Tensor, "2"]  # of the next update
-    actor: Actor  # after the rollout
-    learner: Learner
+    rollout_state: RolloutState  # after the rollout
+    update_state: UpdateState
     batch: Batch
     scalars: Scalars  # of this update
-    minibatches: Minibatches
-    shown: RolloutMetrics
+    minibatches: MinibatchIndices
+    metrics: RolloutMetrics
 
 
-def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> Collected:
+def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER_PARTS) -> RolloutResult:
     """Draw what is random, act, and estimate advantages."""
-    scalars = scheduled(cfg, state.update, state.scalars)
-    key, draws, minibatches = parts.plan(cfg, world, state.key)
+    scalars = apply_schedules(cfg, state.update, state.scalars)
+    key, draws, minibatches = parts.sample_randomness(cfg, world, state.key)
     act = partial(parts.rollout_step, cfg, world, state.params)
-    actor, trajectory = parts.scan(act, Actor(state.env_state, state.episode), draws)
-    batch, shown = parts.learning_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
-    learner = parts.pack(state.params, state.opt_state)
-    return Collected(key, actor, learner, batch, scalars=scalars, minibatches=minibatches, shown=shown)
+    actor, trajectory = parts.scan(act, RolloutState(state.env_state, state.episode_stats), draws)
+    batch, shown = parts.build_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
+    learner = parts.ravel_update_state(state.params, state.opt_state)
+    return RolloutResult(key, actor, learner, batch, scalars=scalars, minibatches=minibatches, metrics=shown)
 
 
-def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER) -> tuple[TrainState, Metrics]:
+def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER_PARTS) -> tuple[TrainState, Metrics]:
     """One update: collect, then learn. Reads and returns; writes nothing."""
     got = collect(cfg, world, state, parts)
     learn = partial(parts.minibatch_step, cfg, world, state.params, got.batch, got.scalars)
-    learner, learnt = parts.scan(learn, got.learner, got.minibatches)
-    params, opt_state = parts.unpack(state.params, learner)
+    learner, learnt = parts.scan(learn, got.update_state, got.minibatches)
+    params, opt_state = parts.unravel_update_state(state.params, learner)
     after = TrainState(
         params=params,
         opt_state=opt_state,
-        env_state=got.actor.env_state,
-        episode=got.actor.episode,
+        env_state=got.rollout_state.env_state,
+        episode_stats=got.rollout_state.episode_stats,
         key=got.key,
         update=state.update + 1,
         scalars=state.scalars,
     )
-    return after, _metrics(got.shown, learnt, got.scalars)
+    return after, _metrics(got.metrics, learnt, got.scalars)
 
 
-def _metrics(shown: RolloutMetrics, learnt: Learnt, scalars: Scalars) -> Metrics:
-    n = learnt.stepped.to(learnt.grad_norm.dtype).sum(0)
-    mean = lambda x: torch.where(learnt.stepped, x, 0.0).sum(0) / n.clamp(min=1.0)
+def _metrics(shown: RolloutMetrics, learnt: MinibatchMetrics, scalars: Scalars) -> Metrics:
+    n = learnt.applied.to(learnt.grad_norm.dtype).sum(0)
+    mean = lambda x: torch.where(learnt.applied, x, 0.0).sum(0) / n.clamp(min=1.0)
     return Metrics(
         rollout=shown,
         loss=tree.map(mean, learnt.loss),
         grad_norm=mean(learnt.grad_norm),
-        minibatches=n,
-        skipped=(~learnt.finite).to(n.dtype).sum(0),
+        n_applied_minibatches=n,
+        n_nonfinite_minibatches=(~learnt.all_finite).to(n.dtype).sum(0),
         learning_rate=scalars.learning_rate,
     )

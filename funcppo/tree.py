@@ -9,12 +9,12 @@ import optree
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
+Tree = TypeVar("Tree")
 
 
-def map(fn: Callable[..., Any], tree: T, *rest: T) -> T:
+def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """`fn` over matching leaves; raises ValueError when the structures differ."""
-    return cast(T, optree.tree_map(fn, cast(Any, tree), *cast(Any, rest)))
+    return cast(Tree, optree.tree_map(fn, cast(Any, tree), *cast(Any, rest)))
 
 
 def leaves(tree: Any) -> list[Tensor]:
@@ -22,9 +22,9 @@ def leaves(tree: Any) -> list[Tensor]:
     return cast(list[Tensor], optree.tree_leaves(tree))
 
 
-def unflatten(like: T, tensors: list[Tensor]) -> T:
+def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
     """The tree of the same structure as `like` that has these leaves."""
-    return cast(T, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), tensors))
+    return cast(Tree, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), tensors))
 
 
 def structure(tree: Any) -> Any:
@@ -38,12 +38,12 @@ def paths(tree: Any) -> list[str]:
     return [".".join(str(getattr(entry, "field", entry.entry)) for entry in path) for path in accessors]
 
 
-def zeros_like(tree: T) -> T:
+def zeros_like(tree: Tree) -> Tree:
     """A tree of zeros with the structure, shapes and dtypes of `tree`."""
     return map(torch.zeros_like, tree)
 
 
-def where(mask: Tensor, on_true: T, on_false: T) -> T:
+def where(mask: Tensor, on_true: Tree, on_false: Tree) -> Tree:
     """Row-wise select: `mask` is [B], every leaf is [B, ...]."""
     return map(lambda a, b: torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b), on_true, on_false)
 
@@ -58,7 +58,7 @@ def ravel(tree: Any) -> Tensor:
     return torch.cat([x.reshape(-1) for x in leaves(tree)])
 
 
-def unravel(like: T, flat: Tensor) -> T:
+def unravel(like: Tree, flat: Tensor) -> Tree:
     """The tree with the structure and shapes of `like` whose leaves are views of `flat`: undoes `ravel`."""
     shapes = [x.shape for x in leaves(like)]
     parts = flat.split([shape.numel() for shape in shapes])

@@ -32,39 +32,41 @@ else:
             self.dtype = dtype
 
         def __getitem__(self, item: tuple[type, str]) -> Any:
-            return Annotated[item[0], Spec(self.dtype, tuple(item[1].split()))]
+            return Annotated[item[0], TensorSpec(self.dtype, tuple(item[1].split()))]
 
     Bool, I32, I64 = _Dtype(torch.bool), _Dtype(torch.int32), _Dtype(torch.int64)
     F32, F64 = _Dtype(torch.float32), _Dtype(torch.float64)
 
 
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """dtype and named axes of one tensor; an axis is a name ("B"), a number ("3") or "..." for any leading axes."""
 
     dtype: torch.dtype
     axes: tuple[str, ...]
 
 
-def check(tree: tuple[Any, ...], sizes: dict[str, int] | None = None, path: str = "") -> dict[str, int]:
+def check_shapes_and_dtypes(
+    tree: tuple[Any, ...], axis_sizes: dict[str, int] | None = None, path: str = ""
+) -> dict[str, int]:
     """The sizes bound, e.g. {"B": 128}, when every annotated leaf of a NamedTuple has its dtype and axes.
 
     Axis names agree across the whole tree; F32 admits float64, so that parity tests may run in it.
 
     Errors: TypeError naming the field, the dtype and shape expected, and those found.
     """
-    sizes = {} if sizes is None else sizes
+    axis_sizes = {} if axis_sizes is None else axis_sizes
     path = path or type(tree).__name__
     for name, hint in get_type_hints(type(tree), include_extras=True).items():
         value, where = getattr(tree, name), f"{path}.{name}"
-        spec = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Spec)), None)
+        spec = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, TensorSpec)), None)
         if spec is not None:
-            _check_leaf(value, spec, sizes, where)
+            _check_leaf(value, spec, axis_sizes, where)
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            check(value, sizes, where)
-    return sizes
+            check_shapes_and_dtypes(value, axis_sizes, where)
+    return axis_sizes
 
 
-def _check_leaf(value: torch.Tensor, spec: Spec, sizes: dict[str, int], where: str) -> None:
+def _check_leaf(value: torch.Tensor, spec: TensorSpec, sizes: dict[str, int], where: str) -> None:
     axes, got = spec.axes, tuple(value.shape)
     if axes and axes[0] == "...":
         axes = axes[1:]

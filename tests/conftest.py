@@ -1,11 +1,34 @@
-"""What holds for all tests."""
+"""Settings of the whole suite: no deadlines, one thread, a compile cache of its own, and a count of what was skipped."""
 
+from collections import Counter
+
+import hypothesis
 import pytest
+import torch
+
+# A deadline would make a test fail on a slow or busy machine.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_configure():
+    """Use one thread: the tensors of tests are small, and tests run side by side."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_code_of_its_own(tmp_path_factory):
-    """Tests patch what they compile: nothing of that may be found by a program, or the other way round."""
+def separate_compile_cache(tmp_path_factory):
+    """Tests patch what they compile: no program may find such code, and no test that of a program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print how many tests were skipped for each reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section("skipped tests")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:4}  {reason}")

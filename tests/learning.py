@@ -60,7 +60,7 @@ def pendulum_config(max_steps: int = 200, **ppo: Any) -> Config:
 @cache
 def compiled(fn: Any, **options: Any) -> Any:
     """`fn` as one graph, compiled once for the whole run of the tests; a graph break is an error."""
-    return compile.compiled(fn, **options)
+    return compile.compile_function(fn, **options)
 
 
 def double(x: Any) -> Any:

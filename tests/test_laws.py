@@ -17,9 +17,9 @@ from funcppo import losses, optim, random, rollout, tree
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
-from funcppo.rollout import Actor
-from funcppo.train_step import collect, init, learning_batch, minibatch_step, plan, train_step
-from funcppo.types import check
+from funcppo.rollout import RolloutState
+from funcppo.train_step import build_batch, collect, init, minibatch_step, sample_randomness, train_step
+from funcppo.types import check_shapes_and_dtypes
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -41,14 +41,14 @@ class Case(NamedTuple):
 def rolled(cfg: Any, seed: int) -> Any:
     """A state, what is drawn for a rollout, the actor after it, and the trajectory."""
     state = init(cfg, WORLD, random.key(seed))
-    _, draws, _ = plan(cfg, WORLD, state.key)
+    _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return state, draws, *rollout.scan(act, Actor(state.env_state, state.episode), draws)
+    return state, draws, *rollout.scan(act, RolloutState(state.env_state, state.episode_stats), draws)
 
 
 def env_step(cfg: Any, seed: int) -> tuple[Any, ...]:
     _, draws, actor, trajectory = rolled(cfg, seed)
-    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], draws.step[0]
+    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], draws.step_key[0]
 
 
 def act(cfg: Any, seed: int) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
 def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
     state = rolled(cfg, seed)[0]
     got = collect(cfg, WORLD, state)
-    return cfg, WORLD, state.params, got.batch, got.scalars, got.learner, tree.map(lambda x: x[0], got.minibatches)
+    return cfg, WORLD, state.params, got.batch, got.scalars, got.update_state, tree.map(lambda x: x[0], got.minibatches)
 
 
 def advantages(seed: int) -> tuple[Any, ...]:
@@ -89,8 +89,8 @@ CASES = {
     "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, backend="inductor"),
     "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
     "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
-    "learning_batch": Case(learning_batch, partial(estimate, CARTPOLE), {}, backend="inductor"),
-    "plan": Case(plan, lambda seed: (CARTPOLE, WORLD, random.key(seed)), {0: 2}, backend="inductor"),
+    "build_batch": Case(build_batch, partial(estimate, CARTPOLE), {}, backend="inductor"),
+    "sample_randomness": Case(sample_randomness, lambda seed: (CARTPOLE, WORLD, random.key(seed)), {0: 2}, backend="inductor"),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
     "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 5}, backend="inductor"),
@@ -152,11 +152,11 @@ def test_the_laws_catch_a_function_that_writes():
 @pytest.mark.parametrize("cfg", [CARTPOLE, PENDULUM])
 def test_records_have_the_axes_that_their_annotations_name(cfg):
     state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-    assert check(state.episode)["B"] == check(state.env_state)["B"] == 4
+    assert check_shapes_and_dtypes(state.episode_stats)["B"] == check_shapes_and_dtypes(state.env_state)["B"] == 4
     for record in (state, metrics, metrics.loss, metrics.rollout, state.scalars, collect(cfg, WORLD, state).batch):
-        check(record)
+        check_shapes_and_dtypes(record)
 
 
 def test_check_names_the_field_that_is_wrong():
     with pytest.raises(TypeError, match=r"PolicyValue\.value: want torch.float32 \[B\] with {'B': 3, 'S': 2}"):
-        check(PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4)))
+        check_shapes_and_dtypes(PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4)))

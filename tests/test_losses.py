@@ -9,7 +9,7 @@ import torch
 
 from funcppo import random, tree
 from funcppo.config import PPOConfig
-from funcppo.losses import Batch, Scalars, loss_fn, normalised, policy_loss, value_loss
+from funcppo.losses import Batch, Scalars, loss_fn, normalize_advantages, policy_loss, value_loss
 from funcppo.train_step import init
 from tests.learning import cartpole_config, double
 
@@ -28,7 +28,7 @@ def problem(seed: int = 0, N: int = 32, **ppo):
         log_prob=torch.log(random.uniform(keys[3], (N,), 0.3, 0.7)).double(),
         value=random.normal(keys[4], (N,)).double(),
         advantage=(3 * random.normal(keys[5], (N,)) + 1).double(),
-        target=random.normal(keys[6], (N,)).double(),
+        value_target=random.normal(keys[6], (N,)).double(),
     )
     scalars = double(init(cfg, (), random.key(0)).scalars)
     return cfg, params, batch, scalars
@@ -59,7 +59,7 @@ def test_the_loss_equals_cleanrl():
     adv = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
     pg = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)).mean()
     clipped = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
-    v = 0.5 * torch.max((out.value - batch.target) ** 2, (clipped - batch.target) ** 2).mean()
+    v = 0.5 * torch.max((out.value - batch.value_target) ** 2, (clipped - batch.value_target) ** 2).mean()
     entropy = probs.entropy().mean()
     want = pg - 0.01 * entropy + v * 0.5
     torch.testing.assert_close(loss, want, rtol=1e-7, atol=0)  # the scalars were rounded to float32
@@ -78,7 +78,7 @@ def test_the_loss_equals_stable_baselines():
     ratio = torch.exp(probs.log_prob(batch.action) - batch.log_prob)
     policy = -torch.min(adv * ratio, adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)).mean()
     predicted = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
-    value = torch.nn.functional.mse_loss(batch.target, predicted)
+    value = torch.nn.functional.mse_loss(batch.value_target, predicted)
     want = policy + 0.01 * -torch.mean(probs.entropy()) + 0.5 * value
     torch.testing.assert_close(loss, want, rtol=1e-7, atol=0)
 
@@ -87,14 +87,14 @@ def test_the_loss_equals_stable_baselines():
 def test_advantages_are_normalised_with_the_deviation_named(ddof):
     """ddof 0 is PureJaxRL's `x.std()` of numpy's convention, ddof 1 torch's."""
     x = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
-    got = normalised(PPOConfig(advantage_ddof=ddof), x).numpy()
+    got = normalize_advantages(PPOConfig(advantage_ddof=ddof), x).numpy()
     want = (x.numpy() - 3.0) / (x.numpy().std(ddof=ddof) + 1e-8)
     assert got.tolist() == pytest.approx(want.tolist(), rel=1e-12)
 
 
 def test_advantages_are_left_alone_without_normalisation():
     x = torch.tensor([1.0, 2.0])
-    assert normalised(PPOConfig(advantage_ddof=None), x) is x
+    assert normalize_advantages(PPOConfig(advantage_ddof=None), x) is x
 
 
 def test_value_errors_by_hand():

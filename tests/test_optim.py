@@ -43,7 +43,7 @@ def test_the_change_after_fifty_steps_equals_torch_adam(lr, betas, eps, decay, d
     reference = [p.clone().requires_grad_() for p in params]
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     adam = kind(reference, lr=lr, betas=betas, eps=eps, weight_decay=decay)
-    cfg = AdamConfig(b1=betas[0], b2=betas[1], eps=eps, weight_decay=decay, decoupled=decoupled)
+    cfg = AdamConfig(b1=betas[0], b2=betas[1], eps=eps, weight_decay=decay, decoupled_weight_decay=decoupled)
     state = optim.init(params)
     for key in keys[1:]:
         grads = draw(key)
@@ -96,9 +96,9 @@ def factors(cfg: Schedule, n: int) -> list[float]:
 def test_schedules_by_hand():
     assert factors(Schedule(), 3) == [1, 1, 1]
     assert factors(Schedule(kind="linear"), 4) == [1, 0.75, 0.5, 0.25]
-    assert factors(Schedule(kind="linear", end=0.5), 4) == [1, 0.875, 0.75, 0.625]
+    assert factors(Schedule(kind="linear", end_factor=0.5), 4) == [1, 0.875, 0.75, 0.625]
     assert factors(Schedule(kind="cosine"), 4) == pytest.approx([1, 0.853553, 0.5, 0.146447], abs=1e-6)
-    assert factors(Schedule(warmup=3), 5) == [0.25, 0.5, 0.75, 1, 1]
+    assert factors(Schedule(warmup_updates=3), 5) == [0.25, 0.5, 0.75, 1, 1]
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
@@ -120,4 +120,4 @@ def test_schedules_equal_torch(kind, end, warmup):
         want.append(adam.param_groups[0]["lr"])
         adam.step()
         schedule.step()
-    assert factors(Schedule(kind=kind, end=end, warmup=warmup), n) == pytest.approx(want, abs=1e-6)
+    assert factors(Schedule(kind=kind, end_factor=end, warmup_updates=warmup), n) == pytest.approx(want, abs=1e-6)

@@ -10,8 +10,8 @@ import torch
 from experiments import plug_in
 from experiments.plug_in import Corridor, apply_table, config, main
 from funcppo import random
-from funcppo.runtime.compile import strategy
-from funcppo.train_step import EAGER, collect, init, train_step
+from funcppo.runtime.compile import select_strategy
+from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -33,8 +33,8 @@ def test_environment_and_network_take_at_most_40_lines():
 def test_the_example_is_one_graph():
     cfg = config(Corridor(n_cells=5, max_steps=9))
     state = init(cfg, WORLD, random.key(0))
-    parts, record = strategy(collect, EAGER, cfg, WORLD, state, backend="aot_eager")
-    assert record.rung == "one-graph" and not record.failures
+    parts, record = select_strategy(collect, EAGER_PARTS, cfg, WORLD, state, backend="aot_eager")
+    assert record.strategy == "one-graph" and not record.failures
     assert_trees_equal(train_step(cfg, WORLD, state, parts), train_step(cfg, WORLD, state), rtol=1e-5, atol=1e-5)
 
 

@@ -19,7 +19,7 @@ from funcppo import random
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import Environment, Timestep
 from funcppo.nets import mlp
-from funcppo.nets.base import CATEGORICAL, DIAGONAL_NORMAL, Agent
+from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, one_thread
 
@@ -143,7 +143,7 @@ def test_the_best_legal_action_is_chosen_and_the_masked_one_never():
 def test_a_continuous_action_finds_its_target():
     """-(a - 0.5)^2 is greatest at 0.5: the mean moves there and the deviation shrinks."""
     cfg = mlp.MLPConfig(n_obs=2, n_actions=1, hidden=(16,))
-    agent = Agent(cfg=cfg, init=mlp.init_gaussian, apply=mlp.apply_gaussian, distribution=DIAGONAL_NORMAL)
+    agent = Agent(cfg=cfg, init=mlp.init_gaussian, apply=mlp.apply_gaussian, distribution=DIAGONAL_GAUSSIAN)
     net = learnt(ProbeConfig(reward=lambda sign, action: -((action[:, 0] - 0.5) ** 2)), agent=agent)
     assert float(net(1, 0).mean) == pytest.approx(0.5, abs=0.15)
     assert float(net(1, 0).log_std) < -0.3

@@ -17,8 +17,8 @@ from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.nets import mlp
 from funcppo.nets.base import Dense
-from funcppo.rollout import Draws, drawn
-from funcppo.train_step import EAGER, Minibatches, init, train_step
+from funcppo.rollout import RandomInputs, sample_random_inputs
+from funcppo.train_step import EAGER_PARTS, MinibatchIndices, init, train_step
 from tests.learning import WORLD, cartpole_config, one_thread, oracle
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 PARTS = ("plan", "rollout_step", "learning_batch", "minibatch_step")
 
 
-def chained_plan(cfg: Config, world: Any, key: Tensor) -> tuple[Tensor, Draws, Minibatches]:
+def chained_plan(cfg: Config, world: Any, key: Tensor) -> tuple[Tensor, RandomInputs, MinibatchIndices]:
     """PureJaxRL's order: one split after another through steps and epochs, and in each row's step one more."""
     ppo, actions, rows, orders = cfg.ppo, [], [], []
     for _ in range(ppo.n_steps):
@@ -37,12 +37,12 @@ def chained_plan(cfg: Config, world: Any, key: Tensor) -> tuple[Tensor, Draws, M
     for _ in range(ppo.n_epochs):
         key, order_key = random.split(key)
         orders.append(random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1))
-    _, _, minibatches = EAGER.plan(cfg, world, key)
-    draws = drawn(cfg.env, world, torch.stack(actions), *torch.stack(rows).unbind(-2))
+    _, _, minibatches = EAGER_PARTS.sample_randomness(cfg, world, key)
+    draws = sample_random_inputs(cfg.env, world, torch.stack(actions), *torch.stack(rows).unbind(-2))
     return key, draws, minibatches._replace(rows=torch.cat(orders))
 
 
-PUREJAXRL = replace(EAGER, plan=chained_plan)
+PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_plan)
 
 
 def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.Params:
@@ -55,7 +55,7 @@ def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.P
         return Dense(torch.stack([a.weight, b.weight]), torch.stack([a.bias, b.bias]).unsqueeze(1))
 
     hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
-    return mlp.Params(hidden=hidden, heads=mlp.heads(layer(2), layer(5)))
+    return mlp.Params(hidden=hidden, heads=mlp.stack_heads(layer(2), layer(5)))
 
 
 def replay(run: dict[str, np.ndarray]):

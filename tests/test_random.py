@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 2**64 - 1)
     ],
 )
 def test_threefry_gives_the_published_known_answers(k, x, y):
-    got = random._threefry2x32(*torch.tensor((*k, *x)).unbind())
+    got = random.threefry2x32(*torch.tensor((*k, *x)).unbind())
     assert tuple(int(v) for v in got) == y
 
 
@@ -164,4 +164,4 @@ def test_draws_use_no_global_generator():
 
 @given(st.floats(1e-30, 1e30) | st.floats(-1e30, -1e-30) | st.just(0.0))
 def test_bounds_are_rounded_as_float32_rounds(x):
-    assert random._float32(x) == float(np.float32(x))
+    assert random.round_to_float32(x) == float(np.float32(x))

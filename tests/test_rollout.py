@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
-from funcppo.rollout import Actor, drawn, rollout_step, scan, step_keys
+from funcppo.rollout import RolloutState, rollout_keys, rollout_step, sample_random_inputs, scan
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -18,8 +18,11 @@ CONFIGS = {"cartpole": cartpole_config(max_steps=9), "pendulum": pendulum_config
 def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     key, params_key, reset_key = random.split(random.key(seed), 3)
     params = cfg.agent.init(cfg.agent.cfg, params_key)
-    actor, keys = Actor(*rollout.start(cfg, WORLD, reset_key, n_envs)), step_keys(key, n_steps, n_envs)
-    draws = drawn(cfg.env, WORLD, *keys)
+    actor, keys = (
+        RolloutState(*rollout.init_rollout_state(cfg, WORLD, reset_key, n_envs)),
+        rollout_keys(key, n_steps, n_envs),
+    )
+    draws = sample_random_inputs(cfg.env, WORLD, *keys)
     return params, actor, keys, *scan(partial(rollout_step, cfg, WORLD, params), actor, draws)
 
 
@@ -34,7 +37,7 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
     cfg = CONFIGS[name]
     env, agent = cfg.env, cfg.agent
     params, actor, (_, step_keys, reset_keys), _, traj = trajectory(cfg)
-    final_value = rollout.final_value(cfg, WORLD, params, traj)
+    final_value = rollout.estimate_final_value(cfg, WORLD, params, traj)
     for b in range(6):
         state = tree.map(lambda x, b=b: x[b : b + 1], actor.env_state)
         total = 0.0
@@ -49,7 +52,7 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
             state, step = env.step_functional(env.cfg, WORLD, state, action, step_key[None])
             total += float(step.reward)
             torch.testing.assert_close(traj.reward[t, b], step.reward[0], rtol=1e-6, atol=1e-5)
-            assert float(traj.episode.total[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
+            assert float(traj.episode_stats.total[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
             last = env.observe(env.cfg, WORLD, state)
             want = agent.apply(agent.cfg, WORLD, params, last).value[0] if step.truncated else torch.tensor(0.0)
             torch.testing.assert_close(final_value[t, b], want, rtol=1e-5, atol=1e-5)
@@ -66,7 +69,7 @@ def test_actions_are_drawn_from_the_policy_with_the_action_key():
 
 
 def test_no_key_of_a_rollout_is_used_twice():
-    keys = step_keys(random.key(0), 7, 5)
+    keys = rollout_keys(random.key(0), 7, 5)
     every = torch.cat([leaf.reshape(-1, 2) for leaf in keys])
     assert len(every) == 7 + 7 * 5 * 2 == len(every.unique(dim=0))
 
@@ -77,9 +80,9 @@ def test_episode_lengths_count_up_to_every_end_and_start_again(name):
     length = torch.zeros(6, dtype=torch.int64)
     for t in range(30):
         length = length + 1
-        assert torch.equal(traj.episode.length[t], length)
+        assert torch.equal(traj.episode_stats.length[t], length)
         length = torch.where(traj.terminated[t] | traj.truncated[t], 0, length)
-    assert torch.equal(last.episode.length, length)
+    assert torch.equal(last.episode_stats.length, length)
     assert traj.truncated.any()
 
 

@@ -10,18 +10,18 @@ import torch
 
 from funcppo import losses, minibatch, optim, random, rollout, tree
 from funcppo.config import PPOConfig, Schedule
-from funcppo.rollout import Actor
-from funcppo.runtime import kept
+from funcppo.rollout import RolloutState
+from funcppo.runtime import compile_cache
 from funcppo.train_step import (
-    EAGER,
+    EAGER_PARTS,
+    apply_schedules,
+    build_batch,
     collect,
     init,
-    learning_batch,
     minibatch_step,
-    plan,
-    scheduled,
+    sample_randomness,
     train_step,
-    vectorised,
+    vmap_parts,
 )
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, double, one_thread, pendulum_config
 
@@ -35,14 +35,14 @@ def learning_problem(cfg, seed=0):
     """A learner about to learn from a real trajectory, float64: (params, batch, scalars, learner, minibatches)."""
     state = double(init(cfg, WORLD, random.key(seed)))
     got = collect(cfg, WORLD, state)
-    return state.params, got.batch, got.scalars, got.learner, got.minibatches
+    return state.params, got.batch, got.scalars, got.update_state, got.minibatches
 
 
 def acted(cfg, state):
     """The actor and the trajectory of the state's next rollout."""
-    _, draws, _ = plan(cfg, WORLD, state.key)
+    _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return rollout.scan(act, Actor(state.env_state, state.episode), draws)
+    return rollout.scan(act, RolloutState(state.env_state, state.episode), draws)
 
 
 def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
@@ -71,7 +71,7 @@ def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_ad
     want = torch_learner(cfg, params, batch, scalars, minibatches.rows[:3])
     first, *rest = (tree.map(lambda x, i=i: x[i], minibatches) for i in range(3))
     torch._dynamo.utils.counters.clear()
-    before = len(kept.made)
+    before = len(compile_cache.compile_events)
     step = compiled(minibatch_step)
     with torch.no_grad():
         learner, _ = step(cfg, WORLD, params, batch, scalars, learner, first)
@@ -79,7 +79,7 @@ def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_ad
             for minibatch in rest:
                 learner, _ = step(cfg, WORLD, params, batch, scalars, learner, minibatch)
     torch.testing.assert_close(learner.params, want, rtol=0, atol=1e-10)
-    assert [made.name for made in kept.made[before:]] == ["minibatch_step"]
+    assert [made.name for made in compile_cache.compile_events[before:]] == ["minibatch_step"]
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
@@ -88,10 +88,10 @@ def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
     cfg = cartpole_config(**SMALL)
     params, batch, scalars, _, minibatches = learning_problem(cfg)
     rows = minibatches.rows[0]
-    want = minibatch.gradient(cfg, WORLD, params, batch, rows, scalars)
+    want = minibatch.accumulate_gradients(cfg, WORLD, params, batch, rows, scalars)
     for n in (2, 16):
         cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n))
-        got = minibatch.gradient(cfg, WORLD, params, batch, rows, scalars)
+        got = minibatch.accumulate_gradients(cfg, WORLD, params, batch, rows, scalars)
         assert_trees_equal(got, want, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="n_microbatches=3: want a divisor of the 16 rows"):
         replace(cfg.ppo, n_microbatches=3)
@@ -99,11 +99,11 @@ def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
 
 def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time():
     cfg = cartpole_config(**SMALL)
-    key, _, minibatches = plan(cfg, WORLD, random.key(0))
+    key, _, minibatches = sample_randomness(cfg, WORLD, random.key(0))
     epochs = minibatches.rows.view(3, 32)
     assert torch.equal(epochs.sort().values, torch.arange(32).expand(3, 32))
     assert minibatches.ends_epoch.tolist() == [False, True] * 3
-    orders = torch.cat([epochs, plan(cfg, WORLD, key)[2].rows.view(3, 32)])
+    orders = torch.cat([epochs, sample_randomness(cfg, WORLD, key)[2].rows.view(3, 32)])
     assert len(orders.unique(dim=0)) == 6
 
 
@@ -120,7 +120,7 @@ def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
 
     want = torch_learner(cfg, params, batch, scalars, minibatches.rows, stop)
     got, _ = rollout.scan(partial(minibatch_step, cfg, WORLD, params, batch, scalars), learner, minibatches)
-    torch.testing.assert_close(got.params, want, rtol=0, atol=1e-10)
+    torch.testing.assert_close(got.flat_params, want, rtol=0, atol=1e-10)
 
 
 def test_the_kl_limits_of_the_test_above_stop_at_different_places():
@@ -143,9 +143,9 @@ def test_a_minibatch_that_is_not_finite_moves_nothing_and_the_next_one_does(valu
     got = want = learner
     for i in range(6):
         minibatch = tree.map(lambda x, i=i: x[i], minibatches)
-        bad = batch._replace(target=torch.full_like(batch.target, value)) if i == 2 else batch
+        bad = batch._replace(value_target=torch.full_like(batch.value_target, value)) if i == 2 else batch
         before, (got, learnt) = got, step(bad, scalars, got, minibatch)
-        assert bool(learnt.finite) == bool(learnt.stepped) == (i != 2)
+        assert bool(learnt.all_finite) == bool(learnt.applied) == (i != 2)
         if i == 2:
             assert_trees_equal(got, before, rtol=0, atol=0)
         else:
@@ -158,16 +158,16 @@ def test_metrics_count_what_was_skipped_and_stay_finite():
     state = init(cfg, WORLD, random.key(0))
     broken = state._replace(scalars=state.scalars._replace(value_coef=torch.tensor(float("inf"))))
     after, metrics = train_step(cfg, WORLD, broken)
-    assert (float(metrics.skipped), float(metrics.minibatches)) == (6, 0)
+    assert (float(metrics.n_nonfinite_minibatches), float(metrics.n_applied_minibatches)) == (6, 0)
     assert all(bool(torch.isfinite(x)) for x in tree.leaves(metrics))
     assert_trees_equal(after.params, state.params, rtol=0, atol=0)
-    assert float(train_step(cfg, WORLD, state)[1].skipped) == 0
+    assert float(train_step(cfg, WORLD, state)[1].n_nonfinite_minibatches) == 0
 
 
 def test_metrics_leave_out_what_came_after_a_kl_stop():
     cfg = cartpole_config(**SMALL, target_kl=1e-9)
     _, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-    assert float(metrics.minibatches) == 2
+    assert float(metrics.n_applied_minibatches) == 2
     free = replace(cfg, ppo=replace(cfg.ppo, target_kl=None, n_epochs=1))
     _, want = train_step(free, WORLD, init(free, WORLD, random.key(0)))
     assert_trees_equal(metrics.loss, want.loss, rtol=1e-6, atol=1e-7)
@@ -178,9 +178,11 @@ def test_metrics_by_hand():
     cfg = cartpole_config(max_steps=5, **SMALL)
     _, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
     shown = metrics.rollout
-    assert float(shown.episodes) == float(shown.truncated) == 4  # one ends in each row at step 5, none before step 8
-    assert float(shown.episode_return) == float(shown.episode_length) == 20
-    assert float(metrics.minibatches) == 6
+    assert (
+        float(shown.n_episodes) == float(shown.n_truncated_episodes) == 4
+    )  # one ends in each row at step 5, none before step 8
+    assert float(shown.episode_return_sum) == float(shown.episode_length_sum) == 20
+    assert float(metrics.n_applied_minibatches) == 6
 
 
 def test_explained_variance_is_1_for_a_perfect_critic():
@@ -190,10 +192,10 @@ def test_explained_variance_is_1_for_a_perfect_critic():
     actor, traj = acted(cfg, state)
     reward = random.uniform(random.key(1), (8, 4))
     perfect = traj._replace(reward=reward, value=reward)
-    _, shown = learning_batch(cfg, WORLD, state.params, actor.env_state, perfect, one_step)
+    _, shown = build_batch(cfg, WORLD, state.params, actor.env_state, perfect, one_step)
     assert float(shown.explained_variance) == pytest.approx(1.0)
     useless = perfect._replace(value=torch.zeros_like(reward))
-    _, shown = learning_batch(cfg, WORLD, state.params, actor.env_state, useless, one_step)
+    _, shown = build_batch(cfg, WORLD, state.params, actor.env_state, useless, one_step)
     assert float(shown.explained_variance) == pytest.approx(0.0, abs=1e-6)
 
 
@@ -203,21 +205,21 @@ def test_without_bootstrapping_a_truncation_counts_as_an_end():
         cfg = cartpole_config(max_steps=5, **SMALL, bootstrap_truncated=bootstrap)
         state = init(cfg, WORLD, random.key(0))
         actor, traj = acted(cfg, state)
-        batch, _ = learning_batch(cfg, WORLD, state.params, actor.env_state, traj, state.scalars)
-        final_value = rollout.final_value(cfg, WORLD, state.params, traj)
+        batch, _ = build_batch(cfg, WORLD, state.params, actor.env_state, traj, state.scalars)
+        final_value = rollout.estimate_final_value(cfg, WORLD, state.params, traj)
         want = 1 + (0.99 * final_value[4] if bootstrap else torch.zeros(4))
-        torch.testing.assert_close(batch.target.view(8, 4)[4], want)
+        torch.testing.assert_close(batch.value_target.view(8, 4)[4], want)
         assert final_value[4].any() == bootstrap
 
 
 def test_scheduled_scalars_follow_their_schedules_and_leave_the_state_alone():
-    ppo = {**SMALL, "entropy_coef_schedule": Schedule(kind="cosine"), "clip_eps_schedule": Schedule(warmup=1)}
+    ppo = {**SMALL, "entropy_coef_schedule": Schedule(kind="cosine"), "clip_eps_schedule": Schedule(warmup_updates=1)}
     cfg = cartpole_config(**ppo)
     base = init(cfg, WORLD, random.key(0)).scalars
-    later = scheduled(cfg, torch.tensor(5), base)
+    later = apply_schedules(cfg, torch.tensor(5), base)
     assert float(later.learning_rate) == pytest.approx(1e-2 * 0.5)
     assert float(later.entropy_coef) == pytest.approx(0.01 * 0.5)
-    assert float(scheduled(cfg, torch.tensor(0), base).clip_eps) == pytest.approx(0.1)
+    assert float(apply_schedules(cfg, torch.tensor(0), base).clip_eps) == pytest.approx(0.1)
     state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0))._replace(update=torch.tensor(5)))
     assert float(metrics.learning_rate) == pytest.approx(5e-3)
     assert torch.equal(state.scalars.learning_rate, base.learning_rate) and int(state.update) == 6
@@ -239,7 +241,7 @@ def test_learners_under_vmap_equal_their_single_runs(make):
     vectors = together
     for _ in range(3):
         together, metrics = torch.vmap(partial(train_step, cfg, WORLD))(together)
-        vectors, shown = train_step(cfg, WORLD, vectors, vectorised(EAGER))
+        vectors, shown = train_step(cfg, WORLD, vectors, vmap_parts(EAGER_PARTS))
         pairs = [train_step(cfg, WORLD, s) for s in states]
         states = [s for s, _ in pairs]
         want = tree.map(lambda *x: torch.stack(x), *pairs)
@@ -267,8 +269,8 @@ def test_cartpole_improves():
     state, returns = init(cfg, WORLD, random.key(0)), []
     with torch.no_grad():
         for _ in range(20):
-            state, metrics = train_step(cfg, WORLD, state, EAGER)
-            returns.append(float(metrics.rollout.episode_return / metrics.rollout.episodes))
+            state, metrics = train_step(cfg, WORLD, state, EAGER_PARTS)
+            returns.append(float(metrics.rollout.episode_return_sum / metrics.rollout.n_episodes))
     assert returns[0] < 30
     assert sum(returns[-3:]) / 3 > 60
 

@@ -76,7 +76,7 @@ def _batch(generator: torch.Generator) -> Batch:
         log_prob=-0.7 + 0.2 * draw(),
         value=draw(),
         advantage=draw(),
-        target=3.0 * draw(),  # far from the values: the gradient is long enough to be clipped
+        value_target=3.0 * draw(),  # far from the values: the gradient is long enough to be clipped
     )
 
 

@@ -18,7 +18,7 @@ def main() -> NoReturn:
     try:
         sys.exit(_run())
     except KeyboardInterrupt:
-        fail("interrupted", status=130)
+        exit_with_error("interrupted", status=130)
 
 
 def _run() -> int:
@@ -26,7 +26,7 @@ def _run() -> int:
         import rich  # noqa: F401
         import tyro
     except ImportError as error:
-        fail(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
+        exit_with_error(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
     from funcppo.cli.doctor import Doctor
     from funcppo.cli.evaluate import Evaluate
     from funcppo.cli.mine import Mine
@@ -45,14 +45,14 @@ def _run() -> int:
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        fail(_unboxed(said.getvalue()))
+        exit_with_error(_unboxed(said.getvalue()))
     sys.stderr.write(said.getvalue())  # warnings
     try:
         if parsed.json not in (None, "-"):
-            check_file("--json", Path(parsed.json), "want a file in a folder that exists, or -")
+            check_output_path("--json", Path(parsed.json), "want a file in a folder that exists, or -")
         return parsed.run()
     except (ValueError, OSError) as error:
-        fail(" ".join(_said(error).split()))
+        exit_with_error(" ".join(_said(error).split()))
 
 
 def _unboxed(text: str) -> str:
@@ -76,29 +76,29 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def fail(line: str, status: int = 2) -> NoReturn:
+def exit_with_error(message: str, status: int = 2) -> NoReturn:
     """Print one line on standard error and exit."""
-    print(f"funcppo: {line}", file=sys.stderr)
+    print(f"funcppo: {message}", file=sys.stderr)
     sys.exit(status)
 
 
-def write_json(target: str | None, value: Any) -> None:
+def write_json(destination: str | None, value: Any) -> None:
     """Write `value` where `--json` says: a file, `-` for standard output, or nowhere."""
-    if target is None:
+    if destination is None:
         return
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if target == "-":
+    if destination == "-":
         sys.stdout.write(text)
         return
-    from funcppo.checkpoint import write_atomically
+    from funcppo.atomic_io import write_atomically
 
-    write_atomically(Path(target), lambda file: file.write(text.encode()))
+    write_atomically(Path(destination), lambda file: file.write(text.encode()))
 
 
-def check_file(option: str, path: Path, want: str = "want a file in a folder that exists") -> None:
+def check_output_path(option: str, path: Path, expected: str = "want a file in a folder that exists") -> None:
     """Errors: ValueError when an option names no file that can be written: said before a program works for an hour."""
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option} {path}: {want}")
+        raise ValueError(f"{option} {path}: {expected}")
     in_place = path.exists() and not path.is_file()  # a device or a pipe
     if not os.access(path if in_place else path.resolve().parent, os.W_OK):
         raise ValueError(f"{option} {path}: no permission to write it")

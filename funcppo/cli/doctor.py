@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from funcppo.cli import show, write_json
+from funcppo.cli import console as terminal
+from funcppo.cli import write_json
 from funcppo.config import Config, PPOConfig
 
 if TYPE_CHECKING:
-    from funcppo.runtime.compile import Record
+    from funcppo.runtime.compile import StrategyRecord
 
-PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
+REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Doctor:
         """Look, try and tell; the exit status."""
         import torch
 
-        console = show.console(self.json == "-")
+        console = terminal.make_console(self.json == "-")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
         found = _machine()
@@ -47,24 +48,24 @@ class Doctor:
             device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
             with console.status(f"trying the training strategies on {device}"):
                 start = time.perf_counter()
-                record = try_ladder(device)
+                record = try_strategies(device)
             found["strategy"] = dataclasses.asdict(record)
-            console.print(f"{'strategy':>10}  {record.rung} on {record.device}, replayed by: {record.replay}")
+            console.print(f"{'strategy':>10}  {record.strategy} on {record.device}, replayed by: {record.replay_mode}")
             for failure in record.failures:
-                console.print(f"{'':>10}  not {failure.name}: {failure.error}: {failure.message}", markup=False)
+                console.print(f"{'':>10}  not {failure.name}: {failure.error_type}: {failure.message}", markup=False)
             console.print(f"tried in {time.perf_counter() - start:.0f} s")
         write_json(self.json, found)
         return 0
 
 
-def try_ladder(device: str) -> Record:
+def try_strategies(device: str) -> StrategyRecord:
     """The record of the ladder for a small CartPole learner."""
     from funcppo import random, train_step
     from funcppo.envs import cartpole
     from funcppo.envs.base import NoWorld
     from funcppo.nets import mlp
     from funcppo.runtime import compile as ladder
-    from funcppo.runtime.capture import capture, recorded
+    from funcppo.runtime.capture import capture, with_capture
 
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
@@ -72,8 +73,8 @@ def try_ladder(device: str) -> Record:
         agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, device))
-    parts, record = ladder.strategy(train_step.collect, train_step.EAGER, cfg, NoWorld(), state)
-    return recorded(record, capture(lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state))
+    parts, record = ladder.select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state)
+    return with_capture(record, capture(lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state))
 
 
 def _machine() -> dict[str, Any]:
@@ -81,7 +82,7 @@ def _machine() -> dict[str, Any]:
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    found |= {name: _version(name) for name in PACKAGES}
+    found |= {name: _version(name) for name in REPORTED_PACKAGES}
     return found | {"cpus": os.cpu_count(), "gpus": ", ".join(gpus) or "none", "cuda": torch.version.cuda or "none"}
 
 

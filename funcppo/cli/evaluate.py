@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import show, write_json
-from funcppo.cli.judging import on_work, prepare
+from funcppo.cli import console as terminal
+from funcppo.cli import write_json
+from funcppo.cli.judging import prepare_evaluation, search_notes
+from funcppo.evaluation import ranking
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
     from rich.console import Console
 
-    from funcppo.judge import Judge
-    from funcppo.records import Journal, Record
+    from funcppo.evaluation.evaluator import Evaluator
+    from funcppo.evaluation.result_log import Record, ResultLog
 
 
 @dataclass
@@ -79,54 +81,60 @@ class Evaluate:
 
     def run(self) -> int:
         """Rank and show; the exit status."""
-        from funcppo import records
+        from funcppo.evaluation import result_log
         from funcppo.runtime import memory
 
-        start, console = time.perf_counter(), show.console(self.json == "-")
+        start, console = time.perf_counter(), terminal.make_console(self.json == "-")
         if (self.resume or self.overwrite) and self.details is None:
             raise ValueError("--resume, --overwrite: want --details FILE, the file that they are about")
         if self.details is not None:
-            records.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
-        ready = prepare(self)
+            result_log.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
+        ready = prepare_evaluation(self)
         memory.reset_peak(self.device)
-        judge, dataset = ready.judge, ready.judge.problem.dataset
+        judge, dataset = ready.evaluator, ready.evaluator.task.dataset
         rows, journal = self._rows(dataset), None
         if self.details is not None:
-            settings = ready.settings | {"split": self.split, "queries": self.queries, "side": list(judge.how.sides)}
-            journal = records.begin(Path(self.details), settings, len(judge.how.sides), resume=self.resume)
+            settings = ready.log_settings | {
+                "split": self.split,
+                "queries": self.queries,
+                "side": list(judge.protocol.sides),
+            }
+            journal = result_log.open_log(Path(self.details), settings, len(judge.protocol.sides), resume=self.resume)
         found = self._judge(judge, rows, journal, console)
-        if len(found) < len(rows) * len(judge.how.sides):
-            done = len(found) // len(judge.how.sides)
+        if len(found) < len(rows) * len(judge.protocol.sides):
+            done = len(found) // len(judge.protocol.sides)
             how = f"--resume goes on with {self.details}" if journal else "--details FILE would keep what is done"
             console.print(f"stopped after {done} of {len(rows)} queries; {how}")
             return 130
-        result = records.summarise(found, dataset.predicates, with_auc=judge.problem.regions)
-        result |= {"score": ready.name, "split": self.split, "negatives": self.negatives}
-        result |= {"height": judge.problem.max_height, "dataset": dataset.name} | ready.work.told()
-        result |= {"memory": ready.budget, "peak_bytes": memory.peak_bytes(self.device)}
+        result = result_log.summarise_records(found, dataset.predicates, with_auc=judge.task.is_countries)
+        result |= {"score": ready.score, "split": self.split, "negatives": self.negatives}
+        result |= {"height": judge.task.max_height, "dataset": dataset.name} | ready.search_stats.as_metrics()
+        result |= {"memory": ready.memory_limit, "peak_bytes": memory.peak_bytes(self.device)}
         result |= {"seconds": time.perf_counter() - start}
-        show.notes(console, [*judge.problem.notes, *ready.notes, *on_work(result), *ready.fallbacks()])
+        terminal.print_notes(
+            console, [*judge.task.notes, *ready.notes, *search_notes(result), *ready.fallback_reasons()]
+        )
         title = f"{dataset.name}, {self.split}, {self.negatives} negatives"
-        console.print(show.results_table(title, {ready.name: result}))
+        console.print(terminal.metrics_table(title, {ready.score: result}))
         write_json(self.json, result)
         return 0
 
-    def _judge(self, judge: Judge, rows: np.ndarray, journal: Journal | None, console: Console) -> list[Record]:
+    def _judge(self, judge: Evaluator, rows: np.ndarray, journal: ResultLog | None, console: Console) -> list[Record]:
         """The records of all queries, or of those ranked before a Ctrl-C."""
         import numpy as np
 
-        from funcppo import judge as judging
-        from funcppo import records
+        from funcppo.evaluation import evaluator as judging
+        from funcppo.evaluation import result_log
 
-        found = list(journal.done) if journal else []
+        found = list(journal.complete_records) if journal else []
         rows = rows[~np.isin(rows, [record["query"] for record in found])]
-        split, n_sides = getattr(judge.problem.dataset, self.split), len(judge.how.sides)
+        split, n_sides = getattr(judge.task.dataset, self.split), len(judge.protocol.sides)
         done, start, scored = len(found) // n_sides, time.perf_counter(), 0
-        with show.progress(console) as bar, interrupts() as asked:
+        with terminal.progress_bar(console) as bar, defer_interrupt() as asked:
             task = bar.add_task("ranking", total=done + len(rows), completed=done, note="")
-            for part in judging.judged(judge, split, rows):
+            for part in judging.evaluate_chunks(judge, split, rows):
                 if journal:
-                    records.append(journal, part)
+                    result_log.append(journal, part)
                 found += [{**record, "proof": None} for record in part]
                 done, scored = done + len(part) // n_sides, scored + sum(record["scored"] for record in part)
                 speed = scored / (time.perf_counter() - start)
@@ -138,18 +146,16 @@ class Evaluate:
     def _rows(self, dataset: Any) -> np.ndarray:
         import numpy as np
 
-        from funcppo import training
-
         split = getattr(dataset, self.split)
         if not len(split):
             raise ValueError(f"{dataset.name}: its {self.split} split is empty")
         if self.queries is not None and self.queries < 1:
             raise ValueError(f"--queries {self.queries}: want 1 or more")
-        return np.arange(len(split)) if self.queries is None else training.stratified(split, self.queries)
+        return np.arange(len(split)) if self.queries is None else ranking.stratified_sample(split, self.queries)
 
 
 @contextmanager
-def interrupts() -> Iterator[list[int]]:
+def defer_interrupt() -> Iterator[list[int]]:
     """A list that a first Ctrl-C puts something into; a second one interrupts at once."""
     asked: list[int] = []
 

@@ -10,99 +10,112 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from funcppo.cli.target import is_run
-from funcppo.config import ProverSettings
+from funcppo.cli.target import is_run_folder
+from funcppo.evaluation import ranking, scorers
+from funcppo.prover.config import ProverTaskConfig
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
 
-    from funcppo.beam import EvalConfig, Score
     from funcppo.cli.evaluate import Evaluate
-    from funcppo.judge import Judge
-    from funcppo.problem import Problem
-    from funcppo.protocol import Scorer
-    from funcppo.training import Run
+    from funcppo.evaluation.beam_search import ScoreName, SearchConfig
+    from funcppo.evaluation.evaluator import Evaluator
+    from funcppo.evaluation.ranking import Scorer
+    from funcppo.experiment.training import Run
+    from funcppo.prover.task import ProverTask
 
-POLICY = ("success", "best-proof", "greedy")
+POLICY_SCORES = ("success", "best-proof", "greedy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
+class EvaluationSetup:
     """A judge, and what there is to say of it."""
 
-    judge: Judge
-    name: str  # of the score
-    settings: dict[str, Any]
-    work: Work
+    evaluator: Evaluator
+    score: str  # of the score
+    log_settings: dict[str, Any]
+    search_stats: SearchStats
     notes: list[str]
-    budget: int  # bytes
-    fallbacks: Callable[[], list[str]]  # why steps were not run as they should be, so far
+    memory_limit: int  # bytes
+    fallback_reasons: Callable[[], list[str]]  # why steps were not run as they should be, so far
 
 
 @dataclass(slots=True)
-class Work:
+class SearchStats:
     """What scoring took, added up call by call."""
 
-    active: int = 0  # row-steps that held a partial proof
+    active_row_steps: int = 0  # row-steps that held a partial proof
     row_steps: int = 0
-    pruned: int = 0  # candidates whose beam dropped partial proofs
-    overflowed: int = 0  # candidates some of whose successors did not fit
+    n_pruned: int = 0  # candidates whose beam dropped partial proofs
+    n_overflowed: int = 0  # candidates some of whose successors did not fit
 
-    def add(self, result: Any, active: int, taken: int) -> None:
+    def add(self, result: Any, active_row_steps: int, row_steps: int) -> None:
         """Add one call."""
-        self.active, self.row_steps = self.active + active, self.row_steps + taken
+        self.active_row_steps, self.row_steps = self.active_row_steps + active_row_steps, self.row_steps + row_steps
         if result is not None:
-            self.pruned += int(result.pruned.isfinite().sum())
-            self.overflowed += int(result.overflowed.isfinite().sum())
+            self.n_pruned += int(result.pruned.isfinite().sum())
+            self.n_overflowed += int(result.overflowed.isfinite().sum())
 
-    def told(self) -> dict[str, Any]:
+    def as_metrics(self) -> dict[str, Any]:
         """The same for a table of results; nothing where nothing was searched."""
         if not self.row_steps:
             return {}
-        share = {"row_steps": self.row_steps, "active_share": self.active / self.row_steps}
-        return share | {"pruned": self.pruned, "overflowed": self.overflowed}
+        share = {"row_steps": self.row_steps, "active_share": self.active_row_steps / self.row_steps}
+        return share | {"pruned": self.n_pruned, "overflowed": self.n_overflowed}
 
 
-def prepare(asked: Evaluate) -> Ready:
+def prepare_evaluation(options: Evaluate) -> EvaluationSetup:
     """Who judges, by which score, and what tells this evaluation from others."""
     import torch
 
-    from funcppo import data, problem, scoring, training
+    from funcppo import data
+    from funcppo.experiment import training
+    from funcppo.prover import task as prover_task
     from funcppo.runtime import memory
 
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no CUDA device here")
-    negatives, budget = _negatives(asked.negatives), _budget(asked.memory, asked.device)
-    if is_run(asked.target):
+    negatives, budget = _negatives(options.negatives), _budget(options.memory, options.device)
+    if is_run_folder(options.target):
         for name in ("rules", "height", "smoothing", "object_identity"):
-            if getattr(asked, name) not in (None, False):
-                raise ValueError(f"--{name.replace('_', '-')}: {asked.target} is a trained run, which has its own")
-        run = training.open_run(Path(asked.target), asked.device)
-        ready, name = run.problem, run.score if asked.score == "auto" else asked.score
-    elif asked.score in POLICY:
+            if getattr(options, name) not in (None, False):
+                raise ValueError(f"--{name.replace('_', '-')}: {options.target} is a trained run, which has its own")
+        run = training.open_run(Path(options.target), options.device)
+        ready, name = run.task, run.score if options.score == "auto" else options.score
+    elif options.score in POLICY_SCORES:
         want = "exists@H, max-confidence, noisy-or or noisy-or@P"
-        raise ValueError(f"--score {asked.score}: {asked.target} is no trained run, want {want}")
+        raise ValueError(f"--score {options.score}: {options.target} is no trained run, want {want}")
     else:
-        run, name = None, "max-confidence" if asked.score == "auto" else asked.score
-        settings = ProverSettings(
-            max_height=asked.height, smoothing=asked.smoothing, object_identity=asked.object_identity
+        run, name = None, "max-confidence" if options.score == "auto" else options.score
+        settings = ProverTaskConfig(
+            max_height=options.height, smoothing=options.smoothing, object_identity=options.object_identity
         )
-        ready = problem.build(data.load(asked.target, asked.rules), settings, asked.device)
-    how = {"negatives": negatives, "list_all": name == "greedy", "seed": asked.seed}
-    work, notes, policy = Work(), [], run if name in POLICY else None
+        ready = prover_task.build_task(data.load(options.target, options.rules), settings, options.device)
+    how = {"n_negatives": negatives, "score_unprovable": name == "greedy", "seed": options.seed}
+    work, notes, policy = SearchStats(), [], run if name in POLICY_SCORES else None
     if policy is None:
-        scorer = problem.untrained_scorer(ready, name)
-        if (held := memory.held_bytes(asked.device)) > budget:
+        scorer = scorers.make_untrained_scorer(ready, name)
+        if (held := memory.used_bytes(options.device)) > budget:
             raise ValueError(
                 f"--memory {budget}: want at least {held} bytes here, which data and T_P take by themselves"
             )
     else:
-        cfg, notes = _fitted(policy, cast("Score", name), getattr(ready.dataset, asked.split), budget)
-        scorer = scoring.policy_scorer(cfg, ready, policy.saved.best, policy.evaluate_step, on_scored=work.add)
-        ready = problem.ranked_on(ready, "cpu")
-    judge, settings = _judge(asked, ready, policy, scorer, name, how)
-    fallbacks = partial(scoring.not_replayed, policy.evaluate_step) if policy else list[str]
-    return Ready(judge=judge, name=name, settings=settings, work=work, notes=notes, budget=budget, fallbacks=fallbacks)
+        cfg, notes = _fitted(policy, cast("ScoreName", name), getattr(ready.dataset, options.split), budget)
+        scorer = scorers.make_policy_scorer(
+            cfg, ready, policy.state.best_params, policy.evaluate_step, on_scored=work.add
+        )
+        ready = prover_task.with_ranking_on(ready, "cpu")
+    judge, settings = _judge(options, ready, policy, scorer, name, how)
+    fallbacks = partial(scorers.graph_fallback_notes, policy.evaluate_step) if policy else list[str]
+    return EvaluationSetup(
+        evaluator=judge,
+        score=name,
+        log_settings=settings,
+        search_stats=work,
+        notes=notes,
+        memory_limit=budget,
+        fallback_reasons=fallbacks,
+    )
 
 
 def _negatives(text: str) -> int | None:
@@ -113,7 +126,7 @@ def _negatives(text: str) -> int | None:
     return int(text)
 
 
-def on_work(result: dict[str, Any]) -> list[str]:
+def search_notes(result: dict[str, Any]) -> list[str]:
     """What a reader is told of the work and of what it may have missed."""
     over = f"{result['peak_bytes'] / 1e6:,.0f} MB were held at once, more than --memory allows"
     lines = [over] if result["peak_bytes"] > result["memory"] else []
@@ -125,25 +138,27 @@ def on_work(result: dict[str, Any]) -> list[str]:
     return lines + ([f"{result['lost']:,} provable answers were not found"] if result["lost"] else [])
 
 
-def _fitted(run: Run, score: Score, split: np.ndarray, budget: int) -> tuple[EvalConfig, list[str]]:
+def _fitted(run: Run, score: ScoreName, split: np.ndarray, budget: int) -> tuple[SearchConfig, list[str]]:
     """The settings that are fastest here within the budget, and a line about them."""
     import torch
 
-    from funcppo import fitting, problem, scoring, training
+    from funcppo.evaluation import autotune
+    from funcppo.experiment import training
+    from funcppo.prover import task as prover_task
 
-    cfg, ready, params = training.scoring(run, score), run.problem, run.saved.best
+    cfg, ready, params = training.run_search_config(run, score), run.task, run.state.best_params
     if not len(split):
         return cfg, []
     sample = torch.unique(torch.from_numpy(split[:2048]), dim=0).to(ready.kb.facts.device)
-    if scoring.searchless(ready, cfg):
-        cfg, trials = fitting.fit_rules(cfg, scoring.looked_up(ready, sample), params, sample, budget)
-        how = f"chunks of {cfg.window} candidates"
+    if scorers.needs_search(ready, cfg):
+        make_step = partial(scorers.make_search_step, run.run_config.device)
+        cfg, trials = autotune.tune_slots(cfg, prover_task.inference_world(ready), params, sample, budget, make_step)
+        how = f"{cfg.slots} slots, {cfg.rows_per_step} rows a step"
     else:
-        steps = partial(scoring.stepping, run.run.device)
-        cfg, trials = fitting.fit_search(cfg, problem.fixed_world(ready), params, sample, budget, steps)
-        how = f"{cfg.slots} slots, {cfg.rows} rows a step"
-    best = fitting.best(trials)
-    speed = f"of {len(trials)} sizes tried the smallest that is nearly the fastest: {best.speed:,.0f} rows/s"
+        cfg, trials = autotune.tune_chunk_size(cfg, scorers.with_derivations(ready, sample), params, sample, budget)
+        how = f"chunks of {cfg.chunk_size} candidates"
+    best = autotune.select_trial(trials)
+    speed = f"of {len(trials)} sizes tried the smallest that is nearly the fastest: {best.rows_per_second:,.0f} rows/s"
     return cfg, [f"{how}, {speed}, {best.peak_bytes / 1e6:,.0f} of {budget / 1e6:,.0f} MB"]
 
 
@@ -166,35 +181,35 @@ def _budget(text: str | None, device: str) -> int:
 
 
 def _judge(
-    asked: Evaluate, ready: Problem, run: Run | None, scorer: Scorer, name: str, how: dict[str, Any]
-) -> tuple[Judge, dict[str, Any]]:
+    asked: Evaluate, ready: ProverTask, run: Run | None, scorer: Scorer, name: str, how: dict[str, Any]
+) -> tuple[Evaluator, dict[str, Any]]:
     """The judge, whose answers the policy of `run` proves where there is one; and what tells its ranks from others."""
-    from funcppo import explain, training
-    from funcppo.beam import NOT_PROVED
-    from funcppo.judge import Judge
-    from funcppo.protocol import Protocol
+    from funcppo.evaluation import explain
+    from funcppo.evaluation.beam_search import UNPROVED_PENALTY
+    from funcppo.evaluation.evaluator import Evaluator
+    from funcppo.evaluation.ranking import RankingProtocol
 
     prove: Any = lambda atom: None
     if asked.details is not None and asked.proofs:
-        table = explain.program(ready)
-        prove = partial(explain.smallest_proof, ready, table=table)
+        table = explain.build_program(ready)
+        prove = partial(explain.smallest_proof, ready, program=table)
         if run is not None:
-            prove = partial(explain.best_proof, ready, run.cfg, run.saved.best, table=table)
-    judge = Judge(
-        problem=ready,
-        how=Protocol(sides=training.sides(ready), **how),
+            prove = partial(explain.most_probable_proof, ready, run.cfg, run.state.best_params, program=table)
+    judge = Evaluator(
+        task=ready,
+        protocol=RankingProtocol(sides=ranking.ranked_sides(ready), **how),
         scorer=scorer,
         prove=prove,
-        floor=NOT_PROVED if name == "greedy" else -float("inf"),
+        proof_threshold=UNPROVED_PENALTY if name == "greedy" else -float("inf"),
         all_scores=asked.all_scores,
     )
     settings = {"dataset": ready.dataset.name, "fingerprint": ready.dataset.fingerprint, "height": ready.max_height}
     settings |= {
-        "smoothing": ready.settings.smoothing,
-        "object_identity": ready.settings.object_identity,
+        "smoothing": ready.cfg.smoothing,
+        "object_identity": ready.cfg.object_identity,
         "score": name,
-        "params": None if run is None else _digest(run.saved.best),
-        "negatives": how["negatives"],
+        "params": None if run is None else _digest(run.state.best_params),
+        "negatives": how["n_negatives"],
         "seed": asked.seed,
         "all_scores": asked.all_scores,
     }

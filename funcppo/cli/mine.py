@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from funcppo.cli import check_file, show, write_json
-from funcppo.config import MineConfig
+from funcppo.cli import check_output_path, write_json
+from funcppo.cli import console as terminal
+from funcppo.mining.config import MiningConfig
 
 if TYPE_CHECKING:
     from funcppo.data import Dataset
-    from funcppo.data.mined import Counts
-    from funcppo.logic.mine import Mined
+    from funcppo.data.rule_tables import RuleStatistics
+    from funcppo.mining.miner import MiningResult
 
-SHOWN = 5  # rules printed
-_DEFAULT = MineConfig()
+MAX_PRINTED_RULES = 5  # rules printed
+_DEFAULT = MiningConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +49,11 @@ class Mine:
     """Least leave-one-out confidence."""
     constants: Annotated[bool, FlagCreatePairsOff] = False
     """Also rules with constants."""
-    votes: int = _DEFAULT.votes
+    votes_per_fact: int = _DEFAULT.votes_per_fact
     """Keep a rule when it is among this many best ones of some fact that it derives."""
-    seconds: Annotated[float | None, arg(metavar="N")] = None
+    time_limit: Annotated[float | None, arg(metavar="N")] = None
     """Stop looking after this time, then finish the counts of what was found and write it."""
-    work: int = _DEFAULT.work
+    max_rows: int = _DEFAULT.max_rows
     """Rows that a stage may make, about 40 bytes each; what does not fit is estimated from a sample and marked."""
     seed: int = 0
     """Of the samples."""
@@ -64,33 +65,33 @@ class Mine:
     def run(self) -> int:
         """Mine, write, show; the exit status."""
         start = time.perf_counter()
-        cfg = MineConfig(
+        cfg = MiningConfig(
             max_length=self.max_length,
             min_support=self.min_support,
             min_confidence=self.min_confidence,
             constants=self.constants,
-            votes=self.votes,
-            work=self.work,
-            seconds=self.seconds,
+            votes_per_fact=self.votes_per_fact,
+            max_rows=self.max_rows,
+            time_limit=self.time_limit,
             seed=self.seed,
         )
         to_stdout = str(self.out) == "-"
         if not to_stdout:
-            check_file("--out", self.out)
+            check_output_path("--out", self.out)
         if self.json is not None and Path(self.json).resolve() == self.out.resolve():
             raise ValueError(f"--json {self.json}: want another file than that of --out")
         found, counts, mined = self._mined(cfg)
-        from funcppo import mining
-        from funcppo.data.mined import foreign_names, write_rules
+        from funcppo.data.rule_tables import compatibility_notes, format_rule_table
+        from funcppo.experiment import rule_cache
 
         if to_stdout:
-            sys.stdout.write(write_rules(found, counts, self.format))
+            sys.stdout.write(format_rule_table(found, counts, self.format))
         else:
-            mining.save(self.out, found, counts, self.format)
-        notes = (*mined.notes, *foreign_names(found, self.format))
+            rule_cache.write_rule_file(self.out, found, counts, self.format)
+        notes = (*mined.notes, *compatibility_notes(found, self.format))
         result = _result(self, found, mined, time.perf_counter() - start) | {"notes": list(notes)}
-        console = show.console(to_stdout or self.json == "-")
-        show.notes(console, (*found.notes, *notes))
+        console = terminal.make_console(to_stdout or self.json == "-")
+        terminal.print_notes(console, (*found.notes, *notes))
         if not len(found.rules):
             console.print(
                 f"{found.name}: {len(found.facts)} facts give no rule with support {cfg.min_support} and "
@@ -102,22 +103,22 @@ class Mine:
         write_json(self.json, result)
         return 0
 
-    def _mined(self, cfg: MineConfig) -> tuple[Dataset, Counts, Mined]:
+    def _mined(self, cfg: MiningConfig) -> tuple[Dataset, RuleStatistics, MiningResult]:
         import torch
         from rich.console import Console
 
-        from funcppo import mining
         from funcppo.data import load
+        from funcppo.experiment import rule_cache
 
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch sees no CUDA device here")
         dataset = load(self.dataset, facts_only=True)
         with Console(stderr=True).status("reading") as status:
-            return mining.mine_dataset(dataset, cfg, self.device, status.update)
+            return rule_cache.mine_dataset(dataset, cfg, self.device, status.update)
 
 
-def _result(asked: Mine, found: Dataset, mined: Mined, seconds: float) -> dict[str, Any]:
-    walk, ends = mined.rules.walk, mined.rules.ends
+def _result(asked: Mine, found: Dataset, mined: MiningResult, seconds: float) -> dict[str, Any]:
+    walk, ends = mined.rules.labels, mined.rules.end_constants
     lengths = Counter((walk[:, 1:] >= 0).sum(1)[ends[:, 0] == 0].tolist())
     return {
         "dataset": found.name,
@@ -126,7 +127,7 @@ def _result(asked: Mine, found: Dataset, mined: Mined, seconds: float) -> dict[s
         "n_paths": {str(length): n for length, n in sorted(lengths.items())},
         "n_constant": int((ends[:, 0] > 0).sum()),
         "n_candidates": mined.n_candidates,
-        "n_estimated": int(((mined.rules.error > 0) | (mined.rules.pca_error > 0)).sum()),
+        "n_estimated": int(((mined.rules.std_error > 0) | (mined.rules.pca_std_error > 0)).sum()),
         "seconds": round(mined.seconds, 3),
         "seconds_in_all": round(seconds, 3),
         "format": asked.format,
@@ -134,9 +135,9 @@ def _result(asked: Mine, found: Dataset, mined: Mined, seconds: float) -> dict[s
     }
 
 
-def _show(console: Any, found: Dataset, counts: Counts, result: dict[str, Any]) -> None:
+def _show(console: Any, found: Dataset, counts: RuleStatistics, result: dict[str, Any]) -> None:
     """How many of what kind, and the first few."""
-    from funcppo.data import show_rule
+    from funcppo.data import format_rule
 
     kinds = [f"{n} of length {length}" for length, n in result["n_paths"].items()]
     kinds += [f"{result['n_constant']} with constants"] if result["n_constant"] else []
@@ -144,7 +145,7 @@ def _show(console: Any, found: Dataset, counts: Counts, result: dict[str, Any]) 
         f"{result['dataset']}: {result['n_rules']} rules ({', '.join(kinds)}) of {result['n_candidates']} candidates "
         f"in {result['seconds']:.1f} s: {result['out']}"
     )
-    for i in range(min(SHOWN, len(found.rules))):
+    for i in range(min(MAX_PRINTED_RULES, len(found.rules))):
         share = counts.support[i] / max(counts.body_pairs[i], 1)
-        rule = show_rule(found, found.rules[i])
+        rule = format_rule(found, found.rules[i])
         console.print(f"{counts.support[i]:8.0f} of {counts.body_pairs[i]:8.0f}  {share:.3f}  {rule}", markup=False)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from funcppo.cli import write_json
-from funcppo.cli.target import open_dataset, steps_shown
+from funcppo.cli.target import fixpoint_progress, open_dataset
 
 if TYPE_CHECKING:
     import numpy as np
 
     from funcppo.data import Dataset
-    from funcppo.logic.fixpoint import Model
+    from funcppo.logic.fixpoint import LeastModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Provable:
     """Steps to take, or all until nothing new is derived; by default 3, and 1 for the train split."""
     object_identity: Annotated[bool, FlagCreatePairsOff] = False
     """Different variables of a rule bind different constants, as AnyBURL counts."""
-    budget: Annotated[int, arg(metavar="N")] = 50_000_000
+    max_atoms: Annotated[int, arg(metavar="N")] = 50_000_000
     """Atoms to hold at most, at about 110 bytes each; a step that would pass it is taken for the split alone."""
     json: Annotated[str | None, arg(metavar="FILE|-")] = None
     """Write the counts as JSON to this file, or to standard output in place of the table for `-`."""
@@ -63,8 +63,8 @@ class Provable:
 
     def _steps(self) -> int | None:
         """Steps of T_P, None for all."""
-        if self.budget < 1:
-            raise ValueError(f"--budget {self.budget}: want 1 or more")
+        if self.max_atoms < 1:
+            raise ValueError(f"--budget {self.max_atoms}: want 1 or more")
         if self.split == "train":
             if self.height not in (None, 1):
                 raise ValueError(f"--height {self.height}: want 1 for --split train, whose triples are all known facts")
@@ -80,7 +80,7 @@ class Provable:
 def _count(asked: Provable, dataset: Dataset, steps: int | None) -> dict[str, Any]:
     from funcppo.logic import fixpoint, kb
 
-    with steps_shown() as progress:
+    with fixpoint_progress() as progress:
         world, sizes = kb.build(
             dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates
         )
@@ -88,7 +88,7 @@ def _count(asked: Provable, dataset: Dataset, steps: int | None) -> dict[str, An
             world,
             sizes,
             max_height=steps,
-            budget=asked.budget,
+            max_atoms=asked.max_atoms,
             object_identity=asked.object_identity,
             progress=progress,
         )
@@ -98,40 +98,40 @@ def _count(asked: Provable, dataset: Dataset, steps: int | None) -> dict[str, An
             derivable = {"1": _left_out(world, sizes, split, asked.object_identity)}
         else:
             derivable = {} if is_program else _within(world, model, split, steps)
-    atoms = list(model.counts)
-    if model.fixpoint and steps is not None:
+    atoms = list(model.n_atoms_after_step)
+    if model.reached_fixpoint and steps is not None:
         atoms += [atoms[-1]] * (steps + 1 - len(atoms))
     return {
         "dataset": dataset.name,
         "split": None if is_program and asked.split != "train" else asked.split,
         "n_queries": len(split),
-        "n_known": 0 if asked.split == "train" else int((fixpoint.contains(model, _rows(split)) == 0).sum()),
+        "n_known": 0 if asked.split == "train" else int((fixpoint.atom_height(model, _rows(split)) == 0).sum()),
         "n_facts": sizes.n_facts,
         "n_rules": sizes.n_rules,
         "height": "fixpoint" if steps is None else steps,
         "derivable": derivable,
         "atoms": atoms,
         "complete": model.complete,
-        "fixpoint": model.fixpoint,
-        "stopped": model.stopped,
+        "fixpoint": model.reached_fixpoint,
+        "stopped": model.stop_reason,
         "seconds": round(model.seconds, 3),
         "object_identity": asked.object_identity,
         "leave_one_out": asked.split == "train",
     }
 
 
-def _within(world: Any, model: Model, split: np.ndarray, steps: int | None) -> dict[str, int]:
+def _within(world: Any, model: LeastModel, split: np.ndarray, steps: int | None) -> dict[str, int]:
     """How many atoms of a split are derivable within each height up to the last, or to the step past the budget."""
-    from funcppo.logic import ask, fixpoint
+    from funcppo.logic import fixpoint, query_answering
 
     rows = _rows(split)
-    height = fixpoint.contains(model, rows)
-    last = len(model.counts) - 1
-    if steps is not None and model.fixpoint:
+    height = fixpoint.atom_height(model, rows)
+    last = len(model.n_atoms_after_step) - 1
+    if steps is not None and model.reached_fixpoint:
         last = steps
-    if model.stopped:
+    if model.stop_reason:
         last += 1
-        height = height.where((height >= 0) | ~ask.derived_next(world, model, rows), last)
+        height = height.where((height >= 0) | ~query_answering.derived_in_next_step(world, model, rows), last)
     return {str(h): int(((height >= 0) & (height <= h)).sum()) for h in range(1, last + 1)}
 
 
@@ -140,11 +140,11 @@ def _left_out(world: Any, sizes: Any, split: np.ndarray, object_identity: bool) 
     import torch
 
     from funcppo.logic import kb
-    from funcppo.logic.consequences import each_consequence
+    from funcppo.logic.consequences import iter_consequences
 
     row = kb.fact_id(world, sizes, _rows(split))
     derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
-    for part in each_consequence(world, sizes, leave_one_out=True, object_identity=object_identity):
+    for part in iter_consequences(world, sizes, leave_one_out=True, object_identity=object_identity):
         derived = derived.index_fill(0, part.fact[part.fact >= 0], True)
     return int(derived[row].sum())
 

@@ -12,19 +12,19 @@ import numpy as np
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from funcppo.cli import write_json
-from funcppo.cli.target import is_run, open_dataset, steps_shown
-from funcppo.config import ProverSettings
-from funcppo.data import Dataset, parse_query, show_atom, show_rule
-from funcppo.data.tokens import line_tokens
+from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
+from funcppo.data import Dataset, format_atom, format_rule, parse_query
+from funcppo.data.lexer import tokenize_line
+from funcppo.prover.config import ProverTaskConfig
 
 if TYPE_CHECKING:
-    from funcppo.logic.fixpoint import Model
-    from funcppo.logic.kb import KnowledgeBase, Sizes
+    from funcppo.logic.fixpoint import LeastModel
+    from funcppo.logic.kb import KBSizes, KnowledgeBase
     from funcppo.logic.proof import Proof
 
-SHOWN = 10  # answers shown when not all are asked for
-RULES_SHOWN = 5  # rules that fail
-STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
+MAX_PRINTED_ANSWERS = 10  # answers shown when not all are asked for
+MAX_FAILED_RULES = 5  # rules that fail
+EXIT_STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Prove:
     """List all answers of a query with variables, not the first few."""
     object_identity: Annotated[bool, FlagCreatePairsOff] = False
     """Different variables of a rule bind different constants, as AnyBURL counts."""
-    budget: Annotated[int, arg(metavar="N")] = ProverSettings().budget
+    max_atoms: Annotated[int, arg(metavar="N")] = ProverTaskConfig().max_atoms
     """Derived atoms to hold at most; beyond, the query is unknown."""
     format: Literal["text", "json", "dot"] = "text"
     """How the result is printed; dot is a Graphviz graph of the proof."""
@@ -62,8 +62,8 @@ class Prove:
         """Ask, print, and return the exit status."""
         if self.height is not None and self.height < 0:
             raise ValueError(f"--height {self.height}: want 0 or more")
-        if self.budget < 1:
-            raise ValueError(f"--budget {self.budget}: want 1 or more")
+        if self.max_atoms < 1:
+            raise ValueError(f"--budget {self.max_atoms}: want 1 or more")
         dataset = open_dataset(self.target, self.rules)
         atom = tuple(int(t) for t in parse_query(dataset, self.query))
         names = _variables(self.query)
@@ -74,12 +74,12 @@ class Prove:
         if self.json != "-":
             write_json("-", result) if self.format == "json" else sys.stdout.write(shown)
         write_json(self.json, result)
-        return STATUS[result["verdict"]]
+        return EXIT_STATUS[result["verdict"]]
 
 
 def _variables(query: str) -> list[str]:
     """The names of the variables in order of first occurrence; every `_` is another one."""
-    found = [token.text for token in line_tokens(query)[1:] if token.kind == "variable"]
+    found = [token.text for token in tokenize_line(query)[1:] if token.kind == "variable"]
     return list(dict.fromkeys(name if name != "_" else f"_{i}" for i, name in enumerate(found)))
 
 
@@ -89,7 +89,7 @@ def _warn_of_variables(dataset: Dataset, names: list[str]) -> None:
         print(f"note: {name} is a variable here; the entity is '{name}', in single quotes", file=sys.stderr)
 
 
-def _world(dataset: Dataset) -> tuple[KnowledgeBase, Sizes]:
+def _world(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
     from funcppo.logic import kb
 
     return kb.build(dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates)
@@ -100,28 +100,31 @@ def _world(dataset: Dataset) -> tuple[KnowledgeBase, Sizes]:
 
 def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict[str, Any], str]:
     """The result as JSON, and as it is printed."""
-    from funcppo.logic import ask, proof
+    from funcppo.logic import proof, query_answering
 
-    with steps_shown() as progress:
+    with fixpoint_progress() as progress:
         kb, sizes = _world(dataset)
-        found = ask.ask(
+        found = query_answering.prove_ground(
             kb,
             sizes,
             atom,
             max_height=asked.height,
-            budget=asked.budget,
+            max_atoms=asked.max_atoms,
             object_identity=asked.object_identity,
             progress=progress,
         )
     by_policy = _by_policy(asked, atom) if found.proof else None
     shown = by_policy or found.proof
-    names = (lambda goal: show_atom(dataset, np.array(goal))), (lambda rule: show_rule(dataset, dataset.rules[rule]))
+    names = (
+        (lambda goal: format_atom(dataset, np.array(goal))),
+        (lambda rule: format_rule(dataset, dataset.rules[rule])),
+    )
     missing, n_matching = ([], 0) if shown else _missing(asked, dataset, kb, sizes, found.model, atom)
     derivable = found.verdict.name.lower()
     verdict = "proved" if found.is_fact else derivable
     height = 0 if found.is_fact else found.height
     result = {
-        "query": show_atom(dataset, np.array(atom)),
+        "query": format_atom(dataset, np.array(atom)),
         "verdict": verdict,
         "is_fact": found.is_fact,
         "derivable": derivable,  # from other facts
@@ -138,7 +141,7 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
     lines = [_headline(result, n_matching)]
     if shown:
         lines += ["the policy's most probable proof, p of each choice:" if by_policy else ""]
-        lines += [proof.text(shown, *names).rstrip("\n")]
+        lines += [proof.to_text(shown, *names).rstrip("\n")]
     elif not found.is_fact:
         lines += _why_not(missing, n_matching)
     return result, "\n".join(lines) + "\n"
@@ -146,18 +149,19 @@ def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict
 
 def _by_policy(asked: Prove, atom: tuple[int, ...]) -> Proof | None:
     """The most probable proof of a trained run, None where there is no run or it looks elsewhere."""
-    if not is_run(asked.target):
+    if not is_run_folder(asked.target):
         return None
     import torch
 
-    from funcppo import explain, training
+    from funcppo.evaluation import explain
+    from funcppo.experiment import training
 
     run = training.open_run(Path(asked.target))
-    if asked.object_identity and not run.problem.settings.object_identity:
+    if asked.object_identity and not run.task.cfg.object_identity:
         return None
-    if asked.height is not None and asked.height < run.problem.max_height:
+    if asked.height is not None and asked.height < run.task.max_height:
         return None
-    return explain.best_proof(run.problem, run.cfg, run.saved.best, torch.tensor(atom))
+    return explain.most_probable_proof(run.task, run.cfg, run.state.best_params, torch.tensor(atom))
 
 
 def _headline(result: dict[str, Any], n_matching: int) -> str:
@@ -184,19 +188,19 @@ def _identity(result: dict[str, Any]) -> str:
 
 
 def _missing(
-    asked: Prove, dataset: Dataset, kb: KnowledgeBase, sizes: Sizes, model: Model, atom: tuple[int, ...]
+    asked: Prove, dataset: Dataset, kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: tuple[int, ...]
 ) -> tuple[list[dict[str, Any]], int]:
     """For the first rules whose heads match an underivable atom, what of the body has no answer; how many match."""
-    from funcppo.logic import ask
+    from funcppo.logic import query_answering
 
-    rules = ask.matching_rules(kb, sizes, atom, object_identity=asked.object_identity)
-    first = [] if asked.height == 0 else rules[:RULES_SHOWN]
-    rows = [(found.rule.id, ask.unsatisfied(model, found)) for found in first]
+    rules = query_answering.matching_rules(kb, sizes, atom, object_identity=asked.object_identity)
+    first = [] if asked.height == 0 else rules[:MAX_FAILED_RULES]
+    rows = [(found.rule.id, query_answering.unsatisfied_prefix(model, found)) for found in first]
     return [
         {
             "rule": rule,
-            "rule_text": show_rule(dataset, dataset.rules[rule]),
-            "no_answer_to": [show_atom(dataset, np.array(goal)) for goal in goals],
+            "rule_text": format_rule(dataset, dataset.rules[rule]),
+            "no_answer_to": [format_atom(dataset, np.array(goal)) for goal in goals],
         }
         for rule, goals in rows
     ], len(rules)
@@ -222,19 +226,19 @@ def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str
     """The result as JSON, and as it is printed: answers of least height first."""
     from funcppo.logic import fixpoint
 
-    with steps_shown() as progress:
+    with fixpoint_progress() as progress:
         kb, sizes = _world(dataset)
         model = fixpoint.least_model(
             kb,
             sizes,
             max_height=asked.height,
-            budget=asked.budget,
+            max_atoms=asked.max_atoms,
             predicates={atom[0]},
             object_identity=asked.object_identity,
             progress=progress,
         )
-    atoms, heights = fixpoint.answers(model, atom)
-    order = heights.argsort(stable=True)[: None if asked.all else SHOWN]
+    atoms, heights = fixpoint.matching_atoms(model, atom)
+    order = heights.argsort(stable=True)[: None if asked.all else MAX_PRINTED_ANSWERS]
     places = [atom.index(dataset.n_constants + 1 + i, 1) for i in range(len(names))]
     named = [(place, name) for place, name in zip(places, names) if not name.startswith("_")]
     rows = zip(atoms[order].tolist(), heights[order].tolist())
@@ -254,7 +258,7 @@ def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str
     ]
     lines += [f"  {row['atom']}      {'fact' if not row['height'] else _height(row)}" for row in answers]
     lines += [f"  ... and {n - len(answers):,} more (--all lists them)"] if n > len(answers) else []
-    lines += [f"unknown beyond: {model.stopped}"] if not model.complete else []
+    lines += [f"unknown beyond: {model.stop_reason}"] if not model.complete else []
     return result, "\n".join(lines) + "\n"
 
 
@@ -268,21 +272,21 @@ def _answer(
     """One answer: its text, its arguments, what each named variable is, and the least height of a proof."""
     entity = lambda place: dataset.entities[atom[place] - 1]
     return {
-        "atom": show_atom(dataset, np.array(atom)),
+        "atom": format_atom(dataset, np.array(atom)),
         "args": [entity(place) for place in range(1, 1 + dataset.arities[atom[0] - 1])],
         "bindings": {name: entity(place) for place, name in named},
         "height": height,
     }
 
 
-def _extent(asked: Prove, model: Model) -> dict[str, Any]:
+def _extent(asked: Prove, model: LeastModel) -> dict[str, Any]:
     """How far T_P was taken, for the predicates that the query needs."""
     return {
         "max_height": asked.height,
         "object_identity": asked.object_identity,
-        "atoms": list(model.counts),
+        "atoms": list(model.n_atoms_after_step),
         "complete": model.complete,
-        "fixpoint": model.fixpoint,
-        "stopped": model.stopped,
+        "fixpoint": model.reached_fixpoint,
+        "stopped": model.stop_reason,
         "seconds": round(model.seconds, 3),
     }

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from funcppo.data import Dataset, load
 
 if TYPE_CHECKING:
-    from funcppo.logic.fixpoint import Progress
+    from funcppo.logic.fixpoint import StepCallback
 
-RUN_FILE = "config.json"  # what tells the folder of a run from that of a data set
+RUN_CONFIG_FILE = "config.json"  # what tells the folder of a run from that of a data set
 
 
-def is_run(target: str) -> bool:
+def is_run_folder(target: str) -> bool:
     """Whether the target is the folder of a training run."""
-    return (Path(target) / RUN_FILE).is_file()
+    return (Path(target) / RUN_CONFIG_FILE).is_file()
 
 
 def open_dataset(target: str, rules: str | None) -> Dataset:
@@ -26,8 +26,8 @@ def open_dataset(target: str, rules: str | None) -> Dataset:
 
     Errors: ValueError, one line, for what is neither a run nor a data set, or rules that a run did not learn with.
     """
-    if is_run(target):
-        from funcppo.training import read_config
+    if is_run_folder(target):
+        from funcppo.experiment.training import read_config
 
         if rules is not None:
             raise ValueError(f"--rules {rules}: {target} is a trained run, want the rules that it learnt with")
@@ -40,7 +40,7 @@ def open_dataset(target: str, rules: str | None) -> Dataset:
 
 
 @contextmanager
-def steps_shown() -> Iterator[Progress]:
+def fixpoint_progress() -> Iterator[StepCallback]:
     """A progress line of T_P on standard error, where that is a terminal."""
     from rich.console import Console
 

@@ -1,8 +1,17 @@
 """Data sets and rule formats on disk -> Dataset; the embedded sets."""
 
 from funcppo.data.dataset import Dataset
-from funcppo.data.files import from_text, from_triples, load
-from funcppo.data.kinship import family_tree
-from funcppo.data.printing import parse_query, show_atom, show_rule
+from funcppo.data.family_tree import make_family_tree
+from funcppo.data.loaders import from_text, from_triples, load
+from funcppo.data.writers import format_atom, format_rule, parse_query
 
-__all__ = ["Dataset", "family_tree", "from_text", "from_triples", "load", "parse_query", "show_atom", "show_rule"]
+__all__ = [
+    "Dataset",
+    "format_atom",
+    "format_rule",
+    "from_text",
+    "from_triples",
+    "load",
+    "make_family_tree",
+    "parse_query",
+]

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcppo.data.clauses import Atom, Clause, Var
-from funcppo.data.tokens import shorten
+from funcppo.data.lexer import shorten
+from funcppo.data.parser import Atom, Clause, Variable
 
 Triple = tuple[str, str, str]  # head, relation, tail
-MOST_BODY_ATOMS = 100  # the work of a join grows with their cube
+MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class Dataset:
         return self.facts.shape[1]
 
     @property
-    def n_unseen(self) -> int:
+    def n_unseen_entities(self) -> int:
         """Entities that only valid or test mention."""
         held_out = np.concatenate([self.valid[:, 1:].ravel(), self.test[:, 1:].ravel()])
         return len(np.setdiff1d(held_out, self.facts[:, 1:]))
@@ -75,7 +75,7 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
       splits: train, valid, test, and perhaps facts: what is known beside train.
     """
     rows = [triple for split in splits.values() for triple in split]
-    entities, predicates = number(t for h, _, tail in rows for t in (h, tail)), number(r for _, r, _ in rows)
+    entities, predicates = assign_ids(t for h, _, tail in rows for t in (h, tail)), assign_ids(r for _, r, _ in rows)
     train = list(dict.fromkeys(splits["train"]))
     facts = dict.fromkeys([*train, *splits.get("facts", [])])
     encode = lambda split: np.array([(predicates[r], entities[h], entities[t]) for h, r, t in split], np.int32).reshape(
@@ -114,7 +114,7 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
     Errors: ValueError naming file and line of a predicate that has another arity elsewhere.
     """
     entities, arities = _vocabulary(clauses, path)
-    entity_ids, predicate_ids = number(entities), number(arities)
+    entity_ids, predicate_ids = assign_ids(entities), assign_ids(arities)
     stated = [clause.head for clause in clauses if not clause.body]
     facts = np.zeros((len(dict.fromkeys(stated)), 1 + max([1, *arities.values()])), np.int32)
     for row, atom in zip(facts, dict.fromkeys(stated)):
@@ -145,7 +145,7 @@ def _vocabulary(clauses: Sequence[Clause], path: str) -> tuple[dict[str, None], 
             want = arities.setdefault(predicate, len(args))
             if want != len(args):
                 raise ValueError(f"{path}:{clause.line}: {_clash(predicate, want, len(args))}")
-            entities.update((t, None) for t in args if not isinstance(t, Var))
+            entities.update((t, None) for t in args if not isinstance(t, Variable))
     return entities, arities
 
 
@@ -162,19 +162,19 @@ def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Datase
       data does not have, a wrong arity, or a body of more than `MOST_BODY_ATOMS`.
     """
     for clause in clauses:
-        if len(clause.body) > MOST_BODY_ATOMS:
-            problem = f"want at most {MOST_BODY_ATOMS} atoms in the body of a rule, got {len(clause.body)}"
+        if len(clause.body) > MAX_BODY_ATOMS:
+            problem = f"want at most {MAX_BODY_ATOMS} atoms in the body of a rule, got {len(clause.body)}"
             raise ValueError(f"{path}:{clause.line}: {problem}, in a rule for {shorten(clause.head.predicate)}")
     dataset, clauses = _without_zero_rules(dataset, clauses, path)
     dataset = _with_derived(dataset, clauses, path)
     longest = max((1 + len(clause.body) for clause in clauses), default=1)
     table = np.zeros((len(clauses), longest, dataset.width), np.int32)
-    entity_ids, predicate_ids = number(dataset.entities), number(dataset.predicates)
+    entity_ids, predicate_ids = assign_ids(dataset.entities), assign_ids(dataset.predicates)
     for row, clause in zip(table, clauses):
-        variables: dict[Var, int] = {}
+        variables: dict[Variable, int] = {}
         for slot, atom in zip(row, (clause.head, *clause.body)):
             try:
-                ids = atom_ids(dataset, atom, entity_ids, predicate_ids, variables)
+                ids = encode_atom(dataset, atom, entity_ids, predicate_ids, variables)
             except ValueError as error:
                 head = shorten(clause.head.predicate)
                 raise ValueError(f"{path}:{clause.line}: {error}, in a rule for {head}") from None
@@ -195,7 +195,7 @@ def _without_zero_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) 
 
 def _with_derived(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Dataset:
     """The same data, its vocabulary and width enlarged by the relations that only heads of rules have."""
-    known = number(dataset.predicates)
+    known = assign_ids(dataset.predicates)
     new = {c.head.predicate: c for c in reversed(clauses) if c.head.predicate not in known}
     arities = dataset.arities + tuple(len(c.head.args) for c in new.values())
     widen = ((0, 0), (0, max((1, *arities)) + 1 - dataset.width))
@@ -212,12 +212,12 @@ def _with_derived(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Dat
     )
 
 
-def atom_ids(
+def encode_atom(
     dataset: Dataset,
     atom: Atom,
     entity_ids: dict[str, int],
     predicate_ids: dict[str, int],
-    variables: dict[Var, int],
+    variables: dict[Variable, int],
 ) -> list[int]:
     """[predicate, argument...] of an atom; `variables` grows by those met for the first time.
 
@@ -225,22 +225,22 @@ def atom_ids(
     """
     predicate = predicate_ids.get(atom.predicate)
     if predicate is None:
-        raise ValueError(unknown("relation", atom.predicate, dataset.predicates))
+        raise ValueError(unknown_name_message("relation", atom.predicate, dataset.predicates))
     arity = dataset.arities[predicate - 1]
     if arity != len(atom.args):
         raise ValueError(_clash(atom.predicate, arity, len(atom.args)))
     ids = [predicate]
     for term in atom.args:
-        if isinstance(term, Var):
+        if isinstance(term, Variable):
             ids.append(variables.setdefault(term, dataset.n_constants + 1 + len(variables)))
         elif term in entity_ids:
             ids.append(entity_ids[term])
         else:
-            raise ValueError(unknown("entity", term, dataset.entities))
+            raise ValueError(unknown_name_message("entity", term, dataset.entities))
     return ids
 
 
-def unknown(kind: str, name: str, known: Sequence[str]) -> str:
+def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
     """The message for a name that is not among those known, with close spellings."""
     close = difflib.get_close_matches(name, known, n=3) if len(name) <= 100 else []
     hint = "close: " + ", ".join(map(shorten, close)) if close else f"none of {len(known)} is spelled like it"
@@ -251,6 +251,6 @@ def _clash(predicate: str, want: int, got: int) -> str:
     return f"arity clash: want {want} arguments for {shorten(predicate)}, as elsewhere, got {got}"
 
 
-def number(names: Iterable[str]) -> dict[str, int]:
+def assign_ids(names: Iterable[str]) -> dict[str, int]:
     """Ids from 1 in the order of first occurrence."""
     return {name: i for i, name in enumerate(dict.fromkeys(names), 1)}

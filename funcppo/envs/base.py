@@ -48,18 +48,20 @@ class Environment:
     observe: Callable[[Any, Any, Any], Any]
     truncates: bool  # whether `truncated` is ever true; if not, rollouts call the network once a step
     # A reset in two, for states too large to hold one for every step of a rollout: reset(key) == start(draw(key)).
-    draw: Callable[[Any, Any, Tensor], Any] | None = None  # cfg, world, key -> drawn; None: the state itself
-    start: Callable[[Any, Any, Any], Any] | None = None  # cfg, world, drawn -> state
-    advance: Callable[[Any, Any, Any, Tensor, Tensor, Any], tuple[Any, Timestep, Any]] | None = None  # see `advance`
+    sample_reset: Callable[[Any, Any, Tensor], Any] | None = None  # cfg, world, key -> drawn; None: the state itself
+    reset_from_sample: Callable[[Any, Any, Any], Any] | None = None  # cfg, world, drawn -> state
+    step_with_autoreset: Callable[[Any, Any, Any, Tensor, Tensor, Any], tuple[Any, Timestep, Any]] | None = (
+        None  # see `advance`
+    )
 
 
-def draw(env: Environment, world: Any, key: I64[Tensor, "B 2"]) -> Any:
+def sample_reset(env: Environment, world: Any, key: I64[Tensor, "B 2"]) -> Any:
     """What restarts need of chance, one for each key: `advance` takes it."""
-    return (env.draw or env.reset)(env.cfg, world, key)
+    return (env.sample_reset or env.reset)(env.cfg, world, key)
 
 
-def advance(
-    env: Environment, world: Any, state: Any, action: Tensor, key: I64[Tensor, "B 2"], drawn: Any
+def step_with_autoreset(
+    env: Environment, world: Any, state: Any, action: Tensor, key: I64[Tensor, "B 2"], reset_sample: Any
 ) -> tuple[Any, Timestep, Any]:
     """A step and the restart of the rows that it finished: the state reached, the transition, the state to go on from.
 
@@ -68,13 +70,13 @@ def advance(
     Args:
       drawn: what `draw` returned.
     """
-    if env.advance is not None:
-        return env.advance(env.cfg, world, state, action, key, drawn)
+    if env.step_with_autoreset is not None:
+        return env.step_with_autoreset(env.cfg, world, state, action, key, reset_sample)
     reached, timestep = env.step_functional(env.cfg, world, state, action, key)
-    fresh = drawn if env.start is None else env.start(env.cfg, world, drawn)
+    fresh = reset_sample if env.reset_from_sample is None else env.reset_from_sample(env.cfg, world, reset_sample)
     return reached, timestep, autoreset(reached, timestep, fresh)
 
 
-def autoreset(state: State, timestep: Timestep, fresh: State) -> State:
+def autoreset(state: State, timestep: Timestep, reset_state: State) -> State:
     """The state with every finished row replaced by a fresh one."""
-    return tree.where(timestep.terminated | timestep.truncated, fresh, state)
+    return tree.where(timestep.terminated | timestep.truncated, reset_state, state)

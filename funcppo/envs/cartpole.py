@@ -20,9 +20,9 @@ from funcppo.types import F32, I64, Bool
 GRAVITY = 9.8  # m / s^2
 CART_MASS = 1.0  # kg
 POLE_MASS = 0.1  # kg
-HALF_LENGTH = 0.5  # m, of the pole
-FORCE = 10.0  # N
-TAU = 0.02  # s a step
+POLE_HALF_LENGTH = 0.5  # m, of the pole
+PUSH_FORCE = 10.0  # N
+TIME_STEP = 0.02  # s a step
 X_LIMIT = 2.4  # m
 ANGLE_LIMIT = 12 * 2 * math.pi / 360  # rad
 
@@ -52,14 +52,20 @@ def step_functional(
     """One explicit Euler step; reward 1 for every step begun upright. `action` 0 pushes left, 1 right."""
     active = ~(_fallen(state) | _timed_out(cfg, state))
     x, velocity, angle, spin = state.motion.unbind(-1)
-    force = torch.where(action == 1, FORCE, -FORCE)
-    total, moment = CART_MASS + POLE_MASS, POLE_MASS * HALF_LENGTH
+    force = torch.where(action == 1, PUSH_FORCE, -PUSH_FORCE)
+    total, moment = CART_MASS + POLE_MASS, POLE_MASS * POLE_HALF_LENGTH
     push = (force + moment * spin * spin * torch.sin(angle)) / total
-    lever = HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * torch.cos(angle) * torch.cos(angle) / total)
+    lever = POLE_HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * torch.cos(angle) * torch.cos(angle) / total)
     spin_rate = (GRAVITY * torch.sin(angle) - torch.cos(angle) * push) / lever
     acceleration = push - moment * spin_rate * torch.cos(angle) / total
     motion = torch.stack(
-        [x + TAU * velocity, velocity + TAU * acceleration, angle + TAU * spin, spin + TAU * spin_rate], -1
+        [
+            x + TIME_STEP * velocity,
+            velocity + TIME_STEP * acceleration,
+            angle + TIME_STEP * spin,
+            spin + TIME_STEP * spin_rate,
+        ],
+        -1,
     )
     after = EnvState(
         motion=torch.where(active.unsqueeze(-1), motion, state.motion),

@@ -19,8 +19,8 @@ from funcppo.types import F32, I64
 GRAVITY = 10.0  # m / s^2
 MASS = 1.0  # kg
 LENGTH = 1.0  # m
-TAU = 0.05  # s a step
-MAX_SPIN = 8.0  # rad / s
+TIME_STEP = 0.05  # s a step
+MAX_ANGULAR_VELOCITY = 8.0  # rad / s
 MAX_TORQUE = 2.0  # N m
 
 
@@ -58,8 +58,8 @@ def step_functional(
     folded = (angle + math.pi) % (2 * math.pi) - math.pi
     cost = folded**2 + 0.1 * spin**2 + 0.001 * torque**2
     acceleration = 1.5 * GRAVITY / LENGTH * torch.sin(angle) + 3.0 / (MASS * LENGTH**2) * torque
-    new_spin = (spin + TAU * acceleration).clamp(-MAX_SPIN, MAX_SPIN)
-    motion = torch.stack([angle + TAU * new_spin, new_spin], -1)
+    new_spin = (spin + TIME_STEP * acceleration).clamp(-MAX_ANGULAR_VELOCITY, MAX_ANGULAR_VELOCITY)
+    motion = torch.stack([angle + TIME_STEP * new_spin, new_spin], -1)
     after = EnvState(
         motion=torch.where(active.unsqueeze(-1), motion, state.motion),
         steps=torch.where(active, state.steps + 1, state.steps),

@@ -19,19 +19,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic import joins, keys
-from funcppo.logic.joins import Unequal
-from funcppo.logic.kb import KnowledgeBase, Sizes
-from funcppo.logic.relations import Columns, Relation, literal_of, locate
+from funcppo.logic import joins, row_index
+from funcppo.logic.joins import Inequality
+from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
 from funcppo.logic.rules import (
     Rule,
-    different_variables,
+    body_query,
     head_columns,
-    query_of,
-    relations_of,
-    rules_of,
-    substitute,
-    unifier,
+    most_general_unifier,
+    object_identity_constraints,
+    relations_by_predicate,
+    rules_from_kb,
+    substitute_rule,
 )
 from funcppo.types import I32, I64
 
@@ -44,11 +44,11 @@ class Consequences(NamedTuple):
     fact: I64[Tensor, "n"]  # the atom's row among the facts, -1 where it is not one
 
 
-def each_consequence(
+def iter_consequences(
     kb: KnowledgeBase,
-    sizes: Sizes,
+    sizes: KBSizes,
     *,
-    rules: Iterable[int] | None = None,
+    rule_ids: Iterable[int] | None = None,
     leave_one_out: bool = False,
     object_identity: bool = False,
 ) -> Iterator[Consequences]:
@@ -59,14 +59,14 @@ def each_consequence(
       leave_one_out: leave out a known fact that the rule derives only from bodies that hold the fact itself.
       object_identity: different variables of a rule bind different constants.
     """
-    relations = relations_of(kb.facts)
-    table = rules_of(kb)
-    for rule in table if rules is None else [table[i] for i in rules]:
-        unequal = different_variables(rule, sizes.n_constants) if object_identity else []
+    relations = relations_by_predicate(kb.facts)
+    table = rules_from_kb(kb)
+    for rule in table if rule_ids is None else [table[i] for i in rule_ids]:
+        unequal = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
         columns = _heads(rule, relations, sizes, unequal, kb.facts.device)
         if leave_one_out:
             circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
-            kept = ~locate(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
+            kept = ~find_rows(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
             columns = tuple(column[kept] for column in columns)
         name = torch.full_like(columns[0], rule.head[0])
         yield Consequences(
@@ -76,22 +76,24 @@ def each_consequence(
         )
 
 
-def consequences(
+def collect_consequences(
     kb: KnowledgeBase,
-    sizes: Sizes,
+    sizes: KBSizes,
     *,
-    rules: Iterable[int] | None = None,
+    rule_ids: Iterable[int] | None = None,
     leave_one_out: bool = False,
     object_identity: bool = False,
 ) -> Consequences:
     """The consequences of all the rules in one table; arguments as for `each_consequence`."""
-    parts = each_consequence(kb, sizes, rules=rules, leave_one_out=leave_one_out, object_identity=object_identity)
-    empty = Consequences(kb.facts[:0], kb.rule_order[:0], kb.rule_order[:0])
+    parts = iter_consequences(
+        kb, sizes, rule_ids=rule_ids, leave_one_out=leave_one_out, object_identity=object_identity
+    )
+    empty = Consequences(kb.facts[:0], kb.rule_ids_by_predicate[:0], kb.rule_ids_by_predicate[:0])
     return Consequences(*(torch.cat(same) for same in zip(empty, *parts)))
 
 
 def with_confidence(
-    kb: KnowledgeBase, sizes: Sizes, *, object_identity: bool = False, smoothing: float | None = None
+    kb: KnowledgeBase, sizes: KBSizes, *, object_identity: bool = False, smoothing: float | None = None
 ) -> KnowledgeBase:
     """The knowledge base with `support` and `body_pairs` counted from its facts.
 
@@ -99,58 +101,58 @@ def with_confidence(
       smoothing: None for plain counts; else facts that a rule derives only from bodies which hold the fact itself are
         not counted, and this many wrong pairs are added, so that few examples are trusted less (as the miner ranks).
     """
-    found = each_consequence(kb, sizes, leave_one_out=smoothing is not None, object_identity=object_identity)
+    found = iter_consequences(kb, sizes, leave_one_out=smoothing is not None, object_identity=object_identity)
     pairs = [(int((part.fact >= 0).sum()), len(part.fact)) for part in found]
     counts = torch.tensor(pairs, dtype=kb.support.dtype, device=kb.support.device).reshape(-1, 2)
     return kb._replace(support=counts[:, 0].contiguous(), body_pairs=counts[:, 1] + (smoothing or 0.0))
 
 
 def _fact_ids(
-    predicate: int, columns: Columns, relations: dict[int, Relation], kb: KnowledgeBase, sizes: Sizes
+    predicate: int, columns: Columns, relations: dict[int, Relation], kb: KnowledgeBase, sizes: KBSizes
 ) -> Tensor:
     """The rows of a predicate's atoms among the facts, -1 where they are not there."""
     if predicate not in relations:
         return torch.full_like(columns[0], -1)
-    row, found = locate(columns, relations[predicate], sizes.n_constants)
-    return torch.where(found, kb.fact_start[predicate] + row, -1)
+    row, found = find_rows(columns, relations[predicate], sizes.n_constants)
+    return torch.where(found, kb.fact_offsets[predicate] + row, -1)
 
 
 def _heads(
-    rule: Rule, relations: dict[int, Relation], sizes: Sizes, unequal: list[Unequal], device: torch.device
+    rule: Rule, relations: dict[int, Relation], sizes: KBSizes, unequal: list[Inequality], device: torch.device
 ) -> Columns:
     """The argument columns of a rule's distinct heads, each once."""
     empty = tuple(torch.empty(0, dtype=torch.int64, device=device) for _ in rule.head[1:])
     if any(atom[0] not in relations for atom in rule.body):
         return empty
-    query = query_of(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, unequal)
-    tables = list(joins.solve(query))
-    return head_columns(rule, joins.union(tables, query.bits), device) if tables else empty
+    query = body_query(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, unequal)
+    tables = list(joins.iter_answers(query))
+    return head_columns(rule, joins.union(tables, query.constant_bits), device) if tables else empty
 
 
 def _circular(
-    rule: Rule, relations: dict[int, Relation], sizes: Sizes, unequal: list[Unequal], device: torch.device
+    rule: Rule, relations: dict[int, Relation], sizes: KBSizes, unequal: list[Inequality], device: torch.device
 ) -> Columns:
     """The heads of a rule that are facts and that none of its bodies derives without that fact."""
-    n, bits = sizes.n_constants, [sizes.n_constants.bit_length()] * (sizes.width - 1)
+    n, bits = sizes.n_constants, [sizes.n_constants.bit_length()] * (sizes.atom_width - 1)
     itself = [atom for atom in rule.body if atom[0] == rule.head[0]]
     parts = [
-        _heads(substitute(rule, same), relations, sizes, [], device)
-        for same in (unifier(rule.head, atom, n) for atom in itself)
+        _heads(substitute_rule(rule, same), relations, sizes, [], device)
+        for same in (most_general_unifier(rule.head, atom, n) for atom in itself)
         if same is not None
     ]
     empty = torch.empty(0, dtype=torch.int64, device=device)
-    suspects = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *parts)), bits)
+    suspects = row_index.unique_rows(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *parts)), bits)
     if not suspects[0].numel():
         return suspects
     guard = Relation(suspects, suspects[0].numel())
-    query = query_of(rule, [relations[atom[0]] for atom in rule.body], n, unequal)
-    head = literal_of(guard, rule.head[1:], n)
+    query = body_query(rule, [relations[atom[0]] for atom in rule.body], n, unequal)
+    head = make_literal(guard, rule.head[1:], n)
     query = replace(
         query,
         literals=(head, *query.literals),
-        unequal=(*unequal, *((rule.head[1:], atom[1:]) for atom in itself)),
+        inequalities=(*unequal, *((rule.head[1:], atom[1:]) for atom in itself)),
     )
-    sound = [head_columns(rule, table, device) for table in joins.solve(query)]
-    sound = keys.distinct(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
-    kept = ~locate(suspects, Relation(sound, sound[0].numel()), n)[1]
+    sound = [head_columns(rule, table, device) for table in joins.iter_answers(query)]
+    sound = row_index.unique_rows(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
+    kept = ~find_rows(suspects, Relation(sound, sound[0].numel()), n)[1]
     return tuple(column[kept] for column in suspects)

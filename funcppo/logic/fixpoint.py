@@ -20,45 +20,55 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from funcppo.logic import joins, keys
+from funcppo.logic import joins, row_index
 from funcppo.logic import kb as kb_
-from funcppo.logic.joins import Query
-from funcppo.logic.kb import KnowledgeBase, Sizes
-from funcppo.logic.relations import Columns, Relation, locate
-from funcppo.logic.rules import Atom, Rule, different_variables, head_columns, query_of, relations_of, rules_of
+from funcppo.logic.joins import ConjunctiveQuery
+from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.relations import Columns, Relation, find_rows
+from funcppo.logic.rules import (
+    Atom,
+    Rule,
+    body_query,
+    head_columns,
+    object_identity_constraints,
+    relations_by_predicate,
+    rules_from_kb,
+)
 from funcppo.types import I32, I64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
+class LeastModel:
     """The atoms that T_P derives, a value of the host: it is never seen by a compiled function."""
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
     height: I32[Tensor, "n"]  # the smallest step that derives the atom, 0 for a fact
-    index: tuple[Tensor, ...]  # what `kb.locate` reads
-    counts: tuple[int, ...]  # atoms after step 0 (the facts), 1, 2, ...; every one of these steps is complete
+    atom_index: tuple[Tensor, ...]  # what `kb.locate` reads
+    n_atoms_after_step: tuple[
+        int, ...
+    ]  # atoms after step 0 (the facts), 1, 2, ...; every one of these steps is complete
     complete: bool  # the fixpoint or the height asked for was reached
-    fixpoint: bool  # one more step would derive nothing
-    stopped: str  # why it is not complete, in one line; empty when it is
+    reached_fixpoint: bool  # one more step would derive nothing
+    stop_reason: str  # why it is not complete, in one line; empty when it is
     seconds: float  # wall-clock time of the evaluation
     predicates: frozenset[int]  # those evaluated; of another, nothing is known
     object_identity: bool
-    sizes: Sizes  # of the knowledge base that it was derived from
+    sizes: KBSizes  # of the knowledge base that it was derived from
 
 
-Progress = Callable[[int, int, float], None]  # told step, atoms and seconds after each step
+StepCallback = Callable[[int, int, float], None]  # told step, atoms and seconds after each step
 
 
 def least_model(
     kb: KnowledgeBase,
-    sizes: Sizes,
+    sizes: KBSizes,
     *,
     max_height: int | None,
-    budget: int,
+    max_atoms: int,
     predicates: Collection[int] | None = None,
     object_identity: bool = False,
-    progress: Progress | None = None,
-) -> Model:
+    progress: StepCallback | None = None,
+) -> LeastModel:
     """What `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
 
     Args:
@@ -69,29 +79,29 @@ def least_model(
       object_identity: different variables of a rule bind different constants.
     """
     start = time.perf_counter()
-    covered, rules = _relevant(rules_of(kb), predicates, sizes)
-    known = relations_of(kb.facts, covered)
+    covered, rules = _relevant(rules_from_kb(kb), predicates, sizes)
+    known = relations_by_predicate(kb.facts, covered)
     old, delta, runs, counts, stopped, fixpoint = {}, known, [known], [_n_atoms(known)], "", False
     while not (stopped or fixpoint or len(counts) - 1 == max_height):
         if progress is not None:
             progress(len(counts) - 1, counts[-1], time.perf_counter() - start)
         active = rules.with_body_in(delta) if old else rules.all
         bodies = (pair for rule in active for pair in _bodies(rule, old, delta, known, sizes, object_identity))
-        new = _step(bodies, known, sizes, budget - counts[-1], kb.facts.device)
-        stopped, fixpoint = ("" if new is not None else _over(counts, budget)), new == {}
+        new = _step(bodies, known, sizes, max_atoms - counts[-1], kb.facts.device)
+        stopped, fixpoint = ("" if new is not None else _over(counts, max_atoms)), new == {}
         if new:
             old, delta, known = known, new, known | {p: _merged(known.get(p), r, sizes) for p, r in new.items()}
             runs.append(new)
             counts.append(counts[-1] + _n_atoms(new))
     atoms, height = _assemble(known, runs, sizes, kb.facts.device)
-    return Model(
+    return LeastModel(
         atoms=atoms,
         height=height,
-        index=kb_.index_sorted(atoms, sizes.n_predicates, sizes.n_constants),
-        counts=tuple(counts),
+        atom_index=kb_.index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        n_atoms_after_step=tuple(counts),
         complete=not stopped,
-        fixpoint=fixpoint,
-        stopped=stopped,
+        reached_fixpoint=fixpoint,
+        stop_reason=stopped,
         seconds=time.perf_counter() - start,
         predicates=covered,
         object_identity=object_identity,
@@ -111,22 +121,22 @@ class Verdict(enum.IntEnum):
     UNKNOWN = 2  # a budget was hit, or its predicate was not evaluated
 
 
-def contains(model: Model, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def atom_height(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The height of each atom, -1 where the model has it not."""
-    row = kb_.locate(model.index, model.sizes, atoms)
+    row = kb_.find_atoms(model.atom_index, model.sizes, atoms)
     if not len(model.height):
         return row
     return torch.where(row >= 0, model.height[row.clamp_min(0)].to(torch.int64), -1)
 
 
-def verdict(model: Model, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def verdict(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The `Verdict` on each ground atom, within the height that the model was asked for."""
     covered = torch.isin(atoms[..., 0], torch.tensor(sorted(model.predicates), device=atoms.device))
     absent = torch.where(covered & model.complete, int(Verdict.REFUTED), int(Verdict.UNKNOWN))
-    return torch.where(contains(model, atoms) >= 0, int(Verdict.PROVED), absent)
+    return torch.where(atom_height(model, atoms) >= 0, int(Verdict.PROVED), absent)
 
 
-def answers(model: Model, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "n"]]:
+def matching_atoms(model: LeastModel, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "n"]]:
     """The atoms of the model that an open atom matches, in order, and their heights.
 
     Args:
@@ -161,7 +171,7 @@ class _Rules:
         return [found[i] for i in sorted(found)]
 
 
-def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: Sizes) -> tuple[frozenset[int], _Rules]:
+def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes) -> tuple[frozenset[int], _Rules]:
     """The predicates asked for and those that their rules depend on, and the rules that derive them."""
     if predicates is None:
         return frozenset(range(1, sizes.n_predicates + 1)), _Rules(rules)
@@ -185,35 +195,39 @@ def _bodies(
     old: dict[int, Relation],
     delta: dict[int, Relation],
     known: dict[int, Relation],
-    sizes: Sizes,
+    sizes: KBSizes,
     object_identity: bool,
-) -> Iterator[tuple[Rule, Query]]:
+) -> Iterator[tuple[Rule, ConjunctiveQuery]]:
     """The ways in which a rule's body can hold an atom of the last step: the first such atom at each place in turn."""
-    unequal = different_variables(rule, sizes.n_constants) if object_identity else []
+    unequal = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
     names = [atom[0] for atom in rule.body]
     if not names and not old:
-        yield rule, query_of(rule, [], sizes.n_constants, unequal)
+        yield rule, body_query(rule, [], sizes.n_constants, unequal)
     for i in range(len(names)):
         sources = [old] * i + [delta] + [known] * (len(names) - i - 1)
         if all(p in source for p, source in zip(names, sources)):
-            yield rule, query_of(rule, [source[p] for p, source in zip(names, sources)], sizes.n_constants, unequal)
+            yield rule, body_query(rule, [source[p] for p, source in zip(names, sources)], sizes.n_constants, unequal)
 
 
 def _step(
-    bodies: Iterator[tuple[Rule, Query]], known: dict[int, Relation], sizes: Sizes, room: int, device: torch.device
+    bodies: Iterator[tuple[Rule, ConjunctiveQuery]],
+    known: dict[int, Relation],
+    sizes: KBSizes,
+    room: int,
+    device: torch.device,
 ) -> dict[int, Relation] | None:
     """The heads that are not known yet, by predicate; None when there are more than `room` of them."""
     new: dict[int, Columns] = {}
     held: dict[int, list[Columns]] = {}
     for rule, query in bodies:
         name = rule.head[0]
-        for table in joins.solve(query):
+        for table in joins.iter_answers(query):
             held.setdefault(name, []).append(_unknown(head_columns(rule, table, device), known.get(name), sizes))
-            if _n_rows(held[name]) > max(joins.PIECE, _n_rows([new[name]] if name in new else [])):
+            if _n_rows(held[name]) > max(joins.MAX_CHUNK_ROWS, _n_rows([new[name]] if name in new else [])):
                 new[name] = _distinct([*held.pop(name), *([new[name]] if name in new else [])], sizes)
                 if sum(columns[0].numel() for columns in new.values()) > room:
                     return None
-            if not query.wanted:
+            if not query.output_variables:
                 break
     for name, parts in held.items():
         new[name] = _distinct([*parts, *([new[name]] if name in new else [])], sizes)
@@ -225,12 +239,12 @@ def _n_rows(parts: list[Columns]) -> int:
     return sum(columns[0].numel() for columns in parts)
 
 
-def _distinct(parts: list[Columns], sizes: Sizes) -> Columns:
+def _distinct(parts: list[Columns], sizes: KBSizes) -> Columns:
     columns = tuple(torch.cat(same) for same in zip(*parts))
-    return keys.distinct(columns, [sizes.n_constants.bit_length()] * len(columns))
+    return row_index.unique_rows(columns, [sizes.n_constants.bit_length()] * len(columns))
 
 
-def _merged(known: Relation | None, new: Relation, sizes: Sizes) -> Relation:
+def _merged(known: Relation | None, new: Relation, sizes: KBSizes) -> Relation:
     """The union of two disjoint relations."""
     if known is None:
         return new
@@ -238,19 +252,19 @@ def _merged(known: Relation | None, new: Relation, sizes: Sizes) -> Relation:
     return Relation(columns, known.size + new.size)
 
 
-def _unknown(columns: Columns, known: Relation | None, sizes: Sizes) -> Columns:
+def _unknown(columns: Columns, known: Relation | None, sizes: KBSizes) -> Columns:
     """The rows that a relation does not hold."""
     if known is None:
         return columns
-    fresh = ~locate(columns, known, sizes.n_constants)[1]
+    fresh = ~find_rows(columns, known, sizes.n_constants)[1]
     return tuple(column[fresh] for column in columns)
 
 
 def _assemble(
-    known: dict[int, Relation], runs: list[dict[int, Relation]], sizes: Sizes, device: torch.device
+    known: dict[int, Relation], runs: list[dict[int, Relation]], sizes: KBSizes, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """All atoms in lexicographic order, and their heights."""
-    tables, heights = [torch.empty((0, sizes.width), dtype=torch.int32, device=device)], []
+    tables, heights = [torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)], []
     added: dict[int, list[tuple[int, Relation]]] = {}
     for step, run in enumerate(runs[1:], 1):
         for name, relation in run.items():
@@ -260,6 +274,6 @@ def _assemble(
         tables.append(torch.stack([column.to(torch.int32) for column in columns], dim=1))
         height = torch.zeros(relation.size, dtype=torch.int32, device=device)
         for step, new in added.get(name, []):
-            height = height.scatter(0, locate(new.columns, relation, sizes.n_constants)[0], step)
+            height = height.scatter(0, find_rows(new.columns, relation, sizes.n_constants)[0], step)
         heights.append(height)
     return torch.cat(tables), torch.cat([torch.empty(0, dtype=torch.int32, device=device), *heights])

@@ -18,39 +18,41 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import tree
-from funcppo.logic import keys, pages
-from funcppo.logic.keys import HashTable
+from funcppo.logic import hugepages, row_index
+from funcppo.logic.row_index import HashTable
 from funcppo.types import F32, I32, I64, Bool
 
-_NO_LIMIT = 1 << keys.HALF  # more facts than there can be
-Pattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
+_NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
+BindingPattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class KBSizes:
     """What is static about a knowledge base: a new value is a new graph."""
 
     n_constants: int  # C
     n_predicates: int  # P
-    width: int  # W, 1 + the largest arity
+    atom_width: int  # W, 1 + the largest arity
     n_facts: int  # N
     n_rules: int  # R
-    rule_atoms: int  # M, atoms of the longest rule, head included
-    rules_per_predicate: int  # the most rules that share a head predicate
+    max_rule_atoms: int  # M, atoms of the longest rule, head included
+    max_rules_per_predicate: int  # the most rules that share a head predicate
 
 
 class KnowledgeBase(NamedTuple):
     """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
 
     facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
-    levels: tuple[Tensor, ...]  # of the atoms' keys, see `keys`; none unless atoms are wide
-    atoms: HashTable  # the key of each fact -> its id
-    pairs: HashTable  # each (argument place, predicate, argument) -> start and number of its facts in `pair_facts`
-    pair_facts: I32[Tensor, "JN1"]  # fact ids, ascending within a pair; 0 at the end
-    fact_start: I32[Tensor, "P2"]  # facts of predicate p: fact_start[p] to fact_start[p + 1]
+    key_prefixes: tuple[Tensor, ...]  # of the atoms' keys, see `keys`; none unless atoms are wide
+    fact_index: HashTable  # the key of each fact -> its id
+    argument_index: (
+        HashTable  # each (argument place, predicate, argument) -> start and number of its facts in `pair_facts`
+    )
+    argument_postings: I32[Tensor, "JN1"]  # fact ids, ascending within a pair; 0 at the end
+    fact_offsets: I32[Tensor, "P2"]  # facts of predicate p: fact_start[p] to fact_start[p + 1]
     rules: I32[Tensor, "R M W"]  # head first, then the body; empty atoms are 0
-    rule_start: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
-    rule_order: I64[Tensor, "R"]  # rule ids grouped by head predicate, in file order
+    rule_offsets: I64[Tensor, "P1"]  # rules of predicate p: rule_order[rule_start[p] : rule_start[p + 1]]
+    rule_ids_by_predicate: I64[Tensor, "R"]  # rule ids grouped by head predicate, in file order
     support: F32[Tensor, "R"]  # known pairs that the rule derives
     body_pairs: F32[Tensor, "R"]  # pairs that the rule derives
 
@@ -62,7 +64,7 @@ def build(
     n_constants: int,
     n_predicates: int,
     device: torch.device | str = "cpu",
-) -> tuple[KnowledgeBase, Sizes]:
+) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base of a fact table and a rule table, and its static sizes.
 
     `support` and `body_pairs` start at 0; `consequences.with_confidence` fills them.
@@ -76,7 +78,7 @@ def build(
     facts, rules = np.asarray(facts), np.asarray(rules)
     _validate(facts, rules, n_constants, n_predicates)
     table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
-    table = table[index_atoms(table, n_predicates, n_constants)[0]]
+    table = table[sort_and_index_atoms(table, n_predicates, n_constants)[0]]
     heads = torch.from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(device)
     rule_order = torch.argsort(heads, stable=True)
     rule_start = torch.searchsorted(heads[rule_order], torch.arange(n_predicates + 2, device=device))
@@ -84,69 +86,71 @@ def build(
     kb = KnowledgeBase(
         **_fact_index(table, n_predicates, n_constants),
         rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(device),
-        rule_start=rule_start,
-        rule_order=rule_order,
+        rule_offsets=rule_start,
+        rule_ids_by_predicate=rule_order,
         support=zeros,
         body_pairs=zeros,
     )
-    sizes = Sizes(
+    sizes = KBSizes(
         n_constants=n_constants,
         n_predicates=n_predicates,
-        width=table.shape[1],
+        atom_width=table.shape[1],
         n_facts=table.shape[0],
         n_rules=len(rules),
-        rule_atoms=rules.shape[1],
-        rules_per_predicate=int((rule_start[1:] - rule_start[:-1]).max()) if len(rules) else 0,
+        max_rule_atoms=rules.shape[1],
+        max_rules_per_predicate=int((rule_start[1:] - rule_start[:-1]).max()) if len(rules) else 0,
     )
     return kb, sizes
 
 
-def fact_id(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def fact_id(kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
-    key, known = _atom_keys(kb.levels, sizes, atom)
-    row, found = keys.look_up(kb.atoms, key)
+    key, known = encode_atoms(kb.key_prefixes, sizes, atom)
+    row, found = row_index.hash_lookup(kb.fact_index, key)
     return torch.where(known & found, row, -1)
 
 
-def _atom_keys(levels: tuple[Tensor, ...], sizes: Sizes, atom: Tensor) -> tuple[Tensor, Tensor]:
+def encode_atoms(levels: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor) -> tuple[Tensor, Tensor]:
     """The key of each atom, and whether it has one: a ground atom whose ids are in range."""
     known, columns = atom[..., 0] > 0, []
-    for column, top in zip(atom.unbind(-1), [sizes.n_predicates] + [sizes.n_constants] * (sizes.width - 1)):
+    for column, top in zip(atom.unbind(-1), [sizes.n_predicates] + [sizes.n_constants] * (sizes.atom_width - 1)):
         known = known & (column <= top)
         columns.append(torch.where(known, column, 0).to(torch.int64))
-    key, found = keys.walk(levels, columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.width))
+    key, found = row_index.encode_with_prefixes(
+        levels, columns, _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.atom_width)
+    )
     return key, known & found
 
 
-def locate(index: tuple[Tensor, ...], sizes: Sizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def find_atoms(atom_index: tuple[Tensor, ...], sizes: KBSizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The row of each atom in a table that `index_atoms` sorted, -1 where it is not there."""
-    key, known = _atom_keys(index[:-1], sizes, atom)
-    row, hit = keys.find(index[-1], key)
+    key, known = encode_atoms(atom_index[:-1], sizes, atom)
+    row, hit = row_index.binary_search(atom_index[-1], key)
     return torch.where(known & hit, row, -1)
 
 
-def index_atoms(
+def sort_and_index_atoms(
     table: I64[Tensor, "N W"], n_predicates: int, n_constants: int
 ) -> tuple[I64[Tensor, "n"], tuple[Tensor, ...]]:
     """The rows of the distinct atoms of a table in lexicographic order, and the index that `locate` reads."""
-    levels, key = keys.pack(table.unbind(1), _atom_bits(n_predicates, n_constants, table.shape[1]))
+    levels, key = row_index.encode_rows(table.unbind(1), _atom_bits(n_predicates, n_constants, table.shape[1]))
     key, order = torch.sort(key, stable=True)
     first = torch.cat([torch.ones_like(key[:1], dtype=torch.bool), key[1:] != key[:-1]])
     return order[first], (*levels, key[first])
 
 
-def contains(kb: KnowledgeBase, sizes: Sizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
+def contains(kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
     """Whether each atom is a fact."""
     return fact_id(kb, sizes, atom) >= 0
 
 
-def index_sorted(atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> tuple[Tensor, ...]:
+def index_sorted_atoms(atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> tuple[Tensor, ...]:
     """The index that `locate` reads, of distinct atoms in lexicographic order."""
-    levels, key = keys.pack(atoms.unbind(1), _atom_bits(n_predicates, n_constants, atoms.shape[1]))
+    levels, key = row_index.encode_rows(atoms.unbind(1), _atom_bits(n_predicates, n_constants, atoms.shape[1]))
     return (*levels, key)
 
 
-def without(kb: KnowledgeBase, sizes: Sizes, fact: I64[Tensor, "W"]) -> tuple[KnowledgeBase, Sizes]:
+def remove_fact(kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base less one fact, for a query that must not prove itself; as it is when the fact is not there.
 
     `support` and `body_pairs` stay those of all facts: see `confidence`.
@@ -159,8 +163,8 @@ def without(kb: KnowledgeBase, sizes: Sizes, fact: I64[Tensor, "W"]) -> tuple[Kn
     return kb, replace(sizes, n_facts=sizes.n_facts - 1)
 
 
-def facts_for(
-    kb: KnowledgeBase, sizes: Sizes, goal: I64[Tensor, "... W"], width: int
+def lookup_facts(
+    kb: KnowledgeBase, sizes: KBSizes, goal: I64[Tensor, "... W"], max_fanout: int
 ) -> tuple[I64[Tensor, "... F"], Bool[Tensor, "... F"], I64[Tensor, "..."]]:
     """Facts that may match a goal: those that agree with it in its predicate and its most selective argument.
 
@@ -176,41 +180,41 @@ def facts_for(
     argument = goal[..., 1:].movedim(-1, 0)
     bound = (argument > 0) & (argument <= sizes.n_constants)
     key = _pair_keys(predicate, torch.where(bound, argument, 0), sizes.n_predicates, sizes.n_constants)
-    span, _ = keys.look_up(kb.pairs, key)
-    count, place = torch.where(bound, span & ((1 << keys.HALF) - 1), _NO_LIMIT).min(0)
-    first, last = kb.fact_start[predicate].to(torch.int64), kb.fact_start[predicate + 1].to(torch.int64)
+    span, _ = row_index.hash_lookup(kb.argument_index, key)
+    count, place = torch.where(bound, span & ((1 << row_index.ROW_COUNT_BITS) - 1), _NO_LIMIT).min(0)
+    first, last = kb.fact_offsets[predicate].to(torch.int64), kb.fact_offsets[predicate + 1].to(torch.int64)
     unbound = count == _NO_LIMIT  # the facts of the first place are in the order of all facts
     count = torch.where(unbound, last - first, count)
-    start = torch.where(unbound, first, span.gather(0, place[None]).squeeze(0) >> keys.HALF)
-    slot = torch.arange(width, device=goal.device)
+    start = torch.where(unbound, first, span.gather(0, place[None]).squeeze(0) >> row_index.ROW_COUNT_BITS)
+    slot = torch.arange(max_fanout, device=goal.device)
     filled = slot < count[..., None]
     row = torch.where(filled, start[..., None] + slot, 0)
-    fact = kb.pair_facts.index_select(0, row.reshape(-1)).reshape(row.shape)
+    fact = kb.argument_postings.index_select(0, row.reshape(-1)).reshape(row.shape)
     return fact.to(torch.int64), filled, count
 
 
-def rules_for(
-    kb: KnowledgeBase, sizes: Sizes, predicate: I64[Tensor, "..."]
+def lookup_rules(
+    kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."]
 ) -> tuple[I64[Tensor, "... H"], Bool[Tensor, "... H"]]:
     """Ids of the rules whose head has this predicate, in file order, and which of the H slots are filled."""
-    start, stop = kb.rule_start[predicate], kb.rule_start[predicate + 1]
-    row = start[..., None] + torch.arange(sizes.rules_per_predicate, device=predicate.device)
+    start, stop = kb.rule_offsets[predicate], kb.rule_offsets[predicate + 1]
+    row = start[..., None] + torch.arange(sizes.max_rules_per_predicate, device=predicate.device)
     filled = row < stop[..., None]
-    return kb.rule_order[torch.where(filled, row, 0)], filled
+    return kb.rule_ids_by_predicate[torch.where(filled, row, 0)], filled
 
 
-def confidence(kb: KnowledgeBase, left_out: bool = False) -> F32[Tensor, "R"]:
+def rule_confidence(kb: KnowledgeBase, leave_one_out: bool = False) -> F32[Tensor, "R"]:
     """support / body pairs of each rule, 0 where a rule has no pair.
 
     Args:
       left_out: the query is itself a known fact: it counts neither as support nor as a pair.
     """
-    less = float(left_out)
+    less = float(leave_one_out)
     support, pairs = (kb.support - less).clamp_min(0.0), (kb.body_pairs - less).clamp_min(0.0)
     return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
 
 
-def fanout(kb: KnowledgeBase, sizes: Sizes, max_height: int) -> int:
+def compute_max_fanout(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> int:
     """The most facts that one lookup can return in a search from a ground query, goals solved left to right.
 
     Answers are ground, so which arguments of a body atom are bound follows from which arguments of its head are. The
@@ -219,8 +223,8 @@ def fanout(kb: KnowledgeBase, sizes: Sizes, max_height: int) -> int:
     rules_of: dict[int, list[np.ndarray]] = {}
     for rule in kb.rules.cpu().numpy():
         rules_of.setdefault(int(rule[0, 0]), []).append(rule)
-    frontier = {(predicate, (True,) * (sizes.width - 1)) for predicate in rules_of}
-    reached: set[Pattern] = set()
+    frontier = {(predicate, (True,) * (sizes.atom_width - 1)) for predicate in rules_of}
+    reached: set[BindingPattern] = set()
     for _ in range(max_height):
         rules = [(rule, bound) for predicate, bound in frontier for rule in rules_of.get(predicate, [])]
         frontier = {p for rule, bound in rules for p in _body_patterns(rule, bound, sizes.n_constants)} - reached
@@ -245,13 +249,13 @@ def _pair_keys(predicate: Tensor, arguments: Tensor, n_predicates: int, n_consta
 
 def _fact_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> dict[str, Any]:
     """The fields of a KnowledgeBase that follow from its facts, which are distinct and in order."""
-    *levels, atom_keys = index_sorted(table, n_predicates, n_constants)
+    *levels, atom_keys = index_sorted_atoms(table, n_predicates, n_constants)
     ids, edges = (torch.arange(n, device=table.device, dtype=torch.int32) for n in (len(table), n_predicates + 2))
     return {
         "facts": table,
-        "levels": tuple(levels),
-        "atoms": keys.hash_table(torch.stack([atom_keys, ids], dim=1)),
-        "fact_start": torch.searchsorted(table[:, 0].contiguous(), edges, out_int32=True),
+        "key_prefixes": tuple(levels),
+        "fact_index": row_index.build_hash_table(torch.stack([atom_keys, ids], dim=1)),
+        "fact_offsets": torch.searchsorted(table[:, 0].contiguous(), edges, out_int32=True),
         **_pair_index(table, n_predicates, n_constants),
     }
 
@@ -261,7 +265,10 @@ def _pair_index(table: I32[Tensor, "N W"], n_predicates: int, n_constants: int) 
     predicate, arguments = table[:, 0].to(torch.int64), table[:, 1:].T
     key, order = torch.sort(_pair_keys(predicate, arguments, n_predicates, n_constants).view(-1), stable=True)
     order = (order % max(len(table), 1)).to(torch.int32)
-    return {"pairs": keys.hash_table(keys.spans(key)), "pair_facts": pages.huge(pad(order, (0, 1)))}
+    return {
+        "argument_index": row_index.build_hash_table(row_index.run_length_encode(key)),
+        "argument_postings": hugepages.on_huge_pages(pad(order, (0, 1))),
+    }
 
 
 def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
@@ -280,7 +287,7 @@ def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicat
             raise ValueError(f"rule {i} {rule.tolist()}: every variable of the head must occur in the body")
 
 
-def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[Pattern]:
+def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) -> list[BindingPattern]:
     known = {int(v) for v, b in zip(rule[0, 1:], bound) if b}
     found = []
     for atom in rule[1:]:
@@ -290,9 +297,9 @@ def _body_patterns(rule: np.ndarray, bound: tuple[bool, ...], n_constants: int) 
     return found
 
 
-def _widest(kb: KnowledgeBase, sizes: Sizes, predicate: int, bound: tuple[bool, ...]) -> int:
+def _widest(kb: KnowledgeBase, sizes: KBSizes, predicate: int, bound: tuple[bool, ...]) -> int:
     """An upper bound of `facts_for`'s count for goals of this pattern: the best of their single-argument lookups."""
-    low, high = kb.fact_start[predicate : predicate + 2].tolist()
+    low, high = kb.fact_offsets[predicate : predicate + 2].tolist()
     if low == high:
         return 1
     columns = kb.facts[low:high, 1:].unbind(1)

@@ -4,7 +4,7 @@ A proof is a list of nodes, the root first; a node names its children by positio
 and proofs may be thousands of nodes deep. A node may be the child of several: a subproof is stored once.
 
 An atom is a tuple of ids padded with 0, as a row of `KnowledgeBase.facts`. This module is plain Python and imports
-nothing of the project, so that `check` shares no code with a prover or with what builds a proof (`logic/replay.py`).
+nothing of the project, so that `check` shares no code with a prover or with what builds a proof (`logic/proof_builder.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Proof:
     nodes: tuple[Node, ...]
 
 
-def check(
+def check_proof(
     proof: Proof,
     facts: AbstractSet[Atom],
     rules: Sequence[Sequence[Sequence[int]]],
@@ -142,7 +142,7 @@ def _path(at: int, user: Sequence[tuple[int, int]]) -> str:
 # -- showing
 
 
-def text(proof: Proof, show_atom: Callable[[Atom], str], show_rule: Callable[[int], str]) -> str:
+def to_text(proof: Proof, format_atom: Callable[[Atom], str], format_rule: Callable[[int], str]) -> str:
     """The proof as an indented tree, a line a goal; a subproof that occurs again is referred to, not repeated.
 
     Args:
@@ -154,9 +154,9 @@ def text(proof: Proof, show_atom: Callable[[Atom], str], show_rule: Callable[[in
         at, first, rest = stack.pop()
         node = proof.nodes[at]
         again = at in shown and node.rule is not None
-        how = "fact" if node.rule is None else "as above" if again else f"by rule {node.rule}: {show_rule(node.rule)}"
+        how = "fact" if node.rule is None else "as above" if again else f"by rule {node.rule}: {format_rule(node.rule)}"
         probability = "" if node.probability is None else f"   p={node.probability:.3g}"
-        lines.append(f"{first}{show_atom(node.goal)}      {how}{probability}")
+        lines.append(f"{first}{format_atom(node.goal)}      {how}{probability}")
         last = len(node.children) - 1
         for i, child in [] if again else reversed([*enumerate(node.children)]):
             stack.append((child, rest + ("├─ ", "└─ ")[i == last], rest + ("│  ", "   ")[i == last]))
@@ -164,14 +164,14 @@ def text(proof: Proof, show_atom: Callable[[Atom], str], show_rule: Callable[[in
     return "\n".join(lines) + "\n"
 
 
-def to_json(proof: Proof, show_atom: Callable[[Atom], str], show_rule: Callable[[int], str]) -> str:
+def to_json(proof: Proof, format_atom: Callable[[Atom], str], format_rule: Callable[[int], str]) -> str:
     """The proof as one JSON object; ids are what counts, names are for the reader."""
     nodes = [
         {
             "goal": node.goal,
-            "goal_text": show_atom(node.goal),
+            "goal_text": format_atom(node.goal),
             "rule": node.rule,
-            "rule_text": None if node.rule is None else show_rule(node.rule),
+            "rule_text": None if node.rule is None else format_rule(node.rule),
             "substitution": node.substitution,
             "probability": node.probability,
             "children": node.children,
@@ -196,13 +196,13 @@ def from_json(text: str) -> Proof:
     return Proof(nodes=tuple(_node(i, row) for i, row in enumerate(rows)))
 
 
-def to_dot(proof: Proof, show_atom: Callable[[Atom], str], show_rule: Callable[[int], str]) -> str:
+def to_dot(proof: Proof, format_atom: Callable[[Atom], str], format_rule: Callable[[int], str]) -> str:
     """The proof as a Graphviz digraph: a box a goal, an edge to each goal that proves it."""
     lines = ["digraph proof {", "  node [shape=box];"]
     for at, node in enumerate(proof.nodes):
-        how = "fact" if node.rule is None else f"rule {node.rule}: {show_rule(node.rule)}"
+        how = "fact" if node.rule is None else f"rule {node.rule}: {format_rule(node.rule)}"
         odds = [] if node.probability is None else [f"p={node.probability:.3g}"]
-        label = "\n".join([show_atom(node.goal), how, *odds])
+        label = "\n".join([format_atom(node.goal), how, *odds])
         lines.append(f"  n{at} [label={_quoted(label)}];")
         lines += [f"  n{at} -> n{child};" for child in node.children]
     return "\n".join([*lines, "}"]) + "\n"

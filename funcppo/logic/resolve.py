@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import kb as kbase
-from funcppo.logic.kb import KnowledgeBase, Sizes
-from funcppo.logic.terms import Substitution, canonical, substitute, unify
+from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.unification import Substitution, canonicalize, substitute, unify
 from funcppo.types import I32, Bool
 
 
@@ -22,12 +22,12 @@ from funcppo.types import I32, Bool
 class ResolveConfig:
     """The static shape of a search."""
 
-    sizes: Sizes
+    sizes: KBSizes
     max_height: int  # a goal at this height meets facts only
-    fanout: int  # F, the most facts that one lookup may return
+    max_fanout: int  # F, the most facts that one lookup may return
     max_goals: int  # A
     max_successors: int  # S
-    bodies: bool  # successors hold their goals; otherwise it is left at which clause makes them
+    build_resolvents: bool  # successors hold their goals; otherwise it is left at which clause makes them
 
 
 class Goals(NamedTuple):
@@ -47,28 +47,30 @@ class Successors(NamedTuple):
     overflow: Bool[Tensor, "B"]  # a successor did not fit: more than S of them, or more than A goals
 
 
-def config(kb: KnowledgeBase, sizes: Sizes, max_height: int) -> ResolveConfig:
+def make_resolve_config(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> ResolveConfig:
     """The smallest shape in which no search from a ground query can overflow.
 
     A rule replaces the leftmost goal by at most M - 1 others one higher, so at most 1 + max_height (M - 2) are open.
     """
-    body = max(sizes.rule_atoms - 1, 1)
-    fanout = kbase.fanout(kb, sizes, max_height)
+    body = max(sizes.max_rule_atoms - 1, 1)
+    fanout = kbase.compute_max_fanout(kb, sizes, max_height)
     both = max_height > 1  # at height 1 the root meets rules only and every other goal facts only
-    widest = sizes.rules_per_predicate + fanout if both else max(sizes.rules_per_predicate, fanout)
+    widest = sizes.max_rules_per_predicate + fanout if both else max(sizes.max_rules_per_predicate, fanout)
     return ResolveConfig(
         sizes=sizes,
         max_height=max_height,
-        fanout=fanout,
+        max_fanout=fanout,
         max_goals=1 + max_height * (body - 1),
         max_successors=max(widest, 1),
-        bodies=True,
+        build_resolvents=True,
     )
 
 
-def rules_alone(cfg: ResolveConfig) -> ResolveConfig:
+def rules_only_config(cfg: ResolveConfig) -> ResolveConfig:
     """The shape of a search that ends with the choice of a rule for a ground root."""
-    return replace(cfg, fanout=1, max_goals=1, max_successors=max(cfg.sizes.rules_per_predicate, 1), bodies=False)
+    return replace(
+        cfg, max_fanout=1, max_goals=1, max_successors=max(cfg.sizes.max_rules_per_predicate, 1), build_resolvents=False
+    )
 
 
 def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tensor, "B W"]) -> Successors:
@@ -80,7 +82,7 @@ def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tenso
     """
     kind_rule, clause, matches, overflow = _matching_clauses(cfg, kb, goals, root)
     clause, is_rule, mask, too_many = _pack(cfg.max_successors, clause, kind_rule, matches)
-    if not cfg.bodies:
+    if not cfg.build_resolvents:
         return _without_bodies(goals, clause, is_rule, mask, overflow | too_many)
     atoms, height = _resolvents(cfg, kb, goals, clause, is_rule)
     keep = (atoms[..., 0] > 0) & ~_known(cfg, kb, atoms, root)
@@ -111,8 +113,8 @@ def _matching_clauses(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Candidate clauses of the leftmost goal [B, H + F]: whether a rule, the id, whether it unifies; and overflow."""
     goal, sizes = goals.atoms[:, 0], cfg.sizes
-    rule, rule_filled = kbase.rules_for(kb, sizes, goal[:, 0].long())
-    fact, fact_filled, n_facts = kbase.facts_for(kb, sizes, goal.long(), cfg.fanout)
+    rule, rule_filled = kbase.lookup_rules(kb, sizes, goal[:, 0].long())
+    fact, fact_filled, n_facts = kbase.lookup_facts(kb, sizes, goal.long(), cfg.max_fanout)
     rule_filled = rule_filled & (goals.height[:, :1] < cfg.max_height)
     ground = (goal[:, 1:] <= sizes.n_constants).all(-1)
     heads = _apart(cfg, kb.rules[:, 0])[rule] if sizes.n_rules else goal[:, None, :].expand(-1, 0, -1)
@@ -121,7 +123,7 @@ def _matching_clauses(
     filled = torch.cat([rule_filled, fact_filled & ~(atoms == root[:, None]).all(-1)], 1) & (goal[:, :1] > 0)
     kind_rule = torch.arange(filled.shape[1], device=goal.device) < rule.shape[1]
     # The only fact that a ground root could match is itself, so it never misses one.
-    overflow = (n_facts > cfg.fanout) & (goal[:, 0] > 0) & ~(ground & (goal == root).all(-1))
+    overflow = (n_facts > cfg.max_fanout) & (goal[:, 0] > 0) & ~(ground & (goal == root).all(-1))
     return kind_rule.expand_as(filled), torch.cat([rule, fact], 1), unifies & filled, overflow
 
 
@@ -144,7 +146,7 @@ def _slots(mask: Tensor, width: int) -> Tensor:
 
 def _apart(cfg: ResolveConfig, atoms: Tensor) -> Tensor:
     """Rule atoms with their variables moved past every variable a canonical goal list can hold."""
-    offset = cfg.max_goals * (cfg.sizes.width - 1)
+    offset = cfg.max_goals * (cfg.sizes.atom_width - 1)
     shifted = torch.where(atoms > cfg.sizes.n_constants, atoms + offset, atoms)
     return torch.cat([atoms[..., :1], shifted[..., 1:]], -1)
 
@@ -154,7 +156,7 @@ def _resolvents(
 ) -> tuple[Tensor, Tensor]:
     """Body and remaining goals [B, S, M - 1 + A - 1, ...] under the unifier of the leftmost goal and the clause."""
     B, S = clause.shape
-    goal, n_body = goals.atoms[:, None, 0], cfg.sizes.rule_atoms - 1
+    goal, n_body = goals.atoms[:, None, 0], cfg.sizes.max_rule_atoms - 1
     head = goal.expand(B, S, -1)
     body = torch.zeros((B, S, max(n_body, 0), goal.shape[-1]), dtype=goal.dtype, device=goal.device)
     if cfg.sizes.n_facts:
@@ -186,6 +188,6 @@ def _packed_goals(cfg: ResolveConfig, atoms: Tensor, height: Tensor, keep: Tenso
     rows = torch.cat([atoms, height[..., None]], -1)
     packed = torch.zeros((B, S, A + 1, W + 1), dtype=rows.dtype, device=rows.device)
     packed = packed.scatter(2, slot[..., None].expand_as(rows), rows)[:, :, :A]
-    terms = canonical(packed[..., 1:W].reshape(B, S, A * (W - 1)), cfg.sizes.n_constants)
+    terms = canonicalize(packed[..., 1:W].reshape(B, S, A * (W - 1)), cfg.sizes.n_constants)
     named = torch.cat([packed[..., :1], terms.view(B, S, A, W - 1)], -1)
     return Goals(named, packed[..., W]), keep.sum(-1) > A

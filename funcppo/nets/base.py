@@ -21,7 +21,7 @@ class PolicyValue(NamedTuple):
     value: F32[Tensor, "B"]
 
 
-class GaussianValue(NamedTuple):
+class GaussianPolicyValue(NamedTuple):
     """The output of an actor-critic over continuous actions."""
 
     mean: F32[Tensor, "B D"]
@@ -33,7 +33,7 @@ class GaussianValue(NamedTuple):
 class Distribution:
     """How a network's output is read as a distribution over actions. `out` is the NamedTuple that `apply` returns.
 
-    Functions that another process can import by name let parts of a step compile side by side (`runtime/ahead.py`).
+    Functions that another process can import by name let parts of a step compile side by side (`runtime/parallel_compile.py`).
     """
 
     sample: Callable[[I64[Tensor, "2"], Any], Tensor]  # (key, out) -> action [B, ...]
@@ -63,24 +63,24 @@ def _mode(out: PolicyValue) -> I64[Tensor, "B"]:
 CATEGORICAL = Distribution(sample=_sample, log_prob=_log_prob, entropy=_entropy, mode=_mode)
 
 
-def _normal_sample(key: I64[Tensor, "2"], out: GaussianValue) -> F32[Tensor, "B D"]:
+def _normal_sample(key: I64[Tensor, "2"], out: GaussianPolicyValue) -> F32[Tensor, "B D"]:
     return out.mean + out.log_std.exp() * random.normal(key, tuple(out.mean.shape))
 
 
-def _normal_log_prob(out: GaussianValue, action: F32[Tensor, "B D"]) -> F32[Tensor, "B"]:
+def _normal_log_prob(out: GaussianPolicyValue, action: F32[Tensor, "B D"]) -> F32[Tensor, "B"]:
     z = (action - out.mean) * torch.exp(-out.log_std)
     return -(0.5 * z * z + out.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def _normal_entropy(out: GaussianValue) -> F32[Tensor, "B"]:
+def _normal_entropy(out: GaussianPolicyValue) -> F32[Tensor, "B"]:
     return (out.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
-def _mean(out: GaussianValue) -> F32[Tensor, "B D"]:
+def _mean(out: GaussianPolicyValue) -> F32[Tensor, "B D"]:
     return out.mean
 
 
-DIAGONAL_NORMAL = Distribution(sample=_normal_sample, log_prob=_normal_log_prob, entropy=_normal_entropy, mode=_mean)
+DIAGONAL_GAUSSIAN = Distribution(sample=_normal_sample, log_prob=_normal_log_prob, entropy=_normal_entropy, mode=_mean)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,9 @@ class Agent:
     init: Callable[[Any, Tensor], Any]  # (cfg, key) -> params
     apply: Callable[[Any, Any, Any, Any], Any]  # (cfg, world, params, obs) -> PolicyValue or GaussianValue
     distribution: Distribution = CATEGORICAL
-    fits: Callable[[Any, Any], Tensor] | None = None  # (cfg, obs) -> rows whose output means something [B]; None: all
+    within_capacity: Callable[[Any, Any], Tensor] | None = (
+        None  # (cfg, obs) -> rows whose output means something [B]; None: all
+    )
 
 
 class Dense(NamedTuple):
@@ -107,12 +109,12 @@ def init_dense(key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0)
     return Dense((2.0 * random.uniform(key, (n_in, n_out)) - 1.0) * bound, torch.zeros(n_out, device=key.device))
 
 
-def dense(params: Dense, x: F32[Tensor, "... In"], products: torch.dtype | None = None) -> F32[Tensor, "... Out"]:
+def dense(params: Dense, x: F32[Tensor, "... In"], matmul_dtype: torch.dtype | None = None) -> F32[Tensor, "... Out"]:
     """x W + b.
 
     Args:
       products: what the product, and those of its gradients, are computed in; all else, sums included, is as it was.
     """
-    if products is None:
+    if matmul_dtype is None:
         return x @ params.weight + params.bias
-    return (x.to(products) @ params.weight.to(products)).to(x.dtype) + params.bias
+    return (x.to(matmul_dtype) @ params.weight.to(matmul_dtype)).to(x.dtype) + params.bias

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import random
-from funcppo.nets.base import DIAGONAL_NORMAL, Agent, Dense, GaussianValue, PolicyValue, dense
+from funcppo.nets.base import DIAGONAL_GAUSSIAN, Agent, Dense, GaussianPolicyValue, PolicyValue, dense
 from funcppo.types import F32, I64
 
 
@@ -27,7 +27,7 @@ class MLPConfig:
     n_obs: int  # numbers in an observation
     n_actions: int  # discrete actions, or components of a continuous one
     hidden: tuple[int, ...] = (64, 64)
-    products: torch.dtype | None = None  # of matrices; None: that of the params
+    matmul_dtype: torch.dtype | None = None  # of matrices; None: that of the params
 
 
 class Params(NamedTuple):
@@ -54,10 +54,10 @@ def init(cfg: MLPConfig, key: I64[Tensor, "2"]) -> Params:
         n_in = n_out
     policy = Dense(orthogonal(policy_key, n_in, cfg.n_actions, 0.01), torch.zeros(cfg.n_actions, device=key.device))
     value = Dense(orthogonal(value_key, n_in, 1, 1.0), torch.zeros(1, device=key.device))
-    return Params(hidden=tuple(hidden), heads=heads(policy, value))
+    return Params(hidden=tuple(hidden), heads=stack_heads(policy, value))
 
 
-def heads(policy: Dense, value: Dense) -> Dense:
+def stack_heads(policy: Dense, value: Dense) -> Dense:
     """Both heads as one stack."""
     fill = (0, policy.bias.shape[0] - 1)
     weight = torch.stack([policy.weight, pad(value.weight, fill)])
@@ -68,8 +68,8 @@ def apply(cfg: MLPConfig, world: Any, params: Params, obs: F32[Tensor, "B F"]) -
     """Logits, none of them masked, and value."""
     x = obs.expand(2, *obs.shape)
     for layer in params.hidden:
-        x = torch.tanh(dense(layer, x, cfg.products))
-    out = dense(params.heads, x, cfg.products)
+        x = torch.tanh(dense(layer, x, cfg.matmul_dtype))
+    out = dense(params.heads, x, cfg.matmul_dtype)
     return PolicyValue(logits=out[0], value=out[1, :, 0])
 
 
@@ -78,10 +78,10 @@ def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:
     return GaussianParams(net=init(cfg, key), log_std=torch.zeros(cfg.n_actions, device=key.device))
 
 
-def apply_gaussian(cfg: MLPConfig, world: Any, params: GaussianParams, obs: F32[Tensor, "B F"]) -> GaussianValue:
+def apply_gaussian(cfg: MLPConfig, world: Any, params: GaussianParams, obs: F32[Tensor, "B F"]) -> GaussianPolicyValue:
     """Mean, log standard deviation and value."""
     out = apply(cfg, world, params.net, obs)
-    return GaussianValue(mean=out.logits, log_std=params.log_std.expand_as(out.logits), value=out.value)
+    return GaussianPolicyValue(mean=out.logits, log_std=params.log_std.expand_as(out.logits), value=out.value)
 
 
 def orthogonal(key: I64[Tensor, "2"], n_in: int, n_out: int, gain: float) -> F32[Tensor, "In Out"]:
@@ -101,4 +101,4 @@ def agent(cfg: MLPConfig) -> Agent:
 
 def gaussian_agent(cfg: MLPConfig) -> Agent:
     """The network for continuous actions."""
-    return Agent(cfg=cfg, init=init_gaussian, apply=apply_gaussian, distribution=DIAGONAL_NORMAL)
+    return Agent(cfg=cfg, init=init_gaussian, apply=apply_gaussian, distribution=DIAGONAL_GAUSSIAN)

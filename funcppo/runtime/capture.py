@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.runtime.compile import Failure, Record
+from funcppo.runtime.compile import Failure, StrategyRecord
 
 S = TypeVar("S")
 O = TypeVar("O")
@@ -38,14 +38,16 @@ class CaptureError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Captured(Generic[S, O]):
+class CapturedStep(Generic[S, O]):
     """A function and the buffers that it steps through."""
 
     state: S  # the buffers: read them between steps, clone what is to be kept
     step: Callable[[], O]  # one step on; what it returns is valid until the next
-    replay: str  # "manual graph", "manual graph a turn", or "none": `fn` is called, its new leaves copied over the old
-    reason: str  # why it is no graph; empty where it is one
-    recordings: int  # graphs
+    replay_mode: (
+        str  # "manual graph", "manual graph a turn", or "none": `fn` is called, its new leaves copied over the old
+    )
+    fallback_reason: str  # why it is no graph; empty where it is one
+    n_graphs: int  # graphs
     capture_ms: float  # warm-up and what it compiles not included; 0 where nothing was captured
     fn: Callable[[S], tuple[S, O]]  # what was captured
 
@@ -55,7 +57,9 @@ class Captured(Generic[S, O]):
         _write_back(self.state, state)
 
 
-def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, graph: bool = True) -> Captured[S, O]:
+def capture(
+    fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, use_cuda_graph: bool = True
+) -> CapturedStep[S, O]:
     """`fn` from `state` on, which is left as it is.
 
     A CUDA graph where state and device allow it; otherwise `fn` itself with the same copy-back, and the reason. What
@@ -67,11 +71,11 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
     Errors: CaptureError when `fn` returns a state of other shapes than it was given; if strict, for want of a graph.
     """
     buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
-    reason = _refusal(tree.leaves(buffers)) if graph else "not asked for"
+    reason = _refusal(tree.leaves(buffers)) if use_cuda_graph else "not asked for"
     if not reason:
         try:
             return _as_graph(fn, buffers)
-        except ShapeChange:
+        except StateMismatchError:
             raise
         except Exception as error:
             reason = _first(error)
@@ -79,25 +83,30 @@ def capture(fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, g
             buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
     if strict:
         raise CaptureError(reason)
-    called = partial(Captured, replay="none", reason=reason, recordings=0)
+    called = partial(CapturedStep, replay_mode="none", fallback_reason=reason, n_graphs=0)
     return called(state=buffers, step=_copying(fn, buffers), capture_ms=0.0, fn=fn)
 
 
-class ShapeChange(CaptureError):
+class StateMismatchError(CaptureError):
     """A step whose new state does not fit the old one's buffers."""
 
 
-def forget_pools() -> None:
+def clear_graph_pools() -> None:
     """Let captures to come start from an empty pool; those that exist keep theirs."""
     _pools.clear()
 
 
-def recorded(record: Record, captured: Captured[Any, Any]) -> Record:
+def with_capture(record: StrategyRecord, captured: CapturedStep[Any, Any]) -> StrategyRecord:
     """The record of a strategy with how its step is replayed, and why not as a graph where there is a GPU."""
-    failed = captured.replay == "none" and record.device.startswith("cuda")
-    failure = Failure(name="manual graph", error="CaptureError", message=captured.reason, torch=torch.__version__)
+    failed = captured.replay_mode == "none" and record.device.startswith("cuda")
+    failure = Failure(
+        name="manual graph",
+        error_type="CaptureError",
+        message=captured.fallback_reason,
+        torch_version=torch.__version__,
+    )
     failures = (*record.failures, failure) if failed else record.failures
-    return dataclasses.replace(record, replay=captured.replay, failures=failures)
+    return dataclasses.replace(record, replay_mode=captured.replay_mode, failures=failures)
 
 
 def _refusal(leaves: list[Tensor]) -> str:
@@ -110,7 +119,7 @@ def _refusal(leaves: list[Tensor]) -> str:
     return ""
 
 
-def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
+def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> CapturedStep[S, O]:
     device = torch.cuda.current_device()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -125,7 +134,7 @@ def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> Captured[S, O]:
         out = _body(fn, buffers)
     capture_ms = 1e3 * (time.perf_counter() - start)
     step = partial(_launched, graph, out, (fn, buffers))
-    replayed = partial(Captured, replay="manual graph", reason="", recordings=1)
+    replayed = partial(CapturedStep, replay_mode="manual graph", fallback_reason="", n_graphs=1)
     return replayed(state=buffers, step=step, capture_ms=capture_ms, fn=fn)
 
 
@@ -146,7 +155,7 @@ def _body(fn: Callable[[S], tuple[S, O]], buffers: S) -> O:
 def _copying(fn: Callable[[S], tuple[S, O]], buffers: S) -> Callable[[], O]:
     def step() -> O:
         new, out = fn(buffers)
-        _check_fits(buffers, new, ShapeChange)
+        _check_fits(buffers, new, StateMismatchError)
         return _write_back(buffers, new, out)
 
     return step
@@ -190,7 +199,7 @@ def _kind(dtype: torch.dtype, shape: torch.Size, device: torch.device) -> str:
 
 
 def _check(buffers: Any, new: Any, out: Any) -> None:
-    _check_fits(buffers, new, ShapeChange)
+    _check_fits(buffers, new, StateMismatchError)
     device = tree.leaves(buffers)[0].device
     for name, x in zip(tree.paths(out), tree.leaves(out)):
         if x.device != device:

@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime import ahead
-from funcppo.runtime.kept import Kept, made
-from funcppo.runtime.parity import PARITY, check_learning, check_output
+from funcppo.runtime import parallel_compile
+from funcppo.runtime.compile_cache import CachedFunction, compile_events
+from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, check_output, check_update
 
-RUNGS = ("one-graph", "two-graphs", "forward", "eager")
-ACTING = ("rollout_step", "plan", "learning_batch")
-LONGEST = "rollout_step"  # to compile
-FUSE = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
+STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
+ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
+SLOWEST_TO_COMPILE = "rollout_step"  # to compile
+FUSION_OPTIONS = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,53 +39,56 @@ class Failure:
     """Why a rung, or a part of acting, is not in use."""
 
     name: str
-    error: str  # exception class
+    error_type: str  # exception class
     message: str  # its first line
-    torch: str  # version
+    torch_version: str  # version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class StrategyRecord:
     """How the training step runs on this machine, and why not better."""
 
-    rung: str  # in use
+    strategy: str  # in use
     failures: tuple[Failure, ...]  # of the rungs above it, from the top, and of parts of acting that run eagerly
-    torch: str
+    torch_version: str
     device: str
     backend: str
-    replay: str = "none"  # how the compiled step is replayed: as `Captured.replay`
+    replay_mode: str = "none"  # how the compiled step is replayed: as `Captured.replay`
 
 
-def compiled(fn: Callable[..., Any], backend: str = "inductor", tuned: bool = True, **more: Any) -> Callable[..., Any]:
+def compile_function(
+    fn: Callable[..., Any], backend: str = "inductor", use_custom_passes: bool = True, **inductor_options: Any
+) -> Callable[..., Any]:
     """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times.
 
     Args:
-      tuned: rewrite products (`runtime/products.py`) and fuse more than Inductor does by itself.
+      tuned: rewrite products (`runtime/inductor/matmul_pass.py`) and fuse more than Inductor does by itself.
       more: options of Inductor.
     """
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     if backend == "inductor":
-        return _by_inductor(fn, tuned, **more)
+        return _by_inductor(fn, use_custom_passes, **inductor_options)
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend)
 
 
-def _by_inductor(fn: Callable[..., Any], tuned: bool = True, **more: Any) -> Kept:
-    from funcppo.runtime import threefry  # noqa: F401  # both here: an eager run can do without Inductor's 75 MB
-    from funcppo.runtime.products import Products
+def _by_inductor(fn: Callable[..., Any], tuned: bool = True, **more: Any) -> CachedFunction:
+    from funcppo.runtime.inductor.matmul_pass import MatmulPass
 
-    return Kept(fn, (({"post_grad_custom_pre_pass": Products(), **FUSE} if tuned else {}) | more) or None)
+    return CachedFunction(
+        fn, (({"post_grad_custom_pre_pass": MatmulPass(), **FUSION_OPTIONS} if tuned else {}) | more) or None
+    )
 
 
-def strategy(
+def select_strategy(
     collect: Callable[..., Any],
     parts: Any,
     cfg: Any,
     world: Any,
     state: Any,
-    name: str = "auto",
+    strategy: str = "auto",
     backend: str = "inductor",
-    parity: float = PARITY,
-) -> tuple[Any, Record]:
+    tolerance: float = DEFAULT_TOLERANCE,
+) -> tuple[Any, StrategyRecord]:
     """The parts of the training step as fast as they run here, and the record of what was tried.
 
     Args:
@@ -98,23 +101,23 @@ def strategy(
         few bits, acting is not looked at: draws may fall otherwise.
     Errors: ValueError when there is no such rung; whatever a forced rung raises.
     """
-    if name not in ("auto", *RUNGS):
-        raise ValueError(f"strategy {name!r}: want auto, {', '.join(RUNGS)}")
-    record = partial(Record, torch=torch.__version__, device=str(state.key.device), backend=backend)
-    if name == "eager":
-        return parts, record(rung=name, failures=())
+    if strategy not in ("auto", *STRATEGIES):
+        raise ValueError(f"strategy {strategy!r}: want auto, {', '.join(STRATEGIES)}")
+    record = partial(StrategyRecord, torch_version=torch.__version__, device=str(state.key.device), backend=backend)
+    if strategy == "eager":
+        return parts, record(strategy=strategy, failures=())
     calls = _first_calls(collect, parts, cfg, world, state)
-    rungs = _ladder(cfg) if name == "auto" else (name,)
-    trial = _Trial(backend=backend, parity=parity, forced=name != "auto")
-    with _side_by_side(parts, calls if rungs[0] == "one-graph" else _only(calls, ACTING), backend) as wait:
-        parts = trial.acting(parts, calls, wait)
+    rungs = _ladder(cfg) if strategy == "auto" else (strategy,)
+    trial = _StrategySelector(backend=backend, tolerance=tolerance, raise_on_failure=strategy != "auto")
+    with _side_by_side(parts, calls if rungs[0] == "one-graph" else _only(calls, ROLLOUT_PARTS), backend) as wait:
+        parts = trial.compile_rollout_parts(parts, calls, wait)
         got = collect(cfg, world, state, parts)
-        parts, rung = trial.learning(parts, rungs, (cfg, world, state.params, got.batch, got.scalars), got)
-    return parts, record(rung=rung, failures=tuple(trial.failures))
+        parts, rung = trial.compile_update_part(parts, rungs, (cfg, world, state.params, got.batch, got.scalars), got)
+    return parts, record(strategy=rung, failures=tuple(trial.failures))
 
 
 def _ladder(cfg: Any) -> tuple[str, ...]:
-    return RUNGS if cfg.ppo.n_microbatches == 1 else RUNGS[1:]
+    return STRATEGIES if cfg.ppo.n_microbatches == 1 else STRATEGIES[1:]
 
 
 def _first_calls(
@@ -130,9 +133,9 @@ def _first_calls(
         carry, y = fn(carry, tree.map(lambda x: x[0], xs))
         return carry, tree.map(lambda leaf: torch.stack([leaf] * len(tree.leaves(xs)[0])), y)
 
-    got = collect(cfg, world, state, dataclasses.replace(parts, scan=once, **{n: recorded(n) for n in ACTING}))
+    got = collect(cfg, world, state, dataclasses.replace(parts, scan=once, **{n: recorded(n) for n in ROLLOUT_PARTS}))
     first = tree.map(lambda x: x[0], got.minibatches)
-    return calls | {"minibatch_step": (cfg, world, state.params, got.batch, got.scalars, got.learner, first)}
+    return calls | {"minibatch_step": (cfg, world, state.params, got.batch, got.scalars, got.update_state, first)}
 
 
 def _only(calls: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -142,50 +145,56 @@ def _only(calls: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 @contextmanager
 def _side_by_side(parts: Any, calls: dict[str, tuple[Any, ...]], backend: str) -> Iterator[Callable[[], None]]:
     """Other processes compile all parts but the longest that are not on disk; what is yielded waits for them."""
-    if backend != "inductor" or not ahead.AFFORDABLE:
+    if backend != "inductor" or not parallel_compile.MAX_WORKERS:
         yield lambda: None
         return
-    asked = [(getattr(parts, name), args) for name, args in calls.items() if name != LONGEST]
-    with ahead.compiling([(fn, args) for fn, args in asked if not _by_inductor(fn).at_hand(*args)]) as wait:
+    asked = [(getattr(parts, name), args) for name, args in calls.items() if name != SLOWEST_TO_COMPILE]
+    with parallel_compile.compile_in_background(
+        [(fn, args) for fn, args in asked if not _by_inductor(fn).is_cached(*args)]
+    ) as wait:
         yield wait
 
 
 def _n_compiled() -> int:
     """Graphs that were not found on disk."""
-    return sum(not m.found for m in made) + torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
+    return sum(not m.cache_hit for m in compile_events) + torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Trial:
+class _StrategySelector:
     """What is tried, how near to eager it must come, and what it met."""
 
     backend: str
-    parity: float
-    forced: bool  # a failure is raised
+    tolerance: float
+    raise_on_failure: bool  # a failure is raised
     failures: list[Failure] = field(default_factory=list)
 
-    def acting(self, parts: Any, calls: dict[str, tuple[Any, ...]], wait: Callable[[], None]) -> Any:
+    def compile_rollout_parts(self, parts: Any, calls: dict[str, tuple[Any, ...]], wait: Callable[[], None]) -> Any:
         """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
         before = _n_compiled()
-        for name in ACTING:
+        for name in ROLLOUT_PARTS:
             try:
-                parts = self.tuned_or_plain(partial(self._acting, name, parts, calls[name]), name)
+                parts = self.compile_with_fallback(partial(self._acting, name, parts, calls[name]), name)
             except Exception as error:
                 self._failed(name, error)
-            if name == LONGEST and _n_compiled() > before:  # what was started would else be waited for in vain
+            if (
+                name == SLOWEST_TO_COMPILE and _n_compiled() > before
+            ):  # what was started would else be waited for in vain
                 wait()
         return parts
 
-    def learning(self, parts: Any, rungs: tuple[str, ...], args: tuple[Any, ...], got: Any) -> tuple[Any, str]:
+    def compile_update_part(
+        self, parts: Any, rungs: tuple[str, ...], args: tuple[Any, ...], got: Any
+    ) -> tuple[Any, str]:
         """The parts with the minibatch step of the first rung that works, and its name."""
         for rung in rungs:
             try:
-                return self.tuned_or_plain(partial(self._learning, rung, parts, args, got), rung), rung
+                return self.compile_with_fallback(partial(self._learning, rung, parts, args, got), rung), rung
             except Exception as error:
                 self._failed(rung, error)
         raise AssertionError("eager learning failed")  # which raises by itself
 
-    def tuned_or_plain(self, attempt: Callable[..., Any], name: str) -> Any:
+    def compile_with_fallback(self, attempt: Callable[..., Any], name: str) -> Any:
         """What `attempt(tuned=...)` makes: tuned where that works; otherwise the failure is recorded, and plain."""
         if self.backend == "inductor" and name != "eager":
             try:
@@ -195,23 +204,23 @@ class _Trial:
         return attempt(tuned=False)
 
     def _failed(self, name: str, error: Exception) -> None:
-        if self.forced or name == "eager":
+        if self.raise_on_failure or name == "eager":
             raise error
         self.failures.append(_failure(name, error))
 
     def _acting(self, name: str, parts: Any, args: tuple[Any, ...], tuned: bool) -> Any:
         """The parts with one of acting compiled, tried on `args`."""
-        part = compiled(getattr(parts, name), self.backend, tuned)
+        part = compile_function(getattr(parts, name), self.backend, tuned)
         got = part(*args)
-        if self.parity <= PARITY:
-            check_output(got, getattr(parts, name)(*args), self.parity)
+        if self.tolerance <= DEFAULT_TOLERANCE:
+            check_output(got, getattr(parts, name)(*args), self.tolerance)
         return dataclasses.replace(parts, **{name: part})
 
     def _learning(self, rung: str, parts: Any, args: tuple[Any, ...], got: Any, tuned: bool) -> Any:
         """The parts with the minibatch step of a rung, tried on what was collected."""
-        step = _rung(rung, parts, partial(compiled, backend=self.backend, tuned=tuned))
+        step = _rung(rung, parts, partial(compile_function, backend=self.backend, use_custom_passes=tuned))
         eager = partial(parts.minibatch_step, *args)
-        check_learning(partial(step, *args), eager, got.learner, got.minibatches, self.parity)
+        check_update(partial(step, *args), eager, got.update_state, got.minibatches, self.tolerance)
         return dataclasses.replace(parts, minibatch_step=step)
 
 
@@ -219,12 +228,16 @@ def _rung(name: str, parts: Any, compiled: Callable[..., Any]) -> Callable[..., 
     if name == "one-graph":
         return compiled(parts.minibatch_step)
     if name == "two-graphs":
-        gradient = partial(parts.gradient, of=compiled(parts.loss_gradient))
-        return partial(parts.minibatch_step, gradient=gradient, apply_gradient=compiled(parts.apply_gradient))
-    if name == "forward":
-        gradient = partial(parts.gradient, of=partial(_autograd, compiled(parts.minibatch_loss)))
+        gradient = partial(parts.accumulate_gradients, gradient_fn=compiled(parts.loss_gradient))
         return partial(
-            parts.minibatch_step, gradient=gradient, apply_gradient=partial(parts.apply_gradient, adam=fused_adam)
+            parts.minibatch_step, accumulate_gradients=gradient, apply_gradients=compiled(parts.apply_gradients)
+        )
+    if name == "forward":
+        gradient = partial(parts.accumulate_gradients, gradient_fn=partial(_autograd, compiled(parts.minibatch_loss)))
+        return partial(
+            parts.minibatch_step,
+            accumulate_gradients=gradient,
+            apply_gradients=partial(parts.apply_gradients, adam_update=fused_adam),
         )
     return parts.minibatch_step
 
@@ -250,7 +263,7 @@ def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Ten
         [],
         steps,
         fused=True,
-        decoupled_weight_decay=cfg.decoupled,
+        decoupled_weight_decay=cfg.decoupled_weight_decay,
         amsgrad=False,
         beta1=cfg.b1,
         beta2=cfg.b2,
@@ -265,4 +278,4 @@ def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Ten
 
 def _failure(name: str, error: Exception) -> Failure:
     lines = str(error).strip().splitlines() or [""]
-    return Failure(name=name, error=type(error).__name__, message=lines[0], torch=torch.__version__)
+    return Failure(name=name, error_type=type(error).__name__, message=lines[0], torch_version=torch.__version__)

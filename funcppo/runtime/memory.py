@@ -11,7 +11,7 @@ import torch
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def held_bytes(device: torch.device | str) -> int:
+def used_bytes(device: torch.device | str) -> int:
     """What is held now; memory that is free but not given back to the system does not count."""
     if torch.device(device).type == "cuda":
         return torch.cuda.memory_allocated(device)

@@ -26,10 +26,12 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 from torch._dynamo.utils import get_compilation_metrics
 
 from funcppo import tree
-from funcppo.runtime import kept
+from funcppo.runtime import compile_cache
 
-KEPT = 512  # times of each kind that are remembered
-SKIPS = "torch._inductor.cudagraph_utils.__cudagraphs"  # the logger that gives the reason of every skipped graph
+TIMING_WINDOW_SIZE = 512  # times of each kind that are remembered
+CUDAGRAPH_SKIP_LOGGER = (
+    "torch._inductor.cudagraph_utils.__cudagraphs"  # the logger that gives the reason of every skipped graph
+)
 
 
 class Monitor(logging.Handler):
@@ -52,13 +54,13 @@ class Monitor(logging.Handler):
 
     def __enter__(self) -> Monitor:
         callback_handler.register_start_callback(self._started)
-        logging.getLogger(SKIPS).addHandler(self)
-        self._last, self._n_made = next(reversed(get_compilation_metrics()), None), len(kept.made)
+        logging.getLogger(CUDAGRAPH_SKIP_LOGGER).addHandler(self)
+        self._last, self._n_made = next(reversed(get_compilation_metrics()), None), len(compile_cache.compile_events)
         return self
 
     def __exit__(self, *_: Any) -> None:
         callback_handler.remove_start_callback(self._started)
-        logging.getLogger(SKIPS).removeHandler(self)
+        logging.getLogger(CUDAGRAPH_SKIP_LOGGER).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a skip's reason from PyTorch's log."""
@@ -71,7 +73,7 @@ class Monitor(logging.Handler):
             self.compiles += 1
 
     @property
-    def rerecordings(self) -> int:
+    def cudagraph_rerecordings(self) -> int:
         """How often CUDAGraph Trees recorded a graph anew because an input had moved."""
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
         if trees is None or not torch.cuda.is_available():
@@ -79,13 +81,15 @@ class Monitor(logging.Handler):
         manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
         return 0 if manager is None else sum(sum(n.values()) for n in manager.num_rerecord.values())
 
-    def update(self) -> None:
+    def poll(self) -> None:
         """Count what was compiled since the last call, and collect the reasons of what was compiled again."""
-        for made in kept.made[self._n_made :]:
-            self.found += made.found
-            self.compiles += not made.found
-            self.recompiles += [f"{made.name}: {made.why}"] if made.why and not made.found else []
-        self._n_made = len(kept.made)
+        for made in compile_cache.compile_events[self._n_made :]:
+            self.found += made.cache_hit
+            self.compiles += not made.cache_hit
+            self.recompiles += (
+                [f"{made.name}: {made.recompile_reason}"] if made.recompile_reason and not made.cache_hit else []
+            )
+        self._n_made = len(compile_cache.compile_events)
         metrics = get_compilation_metrics()  # the last 64
         new = list(takewhile(lambda metric: metric is not self._last, reversed(metrics)))
         for metric in reversed(new):
@@ -94,26 +98,26 @@ class Monitor(logging.Handler):
                 self.recompiles.append(f"{metric.co_name}: {lines[-1].strip()}")
         self._last = next(iter(new), self._last)
 
-    def captured(self, captured: Any) -> None:
+    def record_capture(self, captured: Any) -> None:
         """Take note of what `capture` returned."""
-        self.fallback = captured.reason
-        self.recordings += captured.recordings
-        if captured.recordings:
-            self._times.setdefault("capture", deque(maxlen=KEPT)).append(captured.capture_ms)
+        self.fallback = captured.fallback_reason
+        self.recordings += captured.n_graphs
+        if captured.n_graphs:
+            self._times.setdefault("capture", deque(maxlen=TIMING_WINDOW_SIZE)).append(captured.capture_ms)
 
-    def watch(self, named: Any) -> None:
+    def watch_addresses(self, state: Any) -> None:
         """Remember where the leaves of a tree lie."""
-        self._homes = dict(zip(tree.paths(named), (x.data_ptr() for x in tree.leaves(named))))
+        self._homes = dict(zip(tree.paths(state), (x.data_ptr() for x in tree.leaves(state))))
 
-    def moved(self, named: Any) -> list[str]:
+    def moved_leaves(self, state: Any) -> list[str]:
         """The leaves that lie elsewhere than when they were last watched."""
-        now = zip(tree.paths(named), (x.data_ptr() for x in tree.leaves(named)))
+        now = zip(tree.paths(state), (x.data_ptr() for x in tree.leaves(state)))
         return [name for name, home in now if self._homes.get(name, home) != home]
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def timer(self, name: str) -> Iterator[None]:
         """Time what happens inside, on the GPU where there is one, without waiting for it; a range for profilers."""
-        times = self._times.setdefault(name, deque(maxlen=KEPT))
+        times = self._times.setdefault(name, deque(maxlen=TIMING_WINDOW_SIZE))
         if not torch.cuda.is_available():
             start = time.perf_counter()
             yield
@@ -126,23 +130,23 @@ class Monitor(logging.Handler):
             end.record()
         times.append((begin, end))
 
-    def ms(self, name: str) -> float | None:
+    def median_ms(self, name: str) -> float | None:
         """The median of the times of that name that are known by now, milliseconds."""
         done = [_elapsed(x) for x in self._times.get(name, ())]
         known = [x for x in done if x is not None]
         return statistics.median(known) if known else None
 
-    def settle(self) -> None:
+    def end_warmup(self) -> None:
         """What is compiled or recorded from now on was not meant to be."""
-        self.update()
+        self.poll()
         self._settled = self._state()
 
     def _state(self) -> tuple[int, int, int]:
-        return self.compiles, self.recordings, self.rerecordings
+        return self.compiles, self.recordings, self.cudagraph_rerecordings
 
     def warning(self) -> str | None:
         """One line, once, when something was compiled or recorded again after `settle`."""
-        self.update()
+        self.poll()
         new = [now - before for now, before in zip(self._state(), self._settled)]
         if self._warned or not any(new):
             return None
@@ -155,15 +159,15 @@ class Monitor(logging.Handler):
 
     def report(self) -> dict[str, Any]:
         """All counts, medians and reasons, for `metrics.jsonl` and `--watch`."""
-        self.update()
+        self.poll()
         counts = {
             "compiles": self.compiles,
             "found": self.found,
             "recompiles": len(self.recompiles),
             "recordings": self.recordings,
         }
-        counts |= {"rerecordings": self.rerecordings, "skips": len(self.skips)}
-        times = {f"{name}_ms": self.ms(name) for name in self._times}
+        counts |= {"rerecordings": self.cudagraph_rerecordings, "skips": len(self.skips)}
+        times = {f"{name}_ms": self.median_ms(name) for name in self._times}
         reasons = {"recompile_reasons": self.recompiles[-3:], "skip_reasons": self.skips[-3:]}
         return counts | times | {k: v for k, v in reasons.items() if v} | {"fallback_reason": self.fallback}
 

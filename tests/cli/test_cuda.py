@@ -12,7 +12,7 @@ pytestmark = on_gpu
 FAMILY = "family_tree:40:0"
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["facts found", "facts chosen"])
+@pytest.fixture(scope="module", params=["1", "2"], ids=["oracle facts", "policy facts"])
 def trained(request, tmp_path_factory):
     """A run on the CPU, to height 1 or 2."""
     out = tmp_path_factory.mktemp("run") / "out"
@@ -38,7 +38,7 @@ def test_ranks_are_those_of_the_cpu_but_for_counted_scores(monkeypatch, trained,
 
 def test_a_run_of_a_gpu_goes_on_and_is_judged_and_proves_anywhere(monkeypatch, capsys, tmp_path):
     out = tmp_path / "run"
-    args = ("--strategy", "eager", "--prover.hard-fraction", "0.5", *SMALL)
+    args = ("--strategy", "eager", "--prover.hard-negative-fraction", "0.5", *SMALL)
     assert funcppo(monkeypatch, "train", FAMILY, "--out", out, "--device", "cuda", "--steps", "64", *args) == 0
     results = json.loads((out / "results.json").read_text())
     assert results["device"] == "cuda" and results["false_negatives"] is not None

@@ -30,8 +30,8 @@ def test_a_rung_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_use(
         torch._dynamo.graph_break(msg="broken from outside")
         return train_step.minibatch_step(*args, **kwargs)
 
-    monkeypatch.setattr(train_step, "EAGER", replace(train_step.EAGER, minibatch_step=broken))
-    monkeypatch.setattr(ladder, "strategy", partial(ladder.strategy, backend="aot_eager"))
+    monkeypatch.setattr(train_step, "EAGER_PARTS", replace(train_step.EAGER_PARTS, minibatch_step=broken))
+    monkeypatch.setattr(ladder, "select_strategy", partial(ladder.select_strategy, backend="aot_eager"))
     status, found = json_of(capsys, doctor, "--device", "cpu")
     record = found["strategy"]
     (failure,) = record["failures"]
@@ -40,11 +40,16 @@ def test_a_rung_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_use(
 
 
 def test_what_is_found_is_printed(monkeypatch, capsys):
-    failure = ladder.Failure(name="one-graph", error="Unsupported", message="[call] refused", torch="2.9")
-    record = ladder.Record(
-        rung="two-graphs", failures=(failure,), torch="2.9", device="cuda:0", backend="inductor", replay="manual graph"
+    failure = ladder.Failure(name="one-graph", error_type="Unsupported", message="[call] refused", torch_version="2.9")
+    record = ladder.StrategyRecord(
+        strategy="two-graphs",
+        failures=(failure,),
+        torch_version="2.9",
+        device="cuda:0",
+        backend="inductor",
+        replay_mode="manual graph",
     )
-    monkeypatch.setattr("funcppo.cli.doctor.try_ladder", lambda device: record)
+    monkeypatch.setattr("funcppo.cli.doctor.try_strategies", lambda device: record)
     assert doctor("--device", "cpu") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"torch {version('torch')}" in said
@@ -53,6 +58,6 @@ def test_what_is_found_is_printed(monkeypatch, capsys):
 
 
 def test_asked_for_versions_alone_it_tries_nothing(monkeypatch, capsys):
-    monkeypatch.setattr("funcppo.cli.doctor.try_ladder", None)
+    monkeypatch.setattr("funcppo.cli.doctor.try_strategies", None)
     status, found = json_of(capsys, doctor, "--quick")
     assert status == 0 and "strategy" not in found and found["torch"] == version("torch")

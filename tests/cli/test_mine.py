@@ -15,13 +15,13 @@ import tyro
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import mining, training
 from funcppo.cli.mine import Mine
-from funcppo.config import MineConfig
 from funcppo.data import from_triples, load
-from funcppo.data.formats import detect, read_clauses
-from funcppo.data.mined import FORMATS, foreign_names, write_rules
-from funcppo.data.printing import clauses_of
+from funcppo.data.readers import detect_format, read_clauses
+from funcppo.data.rule_tables import RULE_FILE_FORMATS, compatibility_notes, format_rule_table
+from funcppo.data.writers import to_clauses
+from funcppo.experiment import rule_cache, training
+from funcppo.mining.config import MiningConfig
 from tests.cli.runner import json_of
 from tests.cli.test_train import SMALL, funcppo
 
@@ -43,7 +43,7 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", RULE_FILE_FORMATS)
 def test_a_file_of_each_format_reads_back_as_the_same_rules(folder, tmp_path, capsys, form):
     out = tmp_path / "mined.txt"
     status, result = json_of(
@@ -51,7 +51,7 @@ def test_a_file_of_each_format_reads_back_as_the_same_rules(folder, tmp_path, ca
     )
     assert status == 0 and result["n_rules"] > 0
     dataset = load(folder)
-    found, counts, _ = mining.mine_dataset(dataset, MineConfig(min_support=1, constants=True))
+    found, counts, _ = rule_cache.mine_dataset(dataset, MiningConfig(min_support=1, constants=True))
     again = load(folder, out)
     assert np.array_equal(again.rules, found.rules) and len(found.rules) == result["n_rules"]
     confidence = counts.weight if form == "tsv" else counts.support / counts.body_pairs
@@ -66,12 +66,12 @@ def test_a_file_of_each_format_reads_back_as_the_same_rules(folder, tmp_path, ca
 def test_whatever_the_names_are_printing_and_parsing_is_the_identity(triples, new):
     rename = dict(zip("abcdpq", new))
     dataset = from_triples([tuple(rename[name] for name in triple) for triple in triples])
-    found, counts, _ = mining.mine_dataset(dataset, MineConfig(min_support=1, max_length=2, constants=True))
+    found, counts, _ = rule_cache.mine_dataset(dataset, MiningConfig(min_support=1, max_length=2, constants=True))
     if len(found.rules):
-        for form in FORMATS:
-            text = write_rules(found, counts, form)
-            read = read_clauses(text, "rules", detect(text))
-            want = clauses_of(found)[1]
+        for form in RULE_FILE_FORMATS:
+            text = format_rule_table(found, counts, form)
+            read = read_clauses(text, "rules", detect_format(text))
+            want = to_clauses(found)[1]
             assert [(c.head.predicate, len(c.body)) for c in read] == [(c.head.predicate, len(c.body)) for c in want]
             again = from_triples([tuple(rename[name] for name in triple) for triple in triples], rules=text)
             assert np.array_equal(again.rules, found.rules)
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
 
 
 @pytest.mark.parametrize("train", ["a\tr\tb\n", ""], ids=["one fact", "none"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", RULE_FILE_FORMATS)
 def test_no_rule_above_the_thresholds_is_said_and_leaves_a_file_without_rules(tmp_path, capsys, form, train):
     """Only train.txt is read, and it may be empty."""
     (tmp_path / "train.txt").write_text(train)
@@ -143,7 +143,7 @@ def test_bad_input_is_one_line_and_exit_2(monkeypatch, capsys, tmp_path, args, l
 
 def test_a_folder_that_cannot_be_written_to_is_said_before_mining(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(os, "access", lambda *_: False)  # to root all folders are open
-    monkeypatch.setattr(mining, "mine_dataset", None)
+    monkeypatch.setattr(rule_cache, "mine_dataset", None)
     assert funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r") == 2
     assert capsys.readouterr().err == f"funcppo: --out {tmp_path}/r: no permission to write it\n"
 
@@ -170,9 +170,9 @@ def test_a_pipe_and_a_link_stay_what_they_are(folder, tmp_path):
 
 def test_a_cache_that_cannot_be_is_said_before_mining(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(mining, "mine_dataset", None)
+    monkeypatch.setattr(rule_cache, "mine_dataset", None)
     with pytest.raises(OSError, match="file"):
-        mining.cached(load("countries_s1"), MineConfig(), "cpu", print, tmp_path / "file" / "cache")
+        rule_cache.get_or_mine_rules(load("countries_s1"), MiningConfig(), "cpu", print, tmp_path / "file" / "cache")
 
 
 def test_ctrl_c_while_the_programs_are_loaded_is_one_line(monkeypatch, capsys, tmp_path):
@@ -195,9 +195,9 @@ def test_names_that_the_tools_of_a_format_do_not_know_are_told_of(triples, n):
     rules = f"1\t'{p}'(X,Y) :- '{p}'(Y,X)\n"
     rules += f"1\t'{p}'(X,'{a}') :- '{p}'(X,Y)\n1\t'{p}'('{a}',X) :- '{p}'(X,Y)\n" if n["AnyBURL"] == 2 else ""
     dataset = from_triples(triples, rules=rules)
-    assert foreign_names(dataset, "tsv") == []
+    assert compatibility_notes(dataset, "tsv") == []
     for form, count in n.items():
-        told = foreign_names(dataset, form)
+        told = compatibility_notes(dataset, form)
         assert told == [] if not count else told[0].startswith(f"{count} rules hold names in quotes")
 
 
@@ -215,7 +215,7 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(monkeypatch,
     assert "no rules given:" in (said := capsys.readouterr().out) and "mined in" in said
     run = training.read_config(out)
     assert run.rules == str(out / "rules.tsv")
-    assert json.loads((out / training.RESULTS).read_text())["rules"] == len(load(str(data), run.rules).rules) > 0
+    assert json.loads((out / training.RESULTS_FILE).read_text())["rules"] == len(load(str(data), run.rules).rules) > 0
     assert funcppo(monkeypatch, *args, "--out", tmp_path / "again") == 0
     assert "those mined before are taken" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "again" / "rules.tsv").read_text() == (out / "rules.tsv").read_text()

@@ -9,11 +9,12 @@ import sys
 
 import pytest
 
-from funcppo import training
 from funcppo.cli import main
-from funcppo.config import ProverSettings, RunConfig
 from funcppo.data import load
+from funcppo.experiment import training
+from funcppo.experiment.config import RunConfig
 from funcppo.logic import proof as proof_
+from funcppo.prover.config import ProverTaskConfig
 from tests import prolog
 from tests.cli.runner import json_of, prove
 
@@ -261,8 +262,8 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
     found = proof_.from_json(json.dumps(result["proof"]))
     facts = {tuple(fact) for fact in dataset.facts.tolist()}
     limits = dict(n_constants=dataset.n_constants, max_height=result["height"], leave_one_out=True)
-    assert proof_.check(found, facts, dataset.rules.tolist(), **limits) == []
-    assert proof_.check(found, facts - {tuple(dataset.facts[0].tolist())}, dataset.rules.tolist(), **limits) != []
+    assert proof_.check_proof(found, facts, dataset.rules.tolist(), **limits) == []
+    assert proof_.check_proof(found, facts - {tuple(dataset.facts[0].tolist())}, dataset.rules.tolist(), **limits) != []
     assert result["proof"]["nodes"][0]["goal_text"] == result["query"] == "path(a, a)"
 
 
@@ -370,9 +371,9 @@ def test_a_missing_target_is_one_line():
 
 
 def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
-    config = RunConfig(dataset="countries_s1", score="best-proof", prover=ProverSettings(embed_dim=4, hidden_dim=4))
+    config = RunConfig(dataset="countries_s1", score="best-proof", prover=ProverTaskConfig(embed_dim=4, hidden_dim=4))
     training.write_config(config, tmp_path)
-    training.save(training.prepare(config, tmp_path, resume=False), tmp_path)
+    training.save_checkpoint(training.prepare_run(config, tmp_path, resume=False), tmp_path)
     status, result = json_of(capsys, prove, str(tmp_path), "locatedIn(france, europe)")
     assert (status, result["proof_by"]) == (0, "policy")
     assert 0 < result["proof"]["nodes"][0]["probability"] < 1

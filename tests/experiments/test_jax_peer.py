@@ -39,7 +39,7 @@ def ours(params):
     actor, critic = jax.tree.map(lambda x: torch.from_numpy(np.array(x)), params)
     pairs = [[torch.stack(both) for both in zip(a, c)] for a, c in zip(actor[:-1], critic[:-1])]
     hidden = tuple(Dense(weight, bias.unsqueeze(1)) for weight, bias in pairs)
-    return mlp.Params(hidden=hidden, heads=mlp.heads(Dense(*actor[-1]), Dense(*critic[-1])))
+    return mlp.Params(hidden=hidden, heads=mlp.stack_heads(Dense(*actor[-1]), Dense(*critic[-1])))
 
 
 def test_a_step_of_the_environment_is_ours():

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo import problem
-from funcppo.config import ProverSettings
 from funcppo.data import from_triples, load
+from funcppo.evaluation import scorers
 from funcppo.logic import baselines, kb
 from funcppo.logic.baselines import Derivations
+from funcppo.prover import task as prover_task
+from funcppo.prover.config import ProverTaskConfig
 from tests.oracles import Program
 
 SAME = Program(2, (2, 2), ((1, 1, 2),), (((2, 3, 4), (1, 3, 4)),) * 5)
@@ -59,13 +60,13 @@ def test_noisy_or_comes_down_to_the_largest_confidence_as_the_power_rises(suppor
 
 
 def test_a_power_is_named_with_the_score():
-    ready = problem.build(load("countries_s1"), ProverSettings(max_height=1))
-    one, same, third = (problem.untrained_scorer(ready, f"noisy-or{p}") for p in ("", "@1", "@3.5"))
-    assert torch.equal(one(ready.model.atoms), same(ready.model.atoms))
-    assert third(ready.model.atoms).isfinite().any()
+    ready = prover_task.build_task(load("countries_s1"), ProverTaskConfig(max_height=1))
+    one, same, third = (scorers.make_untrained_scorer(ready, f"noisy-or{p}") for p in ("", "@1", "@3.5"))
+    assert torch.equal(one(ready.least_model.atoms), same(ready.least_model.atoms))
+    assert third(ready.least_model.atoms).isfinite().any()
     for name in ("noisy-or@0", "noisy-or@x", "noisy-or@", "max-confidence@2", "noisy-and"):
         with pytest.raises(ValueError, match=f"score '{name}': want"):
-            problem.untrained_scorer(ready, name)
+            scorers.make_untrained_scorer(ready, name)
 
 
 def test_a_problem_is_made_with_the_confidences_and_the_identity_asked_for():
@@ -75,9 +76,9 @@ def test_a_problem_is_made_with_the_confidences_and_the_identity_asked_for():
     data = from_triples(triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)")
     shares = {(None, False): 2 / 6, (None, True): 1.0, (5.0, False): 2 / 11, (5.0, True): 2 / 7}
     for (smoothing, identity), share in shares.items():
-        settings_ = ProverSettings(max_height=1, smoothing=smoothing, object_identity=identity)
-        ready = problem.build(data, settings_)
-        assert kb.confidence(ready.kb).tolist() == pytest.approx([share])
-        assert len(ready.model.atoms) == (6 if identity else 10)
+        settings_ = ProverTaskConfig(max_height=1, smoothing=smoothing, object_identity=identity)
+        ready = prover_task.build_task(data, settings_)
+        assert kb.rule_confidence(ready.kb).tolist() == pytest.approx([share])
+        assert len(ready.least_model.atoms) == (6 if identity else 10)
     with pytest.raises(ValueError, match=r"smoothing=-1\.0: want 0 or more"):
-        ProverSettings(smoothing=-1.0)
+        ProverTaskConfig(smoothing=-1.0)

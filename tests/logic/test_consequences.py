@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from funcppo.data import load
 from funcppo.logic import kb
-from funcppo.logic.consequences import consequences, each_consequence, with_confidence
+from funcppo.logic.consequences import collect_consequences, iter_consequences, with_confidence
 from tests import oracles
 from tests.oracles import Program, programs
 
@@ -48,7 +48,7 @@ def pairs_of(found):
 
 
 def test_consequences_worked_by_hand():
-    found = consequences(*build(FRIENDS))
+    found = collect_consequences(*build(FRIENDS))
     assert {a[1:] for i, a in pairs_of(found) if i == 0} == {(1, 1), (2, 1), (1, 2), (3, 2)}
     assert {a[1:] for i, a in pairs_of(found) if i == 1} == {(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)}
     facts = build(FRIENDS)[0].facts
@@ -64,7 +64,7 @@ def test_a_fact_left_out_does_not_derive_itself():
 
     likes(1,2) follows by the second rule only through likes(1,1), likes(1,2), which holds it.
     """
-    found = consequences(*build(FRIENDS), leave_one_out=True)
+    found = collect_consequences(*build(FRIENDS), leave_one_out=True)
     assert {a[1:] for i, a in pairs_of(found) if i == 0} == {(2, 1), (1, 2), (3, 2)}
     assert {a[1:] for i, a in pairs_of(found) if i == 1} == {(1, 1), (2, 2), (1, 3)}
 
@@ -73,15 +73,15 @@ def test_confidence_worked_by_hand():
     world = with_confidence(*build(FRIENDS))
     assert world.support.tolist() == [3.0, 3.0]
     assert world.body_pairs.tolist() == [4.0, 5.0]
-    assert kb.confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
-    assert kb.confidence(world, left_out=True).tolist() == pytest.approx([2 / 3, 2 / 4])
+    assert kb.rule_confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
+    assert kb.rule_confidence(world, leave_one_out=True).tolist() == pytest.approx([2 / 3, 2 / 4])
 
 
 def test_smoothed_confidence_worked_by_hand():
     """Without likes(1,1), which derives itself, the first rule is right for 2 of 3 pairs; the second for 1 of 3."""
     world = with_confidence(*build(FRIENDS), smoothing=5.0)
-    assert kb.confidence(world).tolist() == pytest.approx([2 / 8, 1 / 8])
-    assert kb.confidence(world, torch.tensor([True])).tolist() == pytest.approx([1 / 7, 0])
+    assert kb.rule_confidence(world).tolist() == pytest.approx([2 / 8, 1 / 8])
+    assert kb.rule_confidence(world, torch.tensor([True])).tolist() == pytest.approx([1 / 7, 0])
 
 
 @given(programs)
@@ -90,7 +90,7 @@ def test_consequences_are_the_heads_of_one_application(program):
     for leave_one_out in (False, True):
         for identity in (False, True):
             world, sizes = build(program)
-            found = consequences(world, sizes, leave_one_out=leave_one_out, object_identity=identity)
+            found = collect_consequences(world, sizes, leave_one_out=leave_one_out, object_identity=identity)
             pairs, known = pairs_of(found), found.fact >= 0
             assert len(pairs) == len(set(pairs))
             assert set(pairs) == oracles.consequences(program, leave_one_out, identity)
@@ -115,9 +115,9 @@ def test_confidence_counts_each_derived_atom_once_a_rule(program):
 def test_rules_come_one_by_one_in_the_order_asked_for(program):
     world, sizes = build(program)
     ids = list(reversed(range(len(program.rules))))
-    parts = list(each_consequence(world, sizes, rules=ids))
+    parts = list(iter_consequences(world, sizes, rule_ids=ids))
     assert [set(part.rule.tolist()) <= {i} for i, part in zip(ids, parts, strict=True)] == [True] * len(ids)
-    whole = consequences(world, sizes, rules=ids)
+    whole = collect_consequences(world, sizes, rule_ids=ids)
     assert torch.equal(whole.atoms, torch.cat([world.facts[:0], *(part.atoms for part in parts)]))
 
 
@@ -126,10 +126,10 @@ def test_rules_come_one_by_one_in_the_order_asked_for(program):
 def test_a_fact_kept_by_leave_one_out_is_derived_without_it(program):
     """The pair of a fact and a rule survives exactly when the rule still derives the fact from all the others."""
     world, sizes = build(program)
-    kept = set(pairs_of(consequences(world, sizes, leave_one_out=True)))
+    kept = set(pairs_of(collect_consequences(world, sizes, leave_one_out=True)))
     for fact in program.facts:
         others = build(replace(program, facts=tuple(f for f in program.facts if f != fact)))
-        assert {p for p in pairs_of(consequences(*others)) if p[1] == fact} == {p for p in kept if p[1] == fact}
+        assert {p for p in pairs_of(collect_consequences(*others)) if p[1] == fact} == {p for p in kept if p[1] == fact}
 
 
 @needs_data
@@ -158,10 +158,12 @@ def test_support_and_body_pairs_are_those_of_the_rule_file(name, rules, every):
 def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step():
     data = load(DATA / "fb15k-237", DATA / "fb15k-237" / "rules.txt")
     world, sizes = _world(data)
-    _, asked = kb.index_atoms(torch.from_numpy(data.test).to(torch.int64), sizes.n_predicates, sizes.n_constants)
+    _, asked = kb.sort_and_index_atoms(
+        torch.from_numpy(data.test).to(torch.int64), sizes.n_predicates, sizes.n_constants
+    )
     derived = torch.zeros(len(asked[-1]), dtype=torch.bool)
-    for part in each_consequence(world, sizes):
-        row = kb.locate(asked, sizes, part.atoms)
+    for part in iter_consequences(world, sizes):
+        row = kb.find_atoms(asked, sizes, part.atoms)
         derived = derived.scatter(0, row[row >= 0], True)
     assert int(derived.sum()) == 9299
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from funcppo.logic import fixpoint, joins, kb
-from funcppo.logic.derivations import derivation
+from funcppo.logic.derivations import find_derivation
 from funcppo.logic.fixpoint import Verdict
 from tests import oracles, prolog
 from tests.oracles import Program, programs
@@ -49,7 +49,7 @@ def heights(model):
 
 
 def model_of(program, max_height=None, budget=MANY, **options):
-    return fixpoint.least_model(*kb.build(**program.arrays()), max_height=max_height, budget=budget, **options)
+    return fixpoint.least_model(*kb.build(**program.arrays()), max_height=max_height, max_atoms=budget, **options)
 
 
 def test_a_closure_worked_by_hand():
@@ -61,8 +61,8 @@ def test_a_closure_worked_by_hand():
     assert by_height[3] == {(PATH, 1, 1), (PATH, 1, 4), (PATH, 2, 2), (PATH, 3, 3)}
     assert by_height[4] == {(LOOP, 1), (LOOP, 2), (LOOP, 3)}
     assert by_height[5] == {(ANY,)}
-    assert model.counts == (4, 8, 12, 16, 19, 20)
-    assert model.complete and model.fixpoint and not model.stopped
+    assert model.n_atoms_after_step == (4, 8, 12, 16, 19, 20)
+    assert model.complete and model.reached_fixpoint and not model.stop_reason
 
 
 @given(programs)
@@ -71,7 +71,7 @@ def test_the_model_is_the_least_model_with_its_heights(program):
     model = model_of(program)
     assert heights(model) == oracles.least_model(program)
     assert atoms_of(model.atoms) == sorted(heights(model))
-    assert model.complete and model.fixpoint and model.counts[-1] == len(model.atoms)
+    assert model.complete and model.reached_fixpoint and model.n_atoms_after_step[-1] == len(model.atoms)
 
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
@@ -101,7 +101,7 @@ def test_a_model_up_to_a_height_is_the_model_cut_there(program):
     for height in range(3):
         model = model_of(program, max_height=height)
         assert heights(model) == {a: h for a, h in whole.items() if h <= height}
-        assert model.complete and len(model.counts) <= height + 1
+        assert model.complete and len(model.n_atoms_after_step) <= height + 1
 
 
 @given(programs)
@@ -118,11 +118,11 @@ def test_a_predicate_needs_only_what_its_rules_depend_on(program):
 @settings(max_examples=80, deadline=None)
 def test_pieces_of_any_size_give_the_same_model(program):
     whole = heights(model_of(program))
-    size, joins.PIECE = joins.PIECE, 2
+    size, joins.MAX_CHUNK_ROWS = joins.MAX_CHUNK_ROWS, 2
     try:
         assert heights(model_of(program)) == whole
     finally:
-        joins.PIECE = size
+        joins.MAX_CHUNK_ROWS = size
 
 
 @given(programs)
@@ -146,15 +146,15 @@ def test_a_wide_atom_is_no_other_that_shares_its_last_argument():
 
 def test_a_join_is_taken_in_pieces(monkeypatch):
     """A product of 40 x 40 x 40 rows with two variables wanted: no table is larger than two pieces."""
-    monkeypatch.setattr(joins, "PIECE", 100)
+    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 100)
     seen = []
     project = joins.project
     monkeypatch.setattr(joins, "project", lambda table, *rest: seen.append(table.size) or project(table, *rest))
     facts = tuple((p, 1, c) for p in (1, 2, 3) for c in range(2, 42))
     a, b, c, d = 50, 51, 52, 53
     rule = ((4, b, c), (1, a, b), (2, a, c), (3, a, d), (3, d, d))
-    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule,))).counts == (120,)
-    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule[:3],))).counts == (120, 120 + 40 * 40)
+    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule,))).n_atoms_after_step == (120,)
+    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule[:3],))).n_atoms_after_step == (120, 120 + 40 * 40)
     assert 0 < max(seen) <= 200
 
 
@@ -162,15 +162,16 @@ def test_a_join_is_taken_in_pieces(monkeypatch):
 @settings(max_examples=100, deadline=None)
 def test_a_budget_stops_after_a_whole_step_and_says_so(program):
     whole = heights(model_of(program))
-    counts = model_of(program).counts
+    counts = model_of(program).n_atoms_after_step
     for budget in {n - 1 for n in counts[1:]}:
         model = model_of(program, budget=budget)
         step = max(i for i, n in enumerate(counts) if n <= budget or i == 0)
-        assert model.counts == counts[: step + 1]
+        assert model.n_atoms_after_step == counts[: step + 1]
         assert heights(model) == {a: h for a, h in whole.items() if h <= step}
-        assert not model.complete and not model.fixpoint
-        assert model.stopped == f"stopped at {counts[step]} atoms: step {step + 1} passes the budget of {budget}, " + (
-            "unknown beyond"
+        assert not model.complete and not model.reached_fixpoint
+        assert (
+            model.stop_reason
+            == f"stopped at {counts[step]} atoms: step {step + 1} passes the budget of {budget}, " + ("unknown beyond")
         )
 
 
@@ -191,8 +192,8 @@ def test_the_answers_are_the_atoms_that_the_query_matches(program):
     for p, arity in enumerate(program.arity, 1):
         for _ in range(4):
             goal = (p, *(random.choice([1, 2, n + 1, n + 2]) for _ in range(arity)))
-            padded = goal + (0,) * (model.sizes.width - len(goal))
-            atoms, height = fixpoint.answers(model, padded)
+            padded = goal + (0,) * (model.sizes.atom_width - len(goal))
+            atoms, height = fixpoint.matching_atoms(model, padded)
             expected = {a: h for a, h in found.items() if oracles.match(goal, a, {}, n) is not None}
             assert dict(zip(atoms_of(atoms), height.tolist())) == expected
 
@@ -201,10 +202,10 @@ def test_the_answers_are_the_atoms_that_the_query_matches(program):
 @settings(max_examples=100, deadline=None)
 def test_contains_gives_the_height_or_minus_one(program):
     model = model_of(program)
-    found, width = heights(model), model.sizes.width
+    found, width = heights(model), model.sizes.atom_width
     asked = [(p, *[c] * n, *[0] * (width - 1 - n)) for p, n in enumerate(program.arity, 1) for c in (1, 2, 7, 9)]
     expected = [found.get(tuple(t for t in a if t), -1) for a in asked]
-    assert fixpoint.contains(model, torch.tensor(asked)).tolist() == expected
+    assert fixpoint.atom_height(model, torch.tensor(asked)).tolist() == expected
 
 
 @given(programs)
@@ -212,11 +213,11 @@ def test_contains_gives_the_height_or_minus_one(program):
 def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_heights(program):
     for identity in (False, True):
         world, sizes = kb.build(**program.arrays())
-        model = fixpoint.least_model(world, sizes, max_height=None, budget=MANY, object_identity=identity)
+        model = fixpoint.least_model(world, sizes, max_height=None, max_atoms=MANY, object_identity=identity)
         found = heights(model)
         for padded, (atom, height) in zip(model.atoms.tolist(), found.items()):
             if height:
-                i, body = derivation(world, sizes, model, tuple(padded))
+                i, body = find_derivation(world, sizes, model, tuple(padded))
                 below = {a for a, h in found.items() if h < height}
                 assert (i, [tuple(t for t in a if t) for a in body]) == _first_derivation(
                     program, atom, below, identity
@@ -237,17 +238,17 @@ def _first_derivation(program, atom, below, identity):
 
 def test_a_fact_and_an_underivable_atom_have_no_derivation():
     world, sizes = kb.build(**GRAPH.arrays())
-    model = fixpoint.least_model(world, sizes, max_height=None, budget=MANY)
+    model = fixpoint.least_model(world, sizes, max_height=None, max_atoms=MANY)
     with pytest.raises(ValueError, match="want a derived atom of the model, got a fact"):
-        derivation(world, sizes, model, (EDGE, 1, 2))
+        find_derivation(world, sizes, model, (EDGE, 1, 2))
     with pytest.raises(ValueError, match="want a derived atom of the model, got none"):
-        derivation(world, sizes, model, (PATH, 4, 1))
+        find_derivation(world, sizes, model, (PATH, 4, 1))
 
 
 def test_progress_is_told_after_each_step():
     told = []
     model = model_of(GRAPH, progress=lambda step, atoms, seconds: told.append((step, atoms)))
-    assert told == list(enumerate(model.counts))
+    assert told == list(enumerate(model.n_atoms_after_step))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -255,6 +256,6 @@ def test_a_gpu_gives_the_same_model():
     random = Random(7)
     program, _ = oracles.together([oracles.random_program(random) for _ in range(200)])
     world, sizes = kb.build(**program.arrays(), device="cuda")
-    model = fixpoint.least_model(world, sizes, max_height=None, budget=MANY)
+    model = fixpoint.least_model(world, sizes, max_height=None, max_atoms=MANY)
     other = model_of(program)
     assert torch.equal(model.atoms.cpu(), other.atoms) and torch.equal(model.height.cpu(), other.height)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo import tree, types
-from funcppo.logic import kb, pages
+from funcppo.logic import hugepages, kb
 
 C = 5
 TABLE = np.array([[2, 1, 2], [1, 3, 3], [2, 1, 1], [2, 1, 2], [1, 2, 3]])  # one fact twice
@@ -50,12 +50,12 @@ def test_facts_are_distinct_and_sorted_and_a_row_is_an_id():
     assert world.facts.tolist() == [[1, 2, 3], [1, 3, 3], [2, 1, 1], [2, 1, 2]]
     asked = torch.tensor([[2, 1, 1], [1, 2, 3], [2, 2, 1], [1, 2, C + 1], [0, 0, 0]])
     assert kb.fact_id(world, sizes, asked).tolist() == [2, 0, -1, -1, -1]
-    types.check(world)
+    types.check_shapes_and_dtypes(world)
 
 
 def test_facts_for_a_goal_worked_by_hand():
     world, sizes = build(TABLE)
-    ids, filled, count = kb.facts_for(world, sizes, torch.tensor([[2, 1, C + 1], [1, C + 1, 3], [2, 1, 2]]), 3)
+    ids, filled, count = kb.lookup_facts(world, sizes, torch.tensor([[2, 1, C + 1], [1, C + 1, 3], [2, 1, 2]]), 3)
     assert [row[ok].tolist() for row, ok in zip(ids, filled)] == [[2, 3], [0, 1], [3]]
     assert count.tolist() == [2, 2, 1]
 
@@ -75,12 +75,12 @@ def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
-    table = torch.arange(pages.LEAST // dtype.itemsize, dtype=dtype).view(2, -1)
-    copied = pages.huge(table)
+    table = torch.arange(hugepages.MIN_HUGE_PAGE_BYTES // dtype.itemsize, dtype=dtype).view(2, -1)
+    copied = hugepages.on_huge_pages(table)
     assert copied.dtype == dtype and torch.equal(copied, table)
     assert (copied.data_ptr() != table.data_ptr()) == hasattr(mmap, "MADV_HUGEPAGE")
     small = table[:, 1:]
-    assert pages.huge(small) is small
+    assert hugepages.on_huge_pages(small) is small
 
 
 @given(tables())
@@ -89,7 +89,7 @@ def test_tables_in_huge_pages_answer_alike(case):
     facts, top = case
     world, sizes = build(facts, top)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "LEAST", 1)
+        patch.setattr(hugepages, "MIN_HUGE_PAGE_BYTES", 1)
         other, other_sizes = build(facts, top)
     assert other_sizes == sizes
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(world), tree.leaves(other), strict=True))
@@ -105,7 +105,7 @@ def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(c
     world, sizes = build(facts, top)
     known = world.facts.tolist()
     goals = goals_of(facts, top)
-    ids, filled, count = kb.facts_for(world, sizes, goals, 12)
+    ids, filled, count = kb.lookup_facts(world, sizes, goals, 12)
     for goal, row, ok, n in zip(goals.tolist(), ids, filled, count.tolist()):
         found = row[ok].tolist()
         assert found == sorted(set(found)) and len(found) == n
@@ -121,7 +121,7 @@ def test_without_a_fact_is_the_knowledge_base_of_the_others(case):
     facts, top = case
     world, sizes = build(facts, top)
     for goal in goals_of(facts, top):
-        less, less_sizes = kb.without(world, sizes, goal)
+        less, less_sizes = kb.remove_fact(world, sizes, goal)
         others, other_sizes = build(
             facts[[tuple(f) != tuple(goal.tolist()) for f in facts]].reshape(-1, facts.shape[1]), top
         )
@@ -133,7 +133,7 @@ def test_rules_of_a_predicate_come_in_file_order():
     heads = [2, 1, 2, 3, 2]
     rules = np.array([[[p, C + 1, C + 1], [1, C + 1, C + 1]] for p in heads])
     world, sizes = build(TABLE, rules=rules)
-    ids, filled = kb.rules_for(world, sizes, torch.tensor([1, 2, 3]))
+    ids, filled = kb.lookup_rules(world, sizes, torch.tensor([1, 2, 3]))
     assert [row[ok].tolist() for row, ok in zip(ids, filled)] == [[1], [0, 2, 4], [3]]
 
 
@@ -141,7 +141,7 @@ def test_an_empty_knowledge_base_knows_nothing():
     world, sizes = build(np.zeros((0, 3), int))
     goal = torch.tensor([[1, 1, 1]])
     assert not kb.contains(world, sizes, goal).any()
-    assert kb.facts_for(world, sizes, goal, 4)[2].tolist() == [0]
+    assert kb.lookup_facts(world, sizes, goal, 4)[2].tolist() == [0]
     assert kb.n_bytes(world) > 0
 
 

@@ -28,8 +28,8 @@ S2 = (1062, 1261, 1516, 1785, 2049)
 def test_the_countries_have_their_known_models(name, rules, counts, steps, last, tests):
     data = load(DATA / name, DATA / name / rules)
     model, height = _model_of_data(data, None)
-    assert model.counts[: len(counts)] == counts
-    assert (len(model.counts) - 1, model.counts[-1]) == (steps, last)
+    assert model.n_atoms_after_step[: len(counts)] == counts
+    assert (len(model.n_atoms_after_step) - 1, model.n_atoms_after_step[-1]) == (steps, last)
     assert [int(((height >= 0) & (height <= h)).sum()) for h in range(1, len(tests) + 1)] == tests
 
 
@@ -50,9 +50,9 @@ def test_the_known_number_of_test_triples_is_derivable_in_one_step(name, rules, 
 def test_an_explosion_stops_at_the_budget():
     data = load(DATA / "wn18rr", DATA / "wn18rr" / "rules.txt")
     world, sizes = _world(data)
-    model = fixpoint.least_model(world, sizes, max_height=3, budget=1_000_000)
-    assert model.counts == (86835, 203870, 454462)
-    assert model.stopped == "stopped at 454462 atoms: step 3 passes the budget of 1000000, unknown beyond"
+    model = fixpoint.least_model(world, sizes, max_height=3, max_atoms=1_000_000)
+    assert model.n_atoms_after_step == (86835, 203870, 454462)
+    assert model.stop_reason == "stopped at 454462 atoms: step 3 passes the budget of 1000000, unknown beyond"
 
 
 def _world(data):
@@ -60,5 +60,5 @@ def _world(data):
 
 
 def _model_of_data(data, max_height):
-    model = fixpoint.least_model(*_world(data), max_height=max_height, budget=100_000_000)
-    return model, fixpoint.contains(model, torch.from_numpy(data.test))
+    model = fixpoint.least_model(*_world(data), max_height=max_height, max_atoms=100_000_000)
+    return model, fixpoint.atom_height(model, torch.from_numpy(data.test))

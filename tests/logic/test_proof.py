@@ -13,8 +13,8 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from funcppo.logic import proof as proof_
-from funcppo.logic import replay
-from funcppo.logic.proof import Node, Proof, check
+from funcppo.logic import proof_builder
+from funcppo.logic.proof import Node, Proof, check_proof
 
 C = 3  # constants 1..3, variables from 4
 X, Y, Z, V = 4, 5, 6, 7
@@ -57,7 +57,7 @@ def traces(program, root, max_height, budget):
             if theta is None:
                 continue
             goals = [(substitute(a, theta), h) for a, h in [*((b, height + 1) for b in body), *rest]]
-            goals = [(a, h) for a, h in goals if a == root or a not in program.known]
+            goals = [(a, h) for a, h in goals if a == root or a not in program.fact_set]
             chosen = [*choices, (kind, i, random.Random(steps).random())]
             if goals:
                 todo.append((goals, chosen, fresh))
@@ -94,12 +94,12 @@ def programs(draw):
         body = [(draw(st.integers(1, 3)), draw(term), draw(term)) for _ in range(draw(st.integers(1, 2)))]
         bound = sorted({t for a in body for t in a[1:]} | {draw(constant)})
         rules.append([(draw(st.integers(1, 3)), *(draw(st.sampled_from(bound)) for _ in range(2))), *body])
-    return replay.program(sorted(facts), rules, C)
+    return proof_builder.make_program(sorted(facts), rules, C)
 
 
 def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
-    facts = program.known if facts is None else facts
-    return check(
+    facts = program.fact_set if facts is None else facts
+    return check_proof(
         proof,
         facts,
         program.rules,
@@ -111,16 +111,18 @@ def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
 
 def proved_by_model(program):
     """Proofs of all derivable atoms with their heights."""
-    model = model_of(program.known, program.rules, program.n_constants)
+    model = model_of(program.fact_set, program.rules, program.n_constants)
     derive = lambda atom: model[atom][1:]
-    return [(model[atom][0], replay.from_model(program, derive, atom, leave_one_out=False)) for atom in sorted(model)]
+    return [
+        (model[atom][0], proof_builder.from_model(program, derive, atom, leave_one_out=False)) for atom in sorted(model)
+    ]
 
 
 # -- a worked example
 
 
 NAMES = ["france", "germany", "europe"]
-COUNTRIES = replay.program(
+COUNTRIES = proof_builder.make_program(
     [(1, 1, 2), (2, 2, 3)],  # neighborOf(france, germany), locatedIn(germany, europe)
     [[(2, X, Y), (1, X, Z), (2, Z, Y)], [(1, X, Y), (1, Y, X)]],
     C,
@@ -138,7 +140,7 @@ def show_rule(i):
 
 
 def test_france_is_in_europe_because_germany_is():
-    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)])
+    proof = proof_builder.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)])
     assert proof.nodes == (
         Node(goal=(2, 1, 3), rule=0, substitution=((X, 1), (Y, 3), (Z, 2)), probability=0.83, children=(1, 2)),
         Node(goal=(1, 1, 2), rule=None, substitution=(), probability=0.5, children=()),
@@ -148,7 +150,7 @@ def test_france_is_in_europe_because_germany_is():
     lost = checked(COUNTRIES, proof, facts={(1, 1, 2)})
     assert lost == ["root/1: [2, 2, 3] is not a fact"]
     rule = "locatedIn(X, Y) :- neighborOf(X, Z), locatedIn(Z, Y)"
-    assert proof_.text(proof, show_atom, show_rule) == (
+    assert proof_.to_text(proof, show_atom, show_rule) == (
         f"locatedIn(france, europe)      by rule 0: {rule}   p=0.83\n"
         "├─ neighborOf(france, germany)      fact   p=0.5\n"
         "└─ locatedIn(germany, europe)      fact\n"
@@ -172,7 +174,7 @@ def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(pr
         st.tuples(st.integers(1, 3), st.integers(1, C), st.integers(1, C)) | st.sampled_from(program.facts)
     )
     for choices in itertools.islice(traces(program, root, max_height=3, budget=40), 5):
-        proof = replay.from_trace(program, root, choices)
+        proof = proof_builder.from_trace(program, root, choices)
         assert proof.nodes[0].goal == root
         assert checked(program, proof, max_height=3, leave_one_out=True) == []
         chosen = [node.probability for node in proof.nodes if node.probability is not None]
@@ -183,41 +185,43 @@ def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(pr
 
 def test_bindings_found_later_are_seen_in_earlier_nodes():
     """p(X,Y) :- q(X,Z), q(Z,Y): Z is open when q(X,Z) is resolved by q(V,W) :- r(V,W); r's fact binds it."""
-    program = replay.program([(3, 1, 2), (2, 2, 3)], [[(1, X, Y), (2, X, Z), (2, Z, Y)], [(2, Y, X), (3, Y, X)]], C)
-    proof = replay.from_trace(program, (1, 1, 3), [("rule", 0, None), ("rule", 1, None), ("fact", 0, None)])
+    program = proof_builder.make_program(
+        [(3, 1, 2), (2, 2, 3)], [[(1, X, Y), (2, X, Z), (2, Z, Y)], [(2, Y, X), (3, Y, X)]], C
+    )
+    proof = proof_builder.from_trace(program, (1, 1, 3), [("rule", 0, None), ("rule", 1, None), ("fact", 0, None)])
     assert [node.goal for node in proof.nodes] == [(1, 1, 3), (2, 1, 2), (2, 2, 3), (3, 1, 2)]
     assert proof.nodes[1].substitution == ((X, 2), (Y, 1))
 
 
 def test_an_open_root_is_bound_by_its_proof():
     """locatedIn(Y, europe), whose variable has the id of one of the rule's."""
-    proof = replay.from_trace(COUNTRIES, (2, Y, 3), [("rule", 0, None), ("fact", 0, None)])
+    proof = proof_builder.from_trace(COUNTRIES, (2, Y, 3), [("rule", 0, None), ("fact", 0, None)])
     assert proof.nodes[0].goal == (2, 1, 3) and checked(COUNTRIES, proof) == []
-    unsafe = replay.program([(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C)
+    unsafe = proof_builder.make_program([(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C)
     with pytest.raises(ValueError, match="unbound"):
-        replay.from_trace(unsafe, (1, X, Y), [("rule", 0, None), ("fact", 0, None)])
+        proof_builder.from_trace(unsafe, (1, X, Y), [("rule", 0, None), ("fact", 0, None)])
 
 
 def test_a_known_root_is_derived_when_it_is_left_out():
     """Two neighbours: each is a fact, and the other's symmetric image."""
-    program = replay.program([(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C)
+    program = proof_builder.make_program([(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C)
     derive = lambda atom: (1, [(1, atom[2], atom[1])])
-    proof = replay.from_model(program, derive, (1, 1, 2), leave_one_out=True)
+    proof = proof_builder.from_model(program, derive, (1, 1, 2), leave_one_out=True)
     assert [node.rule for node in proof.nodes] == [1, None]
     assert checked(program, proof, max_height=1, leave_one_out=True) == []
-    assert replay.from_trace(program, (1, 1, 2), [("rule", 1, None)]) == proof
-    assert len(replay.from_model(program, derive, (1, 1, 2), leave_one_out=False).nodes) == 1
+    assert proof_builder.from_trace(program, (1, 1, 2), [("rule", 1, None)]) == proof
+    assert len(proof_builder.from_model(program, derive, (1, 1, 2), leave_one_out=False).nodes) == 1
 
 
 def test_a_root_met_again_is_not_a_fact_there():
     """p(1, 2) by symmetry twice meets p(1, 2), a fact, which is no leaf of its own proof."""
-    program = replay.program([(1, 1, 2)], COUNTRIES.rules, C)
+    program = proof_builder.make_program([(1, 1, 2)], COUNTRIES.rules, C)
     with pytest.raises(ValueError, match="leave 1 goals unproved"):
-        replay.from_trace(program, (1, 1, 2), [("rule", 1, None), ("rule", 1, None)])
+        proof_builder.from_trace(program, (1, 1, 2), [("rule", 1, None), ("rule", 1, None)])
 
 
 def test_a_choice_that_does_not_apply_is_named():
-    known = replay.program([(1, 1, 1), (1, 1, 2)], [[(1, X, X), (1, X, Y)]], C)
+    known = proof_builder.make_program([(1, 1, 1), (1, 1, 2)], [[(1, X, X), (1, X, Y)]], C)
     for root, choices, text in (
         ((1, 1, 2), [("rule", 0, None)], "choice 0: rule 0 does not resolve"),  # p(X, X) and p(1, 2)
         ((2, 1, 1), [("rule", 0, None)], "choice 0: rule 0 does not resolve"),  # of another predicate
@@ -230,7 +234,7 @@ def test_a_choice_that_does_not_apply_is_named():
         ((1, 1, 1), [("rule", 0, None), ("fact", 1, None), ("fact", 1, None)], "choice 2: no goal is left"),
     ):
         with pytest.raises(ValueError, match=text):
-            replay.from_trace(known, root, choices)
+            proof_builder.from_trace(known, root, choices)
 
 
 # -- what is tampered with does not
@@ -264,7 +268,7 @@ def changes(program, node, at, n_nodes, other):
 def proves_the_same(program, nodes, node):
     """Whether a changed node is another instance of a rule, or another fact, that proves its goal after all."""
     if node.rule is None:
-        return not node.children and not node.substitution and node.goal in program.known
+        return not node.children and not node.substitution and node.goal in program.fact_set
     if not 0 <= node.rule < len(program.rules):
         return False
     clause, theta = program.rules[node.rule], dict(node.substitution)
@@ -294,7 +298,7 @@ def test_a_tampered_proof_is_rejected(program, data):
 
 
 def test_every_change_of_the_worked_example_is_rejected():
-    nodes = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, None), ("fact", 0, None)]).nodes
+    nodes = proof_builder.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, None), ("fact", 0, None)]).nodes
     offered = [(at, *c) for at, n in enumerate(nodes) for c in changes(COUNTRIES, n, at, len(nodes), (1, 2, 3))]
     assert len({kind for _, kind, _ in offered}) == 13
     for at, kind, fields in offered:
@@ -317,7 +321,7 @@ def test_a_fact_that_the_base_has_not_is_rejected(program, data):
     """Without the fact of a leaf, the proof fails at that leaf alone, and the error gives the path to it."""
     proof = data.draw(st.sampled_from([proof for _, proof in reversed(proved_by_model(program))]))
     leaf = data.draw(st.sampled_from([node.goal for node in proof.nodes if node.rule is None]))
-    errors = checked(program, proof, facts=program.known - {leaf})
+    errors = checked(program, proof, facts=program.fact_set - {leaf})
     assert errors and all(re.fullmatch(r"root(/\d)*: \[.*\] is not a fact", e) for e in errors)
     path = [int(i) for i in errors[0].split(":")[0].split("/")[1:]]
     node = proof.nodes[0]
@@ -341,8 +345,8 @@ def test_the_root_is_no_fact_of_its_own_proof(program):
     for _, proof in proved_by_model(program):
         root = proof.nodes[0].goal
         alone = Proof(nodes=(Node(goal=root, rule=None, substitution=(), probability=None, children=()),))
-        assert checked(program, alone, facts=program.known | {root}) == []
-        assert checked(program, alone, facts=program.known | {root}, leave_one_out=True) != []
+        assert checked(program, alone, facts=program.fact_set | {root}) == []
+        assert checked(program, alone, facts=program.fact_set | {root}, leave_one_out=True) != []
     leaf = Node(goal=(1, 1, 2), rule=None, substitution=(), probability=None, children=())
     flip = lambda goal, child: Node(
         goal=goal, rule=1, substitution=((X, goal[1]), (Y, goal[2])), probability=None, children=(child,)
@@ -371,7 +375,7 @@ def test_padding_is_no_constant():
     """q(1) is no q(1, Y), though both are padded to one width."""
     leaf = Node(goal=(1, 1, 0), rule=None, substitution=(), probability=None, children=())
     rule = Node(goal=(2, 1, 0), rule=0, substitution=((X, 1), (Y, 0)), probability=None, children=(1,))
-    program = replay.program([(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C)
+    program = proof_builder.make_program([(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C)
     assert checked(program, Proof(nodes=(rule, leaf))) == [
         "root: want constants from 1 to 3 for variables, got [(4, 1), (5, 0)]"
     ]
@@ -384,33 +388,35 @@ def chain(n):
     """even_after(k) from even_after(k - 1): a proof with 2 n + 1 nodes, n deep."""
     facts = [(1, k, k + 1) for k in range(1, n + 1)] + [(2, 1, 0)]
     v, w = n + 2, n + 3
-    return replay.program(facts, [[(2, v, 0), (1, w, v), (2, w, 0)]], n + 1)
+    return proof_builder.make_program(facts, [[(2, v, 0), (1, w, v), (2, w, 0)]], n + 1)
 
 
 def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     n = 5000
     program = chain(n)
     root = (2, n + 1, 0)
-    by_model = replay.from_model(
+    by_model = proof_builder.from_model(
         program, lambda a: (0, [(1, a[1] - 1, a[1]), (2, a[1] - 1, 0)]), root, leave_one_out=True
     )
     choices = [step for k in range(n - 1, -1, -1) for step in (("rule", 0, None), ("fact", k, None))]
-    by_trace = replay.from_trace(program, root, choices)
+    by_trace = proof_builder.from_trace(program, root, choices)
     for proof in (by_model, by_trace):
         assert len(proof.nodes) == 2 * n + 1
         assert checked(program, proof, max_height=n, leave_one_out=True) == []
         assert checked(program, proof, max_height=n - 1, leave_one_out=True) != []
         assert proof_.from_json(proof_.to_json(proof, str, str)) == proof
         assert proof_.to_dot(proof, str, str).count("->") == 2 * n
-    assert proof_.text(by_model, str, str).count("\n") == 2 * n + 1
+    assert proof_.to_text(by_model, str, str).count("\n") == 2 * n + 1
 
 
 def test_a_subproof_used_often_is_stored_and_shown_once():
     """Doubling at every height: 2**60 leaves as a tree, 61 nodes here."""
-    program = replay.program([(1, 1, 1)], [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)], 1)
-    proof = replay.from_model(program, lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2), (61, 1, 1), leave_one_out=True)
+    program = proof_builder.make_program([(1, 1, 1)], [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)], 1)
+    proof = proof_builder.from_model(
+        program, lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2), (61, 1, 1), leave_one_out=True
+    )
     assert len(proof.nodes) == 61 and checked(program, proof, max_height=60) == []
-    shown = proof_.text(proof, str, str).splitlines()
+    shown = proof_.to_text(proof, str, str).splitlines()
     assert len(shown) == 121 and sum("as above" in line for line in shown) == 59
 
 
@@ -434,7 +440,7 @@ VALUES = st.recursive(
 @given(st.sampled_from(["goal", "rule", "substitution", "probability", "children"]), VALUES)
 @settings(max_examples=200, deadline=None)
 def test_json_that_is_no_proof_is_a_value_error_or_is_rejected(field, value):
-    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)])
+    proof = proof_builder.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)])
     document = json.loads(proof_.to_json(proof, show_atom, show_rule))
     same = json.dumps(document["nodes"][0][field]) == json.dumps(value)
     document["nodes"][0][field] = value
@@ -457,7 +463,7 @@ def test_what_is_no_json_of_a_proof_is_one_line(text):
 @given(st.text(), st.text())
 @settings(max_examples=100, deadline=None)
 def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
-    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)])
+    proof = proof_builder.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)])
     dot = proof_.to_dot(proof, lambda a: name, lambda r: rule)
     labels = re.findall(r'n\d+ \[label="((?:[^"\\]|\\.)*)"\];', dot, re.DOTALL)
     read = [re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], label) for label in labels]
@@ -468,7 +474,7 @@ def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 @pytest.mark.parametrize("name", ['a "b" \\', "\\N{x} <b>&amp;</b>", "two\nlines", "größe; } //"])
 def test_graphviz_reads_what_is_written(name):
-    proof = replay.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)])
+    proof = proof_builder.from_trace(COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)])
     dot = proof_.to_dot(proof, lambda a: name, lambda r: name)
     got = subprocess.run(["dot", "-Tplain"], input=dot.encode(), capture_output=True, check=True)
     assert got.stdout.decode().count("\nnode ") == 3 and not got.stderr

@@ -10,9 +10,9 @@ from random import Random
 import pytest
 
 from funcppo.data import load
-from funcppo.logic import ask, kb
+from funcppo.logic import kb, query_answering
 from funcppo.logic.fixpoint import Verdict
-from funcppo.logic.proof import check
+from funcppo.logic.proof import check_proof
 
 DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
@@ -65,7 +65,7 @@ def test_proofs_hold_by_the_lines_of_the_files(name, max_height, n):
     sample = Random(0).sample(data.test.tolist(), n)
     heights = []
     for atom in sample:
-        found = ask.ask(world, sizes, tuple(atom), max_height=max_height, budget=1_000_000)
+        found = query_answering.prove_ground(world, sizes, tuple(atom), max_height=max_height, max_atoms=1_000_000)
         assert (found.verdict == Verdict.PROVED) == (found.proof is not None)
         if found.proof:
             assert holds_in_the_files(data, found.proof, facts, rule_lines)
@@ -78,11 +78,11 @@ def test_facts_are_proved_without_themselves(name):
     data, world, sizes = world_of(name)
     facts = {tuple(fact) for fact in data.facts.tolist()}
     for atom in Random(1).sample(data.train.tolist(), 8):
-        found = ask.ask(world, sizes, tuple(atom), max_height=1, budget=1_000_000)
+        found = query_answering.prove_ground(world, sizes, tuple(atom), max_height=1, max_atoms=1_000_000)
         assert found.is_fact
         if found.proof:
             limits = dict(n_constants=sizes.n_constants, max_height=1, leave_one_out=True)
-            assert check(found.proof, facts, data.rules.tolist(), **limits) == []
+            assert check_proof(found.proof, facts, data.rules.tolist(), **limits) == []
             assert all(node.goal != tuple(atom) for node in found.proof.nodes[1:])
 
 
@@ -90,10 +90,10 @@ def test_tampered_proofs_are_rejected():
     data, world, sizes = world_of("family")
     facts = {tuple(fact) for fact in data.facts.tolist()}
     limits = dict(n_constants=sizes.n_constants, max_height=2, leave_one_out=True)
-    wrong = lambda proof: check(proof, facts, data.rules.tolist(), **limits) != []
+    wrong = lambda proof: check_proof(proof, facts, data.rules.tolist(), **limits) != []
     random, n_rejected = Random(2), 0
     for atom in random.sample(data.test.tolist(), 12):
-        found = ask.ask(world, sizes, tuple(atom), max_height=2, budget=1_000_000).proof
+        found = query_answering.prove_ground(world, sizes, tuple(atom), max_height=2, max_atoms=1_000_000).proof
         if found is None:
             continue
         assert not wrong(found)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.logic import kb as kbase
-from funcppo.logic.resolve import Goals, config, resolve, rules_alone
+from funcppo.logic.resolve import Goals, make_resolve_config, resolve, rules_only_config
 from tests import oracles, prolog, sld
 
 C, P, W = 4, 3, 3
@@ -45,7 +45,7 @@ def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
     rows, steps = 8, 4
     facts, rules, rng = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
-    cfg = config(kb, sizes, max_height)
+    cfg = make_resolve_config(kb, sizes, max_height)
     table = [tuple(f) for f in kb.facts.tolist()]
     root = np.stack([rng.integers(1, P + 1, rows), *rng.integers(1, C + 1, (2, rows))], 1)
     root = torch.from_numpy(root).to(torch.int32)
@@ -94,12 +94,12 @@ def test_the_successors_of_a_step_are_prologs():
 def walk(program, limit, random):
     """(root, goals, successors) of each step of a search of at most four steps from a ground query."""
     kb, sizes = kbase.build(**program.arrays())
-    cfg = config(kb, sizes, limit)
+    cfg = make_resolve_config(kb, sizes, limit)
     bare = lambda atom: (*atom[: 1 + program.arity[atom[0] - 1]],)
     p = random.choice(program.rules)[0][0] if program.rules else random.randint(1, len(program.arity))
     root = (p, *(random.randint(1, program.n_constants) for _ in range(program.arity[p - 1])))
-    padded = torch.tensor([[*root, *[0] * (sizes.width - len(root))]], dtype=torch.int32)
-    atoms = torch.zeros((1, cfg.max_goals, sizes.width), dtype=torch.int32)
+    padded = torch.tensor([[*root, *[0] * (sizes.atom_width - len(root))]], dtype=torch.int32)
+    atoms = torch.zeros((1, cfg.max_goals, sizes.atom_width), dtype=torch.int32)
     goals = Goals(torch.cat([padded[:, None], atoms[:, 1:]], 1), torch.zeros_like(atoms[..., 0]))
     for _ in range(4):
         found = resolve(cfg, kb, goals, padded)
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_flagged():
     facts = np.array([[1, 1, 2], [1, 1, 3], [1, 1, 4]])
     rules = np.array([[[2, 5, 6], [1, 5, 7], [1, 7, 6]]])
     kb, sizes = kbase.build(facts, rules, n_constants=4, n_predicates=2)
-    full = config(kb, sizes, 1)
+    full = make_resolve_config(kb, sizes, 1)
     root = torch.tensor([[2, 1, 4]], dtype=torch.int32)
     open_goal = torch.tensor([[[1, 1, 5], [1, 5, 4]]], dtype=torch.int32)
     goals = Goals(open_goal, torch.ones((1, 2), dtype=torch.int32))
@@ -138,7 +138,7 @@ def test_without_bodies_a_ground_root_has_the_same_rules(seed):
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
     root = np.stack([rng.integers(1, P + 1, 8), *rng.integers(1, C + 1, (2, 8))], 1)
     root = torch.from_numpy(root).to(torch.int32)
-    full, alone = config(kb, sizes, 1), rules_alone(config(kb, sizes, 1))
+    full, alone = make_resolve_config(kb, sizes, 1), rules_only_config(make_resolve_config(kb, sizes, 1))
     atoms = torch.zeros((8, full.max_goals - 1, W), dtype=torch.int32)
     start = Goals(torch.cat([root[:, None], atoms], 1), torch.zeros((8, full.max_goals), dtype=torch.int32))
     want = resolve(full, kb, start, root)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.runtime.capture import CaptureError, capture
-from funcppo.runtime.compile import compiled
+from funcppo.runtime.compile import compile_function
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
 
@@ -64,7 +64,7 @@ def rotate(s: tuple[Tensor, ...]):
 def test_no_write_back_overtakes_a_read(fn, compile, device):
     """Five steps from a state that is left as it was; inside one compiled function a swap loses a leaf."""
     start = pair(device)
-    captured = capture(compiled(fn) if compile else fn, start)
+    captured = capture(compile_function(fn) if compile else fn, start)
     want = start
     for _ in range(5):
         want, seen = fn(want)
@@ -128,7 +128,7 @@ def test_the_state_stays_where_it_is(device):
     for _ in range(3):
         captured.step()
     assert [x.data_ptr() for x in tree.leaves(captured.state)] == before
-    assert captured.replay == ("manual graph" if device == "cuda" else "none")
+    assert captured.replay_mode == ("manual graph" if device == "cuda" else "none")
 
 
 @devices
@@ -207,19 +207,19 @@ def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(na
     """The fallback steps like the function, and the next capture, from a new pool, works."""
     make, reason = REFUSED[name]
     captured = capture(make(), pair("cuda"))
-    assert captured.replay == "none"
-    assert re.search(reason, captured.reason), captured.reason
+    assert captured.replay_mode == "none"
+    assert re.search(reason, captured.fallback_reason), captured.fallback_reason
     captured.step()
     with pytest.raises(CaptureError):
         capture(make(), pair("cuda"), strict=True)
-    assert capture(swap, pair("cuda"), strict=True).replay == "manual graph"
+    assert capture(swap, pair("cuda"), strict=True).replay_mode == "manual graph"
     torch.rand(3, device="cuda")
 
 
 @on_gpu
 def test_a_state_on_two_devices_is_refused():
     state = Pair(torch.zeros(3, device="cuda"), torch.zeros(3))
-    assert "several devices: cpu, cuda:0" in capture(lambda s: (Pair(s.a + 1, s.b + 1), s.a), state).reason
+    assert "several devices: cpu, cuda:0" in capture(lambda s: (Pair(s.a + 1, s.b + 1), s.a), state).fallback_reason
 
 
 @on_gpu

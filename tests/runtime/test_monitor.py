@@ -7,14 +7,14 @@ import logging
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.monitor import SKIPS, Monitor
+from funcppo.runtime.monitor import CUDAGRAPH_SKIP_LOGGER, Monitor
 
 
 def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning():
     fn = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
     with Monitor() as monitor:
         fn(torch.zeros(3))
-        monitor.settle()
+        monitor.end_warmup()
         fn(torch.ones(3))
         assert (monitor.compiles, monitor.warning()) == (1, None)
         fn(torch.zeros(4))
@@ -34,20 +34,20 @@ def test_reasons_are_told_after_more_compilations_than_pytorch_remembers():
     with Monitor() as monitor:
         fn(torch.zeros(3))
         fn(torch.zeros(4))
-        monitor.update()
+        monitor.poll()
     assert (monitor.compiles, len(monitor.recompiles)) == (2, 1)
 
 
 def test_a_leaf_that_moves_is_named():
     state = (torch.zeros(2), torch.zeros(2))
     monitor = Monitor()
-    monitor.watch(state)
-    assert monitor.moved(state) == []
-    assert monitor.moved((state[0], state[1].clone())) == ["1"]
+    monitor.watch_addresses(state)
+    assert monitor.moved_leaves(state) == []
+    assert monitor.moved_leaves((state[0], state[1].clone())) == ["1"]
 
 
 def test_a_skipped_graph_s_reason_is_kept():
-    log = logging.getLogger(SKIPS)
+    log = logging.getLogger(CUDAGRAPH_SKIP_LOGGER)
     with Monitor() as monitor:
         log.warning("skipping cudagraphs due to mutated inputs (3 instances)")
     log.warning("after the end")
@@ -57,10 +57,10 @@ def test_a_skipped_graph_s_reason_is_kept():
 def test_times_and_the_fallback_are_reported():
     with Monitor() as monitor:
         captured = capture(lambda s: (s + 1, s), torch.zeros(3))
-        monitor.captured(captured)
+        monitor.record_capture(captured)
         for _ in range(3):
-            with monitor.timed("replay"):
+            with monitor.timer("replay"):
                 captured.step()
     report = monitor.report()
     assert report["replay_ms"] >= 0.0 and report["fallback_reason"] == "no CUDA tensor in the state"
-    assert report["recordings"] == report["skips"] == 0 and monitor.ms("stage") is None
+    assert report["recordings"] == report["skips"] == 0 and monitor.median_ms("stage") is None

@@ -31,7 +31,7 @@ def run(fn, inputs) -> Monitor:
         for x in inputs:
             torch.compiler.cudagraph_mark_step_begin()
             fn(x)
-        monitor.rerecorded = monitor.rerecordings
+        monitor.rerecorded = monitor.cudagraph_rerecordings
     return monitor
 
 
@@ -68,9 +68,9 @@ def test_weights_that_move_are_recorded_again_until_they_stay():
         for _ in range(6):
             torch.compiler.cudagraph_mark_step_begin()
             step(x)
-            moving.watch(tuple(net.parameters()))
+            moving.watch_addresses(tuple(net.parameters()))
             net.weight.data = net.weight.data.clone()
-            assert moving.moved(tuple(net.parameters())) == ["0"]
+            assert moving.moved_leaves(tuple(net.parameters())) == ["0"]
     torch._dynamo.reset()
     step = tree_compiled(net)
     with Monitor() as staying, torch.no_grad():
@@ -132,4 +132,4 @@ def test_two_paths_through_one_function_are_recorded_once_each():
         for i in range(10):
             torch.compiler.cudagraph_mark_step_begin()
             call(torch.zeros(8, device="cuda"), i % 2 == 0)
-    assert monitor.recordings == 2 and monitor.rerecordings == 0
+    assert monitor.recordings == 2 and monitor.cudagraph_rerecordings == 0

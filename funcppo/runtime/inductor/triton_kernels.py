@@ -1,0 +1,23 @@
+"""Kernels in Triton, for what neither libraries nor Inductor do well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+
+def _skinny_bmm_kernel(
+    a, b, out, a_n, a_m, a_k, b_n, b_k, b_c, rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr
+):
+    """out[n, m] = sum over k of a[n, m, k] b[n, k], for one n a block; `out` is contiguous."""
+    n = tl.program_id(0).to(tl.int64)
+    k, c = tl.arange(0, inner), tl.arange(0, columns)
+    matrix = tl.load(b + n * b_n + k[:, None] * b_k + c[None, :] * b_c)
+    for row in tl.static_range(rows):
+        x = tl.load(a + n * a_n + row * a_m + k * a_k)
+        tl.store(out + (n * rows + row) * columns + c, tl.sum(x[:, None] * matrix, 0))
+
+
+skinny_bmm_kernel: Any = triton.jit(_skinny_bmm_kernel)

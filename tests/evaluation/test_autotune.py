@@ -1,0 +1,79 @@
+"""How many candidates are scored at once: within a budget, what is fastest, and no score depends on it."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.evaluation import autotune
+from funcppo.evaluation.autotune import Trial
+from funcppo.evaluation.slot_scheduler import evaluate_step, score_candidates
+from funcppo.runtime import memory
+from tests.evaluation.test_slot_scheduler import setup
+
+MB = 1 << 20
+
+
+def machine(monkeypatch, speed, held, growth):
+    """A machine that is so fast at each size, and takes so many bytes more for each row."""
+    monkeypatch.setattr(memory, "used_bytes", lambda device: held)
+    monkeypatch.setattr(memory, "reset_peak", lambda device: None)
+    now = []
+    monkeypatch.setattr(memory, "peak_bytes", lambda device: held + growth * now[-1])
+    return now, lambda size: (now.append(size), (size, size / speed(size)))[1]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=10, max_size=10), st.integers(0, 3000))
+@settings(deadline=None)
+def test_no_size_beyond_the_budget_is_tried_and_the_smallest_nearly_fastest_within_it_is_taken(speeds, budget):
+    """Growth of 1 byte a row over 100 held: a size of n fits when 100 + n does."""
+    sizes = [1 << i for i in range(10)]
+    with pytest.MonkeyPatch.context() as patch:
+        tried, run = machine(patch, lambda size: speeds[sizes.index(size)], held=100, growth=1)
+        if budget < 101:
+            with pytest.raises(ValueError, match=f"--memory {budget}: want at least"):
+                autotune.run_trials(run, sizes, budget, torch.device("cpu"))
+            return
+        trials = autotune.run_trials(run, sizes, budget, torch.device("cpu"))
+    assert all(100 + size <= budget for size in tried)
+    assert [trial.size for trial in trials] == tried
+    fastest = max(speeds[sizes.index(size)] for size in tried)
+    nearly = [size for size in tried if speeds[sizes.index(size)] * autotune.NEAR_BEST >= fastest]
+    assert autotune.select_trial(trials).size == nearly[0]
+    fewer = max((t.rows_per_second for t in trials[:-2]), default=0)
+    ends_early = len(tried) < len([size for size in sizes if 100 + size <= budget])
+    assert not ends_early or max(t.rows_per_second for t in trials[-2:]) < 1.05 * fewer
+
+
+def test_a_machine_that_is_ever_faster_is_given_all_that_fits(monkeypatch):
+    _, run = machine(monkeypatch, lambda size: float(size), held=0, growth=MB)
+    trials = autotune.run_trials(run, autotune.TRIAL_SIZES, 100 * MB, torch.device("cpu"))
+    assert autotune.select_trial(trials) == Trial(size=64, rows_per_second=64.0, peak_bytes=64 * MB)
+
+
+def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):
+    monkeypatch.setattr(autotune, "TRIAL_SIZES", (4, 16, 64))
+    cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
+    fitted, trials = autotune.tune_slots(cfg, world, params, atoms, 1 << 60, lambda: evaluate_step)
+    assert fitted.rows_per_step in [trial.size for trial in trials] and fitted.slots == fitted.rows_per_step // 2
+    assert fitted.chunk_size >= 16 * fitted.slots
+    got, want = (score_candidates(c, world, params, atoms)[0] for c in (fitted, dataclasses.replace(cfg, slots=3)))
+    torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
+
+
+def test_a_search_that_cannot_fit_is_told_before_it_starts():
+    cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
+    with pytest.raises(ValueError, match=r"--memory 1000: want at least \d+ bytes here, of which \d+ are held"):
+        autotune.tune_slots(cfg, world, params, atoms, 1000, lambda: evaluate_step)
+
+
+def test_the_peak_is_at_least_what_was_held_at_once():
+    """64 MB of tensors over what was held, give or take 10 %."""
+    before = memory.used_bytes("cpu")
+    memory.reset_peak("cpu")
+    held = torch.ones(64 * MB, dtype=torch.uint8)
+    growth = memory.peak_bytes("cpu") - before
+    del held
+    assert 0.9 * 64 * MB <= growth <= 1.1 * 64 * MB

@@ -1,0 +1,305 @@
+"""Laws of the queries asked; the oracles are Python sets."""
+
+import itertools
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo import random
+from funcppo.evaluation import candidates, rank_metrics
+from funcppo.evaluation.rank_metrics import ZERO_SCORE
+from funcppo.logic import kb, triple_index
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import query_sampling
+
+DATA = pathlib.Path(os.environ.get("FUNCPPO_DATA", pathlib.Path(__file__).parents[1] / "../shared/data"))
+
+
+def table(atoms):
+    return torch.tensor(sorted(atoms), dtype=torch.int32).reshape(-1, 3)
+
+
+def replaced(query, side, entity):
+    return (query[0], entity, query[2]) if side == HEAD else (query[0], query[1], entity)
+
+
+@st.composite
+def worlds(draw):
+    """Constants, a pool of them, known triples, derivable triples, and queries whose answers are in the pool."""
+    C = draw(st.integers(1, 6))
+    atom = st.tuples(st.integers(1, 2), st.integers(1, C), st.integers(1, C))
+    known, model = draw(st.sets(atom, max_size=20)), draw(st.sets(atom, max_size=20))
+    pool = sorted(draw(st.sets(st.integers(1, C), min_size=1)))
+    side = draw(st.sampled_from([HEAD, TAIL]))
+    asked = draw(st.lists(atom, min_size=1, max_size=5))
+    return C, pool, known, model, side, [replaced(a, side, pool[a[side] % len(pool)]) for a in asked]
+
+
+def candidates_of(query, side, pool, known):
+    """By definition: the answer, and every entity of the pool whose atom is not known."""
+    return [e for e in pool if e == query[side] or replaced(query, side, e) not in known]
+
+
+def indices(C, pool, known, model):
+    pool = torch.tensor(pool)
+    return (
+        pool,
+        triple_index.build_triple_index(table(known), C, pool),
+        triple_index.build_triple_index(table(model), C, pool),
+    )
+
+
+# -- a worked example
+
+
+def test_a_tail_query_is_filtered_by_hand():
+    """r(1, ?) with answer 3: r(1, 2) is known, so 1, 3, 4 remain, of which r(1, 3) and r(1, 4) are derivable."""
+    known = triple_index.build_triple_index(table([(1, 1, 2), (1, 1, 3), (1, 2, 1)]), 4)
+    model = triple_index.build_triple_index(table([(1, 1, 2), (1, 1, 3), (1, 1, 4), (1, 2, 2)]), 4)
+    query = torch.tensor([[1, 1, 3]])
+    assert candidates.count_candidates(known, query, TAIL, 4).tolist() == [3]
+    got = candidates.list_provable_candidates(known, model, query, TAIL)
+    assert [t.tolist() for t in got] == [[0, 0], [3, 4], [True, False], [True]]
+    sample = candidates.sample_corruptions(random.key(0), known, torch.arange(1, 5), query, TAIL, 3, torch.tensor([7]))
+    assert sorted(sample.entity[0].tolist()) == [0, 1, 4] and sample.mask.tolist() == [[True, True, False]]
+
+
+# -- equality with Python sets
+
+
+@given(worlds())
+@settings(max_examples=150, deadline=None)
+def test_candidates_are_those_of_the_definition(world):
+    C, pool, known, model, side, asked = world
+    _, known_index, model_index = indices(C, pool, known, model)
+    rows = torch.tensor(asked, dtype=torch.int32)
+    counts = candidates.count_candidates(known_index, rows, side, len(pool)).tolist()
+    got = candidates.list_provable_candidates(known_index, model_index, rows, side)
+    want = [candidates_of(q, side, pool, known) for q in asked]
+    provable = [(i, e) for i, q in enumerate(asked) for e in want[i] if replaced(q, side, e) in model]
+    assert counts == [len(c) for c in want]
+    assert list(zip(got.query_row.tolist(), got.entity.tolist())) == provable
+    assert got.is_answer.tolist() == [e == asked[i][side] for i, e in provable]
+    assert got.answer_provable.tolist() == [q in model for q in asked]
+
+
+@given(worlds(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_ranking_the_provable_candidates_equals_ranking_them_all(world, data):
+    """Unprovable atoms score 0: the prefilter changes no count, so no rank under any tie policy."""
+    C, pool, known, model, side, asked = world
+    _, known_index, model_index = indices(C, pool, known, model)
+    score = {atom: data.draw(st.integers(-2, 0)) for atom in sorted(model)}
+    rows = torch.tensor(asked)
+    listed = candidates.list_provable_candidates(known_index, model_index, rows, side)
+    scores = [score[replaced(asked[q], side, e)] for q, e in zip(listed.query_row.tolist(), listed.entity.tolist())]
+    n = candidates.count_candidates(known_index, rows, side, len(pool))
+    got = rank_metrics.rank_counts_listed(
+        listed.query_row, torch.tensor(scores, dtype=torch.int64), listed.is_answer, n
+    )
+    for i, query in enumerate(asked):
+        answer = score.get(query, ZERO_SCORE)
+        others = [e for e in candidates_of(query, side, pool, known) if e != query[side]]
+        others = [score.get(replaced(query, side, e), ZERO_SCORE) for e in others]
+        want = (sum(s > answer for s in others), sum(s == answer for s in others), len(others) + 1)
+        assert (got.n_better[i], got.n_equal[i], got.n_candidates[i]) == want
+
+
+@given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(world, n, seed):
+    C, pool, known, model, side, asked = world
+    pool_, known_index, _ = indices(C, pool, known, model)
+    ids = torch.arange(len(asked)) + 5
+    got = candidates.sample_corruptions(random.key(seed), known_index, pool_, torch.tensor(asked), side, n, ids)
+    for i, query in enumerate(asked):
+        allowed = set(candidates_of(query, side, pool, known)) - {query[side]}
+        drawn = got.entity[i][got.mask[i]].tolist()
+        assert len(drawn) == len(set(drawn)) == min(n, len(allowed))
+        assert set(drawn) <= allowed
+        assert not got.entity[i][~got.mask[i]].any()
+
+
+@given(worlds(), st.data(), st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(world, data, seed):
+    C, pool, known, model, side, asked = world
+    pool_, known_index, _ = indices(C, pool, known, model)
+    ids, rows = torch.arange(len(asked)) + 3, torch.tensor(asked)
+    order = torch.tensor(data.draw(st.permutations(range(len(asked)))))[: data.draw(st.integers(1, len(asked)))]
+    draw = lambda which: candidates.sample_corruptions(
+        random.key(seed), known_index, pool_, rows[which], side, 3, ids[which]
+    )
+    torch.testing.assert_close(draw(order).entity, draw(torch.arange(len(asked))).entity[order], rtol=0, atol=0)
+
+
+def within_six_sigma(counts, probabilities):
+    """Each count of a multinomial within 6 standard deviations: a false alarm in 10**8 fixed seeds."""
+    n, p = sum(counts), np.array(probabilities)
+    return bool((abs(np.array(counts) - n * p) <= 6 * np.sqrt(n * p * (1 - p))).all())
+
+
+def test_every_subset_of_the_corruptions_is_equally_likely():
+    """8 entities, the answer and one known answer out: 6 remain, so 15 subsets of 4, in 15,000 draws."""
+    known = triple_index.build_triple_index(table([(1, 2, 2), (1, 2, 5)]), 8)
+    rows, ids = torch.tensor([[1, 2, 5]]).expand(15000, 3), torch.arange(15000)
+    got = candidates.sample_corruptions(random.key(1), known, torch.arange(1, 9), rows, TAIL, 4, ids)
+    subsets = list(itertools.combinations([1, 3, 4, 6, 7, 8], 4))
+    drawn = [tuple(p) for p in got.entity.sort(1).values.tolist()]
+    assert set(drawn) == set(subsets)
+    assert within_six_sigma([drawn.count(p) for p in subsets], [1 / 15] * 15)
+
+
+def test_head_and_tail_are_drawn_apart():
+    known = triple_index.build_triple_index(table([]), 200)
+    draw = lambda side: candidates.sample_corruptions(
+        random.key(1), known, torch.arange(1, 201), torch.tensor([[1, 9, 9]]), side, 50, torch.tensor([0])
+    )
+    assert draw(HEAD).entity.tolist() != draw(TAIL).entity.tolist()
+
+
+# -- training queries
+
+
+FACTS = np.array([[1, 1, 2], [1, 2, 3], [1, 3, 1], [2, 1, 1], [3, 2, 0]])
+KB, SIZES = kb.build(FACTS, np.zeros((0, 2, 3), int), n_constants=3, n_predicates=3)
+HARD = torch.tensor([[1, 3, 3], [2, 2, 2]], dtype=torch.int32)
+
+
+def drawn(seed, n, positive, hard):
+    return query_sampling.sample_training_queries(
+        random.split(random.key(seed), n), KB, SIZES, KB.facts, HARD, positive, hard
+    )
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
+@settings(max_examples=50, deadline=None)
+def test_a_label_says_whether_the_query_is_a_train_fact(seed, positive, hard):
+    got = drawn(seed, 50, positive, hard)
+    facts = {tuple(f) for f in FACTS.tolist()}
+    assert got.label.tolist() == [tuple(q) in facts for q in got.query.tolist()]
+    assert not (got.corruption_failed & ~got.label).any()
+
+
+def test_positives_are_uniform_over_train():
+    got = [tuple(q) for q in drawn(0, 10000, 1.0, 0.0).query.tolist()]
+    assert within_six_sigma([got.count(tuple(f)) for f in FACTS.tolist()], [1 / 5] * 5)
+
+
+def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
+    """Every (fact, argument, constant) that gives no fact is equally likely, whatever the arity."""
+    facts, weight = {tuple(f) for f in FACTS.tolist()}, {}
+    for f in facts:
+        arity = sum(a > 0 for a in f[1:])
+        for j, c in itertools.product(range(1, arity + 1), range(1, 4)):
+            atom = (*f[:j], c, *f[j + 1 :])
+            if atom not in facts:
+                weight[atom] = weight.get(atom, 0) + 1 / arity
+    got = drawn(1, 20000, 0.0, 0.0)
+    atoms = [tuple(q) for q in got.query[~got.corruption_failed].tolist()]
+    assert set(atoms) == set(weight)
+    total = sum(weight.values())
+    assert within_six_sigma([atoms.count(a) for a in weight], [w / total for w in weight.values()])
+    p = 1 - total / 15  # 5 facts, 3 constants: the chance that one try is a fact
+    assert within_six_sigma([int(got.corruption_failed.sum()), int((~got.corruption_failed).sum())], [p**8, 1 - p**8])
+
+
+def test_shares_are_those_asked_for():
+    got = drawn(2, 20000, 0.25, 0.4)
+    in_hard = (got.query[:, None] == HARD).all(-1).any(-1)
+    assert within_six_sigma(
+        [int((got.label & ~got.corruption_failed).sum()), int((~got.label | got.corruption_failed).sum())], [0.25, 0.75]
+    )
+    only_hard = drawn(2, 200, 0.0, 1.0)
+    assert (only_hard.query[:, None] == HARD).all(-1).any(-1).all() and not only_hard.corruption_failed.any()
+    assert in_hard.double().mean() >= 0.75 * 0.4 - 0.02  # corruptions may be hard negatives too
+
+
+@pytest.mark.parametrize("fact", [[1, 1, 1], [1, 0, 0]])
+def test_a_row_without_a_negative_is_a_flagged_positive(fact):
+    """One constant, or no argument: every corruption is the fact itself."""
+    only, sizes = kb.build(np.array([fact]), np.zeros((0, 2, 3), int), n_constants=1, n_predicates=1)
+    got = query_sampling.sample_training_queries(
+        random.split(random.key(0), 4), only, sizes, only.facts, HARD[:0], 0.0, 0.0
+    )
+    assert got.corruption_failed.all() and got.label.all() and got.query.tolist() == [fact] * 4
+
+
+def test_rows_are_drawn_independently_of_their_number():
+    few, many = drawn(3, 5, 0.5, 0.2), drawn(3, 9, 0.5, 0.2)
+    assert [t.tolist() for t in few] == [t[:5].tolist() for t in many]
+
+
+def test_training_queries_trace_as_one_graph():
+    step = torch.compile(query_sampling.sample_training_queries, fullgraph=True, backend="eager")
+    got = step(random.split(random.key(5), 8), KB, SIZES, KB.facts, HARD, 0.5, 0.2)
+    assert [t.tolist() for t in got] == [t.tolist() for t in drawn(5, 8, 0.5, 0.2)]
+
+
+# -- errors
+
+
+def test_what_cannot_be_ranked_is_refused_in_one_line():
+    pool = torch.tensor([1, 2, 3])
+    for query, text in (
+        ([1, 1, 0, 0], "query 0 .* want two arguments"),
+        ([1, 1, 2, 3], "query 0 .* want two arguments"),
+        ([1, 9, 2, 0], "query 0 .* constants from 1 to 4"),
+        ([1, 1, 4, 0], "query 0 .* among the 3 candidates"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            candidates.check_queries(torch.tensor([query]), TAIL, pool, 4)
+    with pytest.raises(ValueError, match="ascending"):
+        candidates.check_queries(torch.tensor([[1, 1, 2]]), TAIL, pool.flip(0), 4)
+    candidates.check_queries(torch.tensor([[1, 4, 3, 0]]), TAIL, pool, 4)
+    with pytest.raises(ValueError, match="two arguments"):
+        candidates.check_queries(torch.tensor([[1, 1]]), HEAD, pool, 4)
+    with pytest.raises(ValueError, match="63 bits"):
+        triple_index.build_triple_index(torch.tensor([[9, 1, 2]]), 2**31)
+    with pytest.raises(ValueError, match="0 hard negatives"):
+        query_sampling.sample_training_queries(random.split(random.key(0), 4), KB, SIZES, KB.facts, HARD[:0], 0.5, 0.1)
+
+
+def test_other_arities_answer_no_ranking_query():
+    mixed = triple_index.build_triple_index(torch.tensor([[1, 1, 0, 0], [1, 1, 2, 0], [1, 1, 2, 3]]), 3)
+    assert len(mixed.head_query_keys) == len(mixed.tail_query_keys) == 1
+    assert triple_index.contains(mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]]), triple_index.TAIL).tolist() == [
+        True,
+        False,
+    ]
+    assert len(triple_index.build_triple_index(torch.tensor([[1, 1]]), 3).tail_query_keys) == 0
+
+
+def test_keys_of_many_constants_do_not_overflow_32_bits():
+    atoms = torch.tensor([[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32)
+    index = triple_index.build_triple_index(atoms, 5_000_000)
+    assert triple_index.contains(index, atoms, triple_index.TAIL).all()
+    for side in (HEAD, TAIL):
+        got = candidates.list_provable_candidates(index, index, atoms, side)
+        assert got.answer_provable.all() and got.entity[got.is_answer].tolist() == atoms[:, side].tolist()
+
+
+# -- a real set
+
+
+@pytest.mark.skipif(not (DATA / "umls").is_dir(), reason="FUNCPPO_DATA has no umls")
+def test_umls_candidate_counts_are_those_of_python_sets():
+    splits = [
+        [line.split("\t") for line in (DATA / "umls" / f"{s}.txt").read_text().splitlines()]
+        for s in ("train", "valid", "test")
+    ]
+    names = sorted({x for s in splits for h, _, t in s for x in (h, t)})
+    relations = sorted({r for s in splits for _, r, _ in s})
+    ids = [[(relations.index(r) + 1, names.index(h) + 1, names.index(t) + 1) for h, r, t in s] for s in splits]
+    known = set(ids[0]) | set(ids[1]) | set(ids[2])
+    index, test = triple_index.build_triple_index(table(known), len(names)), torch.tensor(ids[2])
+    pool = range(1, len(names) + 1)
+    for side in (HEAD, TAIL):
+        candidates.check_queries(test, side, torch.tensor(pool), len(names))
+        got = candidates.count_candidates(index, test, side, len(names)).tolist()
+        assert got == [len(candidates_of(q, side, pool, known)) for q in ids[2]]

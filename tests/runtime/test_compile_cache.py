@@ -1,0 +1,232 @@
+"""Compiled code is found on disk by a later process, and only where it is the code that was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from funcppo import optim
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import compile_cache
+from funcppo.runtime.compile_cache import CachedFunction
+from funcppo.runtime.monitor import Monitor
+from tests.learning import one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+LIMIT = torch.tensor(1.0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path / "funcppo"
+
+
+def foreign(x):
+    """Of another module than this project's."""
+    return x + 1
+
+
+def scaled(cfg, x):
+    """Whose numbers depend on what kind of number a setting is."""
+    return x * cfg.eps if cfg.eps else x / cfg.eps
+
+
+def files(folder):
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_another_process_finds_what_this_one_compiled_and_traces_nothing(folder):
+    torch.set_float32_matmul_precision("highest")  # as other tests may have done: it is told from the default
+    x = torch.arange(6.0)
+    got, norm = CachedFunction(clip_by_global_norm, None)(x, LIMIT)
+    torch.testing.assert_close((got, norm), clip_by_global_norm(x, LIMIT))
+    (file,) = files(folder)
+    before = file.stat().st_mtime_ns
+    program = """
+import torch
+from funcppo import optim
+from funcppo.optim import clip_by_global_norm
+from funcppo.runtime import kept
+from funcppo.runtime.compile_cache import Kept
+from torch._dynamo import convert_frame
+torch.set_num_threads(1)
+torch.set_float32_matmul_precision("highest")
+def trace(*args, **kwargs): raise AssertionError("traced")
+convert_frame.fullgraph_capture = trace
+got, norm = Kept(clip_by_global_norm, None)(torch.arange(6.0), torch.tensor(1.0))
+assert [m.found for m in kept.made] == [True]
+print(norm.item(), got.sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(norm.item()), str(got.sum().item())]
+    assert files(folder) == [file] and file.stat().st_mtime_ns == before
+
+
+def test_each_kind_of_arguments_has_its_own_code(folder):
+    """Shapes, strides, dtypes, one tensor in two places, and what PyTorch was told."""
+    fn = CachedFunction(clip_by_global_norm, None)
+    x = torch.rand(4, 4)
+    calls = [(x, LIMIT), (x[:2], LIMIT), (x.t(), LIMIT), (x.double(), LIMIT), ((x, x), LIMIT), ((x, x + 1), LIMIT)]
+    with Monitor() as monitor:
+        for n, args in enumerate(calls, 1):
+            torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+            torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+            assert len(files(folder)) == n
+        with torch.no_grad():
+            fn(*calls[-1])
+        assert len(files(folder)) == len(calls) + 1
+        report = monitor.report()
+    assert (report["compiles"], report["found"], report["recompiles"]) == (7, 0, 6)
+    assert any("(4, 4)" in why.replace("torch.Size([4, 4])", "(4, 4)") for why in monitor.recompiles)
+    assert monitor.recompiles[-1] == "clip_by_global_norm: PyTorch's settings differ"
+
+
+def test_what_others_wrote_is_compiled_with_guards_and_not_kept(folder):
+    """A name does not show what a function of another project computes."""
+    for fn in (foreign, partial(foreign), lambda x: x - 1):
+        x = torch.rand(3)
+        torch.testing.assert_close(CachedFunction(fn, None)(x), fn(x))
+    assert files(folder) == []
+
+
+def test_gradients_and_transforms_pass_through_as_with_guards(folder):
+    fn = CachedFunction(clip_by_global_norm, None)
+    x = torch.rand(4)
+    fn(x, LIMIT)
+    kept_files = files(folder)
+    leaf = x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(fn(leaf, LIMIT)[1], leaf)
+    torch.testing.assert_close(got, x / x.norm())
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # what `torch.compile` says to it
+        torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
+    assert files(folder) == kept_files
+
+
+def test_numbers_of_float64_are_inputs_like_others():
+    fn, x = CachedFunction(clip_by_global_norm, None), torch.arange(4.0, dtype=torch.float64)
+    for limit in (1.0, 2.0, 0.5):
+        args = x, torch.tensor(limit, dtype=torch.float64)
+        torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
+
+
+def test_settings_without_a_hash_are_compiled_with_guards_and_not_kept(folder):
+    class Scale:
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+        def __init__(self, by):
+            self.by = by
+
+    fn = CachedFunction(lambda scale, x: x * scale.by, None)
+    assert fn(Scale(2.0), torch.ones(3)).tolist() == [2.0] * 3 and fn(Scale(3.0), torch.ones(3)).tolist() == [3.0] * 3
+    assert files(folder) == []
+
+
+def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder, monkeypatch):
+    monkeypatch.setattr(scaled, "__module__", optim.__name__)
+    monkeypatch.setattr(optim, "scaled", scaled, raising=False)
+    x, fn = torch.arange(4), CachedFunction(scaled, None)
+    for n, by in enumerate((2, 2.0, True, 0.0, -0.0), 1):
+        got, want = fn(optim.AdamConfig(eps=by), x), scaled(optim.AdamConfig(eps=by), x)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, equal_nan=True)
+        assert len(files(folder)) == n
+
+
+def test_a_tensor_that_a_function_holds_is_not_taken_for_another(folder):
+    """Its values are part of the code, and not of its name."""
+    for limit in (1.0, 2.0):
+        fn = CachedFunction(partial(clip_by_global_norm, max_norm=torch.tensor(limit)), None)
+        torch.testing.assert_close(fn(torch.arange(4.0)), clip_by_global_norm(torch.arange(4.0), torch.tensor(limit)))
+    assert files(folder) == []
+
+
+def test_sources_that_changed_since_they_were_imported_keep_nothing(folder, monkeypatch):
+    monkeypatch.setattr(compile_cache, "_IMPORT_TIME", 0.0)
+    torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0))
+    assert files(folder) == []
+
+
+def test_what_cannot_be_compiled_ahead_of_time_is_compiled_as_ever(folder, monkeypatch):
+    monkeypatch.setattr(compile_cache, "_trace_and_compile", lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="not kept: division by zero"):
+        torch.testing.assert_close(
+            CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0)
+        )
+    assert files(folder) == []
+
+
+def test_compiling_again_fails_where_it_is_not_allowed(folder):
+    fn = CachedFunction(clip_by_global_norm, None)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        fn(torch.ones(3), LIMIT)
+        with pytest.raises(RuntimeError, match="to be compiled again, because 0 differs"):
+            fn(torch.ones(4), LIMIT)
+
+
+def test_a_function_is_compiled_so_often_and_no_more(folder):
+    fn = CachedFunction(clip_by_global_norm, None)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for n in (2, 3):
+            fn(torch.ones(n), LIMIT)
+        with pytest.raises(RuntimeError, match=r"compiled 2 times, the last because 0 differs: .*\(3,\).*\(4,\)"):
+            fn(torch.ones(4), LIMIT)
+
+
+def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
+    x = torch.rand(4)
+    assert not CachedFunction(clip_by_global_norm, None).is_cached(x, LIMIT)
+    CachedFunction(clip_by_global_norm, None)(x, LIMIT)
+    assert CachedFunction(clip_by_global_norm, None).is_cached(x, LIMIT)
+    other = CachedFunction(clip_by_global_norm, {"epilogue_fusion": False})
+    assert not other.is_cached(x, LIMIT)
+    other(x, LIMIT)
+    assert other.is_cached(x, LIMIT)
+    assert not CachedFunction(clip_by_global_norm, {"epilogue_fusion": True}).is_cached(x, LIMIT)
+    monkeypatch.setattr(compile_cache, "_SOURCE_DIGEST", "others")
+    assert not CachedFunction(clip_by_global_norm, None).is_cached(x, LIMIT)
+
+
+@pytest.mark.parametrize(("name", "found"), [("TRITON_PTXAS_PATH", True), ("TORCHINDUCTOR_MAX_AUTOTUNE", False)])
+def test_what_pytorch_sets_while_it_runs_makes_no_other_code(monkeypatch, name, found):
+    fn, x = CachedFunction(clip_by_global_norm, None), torch.arange(6.0)
+    fn(x, LIMIT)
+    assert fn.is_cached(x, LIMIT)
+    monkeypatch.setenv(name, "1")
+    assert fn.is_cached(x, LIMIT) == found
+
+
+def test_equal_settings_have_one_file_whatever_strings_they_share():
+    fn, one = CachedFunction(clip_by_global_norm, None), "epoch"
+    assert fn._place((one, one)) == fn._place((one, "".join(["ep", "och"]))) != fn._place((one, "epochs"))
+
+
+def test_a_broken_file_is_told_and_made_anew(folder):
+    x = torch.rand(5)
+    CachedFunction(clip_by_global_norm, None)(x, LIMIT)
+    (file,) = files(folder)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match="compiled again"):
+        torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
+    assert files(folder) == [file] and file.stat().st_size > len(whole) // 2
+
+
+def test_where_nothing_can_be_written_the_code_runs_and_that_is_told(tmp_path):
+    (tmp_path / "funcppo").write_text("in the way")
+    x = torch.rand(7)
+    with pytest.warns(UserWarning, match="not kept"):
+        torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
+
+
+def test_inside_another_graph_it_is_the_function_itself():
+    inner = CachedFunction(clip_by_global_norm, None)
+    x = torch.rand(4)
+    outer = torch.compile(lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)

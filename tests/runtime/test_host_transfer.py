@@ -1,0 +1,104 @@
+"""What is staged arrives in order, and a thread that pins and allocates does no harm to a capture."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+import torch
+
+from funcppo.runtime.capture import capture
+from funcppo.runtime.host_transfer import StagingBuffers, make_async_readback, prefetch
+from tests.runtime.test_capture import devices, on_gpu
+
+
+@devices
+def test_each_step_reads_the_values_put_before_it(device):
+    """A running sum of twenty batches, no host wait between them."""
+    staging = StagingBuffers(torch.zeros(1000), device)
+    staging.put(torch.zeros(1000))
+    staging.wait_copied()
+    captured = capture(lambda s: (s + staging.data.sum(), s), torch.zeros((), device=device))
+    for i in range(20):
+        staging.put(torch.full((1000,), float(i)))
+        staging.wait_copied()
+        captured.step()
+        staging.mark_consumed()
+    assert float(captured.state) == 1000 * sum(range(20))
+
+
+@devices
+def test_what_does_not_fit_is_refused_by_name(device):
+    staging = StagingBuffers((torch.zeros(3), torch.zeros(2)), device)
+    with pytest.raises(ValueError, match=re.escape("1: want torch.float32 [2], got torch.float32 [3]")):
+        staging.put((torch.zeros(3), torch.zeros(3)))
+
+
+class Loader(threading.Thread):
+    """A pinned-memory loader: allocates, pins and waits for the device, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.stop, self.error, self.rounds = threading.Event(), "", 0
+
+    def run(self) -> None:
+        try:
+            while not self.stop.is_set():
+                torch.empty((1 << 20) + self.rounds % 3).pin_memory().cuda(non_blocking=True)
+                torch.cuda.current_stream().synchronize()
+                self.rounds += 1
+        except RuntimeError as error:
+            self.error = str(error)
+
+
+def record_beside_a_loader(mode: str) -> tuple[str, str]:
+    """The errors of a capture of 2000 additions and of a loader that runs meanwhile; both empty when all went well."""
+    loader, x, broke = Loader(), torch.zeros(8, device="cuda"), ""
+    graph = torch.cuda.CUDAGraph()
+    loader.start()
+    while loader.rounds < 3 and not loader.error:
+        pass
+    try:
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            for _ in range(2000):
+                x = x + 1
+    except RuntimeError as error:
+        broke = str(error)
+    loader.stop.set()
+    loader.join()
+    return broke, loader.error
+
+
+@on_gpu
+def test_a_loader_thread_breaks_a_global_capture_and_not_ours():
+    """The classic failure, and the mode that is immune to it."""
+    classic = record_beside_a_loader("global")
+    assert any("captur" in error for error in classic), classic
+    assert record_beside_a_loader("thread_local") == ("", "")
+    loader = Loader()
+    loader.start()
+    captured = capture(lambda s: (s + 1, s), torch.zeros(8, device="cuda"), strict=True)
+    captured.step()
+    loader.stop.set()
+    loader.join()
+    assert loader.error == "" and float(captured.state[0]) == 1.0
+
+
+@devices
+@pytest.mark.parametrize(("n", "size"), [(0, 4), (3, 4), (4, 4), (1001, 7)])
+def test_staged_parts_are_the_rows_in_order(n, size, device):
+    rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
+    parts = [part.clone() for part in prefetch(rows, size, device)]
+    assert all(part.device.type == device and len(part) <= size for part in parts)
+    assert torch.equal(torch.cat(parts).cpu(), rows)
+
+
+@devices
+def test_a_look_tells_what_was_so_at_this_look_or_the_last_one(device):
+    look, seen = make_async_readback(), []
+    for i in range(5):
+        numbers = look(torch.tensor([i, 10 * i], device=device))
+        seen.append(numbers if numbers is None else numbers.tolist())
+    now = [[i, 10 * i] for i in range(5)]
+    assert seen == (now if device == "cpu" else [None, *now[:-1]])

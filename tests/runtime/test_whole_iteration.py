@@ -1,0 +1,62 @@
+"""A whole iteration in one graph is the iteration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.plug_in import Corridor, config
+from funcppo import random, rollout
+from funcppo.runtime.compile import compile_function
+from funcppo.runtime.whole_iteration import UNCHECKED_OPTIONS, compile_iteration, graph_scan
+from funcppo.train_step import EAGER_PARTS, init, train_step
+from tests.learning import WORLD, assert_trees_equal, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(monkeypatch):
+    """Another shape and another setting are seen, another function in a module is not."""
+    step = compile_function(
+        lambda gain, x: gain * rollout.scan(lambda c, x: (c + x, x), x[0], x)[0], **UNCHECKED_OPTIONS
+    )
+    x = torch.ones(3, 2)
+    assert step(1.0, x).tolist() == [4, 4] and step(2.0, x).tolist() == [8, 8] and step(1.0, x[:2]).tolist() == [3, 3]
+    monkeypatch.setattr(rollout, "scan", lambda fn, carry, xs: (carry, xs))
+    assert step(1.0, x).tolist() == [4, 4]
+
+
+def test_a_scan_in_a_graph_equals_the_loop():
+    """A running sum and product of 1 to 5, the carry a NamedTuple."""
+
+    def step(carry, x):
+        return rollout.EpisodeStats(carry.total + x, carry.length * x.long()), {"seen": carry.total}["seen"]
+
+    start = rollout.EpisodeStats(torch.zeros(2), torch.ones(2, dtype=torch.int64))
+    xs = torch.arange(1.0, 6.0)
+    got = torch.compile(lambda: graph_scan(step, start, xs), fullgraph=True, backend="aot_eager")()
+    assert_trees_equal(got, rollout.scan(step, start, xs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 3])
+def test_a_whole_iteration_is_one_graph_and_equals_eager(n_microbatches):
+    """Three updates; the second and third compile nothing. Microbatches are a loop within the loop of minibatches."""
+    cfg = config(Corridor(n_cells=5, max_steps=9))
+    ppo = replace(cfg.ppo, n_envs=4, n_steps=6, n_epochs=2, n_minibatches=2, n_microbatches=n_microbatches)
+    cfg = replace(cfg, ppo=ppo)
+    torch._dynamo.utils.counters.clear()
+    step = compile_iteration(train_step, EAGER_PARTS, backend="aot_eager")
+    got = want = init(cfg, WORLD, random.key(0))
+    with torch.no_grad():
+        got, shown = step(cfg, WORLD, got)
+        want, expected = train_step(cfg, WORLD, want)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for _ in range(2):
+                got, shown = step(cfg, WORLD, got)
+                want, expected = train_step(cfg, WORLD, want)
+    assert_trees_equal(got, want, rtol=1e-5, atol=1e-6)
+    assert_trees_equal(shown.loss, expected.loss, rtol=1e-5, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
