@@ -148,12 +148,12 @@ def test_an_empty_knowledge_base_knows_nothing():
 @pytest.mark.parametrize(
     ("facts", "rules", "message"),
     [
-        ([[1, C + 1, 1]], [], r"fact 0 \[1, 6, 1\]: want constants from 1 to 5"),
-        ([[1, 1, 1], [4, 1, 1]], [], r"fact 1 \[4, 1, 1\]: want a predicate from 1 to 3"),
-        ([[0, 1, 1]], [], r"fact 0 \[0, 1, 1\]: want a predicate from 1 to 3"),
-        ([[1, -1, 1]], [], r"fact 0 \[1, -1, 1\]: want constants"),
-        ([], [[[4, 6, 6], [1, 6, 6]]], "rules: want predicates from 1 to 3"),
-        ([], [[[1, 6, 7], [1, 6, 6]]], r"rule 0 .*every variable of the head must occur in the body"),
+        ([[1, C + 1, 1]], [], r"fact 0: expected constants from 1 to 5, got \[1, 6, 1\]"),
+        ([[1, 1, 1], [4, 1, 1]], [], r"fact 1: expected a predicate from 1 to 3, got \[4, 1, 1\]"),
+        ([[0, 1, 1]], [], r"fact 0: expected a predicate from 1 to 3, got \[0, 1, 1\]"),
+        ([[1, -1, 1]], [], r"fact 0: expected constants from 1 to 5, got \[1, -1, 1\]"),
+        ([], [[[4, 6, 6], [1, 6, 6]]], "rules: expected predicates from 1 to 3"),
+        ([], [[[1, 6, 7], [1, 6, 6]]], r"rule 0: expected every variable of the head in the body, got .*"),
         ([], [[[1, 6], [1, 6]]], "of one width"),
     ],
 )
