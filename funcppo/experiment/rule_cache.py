@@ -18,12 +18,18 @@ from torch import Tensor
 
 from funcppo.atomic_io import write_atomically
 from funcppo.data import Dataset
-from funcppo.data.rule_tables import RuleStatistics, format_rule_table, with_encoded_rules
+from funcppo.data.rule_tables import (
+    RuleStatistics,
+    format_rule_table,
+    with_encoded_rules,
+)
 from funcppo.mining import miner
 from funcppo.mining.config import MiningConfig
 from funcppo.mining.miner import MinedRules, MiningResult, ProgressCallback
 
-MINER_VERSION = 3  # part of the cache key; increase it when the miner finds other rules
+MINER_VERSION = (
+    3  # part of the cache key; increase it when the miner finds other rules
+)
 
 
 class MinedDataset(NamedTuple):
@@ -31,7 +37,9 @@ class MinedDataset(NamedTuple):
 
     dataset: Dataset  # its rules are the mined ones, best first
     statistics: RuleStatistics  # a row for each rule
-    result: MiningResult  # the rules as tensors, and how completely they were mined
+    result: (
+        MiningResult  # the rules as tensors, and how completely they were mined
+    )
 
 
 class RuleFile(NamedTuple):
@@ -42,7 +50,10 @@ class RuleFile(NamedTuple):
 
 
 def mine_dataset(
-    dataset: Dataset, cfg: MiningConfig, device: str = "cpu", progress: ProgressCallback = lambda _: None
+    dataset: Dataset,
+    cfg: MiningConfig,
+    device: str = "cpu",
+    progress: ProgressCallback = lambda _: None,
 ) -> MinedDataset:
     """Mine the rules that the known facts of a data set support.
 
@@ -54,10 +65,16 @@ def mine_dataset(
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
     """
     facts = torch.from_numpy(dataset.facts).to(device)
-    result = miner.mine_rules(facts, dataset.n_predicates, dataset.n_constants, cfg, progress)
+    result = miner.mine_rules(
+        facts, dataset.n_predicates, dataset.n_constants, cfg, progress
+    )
     statistics = _statistics(result.rules)
     atoms = miner.rule_atoms(result.rules, dataset.n_constants)
-    return MinedDataset(with_encoded_rules(dataset, _to_numpy(atoms), statistics), statistics, result)
+    return MinedDataset(
+        with_encoded_rules(dataset, _to_numpy(atoms), statistics),
+        statistics,
+        result,
+    )
 
 
 def _statistics(rules: MinedRules) -> RuleStatistics:
@@ -79,7 +96,9 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def write_rule_file(path: Path, dataset: Dataset, counts: RuleStatistics, file_format: str) -> None:
+def write_rule_file(
+    path: Path, dataset: Dataset, counts: RuleStatistics, file_format: str
+) -> None:
     """Write the rules of a data set atomically.
 
     Raises:
@@ -90,7 +109,11 @@ def write_rule_file(path: Path, dataset: Dataset, counts: RuleStatistics, file_f
 
 
 def get_or_mine_rules(
-    dataset: Dataset, cfg: MiningConfig, device: str, progress: ProgressCallback, cache_dir: Path | None = None
+    dataset: Dataset,
+    cfg: MiningConfig,
+    device: str,
+    progress: ProgressCallback,
+    cache_dir: Path | None = None,
 ) -> RuleFile:
     """The rule file of a data set: the cached one if there is one, else mined now.
 
@@ -105,9 +128,13 @@ def get_or_mine_rules(
       ValueError: the data support no rule.
       OSError: the cache directory cannot be written.
     """
-    path = (cache_dir or _user_cache_dir()) / f"rules-{_cache_key(dataset, cfg)}.tsv"
+    path = (
+        cache_dir or _user_cache_dir()
+    ) / f"rules-{_cache_key(dataset, cfg)}.tsv"
     if path.exists():
-        return RuleFile(path, f"no rules given: using those mined before, {path}")
+        return RuleFile(
+            path, f"no rules given: using those mined before, {path}"
+        )
 
     # Make the directory first: an error is cheaper before mining than after.
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,17 +146,29 @@ def get_or_mine_rules(
             f"{cfg.min_confidence:g}: expected --rules FILE"
         )
     write_rule_file(path, mined.dataset, mined.statistics, "tsv")
-    return RuleFile(path, f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}")
+    return RuleFile(
+        path,
+        f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
+    )
 
 
 def _user_cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "funcppo"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "funcppo"
+    )
 
 
 def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
     """A hash of all that the mined rules depend on: names, known facts, settings, the miner."""
     settings = dataclasses.asdict(cfg)
-    described = [dataset.entities, dataset.predicates, dataset.arities, settings, MINER_VERSION]
+    described = [
+        dataset.entities,
+        dataset.predicates,
+        dataset.arities,
+        settings,
+        MINER_VERSION,
+    ]
     digest = hashlib.sha256(json.dumps(described).encode())
     digest.update(np.ascontiguousarray(dataset.facts, dtype="<i4").tobytes())
     return digest.hexdigest()[:16]

@@ -31,11 +31,19 @@ class MiningConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
         if not 1 <= self.max_length <= MAX_PATH_LENGTH:
-            raise ValueError(f"max_length={self.max_length}: expected 1, 2 or 3")
+            raise ValueError(
+                f"max_length={self.max_length}: expected 1, 2 or 3"
+            )
         for name in ("min_support", "votes_per_fact", "max_rows"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected 1 or more")
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: expected 1 or more"
+                )
         if not 0.0 <= self.min_confidence <= 1.0:
-            raise ValueError(f"min_confidence={self.min_confidence}: expected a number from 0 to 1")
+            raise ValueError(
+                f"min_confidence={self.min_confidence}: expected a number from 0 to 1"
+            )
         if self.time_limit is not None and not self.time_limit > 0.0:
-            raise ValueError(f"time_limit={self.time_limit}: expected more than 0")
+            raise ValueError(
+                f"time_limit={self.time_limit}: expected more than 0"
+            )

@@ -30,9 +30,13 @@ class ConstantRules(NamedTuple):
     body_label: I64[Tensor, "R"]  # label of the body's edge from X
     body_constant: I64[Tensor, "R"]  # its target; 0 for any
     support: F64[Tensor, "R"]
-    circular_support: F64[Tensor, "R"]  # facts among the support that the rule derives from the fact itself alone
+    circular_support: F64[
+        Tensor, "R"
+    ]  # facts among the support that the rule derives from the fact itself alone
     body_pairs: F64[Tensor, "R"]
-    fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it from others
+    fact: I64[
+        Tensor, "n"
+    ]  # pairs of a fact and a rule that derives it from others
     rule: I64[Tensor, "n"]
 
 
@@ -45,7 +49,9 @@ class _Features(NamedTuple):
     n_entities: Tensor  # how many entities have each distinct feature
 
 
-def find_constant_rules(edges: EdgeIndex, min_support: int) -> Iterator[ConstantRules]:
+def find_constant_rules(
+    edges: EdgeIndex, min_support: int
+) -> Iterator[ConstantRules]:
     """Yield the rules that derive `min_support` facts from others, block by block; each rule is in one block."""
     source = torch.repeat_interleave(torch.diff(edges.offsets))
     code = _edge_code(edges)
@@ -53,7 +59,9 @@ def find_constant_rules(edges: EdgeIndex, min_support: int) -> Iterator[Constant
     # Bodies of both shapes: the label alone, counted once an entity, and label with target.
     is_first = row_index.first_of_run(source * edges.n_labels + edges.label)
     label_code = edges.label[is_first] * edges.n_entity_ids
-    label_features = _frequent_features(source[is_first], label_code, edges, min_support)
+    label_features = _frequent_features(
+        source[is_first], label_code, edges, min_support
+    )
     edge_features = _frequent_features(source, code, edges, min_support)
 
     # Heads: edges whose label and target are frequent, grouped by both.
@@ -61,13 +69,21 @@ def find_constant_rules(edges: EdgeIndex, min_support: int) -> Iterator[Constant
     head_edges = is_frequent.nonzero().squeeze(1)
     head_edges = head_edges[torch.sort(code[head_edges], stable=True).indices]
     for bodies in (label_features, edge_features):
-        n_bodies = bodies.offsets[source[head_edges] + 1] - bodies.offsets[source[head_edges]]
-        for block in _split_between_groups(head_edges, code[head_edges], n_bodies):
+        n_bodies = (
+            bodies.offsets[source[head_edges] + 1]
+            - bodies.offsets[source[head_edges]]
+        )
+        for block in _split_between_groups(
+            head_edges, code[head_edges], n_bodies
+        ):
             yield _rules_of_block(edges, source, bodies, block, min_support)
 
 
 def count_pca_pairs(
-    edges: EdgeIndex, head_label: I64[Tensor, "R"], body_label: I64[Tensor, "R"], body_constant: I64[Tensor, "R"]
+    edges: EdgeIndex,
+    head_label: I64[Tensor, "R"],
+    body_label: I64[Tensor, "R"],
+    body_constant: I64[Tensor, "R"],
 ) -> F64[Tensor, "R"]:
     """Count the pairs of each rule whose first argument has some fact of the head's predicate.
 
@@ -78,7 +94,9 @@ def count_pca_pairs(
     is_first = row_index.first_of_run(source * edges.n_labels + edges.label)
 
     # The entities of every feature, by feature.
-    code = torch.cat([_edge_code(edges), edges.label[is_first] * edges.n_entity_ids])
+    code = torch.cat(
+        [_edge_code(edges), edges.label[is_first] * edges.n_entity_ids]
+    )
     code, order = torch.sort(code, stable=True)
     entity = torch.cat([source, source[is_first]])[order]
     body_code = body_label * edges.n_entity_ids + body_constant
@@ -88,8 +106,12 @@ def count_pca_pairs(
     n_rules = len(head_label)
     total = torch.zeros(n_rules, dtype=torch.float64, device=code.device)
     for rule, position in ragged_arange(start, count) if n_rules else ():
-        n_head_edges = paths.outgoing_edges(edges, entity[position], head_label[rule]).length
-        total = total + torch.bincount(rule, (n_head_edges > 0).double(), minlength=n_rules)
+        n_head_edges = paths.outgoing_edges(
+            edges, entity[position], head_label[rule]
+        ).length
+        total = total + torch.bincount(
+            rule, (n_head_edges > 0).double(), minlength=n_rules
+        )
 
     # Of h(c, X) the first argument is c, which has a fact wherever one is derived.
     is_forward = head_label % 2 == 0
@@ -101,14 +123,21 @@ def _edge_code(edges: EdgeIndex) -> Tensor:
     return edges.label * edges.n_entity_ids + edges.target
 
 
-def _frequent_features(source: Tensor, code: Tensor, edges: EdgeIndex, min_support: int) -> _Features:
+def _frequent_features(
+    source: Tensor, code: Tensor, edges: EdgeIndex, min_support: int
+) -> _Features:
     """The features that enough entities have, in the order of entities."""
     is_frequent = _count_values(code).count >= min_support
     source = source[is_frequent]
     code = code[is_frequent]
     number = _count_values(code).number
     entities = torch.arange(edges.n_entity_ids + 1, device=code.device)
-    return _Features(torch.searchsorted(source, entities), code, number, torch.bincount(number))
+    return _Features(
+        torch.searchsorted(source, entities),
+        code,
+        number,
+        torch.bincount(number),
+    )
 
 
 class _ValueCounts(NamedTuple):
@@ -119,11 +148,15 @@ class _ValueCounts(NamedTuple):
 
 
 def _count_values(code: Tensor) -> _ValueCounts:
-    _, number, count = torch.unique(code, return_inverse=True, return_counts=True)
+    _, number, count = torch.unique(
+        code, return_inverse=True, return_counts=True
+    )
     return _ValueCounts(number, count[number])
 
 
-def _split_between_groups(rows: Tensor, group: Tensor, cost: Tensor) -> Iterator[Tensor]:
+def _split_between_groups(
+    rows: Tensor, group: Tensor, cost: Tensor
+) -> Iterator[Tensor]:
     """Yield the rows, cut between groups where their cost adds up to about BLOCK_ROWS."""
     if not len(rows):
         return
@@ -135,7 +168,11 @@ def _split_between_groups(rows: Tensor, group: Tensor, cost: Tensor) -> Iterator
 
 
 def _rules_of_block(
-    edges: EdgeIndex, source: Tensor, bodies: _Features, head_edges: Tensor, min_support: int
+    edges: EdgeIndex,
+    source: Tensor,
+    bodies: _Features,
+    head_edges: Tensor,
+    min_support: int,
 ) -> ConstantRules:
     """The rules whose heads are the features of these edges, which are all edges of each of them."""
     row, feature = _join_bodies(bodies, source[head_edges])
@@ -150,9 +187,13 @@ def _rules_of_block(
 
     # Number the pairs of head and body; count their facts.
     pair = head_number * len(bodies.n_entities) + bodies.number[feature]
-    _, rule, support = torch.unique(pair, return_inverse=True, return_counts=True)
+    _, rule, support = torch.unique(
+        pair, return_inverse=True, return_counts=True
+    )
     is_circular = _is_circular(edges, edge, source[edge], bodies.code[feature])
-    circular_support = torch.bincount(rule, is_circular.double(), minlength=len(support))
+    circular_support = torch.bincount(
+        rule, is_circular.double(), minlength=len(support)
+    )
     is_kept = support - circular_support >= min_support
 
     # Any pair of a rule tells its labels and constants.
@@ -182,7 +223,9 @@ def _join_bodies(bodies: _Features, entity: Tensor) -> RowPairs:
     return RowPairs(*(torch.cat(columns) for columns in zip(*chunks)))
 
 
-def _is_circular(edges: EdgeIndex, edge: Tensor, source: Tensor, code: Tensor) -> Tensor:
+def _is_circular(
+    edges: EdgeIndex, edge: Tensor, source: Tensor, code: Tensor
+) -> Tensor:
     """Whether the body holds through the head's own fact alone.
 
     A body h(X, Z) holds through h(X, c) alone where X has no other edge of the label. Walked the other way, the fact
@@ -196,4 +239,6 @@ def _is_circular(edges: EdgeIndex, edge: Tensor, source: Tensor, code: Tensor) -
 
     is_only_edge = paths.outgoing_edges(edges, source, label).length == 1
     is_reversed_loop = is_same_fact_reversed & (constant == source)
-    return is_same_fact & torch.where(constant == 0, is_only_edge, is_reversed_loop)
+    return is_same_fact & torch.where(
+        constant == 0, is_only_edge, is_reversed_loop
+    )

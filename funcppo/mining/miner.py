@@ -52,15 +52,23 @@ class ProgressCallback(Protocol):
 class MinedRules(NamedTuple):
     """Rules and their counts."""
 
-    labels: I64[Tensor, "R 4"]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
-    end_constants: I64[Tensor, "R 2"]  # constants that the head and a body of one edge end in; 0 for a variable
+    labels: I64[
+        Tensor, "R 4"
+    ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
+    end_constants: I64[
+        Tensor, "R 2"
+    ]  # constants that the head and a body of one edge end in; 0 for a variable
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
     pca_pairs: F64[Tensor, "R"]
     head_facts: F64[Tensor, "R"]
-    std_error: F64[Tensor, "R"]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
-    pca_std_error: F64[Tensor, "R"]  # of the PCA confidence; infinite where the sample is too small to tell
+    std_error: F64[
+        Tensor, "R"
+    ]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
+    pca_std_error: F64[
+        Tensor, "R"
+    ]  # of the PCA confidence; infinite where the sample is too small to tell
 
 
 class _Votes(NamedTuple):
@@ -69,7 +77,9 @@ class _Votes(NamedTuple):
     fact: I64[Tensor, "V"]
     rule: I64[Tensor, "V"]
     score: F64[Tensor, "V"]
-    score_threshold: F64[Tensor, "N"]  # what a rule's score must exceed to be among the best of a fact
+    score_threshold: F64[
+        Tensor, "N"
+    ]  # what a rule's score must exceed to be among the best of a fact
 
 
 class _CandidateRules(NamedTuple):
@@ -98,7 +108,9 @@ class _MiningContext:
     predicate: I64[Tensor, "N"]  # of each fact
     head_facts: F64[Tensor, "L"]  # number of facts of each label
     fact_priority: F32[Tensor, "N"]  # a random number in [0, 1) for each fact
-    entity_priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
+    entity_priority: F32[
+        Tensor, "C1"
+    ]  # a random number in [0, 1) for each entity
     cfg: MiningConfig
     deadline_passed: DeadlineCheck
 
@@ -125,17 +137,29 @@ def mine_rules(
     begin = time.perf_counter()
 
     def deadline_passed() -> bool:
-        return cfg.time_limit is not None and time.perf_counter() - begin > cfg.time_limit
+        return (
+            cfg.time_limit is not None
+            and time.perf_counter() - begin > cfg.time_limit
+        )
 
     binary, notes = _binary_facts(facts)
-    context = _make_context(binary, n_predicates, n_constants, cfg, deadline_passed)
+    context = _make_context(
+        binary, n_predicates, n_constants, cfg, deadline_passed
+    )
 
     # Let the facts vote on the candidates of each stage.
     no_threshold = torch.zeros_like(context.predicate, dtype=torch.float64)
-    votes = _Votes(context.predicate[:0], context.predicate[:0], no_threshold[:0], no_threshold)
+    votes = _Votes(
+        context.predicate[:0],
+        context.predicate[:0],
+        no_threshold[:0],
+        no_threshold,
+    )
     kept = [_no_rules(facts.device)]
     n_kept = n_candidates = 0
-    for candidates in _iter_stages(context, notes, progress) if len(binary) else ():
+    for candidates in (
+        _iter_stages(context, notes, progress) if len(binary) else ()
+    ):
         votes, elected = _vote(votes, candidates, n_kept, cfg.votes_per_fact)
         kept.append(_select(candidates.rules, elected))
         n_kept += len(elected)
@@ -144,12 +168,21 @@ def mine_rules(
     progress("counting the rules that are kept")
     rules = _with_pca_pairs(context, _sort_elected(kept, votes))
     if deadline_passed():
-        notes.append(f"stopped after {cfg.time_limit:g} seconds: another machine may find other rules")
+        notes.append(
+            f"stopped after {cfg.time_limit:g} seconds: another machine may find other rules"
+        )
     n_estimated = int(((rules.std_error > 0) | (rules.pca_std_error > 0)).sum())
     if n_estimated:
-        notes.append(f"{n_estimated} rules have estimated counts, with a standard error")
+        notes.append(
+            f"{n_estimated} rules have estimated counts, with a standard error"
+        )
     seconds = time.perf_counter() - begin
-    return MiningResult(rules=rules, n_candidates=n_candidates, notes=tuple(notes), seconds=seconds)
+    return MiningResult(
+        rules=rules,
+        n_candidates=n_candidates,
+        notes=tuple(notes),
+        seconds=seconds,
+    )
 
 
 def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
@@ -166,7 +199,9 @@ def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
 def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """(support - circular) / (body_pairs - circular + SMOOTHING_COUNT), less two standard errors if estimated."""
     support = rules.support - rules.circular_support
-    smoothed = support / (rules.body_pairs - rules.circular_support + SMOOTHING_COUNT)
+    smoothed = support / (
+        rules.body_pairs - rules.circular_support + SMOOTHING_COUNT
+    )
     return (smoothed - 2 * rules.std_error).clamp_min(0)
 
 
@@ -174,7 +209,9 @@ def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """The smoothed confidence if one of the facts that the rule derives were unknown."""
     support = rules.support - rules.circular_support - 1
     pairs = rules.body_pairs - rules.circular_support - 1
-    return (support / (pairs + SMOOTHING_COUNT) - 2 * rules.std_error).clamp_min(0)
+    return (
+        support / (pairs + SMOOTHING_COUNT) - 2 * rules.std_error
+    ).clamp_min(0)
 
 
 def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 4 3"]:
@@ -218,15 +255,25 @@ def _binary_facts(facts: Tensor) -> tuple[Tensor, list[str]]:
         binary = facts.new_zeros((0, 3)).long()
     if is_binary.all():
         return binary, []
-    return binary, [f"{int((~is_binary).sum())} facts do not have two arguments and were left out"]
+    return binary, [
+        f"{int((~is_binary).sum())} facts do not have two arguments and were left out"
+    ]
 
 
 def _make_context(
-    binary: Tensor, n_predicates: int, n_constants: int, cfg: MiningConfig, deadline_passed: DeadlineCheck
+    binary: Tensor,
+    n_predicates: int,
+    n_constants: int,
+    cfg: MiningConfig,
+    deadline_passed: DeadlineCheck,
 ) -> _MiningContext:
     ids = torch.arange(max(len(binary), n_constants + 1), device=binary.device)
-    priority = random.uniform(random.fold_in(random.key(cfg.seed, binary.device), ids), ())
-    n_facts = torch.bincount(binary[:, 0], minlength=n_predicates + 1)[1:].double()
+    priority = random.uniform(
+        random.fold_in(random.key(cfg.seed, binary.device), ids), ()
+    )
+    n_facts = torch.bincount(binary[:, 0], minlength=n_predicates + 1)[
+        1:
+    ].double()
     return _MiningContext(
         edges=paths.build_edge_index(binary, n_predicates, n_constants),
         predicate=binary[:, 0],
@@ -241,7 +288,9 @@ def _make_context(
 def _no_rules(device: torch.device) -> MinedRules:
     count = torch.zeros(0, dtype=torch.float64, device=device)
     label = torch.zeros((0, MAX_RULE_ATOMS), dtype=torch.int64, device=device)
-    return MinedRules(label, label[:, :2], *[count] * (len(MinedRules._fields) - 2))
+    return MinedRules(
+        label, label[:, :2], *[count] * (len(MinedRules._fields) - 2)
+    )
 
 
 def _select(rules: MinedRules, rows: Tensor) -> MinedRules:
@@ -249,11 +298,15 @@ def _select(rules: MinedRules, rows: Tensor) -> MinedRules:
     return MinedRules(*(column[rows] for column in rules))
 
 
-def _vote(votes: _Votes, candidates: _CandidateRules, n_kept: int, votes_per_fact: int) -> tuple[_Votes, Tensor]:
+def _vote(
+    votes: _Votes, candidates: _CandidateRules, n_kept: int, votes_per_fact: int
+) -> tuple[_Votes, Tensor]:
     """The votes after some more candidates, and which of these got one; they are numbered from `n_kept`."""
     # Only pairs above the fact's threshold can change its vote.
     score = held_out_smoothed_confidence(candidates.rules)[candidates.rule]
-    better = (score > votes.score_threshold[candidates.fact]).nonzero().squeeze(1)
+    better = (
+        (score > votes.score_threshold[candidates.fact]).nonzero().squeeze(1)
+    )
     fact = torch.cat([votes.fact, candidates.fact[better]])
     rule = torch.cat([votes.rule, candidates.rule[better] + n_kept])
     score = torch.cat([votes.score, score[better]])
@@ -266,9 +319,13 @@ def _vote(votes: _Votes, candidates: _CandidateRules, n_kept: int, votes_per_fac
     score = score[order]
 
     # The first `votes_per_fact` of each fact win; the last of them sets the threshold.
-    position = torch.arange(len(fact), device=fact.device) - torch.searchsorted(fact, fact)
+    position = torch.arange(len(fact), device=fact.device) - torch.searchsorted(
+        fact, fact
+    )
     is_last = position == votes_per_fact - 1
-    threshold = torch.zeros_like(votes.score_threshold).scatter(0, fact[is_last], score[is_last])
+    threshold = torch.zeros_like(votes.score_threshold).scatter(
+        0, fact[is_last], score[is_last]
+    )
     wins = position < votes_per_fact
     fact = fact[wins]
     rule = rule[wins]
@@ -277,7 +334,9 @@ def _vote(votes: _Votes, candidates: _CandidateRules, n_kept: int, votes_per_fac
     # Number the new rules that won consecutively.
     is_new = rule >= n_kept
     elected = torch.unique(rule[is_new]) - n_kept
-    number = torch.where(is_new, n_kept + torch.searchsorted(elected, rule - n_kept), rule)
+    number = torch.where(
+        is_new, n_kept + torch.searchsorted(elected, rule - n_kept), rule
+    )
     return _Votes(fact, number, score, threshold), elected
 
 
@@ -285,24 +344,37 @@ def _sort_elected(kept: list[MinedRules], votes: _Votes) -> MinedRules:
     """The rules that have a vote in the end, by descending smoothed confidence."""
     every = MinedRules(*(torch.cat(columns) for columns in zip(*kept)))
     rules = _select(every, torch.unique(votes.rule))
-    return _select(rules, torch.sort(smoothed_confidence(rules), descending=True, stable=True).indices)
+    return _select(
+        rules,
+        torch.sort(
+            smoothed_confidence(rules), descending=True, stable=True
+        ).indices,
+    )
 
 
-def _iter_stages(context: _MiningContext, notes: list[str], progress: ProgressCallback) -> Iterator[_CandidateRules]:
+def _iter_stages(
+    context: _MiningContext, notes: list[str], progress: ProgressCallback
+) -> Iterator[_CandidateRules]:
     """Yield the rules above the thresholds, shorter ones first; append to `notes` what was left out."""
     for length in range(1, context.cfg.max_length + 1):
         progress(f"paths of length {length}")
         yield _path_candidates(context, length, notes)
         if length == 1 and context.cfg.constants:
             progress("rules with constants")
-            for rules in constant_rules.find_constant_rules(context.edges, context.cfg.min_support):
+            for rules in constant_rules.find_constant_rules(
+                context.edges, context.cfg.min_support
+            ):
                 yield _constant_candidates(context, rules)
                 if context.deadline_passed():
-                    notes.append("rules with constants: stopped before all heads were searched")
+                    notes.append(
+                        "rules with constants: stopped before all heads were searched"
+                    )
                     break
 
 
-def _path_candidates(context: _MiningContext, length: int, notes: list[str]) -> _CandidateRules:
+def _path_candidates(
+    context: _MiningContext, length: int, notes: list[str]
+) -> _CandidateRules:
     """The path rules of one length above the thresholds."""
     cfg = context.cfg
     edges = context.edges
@@ -315,26 +387,40 @@ def _path_candidates(context: _MiningContext, length: int, notes: list[str]) -> 
         context.fact_priority,
         context.deadline_passed,
     )
-    bodies, body_of_rule = torch.unique(found.body_labels, dim=0, return_inverse=True)
+    bodies, body_of_rule = torch.unique(
+        found.body_labels, dim=0, return_inverse=True
+    )
     estimate = path_rules.count_body_pairs(
-        edges, bodies, cfg.max_rows, context.entity_priority, context.deadline_passed
+        edges,
+        bodies,
+        cfg.max_rows,
+        context.entity_priority,
+        context.deadline_passed,
     )
     pairs = estimate.total[body_of_rule]
     pairs_error = estimate.std_error[body_of_rule]
 
     # The relative errors of support and of body pairs add up as squares.
-    n_seen = (found.support * fraction).clamp_min(1)  # facts of the sample that the rule derives
-    relative_error = torch.sqrt((1 - fraction) / n_seen + (pairs_error / pairs.clamp_min(1)) ** 2)
+    n_seen = (found.support * fraction).clamp_min(
+        1
+    )  # facts of the sample that the rule derives
+    relative_error = torch.sqrt(
+        (1 - fraction) / n_seen + (pairs_error / pairs.clamp_min(1)) ** 2
+    )
     n_unknown = int(pairs_error.isinf().sum())
     if n_unknown:
-        search_notes.append(f"{n_unknown} rules left out: a sample of their pairs does not tell their confidence")
+        search_notes.append(
+            f"{n_unknown} rules left out: a sample of their pairs does not tell their confidence"
+        )
     notes.extend(f"length {length}: {line}" for line in search_notes)
 
     head_label = 2 * found.head_predicate - 2
     labels = torch.cat([head_label[:, None], found.body_labels], 1)
     rules = MinedRules(
         labels=pad(labels, (0, MAX_RULE_ATOMS - 1 - length), value=-1),
-        end_constants=torch.zeros((len(head_label), 2), dtype=torch.int64, device=head_label.device),
+        end_constants=torch.zeros(
+            (len(head_label), 2), dtype=torch.int64, device=head_label.device
+        ),
         support=found.support,
         circular_support=found.circular_support,
         body_pairs=torch.maximum(pairs, found.support),
@@ -343,16 +429,22 @@ def _path_candidates(context: _MiningContext, length: int, notes: list[str]) -> 
         std_error=found.support / pairs.clamp_min(1) * relative_error,
         pca_std_error=torch.zeros_like(pairs),
     )
-    return _above_min_confidence(cfg, _CandidateRules(rules, found.fact, found.rule))
+    return _above_min_confidence(
+        cfg, _CandidateRules(rules, found.fact, found.rule)
+    )
 
 
-def _constant_candidates(context: _MiningContext, found: ConstantRules) -> _CandidateRules:
+def _constant_candidates(
+    context: _MiningContext, found: ConstantRules
+) -> _CandidateRules:
     """The rules with constants above the thresholds; their counts are exact."""
     labels = torch.stack([found.head_label, found.body_label], 1)
     zeros = torch.zeros_like(found.body_pairs)
     rules = MinedRules(
         labels=pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
-        end_constants=torch.stack([found.head_constant, found.body_constant], 1),
+        end_constants=torch.stack(
+            [found.head_constant, found.body_constant], 1
+        ),
         support=found.support,
         circular_support=found.circular_support,
         body_pairs=found.body_pairs,
@@ -361,13 +453,20 @@ def _constant_candidates(context: _MiningContext, found: ConstantRules) -> _Cand
         std_error=zeros,
         pca_std_error=zeros,
     )
-    return _above_min_confidence(context.cfg, _CandidateRules(rules, found.fact, found.rule))
+    return _above_min_confidence(
+        context.cfg, _CandidateRules(rules, found.fact, found.rule)
+    )
 
 
-def _above_min_confidence(cfg: MiningConfig, candidates: _CandidateRules) -> _CandidateRules:
+def _above_min_confidence(
+    cfg: MiningConfig, candidates: _CandidateRules
+) -> _CandidateRules:
     """The rules of enough confidence, and the facts that they derive."""
     # An infinite standard error fails.
-    lower_bound = leave_one_out_confidence(candidates.rules) - 2 * candidates.rules.std_error
+    lower_bound = (
+        leave_one_out_confidence(candidates.rules)
+        - 2 * candidates.rules.std_error
+    )
     is_kept = lower_bound >= cfg.min_confidence
     rows = is_kept[candidates.rule]
     new_number = torch.cumsum(is_kept, 0) - 1
@@ -389,13 +488,17 @@ def _with_pca_pairs(context: _MiningContext, rules: MinedRules) -> MinedRules:
     chosen = has_constant.nonzero().squeeze(1)
     labels = rules.labels[chosen]
     body_constant = rules.end_constants[chosen, 1]
-    count = constant_rules.count_pca_pairs(edges, labels[:, 0], labels[:, 1], body_constant)
+    count = constant_rules.count_pca_pairs(
+        edges, labels[:, 0], labels[:, 1], body_constant
+    )
     total = total.scatter(0, chosen, count)
 
     # Path rules, length by length: exact where their other counts are.
     length_of_rule = (rules.labels[:, 1:] >= 0).sum(1)
     for length in range(1, MAX_RULE_ATOMS):
-        chosen = ((length_of_rule == length) & ~has_constant).nonzero().squeeze(1)
+        chosen = (
+            ((length_of_rule == length) & ~has_constant).nonzero().squeeze(1)
+        )
         if not len(chosen):
             continue
         labels = rules.labels[chosen]
@@ -409,7 +512,12 @@ def _with_pca_pairs(context: _MiningContext, rules: MinedRules) -> MinedRules:
         )
         total = total.scatter(0, chosen, estimate.total)
         pca_error = estimate.std_error / estimate.total.clamp_min(1)
-        relative_error = relative_error.scatter(0, chosen, torch.hypot(relative_error[chosen], pca_error))
+        relative_error = relative_error.scatter(
+            0, chosen, torch.hypot(relative_error[chosen], pca_error)
+        )
 
     pairs = torch.maximum(total, rules.support)
-    return rules._replace(pca_pairs=pairs, pca_std_error=rules.support / pairs.clamp_min(1) * relative_error)
+    return rules._replace(
+        pca_pairs=pairs,
+        pca_std_error=rules.support / pairs.clamp_min(1) * relative_error,
+    )

@@ -28,8 +28,12 @@ class PathRules(NamedTuple):
     head_predicate: I64[Tensor, "R"]
     body_labels: I64[Tensor, "R J"]
     support: F64[Tensor, "R"]
-    circular_support: F64[Tensor, "R"]  # facts among the support that every path derives from the fact itself
-    fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it from others
+    circular_support: F64[
+        Tensor, "R"
+    ]  # facts among the support that every path derives from the fact itself
+    fact: I64[
+        Tensor, "n"
+    ]  # pairs of a fact and a rule that derives it from others
     rule: I64[Tensor, "n"]
 
 
@@ -37,7 +41,9 @@ class PathRuleSearch(NamedTuple):
     """The result of a search for path rules."""
 
     rules: PathRules
-    sampling_fraction: F64[Tensor, "R"]  # fraction of the head's facts that each rule was looked for in
+    sampling_fraction: F64[
+        Tensor, "R"
+    ]  # fraction of the head's facts that each rule was looked for in
     notes: list[str]  # what was sampled or not looked at, one line each
 
 
@@ -80,42 +86,69 @@ def find_path_rules(
       sampling_fraction: the fraction of facts in which each rule was looked for.
       notes: what was sampled or not looked at.
     """
-    # Group the facts by predicate.
+    groups = _group_by_predicate(predicate)
     cost = paths.closed_path_cost(edges, length)
-    order = torch.sort(predicate, stable=True).indices
-    cuts = torch.diff(predicate[order]).nonzero().squeeze(1).cpu() + 1
-    groups = [group for group in torch.tensor_split(order, cuts) if len(group)]
     costs = torch.stack([cost[group].sum() for group in groups])
     max_cost = _max_cost_per_group(costs, max_rows)
 
-    none = order[:0]
-    parts = [PathRules(none, none.view(0, 1).expand(0, length), none.double(), none.double(), none, none)]
+    none = predicate[:0]
+    parts = [
+        PathRules(
+            none,
+            none.view(0, 1).expand(0, length),
+            none.double(),
+            none.double(),
+            none,
+            none,
+        )
+    ]
     fractions = [none.double()]
     n_rules = n_searched = n_sampled = 0
     for group, group_cost in zip(groups, costs.tolist()):
         if deadline_passed():
             break
+        # Search a sample by ascending priority: if time ends the search, what is done is a smaller sample.
         fraction = min(1.0, max_cost / max(group_cost, 1))
         sample = group[priority[group] < fraction]
         sample = sample[torch.sort(priority[sample]).indices]
-        closed, share_done = _close_facts(edges, sample, length, deadline_passed)
+        closed, share_done = _close_facts(
+            edges, sample, length, deadline_passed
+        )
         fraction *= share_done
         rules = path_rules_of_head(edges, closed, min_support, fraction)
 
+        # Number the rules of all heads consecutively.
         head = predicate[group[0]].expand(len(rules.support))
-        parts.append(rules._replace(head_predicate=head, rule=rules.rule + n_rules))
+        parts.append(
+            rules._replace(head_predicate=head, rule=rules.rule + n_rules)
+        )
         fractions.append(torch.full_like(rules.support, fraction))
         n_rules += len(rules.support)
         n_searched += 1
         n_sampled += fraction < 1.0
 
-    notes: list[str] = []
-    if n_searched < len(groups):
-        notes.append(f"stopped before all {len(groups)} heads were searched")
-    if n_sampled:
-        notes.append(f"{n_sampled} of {len(groups)} heads were searched through a sample of their facts")
     every = PathRules(*(torch.cat(columns) for columns in zip(*parts)))
+    notes = _search_notes(len(groups), n_searched, n_sampled)
     return PathRuleSearch(every, torch.cat(fractions), notes)
+
+
+def _search_notes(n_heads: int, n_searched: int, n_sampled: int) -> list[str]:
+    """What a search left out, one line each."""
+    notes: list[str] = []
+    if n_searched < n_heads:
+        notes.append(f"stopped before all {n_heads} heads were searched")
+    if n_sampled:
+        notes.append(
+            f"{n_sampled} of {n_heads} heads were searched through a sample of their facts"
+        )
+    return notes
+
+
+def _group_by_predicate(predicate: Tensor) -> list[Tensor]:
+    """The rows of the facts of each predicate that has any."""
+    order = torch.sort(predicate, stable=True).indices
+    cuts = torch.diff(predicate[order]).nonzero().squeeze(1).cpu() + 1
+    return [group for group in torch.tensor_split(order, cuts) if len(group)]
 
 
 def _max_cost_per_group(costs: Tensor, max_rows: int) -> float:
@@ -125,7 +158,11 @@ def _max_cost_per_group(costs: Tensor, max_rows: int) -> float:
     n_left = torch.arange(len(costs), 0, -1, device=costs.device)
     limits = (max_rows - spent) / n_left
     exceeding = (ascending > limits).nonzero()
-    return float(limits[exceeding[0, 0]]) if len(exceeding) else float(ascending[-1])
+    return (
+        float(limits[exceeding[0, 0]])
+        if len(exceeding)
+        else float(ascending[-1])
+    )
 
 
 def _close_facts(
@@ -144,7 +181,10 @@ def _close_facts(
 
 
 def path_rules_of_head(
-    edges: EdgeIndex, closed_paths: ClosedPaths, min_support: int = 1, sampling_fraction: float = 1.0
+    edges: EdgeIndex,
+    closed_paths: ClosedPaths,
+    min_support: int = 1,
+    sampling_fraction: float = 1.0,
 ) -> PathRules:
     """The candidates for one head, given the bodies that close a sample of its facts.
 
@@ -155,8 +195,12 @@ def path_rules_of_head(
     label_columns = closed_paths.body_labels.unbind(1)
     bits = [edges.n_labels.bit_length()] * len(label_columns)
     code = row_index.encode_rows(label_columns, bits).key
-    _, rule, n_closed = torch.unique(code, return_inverse=True, return_counts=True)
-    n_circular = torch.bincount(rule, closed_paths.is_circular.double(), minlength=len(n_closed))
+    _, rule, n_closed = torch.unique(
+        code, return_inverse=True, return_counts=True
+    )
+    n_circular = torch.bincount(
+        rule, closed_paths.is_circular.double(), minlength=len(n_closed)
+    )
     threshold = max(min_support * sampling_fraction, min(2, min_support))
     is_kept = n_closed - n_circular >= threshold
 
@@ -197,19 +241,33 @@ def count_body_pairs(
     """
     sources = _sources_by_priority(edges, priority)
     fraction = _sample_fraction(edges, bodies[:, 0], priority)
-    estimate = _count_pairs(edges, bodies, sources, fraction, priority, max_rows, deadline_passed)
+    estimate = _count_pairs(
+        edges, bodies, sources, fraction, priority, max_rows, deadline_passed
+    )
 
     # Count again from all sources what together costs no more than the limit.
-    is_cheap = _cheapest_within_limit(estimate.total, max_rows) & (estimate.std_error > 0)
+    is_cheap = _cheapest_within_limit(estimate.total, max_rows) & (
+        estimate.std_error > 0
+    )
     if not is_cheap.any():
         return estimate
     all_sources = torch.ones_like(fraction[is_cheap])
-    exact = _count_pairs(edges, bodies[is_cheap], sources, all_sources, priority, 2 * max_rows, deadline_passed)
+    exact = _count_pairs(
+        edges,
+        bodies[is_cheap],
+        sources,
+        all_sources,
+        priority,
+        2 * max_rows,
+        deadline_passed,
+    )
     is_better = exact.std_error < estimate.std_error[is_cheap]
     improved = is_cheap.nonzero().squeeze(1)[is_better]
     return CountEstimate(
         total=estimate.total.scatter(0, improved, exact.total[is_better]),
-        std_error=estimate.std_error.scatter(0, improved, exact.std_error[is_better]),
+        std_error=estimate.std_error.scatter(
+            0, improved, exact.std_error[is_better]
+        ),
     )
 
 
@@ -234,34 +292,48 @@ def count_pca_pairs(
       total: the number of pairs of each rule.
       std_error: its standard error, 0 where it is exact.
     """
-    # Rules with one body share its walk.
+    # Rules with one body share its walk, which is exact if one of them asks for it.
     n_rules = len(head_label)
-    device = priority.device
     bodies, body_of_rule = torch.unique(body_labels, dim=0, return_inverse=True)
-    is_exact = torch.zeros(len(bodies), dtype=torch.bool, device=device)
-    is_exact = is_exact.index_fill(0, body_of_rule[count_exactly], True)
-    fraction = torch.where(is_exact, 1.0, _sample_fraction(edges, bodies[:, 0], priority))
+    body_number = torch.arange(len(bodies) + 1, device=priority.device)
+    is_exact = torch.isin(body_number[:-1], body_of_rule[count_exactly])
+    fraction = torch.where(
+        is_exact, 1.0, _sample_fraction(edges, bodies[:, 0], priority)
+    )
     rules_by_body = torch.sort(body_of_rule, stable=True)
-    offsets = torch.searchsorted(rules_by_body.values, torch.arange(len(bodies) + 1, device=device))
+    offsets = torch.searchsorted(rules_by_body.values, body_number)
 
-    total = torch.zeros(n_rules, dtype=torch.float64, device=device)
+    total = torch.zeros(n_rules, dtype=torch.float64, device=priority.device)
     squares = total
     limit, n_rows = 1.0, 0
     sources = _sources_by_priority(edges, priority)
-    for pairs, next_priority in paths.iter_body_pairs(edges, bodies, sources, fraction, priority):
+    for pairs, next_priority in paths.iter_body_pairs(
+        edges, bodies, sources, fraction, priority
+    ):
+        # A pair counts for each rule of its body whose head label leaves the pair's source.
         body, source, count = _pairs_per_source(edges, pairs)
-        for row, position in ragged_arange(offsets[body], offsets[body + 1] - offsets[body]) if len(body) else ():
+        for row, position in (
+            ragged_arange(offsets[body], offsets[body + 1] - offsets[body])
+            if len(body)
+            else ()
+        ):
             rule = rules_by_body.indices[position]
-            n_head_edges = paths.outgoing_edges(edges, source[row], head_label[rule]).length
+            n_head_edges = paths.outgoing_edges(
+                edges, source[row], head_label[rule]
+            ).length
             n_pairs = count[row] * (n_head_edges > 0).double()
             total = total + torch.bincount(rule, n_pairs, minlength=n_rules)
-            squares = squares + torch.bincount(rule, n_pairs * n_pairs, minlength=n_rules)
+            squares = squares + torch.bincount(
+                rule, n_pairs * n_pairs, minlength=n_rules
+            )
         n_rows += len(pairs.body)
         if next_priority < 1.0 and n_rows > 2 * max_rows:
             limit = next_priority
             break
     fraction = torch.clamp(fraction, max=limit)[body_of_rule]
-    return _estimate_total(edges, body_labels[:, 0], fraction, priority, total, squares)
+    return _estimate_total(
+        edges, body_labels[:, 0], fraction, priority, total, squares
+    )
 
 
 def _cheapest_within_limit(cost: F64[Tensor, "K"], max_rows: int) -> Tensor:
@@ -284,16 +356,24 @@ class _LabelPriorities(NamedTuple):
     offsets: Tensor  # those of label l: offsets[l] to offsets[l + 1]
 
 
-def _priorities_by_label(edges: EdgeIndex, priority: Tensor) -> _LabelPriorities:
-    pairs = edges.label_spans.entries.view(-1, 2)[:, 0]  # source * n_labels + label
+def _priorities_by_label(
+    edges: EdgeIndex, priority: Tensor
+) -> _LabelPriorities:
+    pairs = edges.label_spans.entries.view(-1, 2)[
+        :, 0
+    ]  # source * n_labels + label
     pairs = pairs[pairs >= 0]
     label = (pairs % edges.n_labels).double()
-    value = torch.sort(label + priority[pairs // edges.n_labels].double()).values
+    value = torch.sort(
+        label + priority[pairs // edges.n_labels].double()
+    ).values
     labels = torch.arange(edges.n_labels + 1, device=priority.device).double()
     return _LabelPriorities(value, torch.searchsorted(value, labels))
 
 
-def _sample_fraction(edges: EdgeIndex, label: Tensor, priority: Tensor) -> Tensor:
+def _sample_fraction(
+    edges: EdgeIndex, label: Tensor, priority: Tensor
+) -> Tensor:
     """The fraction that samples the first SOURCE_SAMPLE_SIZE sources of each label, 1 where it has no more."""
     value, offsets = _priorities_by_label(edges, priority)
     after_sample = offsets[label] + SOURCE_SAMPLE_SIZE
@@ -311,8 +391,12 @@ class _SourceCounts(NamedTuple):
 
 
 def _pairs_per_source(edges: EdgeIndex, pairs: BodyPairs) -> _SourceCounts:
-    code, count = torch.unique_consecutive(pairs.body * edges.n_entity_ids + pairs.source, return_counts=True)
-    return _SourceCounts(code // edges.n_entity_ids, code % edges.n_entity_ids, count)
+    code, count = torch.unique_consecutive(
+        pairs.body * edges.n_entity_ids + pairs.source, return_counts=True
+    )
+    return _SourceCounts(
+        code // edges.n_entity_ids, code % edges.n_entity_ids, count
+    )
 
 
 def _count_pairs(
@@ -329,17 +413,24 @@ def _count_pairs(
     total = torch.zeros(n_bodies, dtype=torch.float64, device=priority.device)
     squares = total
     limit, n_rows = 1.0, 0
-    for pairs, next_priority in paths.iter_body_pairs(edges, bodies, sources, fraction, priority):
+    for pairs, next_priority in paths.iter_body_pairs(
+        edges, bodies, sources, fraction, priority
+    ):
         body, _, count = _pairs_per_source(edges, pairs)
         n_pairs = count.double()
         total = total + torch.bincount(body, n_pairs, minlength=n_bodies)
-        squares = squares + torch.bincount(body, n_pairs * n_pairs, minlength=n_bodies)
+        squares = squares + torch.bincount(
+            body, n_pairs * n_pairs, minlength=n_bodies
+        )
+        # Stop between blocks of sources: what is done is a sample of them.
         n_rows += len(pairs.body)
         if next_priority < 1.0 and (n_rows > max_rows or deadline_passed()):
             limit = next_priority
             break
     fraction = torch.clamp(fraction, max=limit)
-    return _estimate_total(edges, bodies[:, 0], fraction, priority, total, squares)
+    return _estimate_total(
+        edges, bodies[:, 0], fraction, priority, total, squares
+    )
 
 
 def _estimate_total(
@@ -361,16 +452,27 @@ def _estimate_total(
     # The number of sources of each label, and of those in the sample.
     value, offsets = _priorities_by_label(edges, priority)
     n_sources = (offsets[label + 1] - offsets[label]).double()
-    n_sampled = torch.searchsorted(value, label.double() + sampling_fraction.double()) - offsets[label]
-    n_sampled = torch.where(sampling_fraction >= 1.0, n_sources, n_sampled.double())
+    n_sampled = (
+        torch.searchsorted(value, label.double() + sampling_fraction.double())
+        - offsets[label]
+    )
+    n_sampled = torch.where(
+        sampling_fraction >= 1.0, n_sources, n_sampled.double()
+    )
 
     # Both parts of the variance are whole numbers, so equal counts give exactly 0.
-    numerator = (n_sampled * sample_sum_of_squares - sample_sum * sample_sum).clamp_min(0)
+    numerator = (
+        n_sampled * sample_sum_of_squares - sample_sum * sample_sum
+    ).clamp_min(0)
     variance = numerator / (n_sampled * (n_sampled - 1)).clamp_min(1)
     unseen_share = 1 - n_sampled / n_sources.clamp_min(1)
-    error = n_sources * torch.sqrt(unseen_share * variance / n_sampled.clamp_min(1))
+    error = n_sources * torch.sqrt(
+        unseen_share * variance / n_sampled.clamp_min(1)
+    )
     is_unknown = (n_sampled < n_sources) & (variance == 0)
 
     # Multiply before dividing: exact where all sources are sampled.
     total = sample_sum * n_sources / n_sampled.clamp_min(1)
-    return CountEstimate(total=total, std_error=torch.where(is_unknown, torch.inf, error))
+    return CountEstimate(
+        total=total, std_error=torch.where(is_unknown, torch.inf, error)
+    )

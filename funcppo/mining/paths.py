@@ -23,7 +23,9 @@ from funcppo.logic.joins import RowPairs, ragged_arange
 from funcppo.logic.row_index import HashTable, Span
 from funcppo.types import F32, I64, Bool
 
-BLOCK_ROWS = 1 << 22  # approximate number of rows that one block of facts or sources makes
+BLOCK_ROWS = (
+    1 << 22
+)  # approximate number of rows that one block of facts or sources makes
 FIRST_BLOCK_SOURCES = 64  # sources of the first block of `iter_body_pairs`, before their cost is known
 
 
@@ -34,10 +36,16 @@ class EdgeIndex:
     label: I64[Tensor, "L"]
     target: I64[Tensor, "L"]
     fact: I64[Tensor, "L"]  # row of the fact that the edge walks along
-    offsets: I64[Tensor, "C2"]  # edges from entity e: offsets[e] to offsets[e + 1]
+    offsets: I64[
+        Tensor, "C2"
+    ]  # edges from entity e: offsets[e] to offsets[e + 1]
     label_spans: HashTable  # source * n_labels + label -> span of such edges
-    pair_spans: HashTable  # source * n_entity_ids + target -> span in `pair_order`
-    pair_order: I64[Tensor, "L"]  # rows of the edges in the order of source, target and label
+    pair_spans: (
+        HashTable  # source * n_entity_ids + target -> span in `pair_order`
+    )
+    pair_order: I64[
+        Tensor, "L"
+    ]  # rows of the edges in the order of source, target and label
     first_argument: I64[Tensor, "N"]  # of each fact
     second_argument: I64[Tensor, "N"]  # of each fact
     n_labels: int
@@ -49,7 +57,9 @@ class ClosedPaths(NamedTuple):
 
     fact: I64[Tensor, "n"]
     body_labels: I64[Tensor, "n J"]
-    is_circular: Bool[Tensor, "n"]  # every such path walks along the fact itself
+    is_circular: Bool[
+        Tensor, "n"
+    ]  # every such path walks along the fact itself
 
 
 class BodyPairs(NamedTuple):
@@ -74,7 +84,9 @@ class EdgeMatches(NamedTuple):
     edge: Tensor
 
 
-def build_edge_index(facts: I64[Tensor, "N 3"], n_predicates: int, n_constants: int) -> EdgeIndex:
+def build_edge_index(
+    facts: I64[Tensor, "N 3"], n_predicates: int, n_constants: int
+) -> EdgeIndex:
     """Index both directions of each fact [predicate, first argument, second argument]."""
     n_labels = 2 * n_predicates
     n_entity_ids = n_constants + 1
@@ -87,7 +99,9 @@ def build_edge_index(facts: I64[Tensor, "N 3"], n_predicates: int, n_constants: 
 
     # Sort by target first, then stably by source and label.
     order = torch.sort(target, stable=True).indices
-    order = order[torch.sort((source * n_labels + label)[order], stable=True).indices]
+    order = order[
+        torch.sort((source * n_labels + label)[order], stable=True).indices
+    ]
     source = source[order]
     label = label[order]
     target = target[order]
@@ -98,9 +112,13 @@ def build_edge_index(facts: I64[Tensor, "N 3"], n_predicates: int, n_constants: 
         label=label,
         target=target,
         fact=fact[order],
-        offsets=torch.searchsorted(source, torch.arange(n_entity_ids + 1, device=facts.device)),
+        offsets=torch.searchsorted(
+            source, torch.arange(n_entity_ids + 1, device=facts.device)
+        ),
         label_spans=row_index.build_hash_table(label_runs),
-        pair_spans=row_index.build_hash_table(row_index.run_length_encode(pair)),
+        pair_spans=row_index.build_hash_table(
+            row_index.run_length_encode(pair)
+        ),
         pair_order=pair_order,
         first_argument=first,
         second_argument=second,
@@ -121,7 +139,9 @@ def closed_path_cost(edges: EdgeIndex, length: int) -> I64[Tensor, "N"]:
     return first * second
 
 
-def split_by_cost(edges: EdgeIndex, facts: I64[Tensor, "n"], length: int) -> Sequence[Tensor]:
+def split_by_cost(
+    edges: EdgeIndex, facts: I64[Tensor, "n"], length: int
+) -> Sequence[Tensor]:
     """The facts, cut where the cost of their paths adds up to about BLOCK_ROWS."""
     if not len(facts):
         return ()
@@ -131,7 +151,9 @@ def split_by_cost(edges: EdgeIndex, facts: I64[Tensor, "n"], length: int) -> Seq
     return torch.tensor_split(facts, cut.cpu())
 
 
-def find_closed_paths(edges: EdgeIndex, facts: I64[Tensor, "n"], length: int) -> ClosedPaths:
+def find_closed_paths(
+    edges: EdgeIndex, facts: I64[Tensor, "n"], length: int
+) -> ClosedPaths:
     """Find the bodies of one to three labels that join the arguments of each fact.
 
     A path of two edges is walked from the end that has fewer; a path of three meets in its middle edge.
@@ -143,13 +165,17 @@ def find_closed_paths(edges: EdgeIndex, facts: I64[Tensor, "n"], length: int) ->
     Returns:
       Each fact with each body once, and whether every such path walks along the fact itself.
     """
-    no_paths = ClosedPaths(facts[:0], facts[:0].view(0, 1).expand(0, length), facts[:0].bool())
+    no_paths = ClosedPaths(
+        facts[:0], facts[:0].view(0, 1).expand(0, length), facts[:0].bool()
+    )
     if not len(facts):
         return no_paths
     chunks = [no_paths]
     for chunk in _FIND_CLOSED[length](edges, facts):
         chunks.append(_distinct_paths(edges, chunk))
-    return _distinct_paths(edges, ClosedPaths(*(torch.cat(columns) for columns in zip(*chunks))))
+    return _distinct_paths(
+        edges, ClosedPaths(*(torch.cat(columns) for columns in zip(*chunks)))
+    )
 
 
 def iter_body_pairs(
@@ -182,21 +208,32 @@ def iter_body_pairs(
             pairs, n_walked = _walk_level(edges, level, pairs, priority)
             n_rows += n_walked
         first += size
-        yield PairChunk(pairs, float(priority[sources[first]]) if first < len(sources) else 1.0)
+        yield PairChunk(
+            pairs,
+            float(priority[sources[first]]) if first < len(sources) else 1.0,
+        )
 
         # Grow the block up to the rows that one may make, by the cost of the last one.
         size = max(1, min(size * 2, size * BLOCK_ROWS // max(n_rows, 1)))
 
 
-def outgoing_edges(edges: EdgeIndex, entity: I64[Tensor, "n"], label: I64[Tensor, "n"]) -> Span:
+def outgoing_edges(
+    edges: EdgeIndex, entity: I64[Tensor, "n"], label: I64[Tensor, "n"]
+) -> Span:
     """The span of the edges of each label from each entity."""
-    span, _ = row_index.hash_lookup(edges.label_spans, entity * edges.n_labels + label)
+    span, _ = row_index.hash_lookup(
+        edges.label_spans, entity * edges.n_labels + label
+    )
     return row_index.decode_span(span)
 
 
-def edges_between(edges: EdgeIndex, source: Tensor, target: Tensor) -> Iterator[EdgeMatches]:
+def edges_between(
+    edges: EdgeIndex, source: Tensor, target: Tensor
+) -> Iterator[EdgeMatches]:
     """Yield every edge from a row's source to its target, in chunks."""
-    span, found = row_index.hash_lookup(edges.pair_spans, source * edges.n_entity_ids + target)
+    span, found = row_index.hash_lookup(
+        edges.pair_spans, source * edges.n_entity_ids + target
+    )
     hit = found.nonzero().squeeze(1)
     if not len(hit):
         return
@@ -206,9 +243,13 @@ def edges_between(edges: EdgeIndex, source: Tensor, target: Tensor) -> Iterator[
 
 def _find_closed_1(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
     """Paths of one edge between the arguments of each fact."""
-    for row, edge in edges_between(edges, edges.first_argument[facts], edges.second_argument[facts]):
+    for row, edge in edges_between(
+        edges, edges.first_argument[facts], edges.second_argument[facts]
+    ):
         fact = facts[row]
-        yield ClosedPaths(fact, edges.label[edge, None], edges.fact[edge] == fact)
+        yield ClosedPaths(
+            fact, edges.label[edge, None], edges.fact[edge] == fact
+        )
 
 
 def _find_closed_2(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
@@ -220,7 +261,9 @@ def _find_closed_2(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
     near = torch.where(is_reversed, second, first)
     far = torch.where(is_reversed, first, second)
     for row, near_edge in ragged_arange(edges.offsets[near], degree[near]):
-        for match, far_edge in edges_between(edges, edges.target[near_edge], far[row]):
+        for match, far_edge in edges_between(
+            edges, edges.target[near_edge], far[row]
+        ):
             fact = facts[row[match]]
             edge = near_edge[match]
 
@@ -230,8 +273,12 @@ def _find_closed_2(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
             far_label = edges.label[far_edge]
             first_label = torch.where(reverse, far_label ^ 1, near_label)
             second_label = torch.where(reverse, near_label ^ 1, far_label)
-            is_circular = (edges.fact[edge] == fact) | (edges.fact[far_edge] == fact)
-            yield ClosedPaths(fact, torch.stack([first_label, second_label], 1), is_circular)
+            is_circular = (edges.fact[edge] == fact) | (
+                edges.fact[far_edge] == fact
+            )
+            yield ClosedPaths(
+                fact, torch.stack([first_label, second_label], 1), is_circular
+            )
 
 
 def _find_closed_3(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
@@ -239,15 +286,26 @@ def _find_closed_3(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
     first = edges.first_argument[facts]
     second = edges.second_argument[facts]
     degree = torch.diff(edges.offsets)
-    for row, number in ragged_arange(torch.zeros_like(first), degree[first] * degree[second]):
+    for row, number in ragged_arange(
+        torch.zeros_like(first), degree[first] * degree[second]
+    ):
+        # Decode the number of a pair into an edge of either end.
         width = degree[second[row]]
         first_edge = edges.offsets[first[row]] + number // width
         last_edge = edges.offsets[second[row]] + number % width
-        for match, middle in edges_between(edges, edges.target[first_edge], edges.target[last_edge]):
+        for match, middle in edges_between(
+            edges, edges.target[first_edge], edges.target[last_edge]
+        ):
             fact = facts[row[match]]
             path = (first_edge[match], middle, last_edge[match])
-            labels = [edges.label[path[0]], edges.label[path[1]], edges.label[path[2]] ^ 1]
-            is_circular = torch.stack([edges.fact[edge] == fact for edge in path]).any(0)
+            labels = [
+                edges.label[path[0]],
+                edges.label[path[1]],
+                edges.label[path[2]] ^ 1,
+            ]
+            is_circular = torch.stack(
+                [edges.fact[edge] == fact for edge in path]
+            ).any(0)
             yield ClosedPaths(fact, torch.stack(labels, 1), is_circular)
 
 
@@ -284,7 +342,9 @@ def _build_trie(bodies: Tensor, sampling_fraction: Tensor) -> list[_TrieLevel]:
         parent_changes = torch.diff(parent, prepend=parent[:1]) != 0
         label_changes = torch.diff(label, prepend=label[:1]) != 0
         node = torch.cumsum(parent_changes | label_changes, 0)
-        first = torch.searchsorted(node, torch.arange(int(node[-1]) + 1, device=bodies.device))
+        first = torch.searchsorted(
+            node, torch.arange(int(node[-1]) + 1, device=bodies.device)
+        )
 
         parents = torch.arange(int(parent[-1]) + 2, device=bodies.device)
         offsets = torch.searchsorted(parent[first], parents)
@@ -295,7 +355,9 @@ def _build_trie(bodies: Tensor, sampling_fraction: Tensor) -> list[_TrieLevel]:
     return levels
 
 
-def _walk_level(edges: EdgeIndex, level: _TrieLevel, pairs: BodyPairs, priority: Tensor) -> tuple[BodyPairs, int]:
+def _walk_level(
+    edges: EdgeIndex, level: _TrieLevel, pairs: BodyPairs, priority: Tensor
+) -> tuple[BodyPairs, int]:
     """The pairs one edge further, and how many rows were walked."""
     if not pairs.body.numel():
         return pairs, 0
@@ -319,11 +381,17 @@ def _walk_level(edges: EdgeIndex, level: _TrieLevel, pairs: BodyPairs, priority:
     return BodyPairs(*chunks[0]), n_rows
 
 
-def _children(level: _TrieLevel, pairs: BodyPairs, priority: Tensor) -> Iterator[RowPairs]:
+def _children(
+    level: _TrieLevel, pairs: BodyPairs, priority: Tensor
+) -> Iterator[RowPairs]:
     """Yield each pair with each child of its node that samples the pair's source."""
     start = level.offsets[pairs.body]
-    for row, child in ragged_arange(start, level.offsets[pairs.body + 1] - start):
-        is_sampled = priority[pairs.source[row]] < level.sampling_fraction[child]
+    for row, child in ragged_arange(
+        start, level.offsets[pairs.body + 1] - start
+    ):
+        is_sampled = (
+            priority[pairs.source[row]] < level.sampling_fraction[child]
+        )
         sampled = is_sampled.nonzero().squeeze(1)
         if len(sampled):
             yield RowPairs(row[sampled], child[sampled])
