@@ -109,8 +109,7 @@ def find_path_rules(
             break
         # Search a sample by ascending priority: if time ends the search, what is done is a smaller sample.
         fraction = min(1.0, max_cost / max(group_cost, 1))
-        sample = group[priority[group] < fraction]
-        sample = sample[torch.sort(priority[sample]).indices]
+        sample = _sample_by_priority(group, priority, fraction)
         closed, share_done = _close_facts(
             edges, sample, length, deadline_passed
         )
@@ -130,6 +129,14 @@ def find_path_rules(
     every = PathRules(*(torch.cat(columns) for columns in zip(*parts)))
     notes = _search_notes(len(groups), n_searched, n_sampled)
     return PathRuleSearch(every, torch.cat(fractions), notes)
+
+
+def _sample_by_priority(
+    rows: Tensor, priority: Tensor, fraction: float
+) -> Tensor:
+    """The rows whose priority is below the fraction, by ascending priority."""
+    sample = rows[priority[rows] < fraction]
+    return sample[torch.sort(priority[sample]).indices]
 
 
 def _search_notes(n_heads: int, n_searched: int, n_sampled: int) -> list[str]:
