@@ -15,7 +15,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Dense
 from funcppo.rollout import RandomInputs, sample_random_inputs
 from funcppo.train_step import EAGER_PARTS, MinibatchIndices, init, train_step
