@@ -61,9 +61,9 @@ class Doctor:
 def try_strategies(device: str) -> StrategyRecord:
     """The record of the ladder for a small CartPole learner."""
     from funcppo import random, train_step
-    from funcppo.envs import cartpole
     from funcppo.envs.base import NoWorld
-    from funcppo.nets import mlp
+    from funcppo.envs.classic_control import cartpole
+    from funcppo.nets import feedforward as mlp
     from funcppo.runtime import compile as ladder
     from funcppo.runtime.capture import capture, with_capture
 
