@@ -1,5 +1,6 @@
-"""Data sets and rule formats on disk -> Dataset; the embedded sets."""
+"""Data sets and rules from files and memory, the embedded and generated data sets, and their text forms."""
 
+from funcppo.data.clans import make_clans
 from funcppo.data.dataset import Dataset
 from funcppo.data.family_tree import make_family_tree
 from funcppo.data.loaders import from_text, from_triples, load
@@ -12,6 +13,7 @@ __all__ = [
     "from_text",
     "from_triples",
     "load",
+    "make_clans",
     "make_family_tree",
     "parse_query",
 ]

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import cast
 
+from funcppo.data.clans import make_clans
 from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
 from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
@@ -15,6 +16,11 @@ from funcppo.data.parser import has_variables
 from funcppo.data.readers import detect_format, read_clauses
 
 EMBEDDED_DIR = Path(__file__).parent / "embedded"
+GENERATORS = {
+    "family_tree": make_family_tree,
+    "clans": make_clans,
+}  # NAME:PEOPLE:SEED -> GENERATORS[NAME](PEOPLE, SEED)
+_GENERATED = re.compile(rf"({'|'.join(GENERATORS)}):([0-9]{{1,9}}):([0-9]{{1,9}})")
 _RULE_FILES = ("rules.txt", "rules.tsv", "rules.pl")
 
 
@@ -37,11 +43,13 @@ def load(name_or_path: str | Path, rules: str | Path | None = None, *, facts_onl
         dataset = from_clauses(path.name, read_clauses(_text(path), str(path), "Prolog"), str(path))
     elif str(name_or_path).isidentifier() and embedded.is_dir():
         dataset = _folder(embedded, default_rules=rules is None)
-    elif re.fullmatch(r"family_tree:[0-9]{1,9}:[0-9]{1,9}", str(name_or_path)):
-        dataset = make_family_tree(*map(int, str(name_or_path).split(":")[1:]))
+    elif match := _GENERATED.fullmatch(str(name_or_path)):
+        generator, n_people, seed = match.groups()
+        dataset = GENERATORS[generator](int(n_people), int(seed))
     else:
-        known = [*sorted(p.name for p in EMBEDDED_DIR.glob("*") if p.is_dir()), "family_tree:PEOPLE:SEED"]
-        problem = f"want a folder, a .pl file or one of {', '.join(known)}"
+        folders = sorted(p.name for p in EMBEDDED_DIR.glob("*") if p.is_dir())
+        names = [*folders, *(f"{generator}:PEOPLE:SEED" for generator in GENERATORS)]
+        problem = f"want a folder, a .pl file or one of {', '.join(names)}"
         raise ValueError(f"unknown data set {shorten(str(name_or_path))}: {problem}")
     return dataset if rules is None else _with_rule_file(dataset, Path(rules))
 
