@@ -49,7 +49,7 @@ class Dataset:
         return len(self.predicates)
 
     @property
-    def width(self) -> int:
+    def atom_width(self) -> int:
         """W, 1 + the largest arity, at least 2."""
         return self.facts.shape[1]
 
@@ -168,7 +168,7 @@ def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Datase
     dataset, clauses = _without_zero_rules(dataset, clauses, path)
     dataset = _with_derived(dataset, clauses, path)
     longest = max((1 + len(clause.body) for clause in clauses), default=1)
-    table = np.zeros((len(clauses), longest, dataset.width), np.int32)
+    table = np.zeros((len(clauses), longest, dataset.atom_width), np.int32)
     entity_ids, predicate_ids = assign_ids(dataset.entities), assign_ids(dataset.predicates)
     for row, clause in zip(table, clauses):
         variables: dict[Variable, int] = {}
@@ -198,7 +198,7 @@ def _with_derived(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Dat
     known = assign_ids(dataset.predicates)
     new = {c.head.predicate: c for c in reversed(clauses) if c.head.predicate not in known}
     arities = dataset.arities + tuple(len(c.head.args) for c in new.values())
-    widen = ((0, 0), (0, max((1, *arities)) + 1 - dataset.width))
+    widen = ((0, 0), (0, max((1, *arities)) + 1 - dataset.atom_width))
     return replace(
         dataset,
         predicates=dataset.predicates + tuple(new),

@@ -48,8 +48,8 @@ def with_encoded_rules(dataset: Dataset, atoms: np.ndarray, counts: RuleStatisti
       atoms: int [R, M, 3], head first; variables from C + 1 on.
     """
     longest = int((atoms[:, :, 0] > 0).sum(1).max(initial=1))
-    table = np.zeros((len(atoms), longest, dataset.width), np.int32)
-    table[:, :, : min(3, dataset.width)] = atoms[:, :longest, : min(3, dataset.width)]
+    table = np.zeros((len(atoms), longest, dataset.atom_width), np.int32)
+    table[:, :, : min(3, dataset.atom_width)] = atoms[:, :longest, : min(3, dataset.atom_width)]
     return replace(dataset, rules=table, rule_weights=counts.weight)
 
 

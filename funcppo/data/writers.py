@@ -40,7 +40,7 @@ def parse_query(dataset: Dataset, text: str) -> np.ndarray:
             raise ValueError(f"want a predicate of some fact or of a rule's head, got {shorten(atom.predicate)}")
     except ValueError as error:
         raise ValueError(f"query {shorten(text)}: {error}") from None
-    return np.array(ids + [0] * (dataset.width - len(ids)), np.int64)
+    return np.array(ids + [0] * (dataset.atom_width - len(ids)), np.int64)
 
 
 def format_atom(dataset: Dataset, atom: np.ndarray) -> str:

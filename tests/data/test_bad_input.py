@@ -264,7 +264,7 @@ def test_a_body_of_a_million_characters_is_refused_and_one_of_a_hundred_atoms_is
 
 def test_a_million_characters_that_are_right_are_read():
     dataset = from_text("p(" + "a," * 499_998 + "b).")
-    assert (dataset.entities, dataset.width) == (("a", "b"), 500_000)
+    assert (dataset.entities, dataset.atom_width) == (("a", "b"), 500_000)
 
 
 def test_mutated_input_raises_nothing_but_one_line_of_value_error():
