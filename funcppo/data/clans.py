@@ -64,19 +64,22 @@ def make_clans(n_people: int, seed: int) -> Dataset:
     people = _sample_people(rng, n_people)
     clan_splits = _sample_clan_splits(rng, people)
     names = [f"p{i}" for i in range(1, n_people + 1)]
-    splits: dict[str, list[Triple]] = {"train": [], "valid": [], "test": []}
 
     # Everybody's parents are known. They stand first, since ids follow the order of first occurrence.
+    splits: dict[str, list[Triple]] = {"train": [], "valid": [], "test": []}
     for name, person in zip(names, people):
         if person.father >= 0:
-            splits["train"].append((names[person.father], "father", name))
-            splits["train"].append((names[person.mother], "mother", name))
+            father = names[person.father]
+            mother = names[person.mother]
+            splits["train"].append((father, "father", name))
+            splits["train"].append((mother, "mother", name))
 
     for name, person, split in zip(names, people, clan_splits):
         splits[split].append((name, "clan", person.clan))
 
     dataset = from_splits(f"clans:{n_people}:{seed}", splits)
-    return with_rules(dataset, read_clauses(RULES, "clans", "weighted"), "clans")
+    rules = read_clauses(RULES, "clans", "weighted")
+    return with_rules(dataset, rules, "clans")
 
 
 def _sample_people(rng: np.random.Generator, n_people: int) -> list[_Person]:
@@ -84,7 +87,8 @@ def _sample_people(rng: np.random.Generator, n_people: int) -> list[_Person]:
     tribes = (*PATRILINEAL_TRIBES, *MATRILINEAL_TRIBES)
     people: list[_Person] = []
     for number, clan_names in enumerate(tribes, 1):
-        _append_tribe(rng, people, clan_names, target_size=n_people * number // len(tribes))
+        target_size = n_people * number // len(tribes)
+        _append_tribe(rng, people, clan_names, target_size)
     return people
 
 
@@ -99,13 +103,17 @@ def _append_tribe(
     while len(people) < target_size:
         start = len(people)
         for man, woman in _sample_couples(rng, people, last_generation):
-            for _ in range(rng.integers(1, _MAX_CHILDREN + 1)):
-                people.append(_sample_child(rng, people, man, woman, patrilineal))
+            n_children = rng.integers(1, _MAX_CHILDREN + 1)
+            for _ in range(n_children):
+                child = _sample_child(rng, people, man, woman, patrilineal)
+                people.append(child)
 
         # The first generation, and a new one should a tribe die out.
         if len(people) == start:
             for _ in range(n_founders):
-                people.append(_Person(rng.random() < 0.5, str(rng.choice(clan_names)), -1, -1))
+                female = rng.random() < 0.5
+                clan = str(rng.choice(clan_names))
+                people.append(_Person(female, clan, father=-1, mother=-1))
 
         del people[target_size:]
         last_generation = list(range(start, len(people)))
@@ -114,17 +122,28 @@ def _append_tribe(
 def _sample_child(rng: np.random.Generator, people: list[_Person], man: int, woman: int, patrilineal: bool) -> _Person:
     """Draw a child of a couple; it has the clan that descent gives it unless it is adopted."""
     adopted = rng.random() < _ADOPTED_FRACTION
-    follows_father = patrilineal != adopted
-    clan = people[man if follows_father else woman].clan
-    return _Person(rng.random() < 0.5, clan, man, woman)
+    female = rng.random() < 0.5
+    has_fathers_clan = patrilineal != adopted
+    parent = man if has_fathers_clan else woman
+    return _Person(female, people[parent].clan, father=man, mother=woman)
 
 
 def _sample_couples(rng: np.random.Generator, people: list[_Person], generation: list[int]) -> list[tuple[int, int]]:
     """Pair men and women of one generation at random, as (man, woman); two of one clan do not marry."""
-    order = [generation[i] for i in rng.permutation(len(generation))]
-    men = [i for i in order if not people[i].female]
-    women = [i for i in order if people[i].female]
-    return [(man, woman) for man, woman in zip(men, women) if people[man].clan != people[woman].clan]
+    men: list[int] = []
+    women: list[int] = []
+    for i in rng.permutation(len(generation)):
+        person = generation[i]
+        if people[person].female:
+            women.append(person)
+        else:
+            men.append(person)
+
+    couples: list[tuple[int, int]] = []
+    for man, woman in zip(men, women):
+        if people[man].clan != people[woman].clan:
+            couples.append((man, woman))
+    return couples
 
 
 def _sample_clan_splits(rng: np.random.Generator, people: list[_Person]) -> list[str]:
@@ -139,8 +158,10 @@ def _sample_clan_splits(rng: np.random.Generator, people: list[_Person]) -> list
     for _ in range(PROOF_HEIGHT):
         previous = derived.copy()
         for i, person in enumerate(people):
-            parents = [parent for parent in (person.father, person.mother) if parent >= 0]
-            derived[i] |= any(previous[parent] and people[parent].clan == person.clan for parent in parents)
+            for parent in (person.father, person.mother):
+                if parent >= 0 and people[parent].clan == person.clan:
+                    derived[i] |= previous[parent]
 
-    held_out_split = rng.choice(["valid", "test"], len(people))
-    return [str(split) if in_held_out else "train" for split, in_held_out in zip(held_out_split, held_out & derived)]
+    held_out_splits = rng.choice(["valid", "test"], len(people))
+    splits = np.where(held_out & derived, held_out_splits, "train")
+    return [str(split) for split in splits]
