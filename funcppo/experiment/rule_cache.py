@@ -13,7 +13,7 @@ import torch
 
 from funcppo.atomic_io import write_atomically
 from funcppo.data import Dataset
-from funcppo.data.rule_tables import RuleStatistics, format_rule_table, with_encoded_rules
+from funcppo.data.rule_tables import RuleStatistics, RuleTableFormat, format_rule_table, with_encoded_rules
 from funcppo.mining import miner
 from funcppo.mining.config import MiningConfig
 from funcppo.mining.miner import MiningResult, ProgressCallback
@@ -45,7 +45,7 @@ def mine_dataset(
     )
 
 
-def write_rule_file(path: Path, dataset: Dataset, counts: RuleStatistics, file_format: str) -> None:
+def write_rule_file(path: Path, dataset: Dataset, counts: RuleStatistics, file_format: RuleTableFormat) -> None:
     """Write the rules of a data set, whole or not at all."""
     text = format_rule_table(dataset, counts, file_format)
     write_atomically(path, lambda file: file.write(text.encode()))
