@@ -58,7 +58,8 @@ def make_clans(n_people: int, seed: int) -> Dataset:
       ValueError: `n_people` is too small, or `seed` is negative.
     """
     if n_people < MIN_PEOPLE or seed < 0:
-        raise ValueError(f"clans: expected at least {MIN_PEOPLE} people and a seed from 0, got {n_people} and {seed}")
+        problem = f"expected at least {MIN_PEOPLE} people and a seed from 0, got {n_people} and {seed}"
+        raise ValueError(f"clans: {problem}")
 
     rng = np.random.default_rng(seed)
     people = _sample_people(rng, n_people)
@@ -66,20 +67,29 @@ def make_clans(n_people: int, seed: int) -> Dataset:
     names = [f"p{i}" for i in range(1, n_people + 1)]
 
     # Everybody's parents are known. They stand first, since ids follow the order of first occurrence.
-    splits: dict[str, list[Triple]] = {"train": [], "valid": [], "test": []}
-    for name, person in zip(names, people):
-        if person.father >= 0:
-            father = names[person.father]
-            mother = names[person.mother]
-            splits["train"].append((father, "father", name))
-            splits["train"].append((mother, "mother", name))
-
+    splits: dict[str, list[Triple]] = {
+        "train": _parent_triples(names, people),
+        "valid": [],
+        "test": [],
+    }
     for name, person, split in zip(names, people, clan_splits):
         splits[split].append((name, "clan", person.clan))
 
     dataset = from_splits(f"clans:{n_people}:{seed}", splits)
     rules = read_clauses(RULES, "clans", "weighted")
     return with_rules(dataset, rules, "clans")
+
+
+def _parent_triples(names: list[str], people: list[_Person]) -> list[Triple]:
+    """Father and mother of each person who is no founder."""
+    triples: list[Triple] = []
+    for name, person in zip(names, people):
+        if person.father >= 0:
+            father = names[person.father]
+            mother = names[person.mother]
+            triples.append((father, "father", name))
+            triples.append((mother, "mother", name))
+    return triples
 
 
 def _sample_people(rng: np.random.Generator, n_people: int) -> list[_Person]:
@@ -113,7 +123,8 @@ def _append_tribe(
             for _ in range(n_founders):
                 female = rng.random() < 0.5
                 clan = str(rng.choice(clan_names))
-                people.append(_Person(female, clan, father=-1, mother=-1))
+                founder = _Person(female, clan, father=-1, mother=-1)
+                people.append(founder)
 
         del people[target_size:]
         last_generation = list(range(start, len(people)))
@@ -159,7 +170,8 @@ def _sample_clan_splits(rng: np.random.Generator, people: list[_Person]) -> list
         previous = derived.copy()
         for i, person in enumerate(people):
             for parent in (person.father, person.mother):
-                if parent >= 0 and people[parent].clan == person.clan:
+                has_parent = parent >= 0
+                if has_parent and people[parent].clan == person.clan:
                     derived[i] |= previous[parent]
 
     held_out_splits = rng.choice(["valid", "test"], len(people))

@@ -145,8 +145,9 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
     distinct_facts = list(dict.fromkeys(stated_facts))
     facts = np.zeros((len(distinct_facts), atom_width), np.int32)
     for row, atom in zip(facts, distinct_facts):
-        arguments = [entity_ids[str(term)] for term in atom.args]
-        row[: 1 + len(arguments)] = [predicate_ids[atom.predicate], *arguments]
+        args = [entity_ids[str(term)] for term in atom.args]
+        ids = [predicate_ids[atom.predicate], *args]
+        row[: len(ids)] = ids
 
     n_duplicates = len(stated_facts) - len(distinct_facts)
     dataset = Dataset(
@@ -188,9 +189,11 @@ def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Datase
     rules = [clause for clause in clauses if clause.body]
     zero_rules = [clause for clause in clauses if not clause.body]
     if zero_rules:
-        place = f"{path}:{zero_rules[0].line}"
-        note = f"{place}: {len(zero_rules)} rules without a body hold of every constant and were left out"
-        dataset = replace(dataset, notes=(*dataset.notes, note))
+        line = zero_rules[0].line
+        n_dropped = len(zero_rules)
+        note = f"{path}:{line}: {n_dropped} rules without a body hold of every constant and were left out"
+        notes = (*dataset.notes, note)
+        dataset = replace(dataset, notes=notes)
 
     # Predicates first: a rule may use a relation that the head of a later rule defines.
     dataset = _with_head_predicates(dataset, rules, path)
@@ -226,7 +229,8 @@ def _parse_query_ids(dataset: Dataset, text: str) -> list[int]:
     if next_token.kind != "end":
         raise ValueError(f"expected one atom, got {shorten(next_token.text)} after it")
 
-    is_negation = tokens[0] == ("name", "not") and len(atom.args) == 1
+    starts_with_not = tokens[0] == ("name", "not")
+    is_negation = starts_with_not and len(atom.args) == 1
     if is_negation and "not" not in dataset.predicates:
         raise ValueError("expected one atom, got negation not(...)")
 
@@ -237,7 +241,8 @@ def _parse_query_ids(dataset: Dataset, text: str) -> list[int]:
     # A relation that only bodies of rules have cannot be derived; most likely the user meant another.
     heads = dataset.rules[:, 0]
     for table in (dataset.facts, dataset.valid, dataset.test, heads):
-        if (table[:, 0] == ids[0]).any():
+        predicates = table[:, 0]
+        if (predicates == ids[0]).any():
             return ids
     predicate = shorten(atom.predicate)
     raise ValueError(f"expected a predicate of some fact or of a rule's head, got {predicate}")
@@ -301,7 +306,8 @@ def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
 
 def assign_ids(names: Iterable[str]) -> dict[str, int]:
     """Ids from 1 of distinct names, in the order of first occurrence."""
-    return {name: i for i, name in enumerate(dict.fromkeys(names), 1)}
+    distinct = dict.fromkeys(names)
+    return {name: i for i, name in enumerate(distinct, 1)}
 
 
 def _entity_names(triples: Iterable[Triple]) -> list[str]:
@@ -321,7 +327,12 @@ def _encode_triples(triples: list[Triple], entity_ids: dict[str, int], predicate
     """The ids of triples, int32 [n, 3]: predicate, head, tail."""
     rows: list[tuple[int, int, int]] = []
     for head, relation, tail in triples:
-        rows.append((predicate_ids[relation], entity_ids[head], entity_ids[tail]))
+        row = (
+            predicate_ids[relation],
+            entity_ids[head],
+            entity_ids[tail],
+        )
+        rows.append(row)
     table = np.array(rows, np.int32)
     return table.reshape(-1, 3)  # [0, 3] for no triples
 
@@ -376,7 +387,8 @@ def _with_head_predicates(dataset: Dataset, rules: Sequence[Clause], path: str) 
     notes = list(dataset.notes)
     for predicate, rule in first_rules.items():
         arities.append(len(rule.head.args))
-        notes.append(f"{path}:{rule.line}: only rules derive {shorten(predicate)}, no triple has it")
+        name = shorten(predicate)
+        notes.append(f"{path}:{rule.line}: only rules derive {name}, no triple has it")
 
     atom_width = 1 + max([1, *arities])
     padding = ((0, 0), (0, atom_width - dataset.atom_width))
@@ -394,24 +406,27 @@ def _with_head_predicates(dataset: Dataset, rules: Sequence[Clause], path: str) 
 
 def _encode_rules(dataset: Dataset, rules: Sequence[Clause], path: str) -> np.ndarray:
     """The ids of rules, int32 [R, M, W], M the number of atoms of the longest."""
-    n_atoms = 1 + max((len(rule.body) for rule in rules), default=0)
+    body_lengths = [len(rule.body) for rule in rules]
+    n_atoms = 1 + max(body_lengths, default=0)
     table = np.zeros((len(rules), n_atoms, dataset.atom_width), np.int32)
     entity_ids = assign_ids(dataset.entities)
     predicate_ids = assign_ids(dataset.predicates)
 
-    for rule_rows, rule in zip(table, rules):
-        atoms = (rule.head, *rule.body)
+    for i, rule in enumerate(rules):
         variables: dict[Variable, int] = {}  # numbered from C + 1 in each rule
-        for row, atom in zip(rule_rows, atoms):
+        atoms = (rule.head, *rule.body)
+        for j, atom in enumerate(atoms):
             try:
                 ids = encode_atom(dataset, atom, entity_ids, predicate_ids, variables)
             except ValueError as error:
                 head = shorten(rule.head.predicate)
                 raise ValueError(f"{path}:{rule.line}: {error}, in a rule for {head}") from None
-            row[: len(ids)] = ids
+            n_ids = len(ids)
+            table[i, j, :n_ids] = ids
     return table
 
 
 def _arity_message(predicate: str, expected: int, n_args: int) -> str:
     """The message for an atom with another number of arguments than its predicate has elsewhere."""
-    return f"arity clash: expected {expected} arguments for {shorten(predicate)}, as elsewhere, got {n_args}"
+    name = shorten(predicate)
+    return f"arity clash: expected {expected} arguments for {name}, as elsewhere, got {n_args}"

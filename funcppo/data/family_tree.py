@@ -116,6 +116,18 @@ class _Facts(NamedTuple):
     derivations: np.ndarray  # int [F, 2, 2]: two pairs of fact ids, either of which derives the fact by a rule
 
 
+class _FactIds(NamedTuple):
+    """Ids of facts on couples, parents and children."""
+
+    husband: np.ndarray  # int [k], of each couple: he is her husband
+    wife: np.ndarray  # int [k], of each couple: she is his wife
+    father: np.ndarray  # int [c], of each child: its father
+    mother: np.ndarray  # int [c], of each child: its mother
+    child_of_father: np.ndarray  # int [c]: it is the son, or daughter, of its father
+    child_of_mother: np.ndarray  # int [c]: it is the son, or daughter, of its mother
+    siblings_start: int  # the first fact on siblings
+
+
 class _ParentFacts(NamedTuple):
     """One parent of each child, and the facts that relate the two."""
 
@@ -175,18 +187,20 @@ def _sample_people(rng: np.random.Generator, n_people: int) -> _People:
 
     generation_start = 0
     while generation_start < n_people:
-        couples = _sample_couples(rng, female, parents, generation_start)
-        n_children = rng.integers(0, _MAX_CHILDREN + 1, len(couples.men))
-        couple_ids = len(husband) + np.arange(len(couples.men))
-        children = np.repeat(couple_ids, n_children)
-        husband = np.concatenate([husband, couples.men])
-        wife = np.concatenate([wife, couples.women])
+        men, women = _sample_couples(rng, female, parents, generation_start)
+        n_couples = len(men)
+        n_children = rng.integers(0, _MAX_CHILDREN + 1, n_couples)
+        couple = len(husband) + np.arange(n_couples)
+        parents_of_children = np.repeat(couple, n_children)
+        husband = np.concatenate([husband, men])
+        wife = np.concatenate([wife, women])
 
         # New founders should a generation have no children.
-        if not len(children):
-            children = np.full(n_founders, -1)
+        if not len(parents_of_children):
+            parents_of_children = np.full(n_founders, -1)
         generation_start = len(parents)
-        parents = np.concatenate([parents, children])[:n_people]
+        parents = np.concatenate([parents, parents_of_children])
+        parents = parents[:n_people]
 
     return _People(female, parents, husband, wife)
 
@@ -203,21 +217,25 @@ def _sample_couples(
       generation_start: index of the first person of the last generation.
     """
     generation = np.arange(generation_start, len(parents))
-    men = rng.permutation(generation[~female[generation]])
-    women = rng.permutation(generation[female[generation]])
+    is_female = female[generation]
+    men = rng.permutation(generation[~is_female])
+    women = rng.permutation(generation[is_female])
     n_pairs = min(len(men), len(women))
     men = men[:n_pairs]
     women = women[:n_pairs]
 
-    may_marry = (parents[men] != parents[women]) | (parents[men] < 0)
-    return _Couples(men[may_marry], women[may_marry])
+    # Founders have no parents in common.
+    are_siblings = (parents[men] == parents[women]) & (parents[men] >= 0)
+    return _Couples(men[~are_siblings], women[~are_siblings])
 
 
 def _make_ranges(n_items: np.ndarray) -> _Ranges:
     """Lay out rows of `n_items` items each, one row after the other."""
     start = np.cumsum(n_items) - n_items
-    row = np.repeat(np.arange(len(n_items)), n_items)
-    offset = np.arange(len(row)) - start[row]
+    rows = np.arange(len(n_items))
+    row = np.repeat(rows, n_items)
+    items = np.arange(len(row))
+    offset = items - start[row]
     return _Ranges(start, row, offset)
 
 
@@ -233,60 +251,101 @@ def _sibling_pairs(couple: np.ndarray) -> _SiblingPairs:
     start, one, offset = _make_ranges(n_siblings)
 
     # The siblings of a child are the children of its couple, itself skipped.
-    other = first[one] + offset
+    first_child = first[one]
+    other = first_child + offset
     other = other + (other >= one)
 
     # The offset of `one` among the siblings of `other`, `other` itself skipped.
-    mirror_offset = one - first[one] - (one > other)
-    return _SiblingPairs(start, n_siblings, one, other, start[other] + mirror_offset)
+    mirror_offset = one - first_child - (one > other)
+    mirror = start[other] + mirror_offset
+    return _SiblingPairs(start, n_siblings, one, other, mirror)
 
 
 def _make_facts(people: _People) -> _Facts:
     """Every fact of the twelve relations, in blocks: couples, parents, children, siblings, then uncles and nephews."""
-    n_couples = len(people.husband)
     child = np.flatnonzero(people.parents >= 0)  # people with parents
+    couple = people.parents[child]
+    father = people.husband[couple]
+    mother = people.wife[couple]
+    pairs = _sibling_pairs(couple)
+    ids = _number_facts(n_couples=len(people.husband), n_children=len(child))
+
+    blocks = _family_blocks(people, child, pairs, ids)
+    sides = (
+        _ParentFacts(father, ids.father, ids.child_of_father),
+        _ParentFacts(mother, ids.mother, ids.child_of_mother),
+    )
+    for side in sides:
+        uncles_start = sum(len(block.atoms) for block in blocks)
+        blocks += _uncle_blocks(people, child, pairs, side, ids.siblings_start, uncles_start)
+
+    atoms = np.concatenate([block.atoms for block in blocks])
+    derivations = np.concatenate([block.derivations for block in blocks])
+    return _Facts(atoms, derivations)
+
+
+def _number_facts(n_couples: int, n_children: int) -> _FactIds:
+    """Ids of the facts on couples, parents and children; they follow the order of `_family_blocks`."""
+    block_sizes = [n_couples] * 2 + [n_children] * 4
+    starts = np.cumsum([0, *block_sizes])
+    couples = np.arange(n_couples)
+    children = np.arange(n_children)
+    return _FactIds(
+        husband=starts[0] + couples,
+        wife=starts[1] + couples,
+        father=starts[2] + children,
+        mother=starts[3] + children,
+        child_of_father=starts[4] + children,
+        child_of_mother=starts[5] + children,
+        siblings_start=int(starts[6]),
+    )
+
+
+def _family_blocks(people: _People, child: np.ndarray, pairs: _SiblingPairs, ids: _FactIds) -> list[_Facts]:
+    """The blocks of couples, parents, children and siblings.
+
+    Args:
+      people: everybody.
+      child: people who have parents.
+      pairs: the pairs of siblings among them.
+      ids: ids of the facts.
+    """
     couple = people.parents[child]
     is_female = people.female[child]
     father = people.husband[couple]
     mother = people.wife[couple]
-    pairs = _sibling_pairs(couple)
+    parents_husband = ids.husband[couple]  # id of the fact that the father is the husband of the mother
+    parents_wife = ids.wife[couple]
+    mirror = ids.siblings_start + pairs.mirror
 
-    # Ids of facts: of a couple, and of a child and its parents. They follow the order of the blocks below.
-    block_sizes = [n_couples, n_couples, *[len(child)] * 4]
-    block_starts = np.cumsum([0, *block_sizes])
-    husband_id = block_starts[0] + np.arange(n_couples)
-    wife_id = block_starts[1] + np.arange(n_couples)
-    father_id, mother_id, child_of_father_id, child_of_mother_id = (
-        block_starts[i] + np.arange(len(child)) for i in (2, 3, 4, 5)
-    )
-    siblings_start = int(block_starts[6])
-    mirror_id = siblings_start + pairs.mirror
-    parents_husband_id = husband_id[couple]
-    parents_wife_id = wife_id[couple]
-
-    blocks = [
-        _make_block(_HUSBAND, people.husband, people.wife, (wife_id, wife_id)),
-        _make_block(_WIFE, people.wife, people.husband, (husband_id, husband_id)),
-        _make_block(_FATHER, father, child, (parents_husband_id, mother_id), (parents_husband_id, child_of_mother_id)),
-        _make_block(_MOTHER, mother, child, (parents_wife_id, father_id), (parents_wife_id, child_of_father_id)),
-        _make_block(_SON + is_female, child, father, (child_of_mother_id, parents_wife_id)),
-        _make_block(_SON + is_female, child, mother, (child_of_father_id, parents_husband_id)),
+    # The order is that of `_number_facts`.
+    return [
+        _make_block(_HUSBAND, people.husband, people.wife, (ids.wife, ids.wife)),
+        _make_block(_WIFE, people.wife, people.husband, (ids.husband, ids.husband)),
+        _make_block(
+            _FATHER,
+            father,
+            child,
+            (parents_husband, ids.mother),
+            (parents_husband, ids.child_of_mother),
+        ),
+        _make_block(
+            _MOTHER,
+            mother,
+            child,
+            (parents_wife, ids.father),
+            (parents_wife, ids.child_of_father),
+        ),
+        _make_block(_SON + is_female, child, father, (ids.child_of_mother, parents_wife)),
+        _make_block(_SON + is_female, child, mother, (ids.child_of_father, parents_husband)),
         _make_block(
             _BROTHER + is_female[pairs.one],
             child[pairs.one],
             child[pairs.other],
-            (mirror_id, child_of_father_id[pairs.one]),
-            (mirror_id, child_of_mother_id[pairs.one]),
+            (mirror, ids.child_of_father[pairs.one]),
+            (mirror, ids.child_of_mother[pairs.one]),
         ),
     ]
-    sides = (
-        _ParentFacts(father, father_id, child_of_father_id),
-        _ParentFacts(mother, mother_id, child_of_mother_id),
-    )
-    for side in sides:
-        uncles_start = sum(len(block.atoms) for block in blocks)
-        blocks += _uncle_blocks(people, child, pairs, side, siblings_start, uncles_start)
-    return _Facts(*(np.concatenate(columns) for columns in zip(*blocks)))
 
 
 def _uncle_blocks(
@@ -337,10 +396,12 @@ def _make_block(
     relation: np.ndarray | int, x: np.ndarray, y: np.ndarray, *derivations: tuple[np.ndarray, np.ndarray]
 ) -> _Facts:
     """The facts of one block, with one or two derivations each; a single derivation is repeated."""
-    atoms = np.stack(np.broadcast_arrays(relation, x + 1, y + 1), -1)
+    columns = np.broadcast_arrays(relation, x + 1, y + 1)
+    atoms = np.stack(columns, -1)
     first = np.stack(derivations[0], -1)
     second = np.stack(derivations[-1], -1)
-    return _Facts(atoms, np.stack([first, second], 1))
+    both = np.stack([first, second], 1)
+    return _Facts(atoms, both)
 
 
 def _sample_split(rng: np.random.Generator, facts: _Facts) -> np.ndarray:
@@ -348,8 +409,14 @@ def _sample_split(rng: np.random.Generator, facts: _Facts) -> np.ndarray:
 
     Going back only adds to train, so what was derived stays derived.
     """
-    held_out = rng.random(len(facts.atoms)) < _HELD_OUT_FRACTION
+    n_facts = len(facts.atoms)
+    held_out = rng.random(n_facts) < _HELD_OUT_FRACTION
+
+    # A fact is derived when both facts of one of its derivations are.
     derived = ~held_out
     for _ in range(_MAX_DERIVATION_STEPS):
-        derived = derived | derived[facts.derivations].all(-1).any(-1)
-    return np.where(held_out & derived, rng.integers(_VALID, _TEST + 1, len(held_out)), _TRAIN)
+        usable = derived[facts.derivations].all(-1)
+        derived = derived | usable.any(-1)
+
+    held_out_split = rng.integers(_VALID, _TEST + 1, n_facts)
+    return np.where(held_out & derived, held_out_split, _TRAIN)

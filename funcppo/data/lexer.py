@@ -86,7 +86,9 @@ _BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")  # no full stop at the end:
 
 def shorten(text: str, width: int = 60) -> str:
     """The text on one line as Python would quote it, cut to `width` characters; for error messages."""
-    return repr(text if len(text) <= width else text[: width - 3] + "...")
+    if len(text) > width:
+        text = text[: width - 3] + "..."
+    return repr(text)
 
 
 def is_variable(text: str) -> bool:
@@ -116,7 +118,8 @@ def is_integer(text: str) -> bool:
 
 def quote(text: str) -> str:
     """The name in single quotes, on one line, whatever characters it holds."""
-    return "'" + "".join(map(_escape, text)) + "'"
+    escaped = "".join(map(_escape, text))
+    return f"'{escaped}'"
 
 
 def _escape(char: str) -> str:
@@ -200,7 +203,10 @@ def tokenize_prolog(program: str) -> Iterator[PrologSource]:
             clause_start = match.start()
 
         text = match.group()
-        tokens.append(Token(SPACED_PAREN, text) if after_space and text == "(" else _prolog_token(kind, text))
+        if after_space and text == "(":
+            tokens.append(Token(SPACED_PAREN, text))
+        else:
+            tokens.append(_prolog_token(kind, text))
         after_space = False
 
         if kind == "end":
@@ -218,8 +224,9 @@ def _prolog_token(kind: str, text: str) -> Token:
         return Token("variable" if is_variable(text) else "name", text)
     if kind == "integer":
         digits = text.lstrip("-").lstrip("0") or "0"
-        negative = text[0] == "-" and digits != "0"
-        return Token(kind, "-" + digits if negative else digits)
+        is_negative = text[0] == "-" and digits != "0"
+        sign = "-" if is_negative else ""
+        return Token(kind, sign + digits)
     if kind == "symbol":
         return Token(text, text)
     return Token(kind, text)

@@ -10,7 +10,7 @@ import gzip
 import re
 import zlib
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from funcppo.data.clans import make_clans
 from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
@@ -54,10 +54,12 @@ def load(name_or_path: str | Path, rules: str | Path | None = None, *, facts_onl
     embedded = EMBEDDED_DIR / name
     generated = _GENERATED_NAME.fullmatch(name)
 
-    if path.is_dir():
-        dataset = _load_known_facts(path) if facts_only else _load_folder(path, with_own_rules=rules is None)
+    if path.is_dir() and facts_only:
+        dataset = _load_known_facts(path)
+    elif path.is_dir():
+        dataset = _load_folder(path, with_own_rules=rules is None)
     elif path.name.endswith(_PROLOG_SUFFIXES):
-        dataset = from_clauses(path.name, read_clauses(_read_text(path), str(path), "Prolog"), str(path))
+        dataset = _load_program(path)
     elif name.isidentifier() and embedded.is_dir():
         dataset = _load_folder(embedded, with_own_rules=rules is None)
     elif generated:
@@ -67,12 +69,15 @@ def load(name_or_path: str | Path, rules: str | Path | None = None, *, facts_onl
         names = ", ".join(_names_of_datasets())
         raise ValueError(f"unknown data set {shorten(name)}: expected a folder, a .pl file or one of {names}")
 
-    return dataset if rules is None else _with_rule_file(dataset, Path(rules))
+    if rules is None:
+        return dataset
+    return _with_rule_file(dataset, Path(rules))
 
 
 def from_text(program: str, name: str = "program") -> Dataset:
     """The data set of a Prolog program in memory; raises as `load` does for a file of that name."""
-    return from_clauses(name, read_clauses(program, name, "Prolog"), name)
+    clauses = read_clauses(program, name, "Prolog")
+    return from_clauses(name, clauses, name)
 
 
 def from_triples(
@@ -92,27 +97,41 @@ def from_triples(
     dataset = from_splits("triples", {"train": train, "valid": valid or [], "test": test or []})
     if not rules:
         return dataset
-    return with_rules(dataset, read_clauses(rules, "rules", detect_format(rules)), "rules")
+    clauses = read_clauses(rules, "rules", detect_format(rules))
+    return with_rules(dataset, clauses, "rules")
 
 
 def _names_of_datasets() -> list[str]:
     """Names that `load` accepts beside paths."""
-    embedded = sorted(path.name for path in EMBEDDED_DIR.glob("*") if path.is_dir())
-    return [*embedded, *(f"{generator}:PEOPLE:SEED" for generator in GENERATORS)]
+    embedded = [path.name for path in EMBEDDED_DIR.glob("*") if path.is_dir()]
+    generated = [f"{generator}:PEOPLE:SEED" for generator in GENERATORS]
+    return sorted(embedded) + generated
 
 
 def _load_folder(folder: Path, *, with_own_rules: bool) -> Dataset:
     """The data set of a folder, with the first of its rule files."""
-    paths = {split: _require_file(folder / f"{split}.txt") for split in ("train", "valid", "test")}
+    paths: dict[str, Path] = {}
+    for split in ("train", "valid", "test"):
+        paths[split] = _require_file(folder / f"{split}.txt")
     dataset = _load_splits(folder, paths)
 
     rule_path = _find_rule_file(folder)
-    return _with_rule_file(dataset, rule_path) if rule_path and with_own_rules else dataset
+    if rule_path is None or not with_own_rules:
+        return dataset
+    return _with_rule_file(dataset, rule_path)
+
+
+def _load_program(path: Path) -> Dataset:
+    """The data set of a Prolog program."""
+    program = _read_text(path)
+    clauses = read_clauses(program, str(path), "Prolog")
+    return from_clauses(path.name, clauses, str(path))
 
 
 def _load_known_facts(folder: Path) -> Dataset:
     """The data set of train.txt, which may be empty, and facts.txt."""
-    return _load_splits(folder, {"train": _require_file(folder / "train.txt")}, may_be_empty="train")
+    train_path = _require_file(folder / "train.txt")
+    return _load_splits(folder, {"train": train_path}, may_be_empty="train")
 
 
 def _load_splits(folder: Path, paths: dict[str, Path], may_be_empty: str = "") -> Dataset:
@@ -130,7 +149,8 @@ def _load_splits(folder: Path, paths: dict[str, Path], may_be_empty: str = "") -
 
     splits: dict[str, list[Triple]] = {}
     for split, path in paths.items():
-        splits[split] = _read_triples(path, may_be_empty=split == may_be_empty)
+        is_optional = split == may_be_empty
+        splits[split] = _read_triples(path, may_be_empty=is_optional)
     _check_spelling(paths, splits)
 
     no_triples: dict[str, list[Triple]] = {"train": [], "valid": [], "test": []}
@@ -140,10 +160,13 @@ def _load_splits(folder: Path, paths: dict[str, Path], may_be_empty: str = "") -
 def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     """The data set with the rules of a file in place of its own."""
     text = _read_text(path)
-    file_format = "Prolog" if path.name.endswith(_PROLOG_SUFFIXES) else detect_format(text)
+    is_prolog = path.name.endswith(_PROLOG_SUFFIXES)
+    file_format = "Prolog" if is_prolog else detect_format(text)
     clauses = read_clauses(text, str(path), file_format)
+
     for clause in clauses:
-        if not clause.body and not has_variables(clause.head):
+        is_fact = not clause.body and not has_variables(clause.head)
+        if is_fact:
             place = f"{path}:{clause.line}: as {file_format}"
             raise ValueError(f"{place}: expected rules with a body: facts belong in facts.txt")
     return with_rules(dataset, clauses, str(path))
@@ -185,7 +208,8 @@ def _read_text(path: Path) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: expected UTF-8, got byte 0x{error.object[error.start]:02x}") from None
+        byte = error.object[error.start]
+        raise ValueError(f"{path}:{line}: expected UTF-8, got byte 0x{byte:02x}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ValueError(f"{path}: expected a whole gzip file") from None
     except OSError as error:
@@ -202,13 +226,16 @@ def _read_triples(path: Path, *, may_be_empty: bool) -> list[Triple]:
     if lines == [""]:
         raise ValueError(f"{path}: empty: expected lines of {_TRIPLE_COLUMNS}")
 
-    rows = [tuple(line.split("\t")) for line in lines]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 3 or not all(row):
-            problem = f"{len(row)}" if len(row) != 3 else "an empty one"
-            line = shorten(lines[number - 1])
-            raise ValueError(f"{path}:{number}: expected 3 columns {_TRIPLE_COLUMNS}, got {problem}, in {line}")
-    return cast(list[Triple], rows)
+    triples: list[Triple] = []
+    for number, line in enumerate(lines, 1):
+        columns = line.split("\t")
+        if len(columns) != 3 or not all(columns):
+            problem = "an empty one" if len(columns) == 3 else str(len(columns))
+            place = f"{path}:{number}"
+            raise ValueError(f"{place}: expected 3 columns {_TRIPLE_COLUMNS}, got {problem}, in {shorten(line)}")
+        head, relation, tail = columns
+        triples.append((head, relation, tail))
+    return triples
 
 
 def _check_spelling(paths: dict[str, Path], splits: dict[str, list[Triple]]) -> None:

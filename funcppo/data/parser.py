@@ -109,7 +109,10 @@ def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
     Raises:
       ValueError: it does not; names the variable.
     """
-    bound = {term for atom in body for term in atom.args}
+    bound: set[Variable | str] = set()
+    for atom in body:
+        bound.update(atom.args)
+
     for term in head.args:
         if isinstance(term, Variable) and term not in bound:
             name = shorten(term.name.split()[0])  # without the number of an anonymous variable
@@ -135,7 +138,8 @@ def parse_clause(tokens: list[Token], arrow: str, *, prolog: bool) -> ParsedClau
         separator = ","
 
     if tokens[index].kind != "end":
-        raise _unexpected(f"`{',' if body else arrow}` or the end of the clause", tokens[index])
+        separator = "," if body else arrow
+        raise _unexpected(f"`{separator}` or the end of the clause", tokens[index])
     return ParsedClause(head, tuple(body))
 
 
@@ -156,20 +160,19 @@ def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
     args: list[Variable | str] = []
     index = start + 1
     if has_args:
-        # Each turn reads an opening parenthesis or a comma, and the argument after it.
-        while tokens[index].kind in ("(", ","):
-            args.append(_parse_argument(tokens, index + 1, prolog))
-            index += 2
-        if tokens[index].kind != ")":
-            raise _unexpected("`,` or `)` after an argument", tokens[index])
-        index += 1
+        args, index = _parse_arguments(tokens, index, prolog)
 
-    # These need the number of arguments.
-    if prolog and predicate == ("name", "not") and len(args) == 1:
-        raise _unexpected("a predicate", predicate)
-    if prolog and predicate.kind == "name" and is_built_in(predicate.text, len(args)):
-        raise ValueError(f"expected a predicate of facts and rules, got the built-in {predicate.text}/{len(args)}")
-    return ParsedAtom(Atom(_token_name(predicate), tuple(args)), index)
+    # Only the number of arguments says whether a name is a built-in.
+    if prolog and predicate.kind == "name":
+        arity = len(args)
+        if predicate.text == "not" and arity == 1:
+            raise _unexpected("a predicate", predicate)
+        if is_built_in(predicate.text, arity):
+            built_in = f"{predicate.text}/{arity}"
+            raise ValueError(f"expected a predicate of facts and rules, got the built-in {built_in}")
+
+    atom = Atom(_token_name(predicate), tuple(args))
+    return ParsedAtom(atom, index)
 
 
 def _check_predicate(tokens: list[Token], start: int, has_args: bool, prolog: bool) -> None:
@@ -179,8 +182,10 @@ def _check_predicate(tokens: list[Token], start: int, has_args: bool, prolog: bo
         raise _unexpected("a predicate", predicate)
 
     # In `X < 3` the operator is what surprises, not the variable before it.
-    if predicate.kind in ("variable", "integer") and tokens[start + 1].text in _OPERATORS:
-        raise _unexpected("a predicate", tokens[start + 1])
+    if predicate.kind in ("variable", "integer"):
+        next_token = tokens[start + 1]
+        if next_token.text in _OPERATORS:
+            raise _unexpected("a predicate", next_token)
 
     # In a line format `P31(X, Y)` is an atom: with arguments, a capital does not make a variable.
     capital_allowed = predicate.kind == "variable" and has_args and not prolog
@@ -188,7 +193,8 @@ def _check_predicate(tokens: list[Token], start: int, has_args: bool, prolog: bo
         raise _unexpected("a predicate", predicate)
 
     if tokens[start + 1].kind == SPACED_PAREN:
-        raise ValueError(f"expected `(` right after {shorten(predicate.text)}, got a space before it")
+        name = shorten(predicate.text)
+        raise ValueError(f"expected `(` right after {name}, got a space before it")
 
 
 def _is_operator(tokens: list[Token], index: int) -> bool:
@@ -203,7 +209,24 @@ def _is_operator(tokens: list[Token], index: int) -> bool:
     following = [token.kind.strip() for token in tokens[index + 1 : index + 4]]
     if text not in _NEGATIONS or len(following) < 3:
         return False
-    return following[0] == "(" and following[1] in _ATOM_KINDS and following[2] == "("
+    first, second, third = following
+    return first == "(" and second in _ATOM_KINDS and third == "("
+
+
+def _parse_arguments(tokens: list[Token], start: int, prolog: bool) -> tuple[list[Variable | str], int]:
+    """The arguments after the opening parenthesis at `start`, and the index of the token after the closing one."""
+    args: list[Variable | str] = []
+    index = start
+
+    # Each turn reads an opening parenthesis or a comma, and the argument after it.
+    while tokens[index].kind in ("(", ","):
+        argument = _parse_argument(tokens, index + 1, prolog)
+        args.append(argument)
+        index += 2
+
+    if tokens[index].kind != ")":
+        raise _unexpected("`,` or `)` after an argument", tokens[index])
+    return args, index + 1
 
 
 def _parse_argument(tokens: list[Token], index: int, prolog: bool) -> Variable | str:
@@ -215,12 +238,15 @@ def _parse_argument(tokens: list[Token], index: int, prolog: bool) -> Variable |
         term = shorten(token.text + "(...)")
         raise ValueError(f"expected a constant or a variable, got the compound term {term}")
 
+    # Each `_` is a variable of its own. No other variable has a name with a space.
+    if token.kind == "variable" and token.text == "_":
+        return Variable(f"_ {index}")
     if token.kind == "variable":
-        # Each `_` is a variable of its own. No other variable has a name with a space.
-        return Variable(token.text if token.text != "_" else f"_ {index}")
+        return Variable(token.text)
 
     name = _token_name(token)
-    if prolog and token.kind == "quoted" and is_integer(name):
+    is_quoted = token.kind == "quoted"
+    if prolog and is_quoted and is_integer(name):
         quoted = shorten(token.text)
         raise ValueError(f"expected the number {name} without quotes: to Prolog, {quoted} is another constant")
     return name
@@ -228,7 +254,9 @@ def _parse_argument(tokens: list[Token], index: int, prolog: bool) -> Variable |
 
 def _token_name(token: Token) -> str:
     """The name that a token stands for."""
-    return unquote(token.text) if token.kind == "quoted" else token.text
+    if token.kind == "quoted":
+        return unquote(token.text)
+    return token.text
 
 
 def _unexpected(expected: str, token: Token) -> ValueError:
@@ -242,4 +270,7 @@ def _unexpected(expected: str, token: Token) -> ValueError:
         meaning = "a built-in"
     else:
         meaning = _SYMBOL_MEANINGS.get(token.text, "")
-    return ValueError(f"expected {expected}, got {meaning} {text}" if meaning else f"expected {expected}, got {text}")
+
+    if meaning:
+        text = f"{meaning} {text}"
+    return ValueError(f"expected {expected}, got {text}")

@@ -48,7 +48,7 @@ class LineReader(Protocol):
 
 def detect_format(text: str) -> FileFormat:
     """The format that the first line with content is written in, quoted names left aside."""
-    first_line = next((line for line in text.split("\n") if line.strip() and line[0] != "#"), "")
+    first_line = _first_line(text)
     if not first_line:
         return "weighted"
 
@@ -60,12 +60,24 @@ def detect_format(text: str) -> FileFormat:
         return "AnyBURL"
 
     clause = unquoted.split("%")[0].rstrip()
-    if "\t" in clause.partition("(")[0]:
+    before_arguments, _, _ = clause.partition("(")
+    if "\t" in before_arguments:
         return "weighted"
 
-    # A rule without weight on one line: in Prolog it would end with a full stop, or go on after the arrow.
-    is_whole_rule = ":-" in clause and not clause.startswith("/*") and not clause.endswith((".", ":-"))
-    return "weighted" if is_whole_rule else "Prolog"
+    # A rule without weight on one line. In Prolog it would end with a full stop, or go on after the arrow.
+    starts_with_comment = clause.startswith("/*")
+    is_whole_line = not clause.endswith((".", ":-"))
+    if ":-" in clause and is_whole_line and not starts_with_comment:
+        return "weighted"
+    return "Prolog"
+
+
+def _first_line(text: str) -> str:
+    """The first line that is neither blank nor a comment; "" if there is none."""
+    for line in text.split("\n"):
+        if line.strip() and not line.startswith("#"):
+            return line
+    return ""
 
 
 def read_clauses(text: str, path: str, file_format: FileFormat) -> list[Clause]:
@@ -98,7 +110,8 @@ def _iter_clauses(text: str, path: str, file_format: FileFormat) -> Iterator[Cla
 def _read_prolog(text: str, path: str) -> Iterator[Clause]:
     """The clauses of a Prolog program."""
     for line, source, tokens in tokenize_prolog(text):
-        yield _checked_clause("Prolog", path, line, source, partial(_prolog_clause, tokens))
+        read = partial(_prolog_clause, tokens)
+        yield _checked_clause("Prolog", path, line, source, read)
 
 
 def _read_lines(text: str, path: str, file_format: FileFormat) -> Iterator[Clause]:
@@ -118,7 +131,8 @@ def _read_lines(text: str, path: str, file_format: FileFormat) -> Iterator[Claus
             problem = f"expected {n_columns} columns, got {n_line_columns}"
             raise ValueError(f"{path}:{number}: as {file_format}: {problem}, in {shorten(line)}")
 
-        yield _checked_clause(file_format, path, number, line, partial(read_line, line))
+        read = partial(read_line, line)
+        yield _checked_clause(file_format, path, number, line, read)
 
 
 def _checked_clause(file_format: FileFormat, path: str, line: int, source: str, read: Callable[[], Clause]) -> Clause:
@@ -133,14 +147,16 @@ def _checked_clause(file_format: FileFormat, path: str, line: int, source: str, 
         if clause.body or file_format != "AnyBURL":
             check_safe(clause.head, clause.body)
     except ValueError as error:
-        raise ValueError(f"{path}:{line}: as {file_format}: {error}, in {shorten(source.strip())}") from None
+        text = shorten(source.strip())
+        raise ValueError(f"{path}:{line}: as {file_format}: {error}, in {text}") from None
     return clause._replace(line=line)
 
 
 def _prolog_clause(tokens: list[Token]) -> Clause:
     """The clause of the tokens between two full stops of a Prolog program."""
-    if tokens[0].kind in (":-", "?-"):
-        raise ValueError(f"expected a fact or a rule, got the directive or query {tokens[0].text}")
+    first = tokens[0]
+    if first.kind in (":-", "?-"):
+        raise ValueError(f"expected a fact or a rule, got the directive or query {first.text}")
     head, body = parse_clause(tokens, ":-", prolog=True)
     return Clause(head, body, math.nan, _NO_LINE)
 
@@ -148,10 +164,14 @@ def _prolog_clause(tokens: list[Token]) -> Clause:
 def _weighted_clause(line: str) -> Clause:
     """The clause of a line of the weighted format: the weight stands in the first column, the rule in the last."""
     other_columns, _, rule = line.rpartition("\t")
-    head, body = parse_clause(tokenize_line(rule), ":-", prolog=False)
+    tokens = tokenize_line(rule)
+    head, body = parse_clause(tokens, ":-", prolog=False)
     if not body:
         raise _missing_body(":-")
-    return Clause(head, body, _parse_weight(other_columns.split("\t")[0]), _NO_LINE)
+
+    first_column, *_ = other_columns.split("\t")
+    weight = _parse_weight(first_column)
+    return Clause(head, body, weight, _NO_LINE)
 
 
 def _anyburl_clause(line: str) -> Clause:
@@ -180,7 +200,7 @@ def _anyburl_clause(line: str) -> Clause:
 def _amie_clause(line: str) -> Clause:
     """The clause of a line of AMIE; its weight is the confidence, in the third column."""
     rule, *columns = line.split("\t")
-    weight = columns[1] if len(columns) > 1 else ""
+    confidence = columns[1] if len(columns) > 1 else ""
 
     # AMIE puts two spaces between words, so that names may hold one; other tools put one.
     word_pattern = _AMIE_SPACED_WORD if "  " in rule else _AMIE_PLAIN_WORD
@@ -188,28 +208,43 @@ def _amie_clause(line: str) -> Clause:
     arrow = words.index("=>") if "=>" in words else len(words)
     body_words = words[:arrow]
     head_words = words[arrow + 1 :]
-    if len(head_words) != 3 or len(body_words) % 3 or not body_words:
+    is_rule = len(head_words) == 3 and len(body_words) % 3 == 0 and body_words
+    if not is_rule:
         raise ValueError("expected triples `?a  relation  ?b`, then `=>` and one triple")
 
-    body = tuple(_amie_atom(body_words[i : i + 3]) for i in range(0, len(body_words), 3))
-    return Clause(_amie_atom(head_words), body, _parse_weight(weight), _NO_LINE)
+    body: list[Atom] = []
+    for start in range(0, len(body_words), 3):
+        triple = body_words[start : start + 3]
+        body.append(_amie_atom(triple))
+    head = _amie_atom(head_words)
+    weight = _parse_weight(confidence)
+    return Clause(head, tuple(body), weight, _NO_LINE)
 
 
 def _amie_atom(triple: list[str]) -> Atom:
     """The atom of three words: head, relation, tail."""
     head, relation, tail = map(_amie_term, triple)
-    variables = [term.name for term in (head, tail) if isinstance(term, Variable)]
-    if isinstance(relation, Variable) or not all(map(_AMIE_VARIABLE.fullmatch, variables)):
-        text = shorten(" ".join(triple))
-        raise ValueError(f"expected a relation between two constants or variables, got {text}")
+    ends_are_valid = _is_amie_argument(head) and _is_amie_argument(tail)
+    if isinstance(relation, Variable) or not ends_are_valid:
+        text = " ".join(triple)
+        raise ValueError(f"expected a relation between two constants or variables, got {shorten(text)}")
     return Atom(relation, (head, tail))
+
+
+def _is_amie_argument(term: Variable | str) -> bool:
+    """Whether the term is a constant or a variable with a proper name."""
+    if isinstance(term, Variable):
+        return _AMIE_VARIABLE.fullmatch(term.name) is not None
+    return True
 
 
 def _amie_term(word: str) -> Variable | str:
     """The variable or the name that a word of AMIE stands for."""
     if _QUOTED.fullmatch(word):
         return unquote(word)
-    return Variable(word[1:]) if word[0] == "?" else word
+    if word[0] == "?":
+        return Variable(word[1:])
+    return word
 
 
 def _missing_body(arrow: str) -> ValueError:

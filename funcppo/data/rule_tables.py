@@ -73,9 +73,14 @@ def with_encoded_rules(dataset: Dataset, atoms: np.ndarray, counts: RuleStatisti
       atoms: int [R, M, 3], head first, padded with 0; variables from C + 1 on.
       counts: statistics of the rules; their weights become those of the data set.
     """
-    n_atoms = int((atoms[:, :, 0] > 0).sum(1).max(initial=1))  # of the longest rule
-    n_columns = min(3, dataset.atom_width)
-    table = np.zeros((len(atoms), n_atoms, dataset.atom_width), np.int32)
+    predicates = atoms[:, :, 0]
+    rule_lengths = (predicates > 0).sum(1)
+    n_atoms = int(rule_lengths.max(initial=1))
+    atom_width = dataset.atom_width
+    n_columns = min(3, atom_width)
+
+    shape = (len(atoms), n_atoms, atom_width)
+    table = np.zeros(shape, np.int32)
     table[:, :, :n_columns] = atoms[:, :n_atoms, :n_columns]
     return replace(dataset, rules=table, rule_weights=counts.weight)
 
@@ -94,11 +99,18 @@ def format_rule_table(dataset: Dataset, counts: RuleStatistics, file_format: Rul
     elif file_format == "AMIE":
         lines.append(AMIE_HEADER.replace(",", "\t"))
 
-    rows = zip(*(column.tolist() for column in counts))
-    for clause, row in zip(to_clauses(dataset).rules, rows):
-        text = format_rule_clause(clause, _RULE_SYNTAX[file_format])
-        fields = [_format_number(value) for value in _file_columns(_rule_numbers(*row), file_format)]
-        columns = [text, *fields, _AMIE_FUNCTIONAL_VARIABLE] if file_format == "AMIE" else [*fields, text]
+    syntax = _RULE_SYNTAX[file_format]
+    rules = to_clauses(dataset).rules
+    statistics = zip(*(column.tolist() for column in counts))
+    for clause, row in zip(rules, statistics):
+        text = format_rule_clause(clause, syntax)
+        numbers = _file_columns(_rule_numbers(*row), file_format)
+        columns = [_format_number(number) for number in numbers]
+        if file_format == "AMIE":
+            columns.insert(0, text)
+            columns.append(_AMIE_FUNCTIONAL_VARIABLE)
+        else:
+            columns.append(text)
         lines.append("\t".join(columns))
     return "".join(line + "\n" for line in lines)
 
@@ -159,7 +171,12 @@ def _rule_numbers(
 def _file_columns(numbers: _RuleNumbers, file_format: RuleTableFormat) -> list[float]:
     """The numbers of one rule in the order of a format; counts are integers there."""
     if file_format == "AnyBURL":
-        return [round(numbers.body_pairs), round(numbers.support), numbers.confidence]
+        return [
+            round(numbers.body_pairs),
+            round(numbers.support),
+            numbers.confidence,
+        ]
+
     if file_format == "AMIE":
         return [
             numbers.head_coverage,
@@ -169,6 +186,7 @@ def _file_columns(numbers: _RuleNumbers, file_format: RuleTableFormat) -> list[f
             round(numbers.body_pairs),
             round(numbers.pca_pairs),
         ]
+
     return [
         numbers.weight,
         round(numbers.support),

@@ -62,25 +62,39 @@ def format_atom(dataset: Dataset, atom: Sequence[int] | np.ndarray) -> str:
 
 def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
     """The text of a rule's ids, as a weighted rule file has it; `h(X, Y) :- b(X, Z), c(Z, Y)`."""
-    head, *body = (format_atom(dataset, atom) for atom in rule if atom[0])
-    return f"{head} :- {', '.join(body)}"
+    head, *body = [format_atom(dataset, atom) for atom in rule if atom[0]]
+    conditions = ", ".join(body)
+    return f"{head} :- {conditions}"
 
 
 def proof_names(dataset: Dataset) -> ProofNames:
     """The functions that format the atoms and rules of proofs over a data set."""
-    return ProofNames(
-        format_atom=partial(format_atom, dataset),
-        format_rule=lambda rule: format_rule(dataset, dataset.rules[rule]),
-    )
+
+    def format_rule_of_index(rule: int) -> str:
+        return format_rule(dataset, dataset.rules[rule])
+
+    return ProofNames(partial(format_atom, dataset), format_rule_of_index)
 
 
 def to_clauses(dataset: Dataset) -> ClauseLists:
     """The facts and the rules of a data set in names; `line` counts each from 1."""
-    facts = [Clause(_decode_atom(dataset, row), (), math.nan, i) for i, row in enumerate(dataset.facts, 1)]
-    rules = []
-    for i, (rule_rows, weight) in enumerate(zip(dataset.rules, dataset.rule_weights), 1):
-        head, *body = (_decode_atom(dataset, row) for row in rule_rows if row[0])
-        rules.append(Clause(head, tuple(body), float(weight), i))
+    facts: list[Clause] = []
+    for line, row in enumerate(dataset.facts, 1):
+        head = _decode_atom(dataset, row)
+        fact = Clause(head, body=(), weight=math.nan, line=line)
+        facts.append(fact)
+
+    rules: list[Clause] = []
+    weights = dataset.rule_weights.tolist()
+    for i, rows in enumerate(dataset.rules):
+        head, *body = [_decode_atom(dataset, row) for row in rows if row[0]]
+        rule = Clause(
+            head=head,
+            body=tuple(body),
+            weight=weights[i],
+            line=i + 1,
+        )
+        rules.append(rule)
     return ClauseLists(facts, rules)
 
 
@@ -97,7 +111,8 @@ def format_clauses(clauses: Iterable[Clause], file_format: FileFormat) -> str:
       ValueError: a clause that the format cannot express: a fact outside Prolog, an atom that is not binary in AMIE, or
         more variables than AnyBURL has letters.
     """
-    return "".join(_format_line(clause, file_format) + "\n" for clause in clauses)
+    lines = [_format_line(clause, file_format) for clause in clauses]
+    return "".join(line + "\n" for line in lines)
 
 
 def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
@@ -106,11 +121,13 @@ def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
     arrow = _ARROWS[file_format]
     if file_format == "AMIE":
         head, *body = map(_format_amie_triple, atoms)
-        return f"{'  '.join(body)}   {arrow} {head}"
+        conditions = "  ".join(body)
+        return f"{conditions}   {arrow} {head}"
 
-    head, *body = (_format_named_atom(atom, file_format) for atom in atoms)
+    head, *body = [_format_named_atom(atom, file_format) for atom in atoms]
     if body:
-        return f"{head} {arrow} {', '.join(body)}"
+        conditions = ", ".join(body)
+        return f"{head} {arrow} {conditions}"
     if file_format != "Prolog":
         raise ValueError(f"expected a rule with a body to write as {file_format}, got the fact {head}")
     return head
@@ -131,35 +148,54 @@ def _format_line(clause: Clause, file_format: FileFormat) -> str:
 
 def _decode_atom(dataset: Dataset, ids: Sequence[int] | np.ndarray) -> Atom:
     """The atom that a row of ids stands for."""
-    arity = dataset.arities[int(ids[0]) - 1]
-    predicate, *args = (int(i) for i in ids[: 1 + arity])
-    return Atom(dataset.predicates[predicate - 1], tuple(_decode_term(dataset, term) for term in args))
+    predicate = int(ids[0])
+    arity = dataset.arities[predicate - 1]
+    args: list[Variable | str] = []
+    for term in ids[1 : 1 + arity]:
+        args.append(_decode_term(dataset, int(term)))
+    return Atom(dataset.predicates[predicate - 1], tuple(args))
 
 
 def _decode_term(dataset: Dataset, term: int) -> Variable | str:
     """The constant or variable that an id stands for."""
     if term <= dataset.n_constants:
         return dataset.entities[term - 1]
-    return Variable(_variable_name(term - dataset.n_constants - 1))
+    index = term - dataset.n_constants - 1
+    return Variable(_variable_name(index))
 
 
 def _variable_name(index: int) -> str:
     """X, Y, Z, W, V1, V2, ... for index 0, 1, ..."""
-    return "XYZW"[index] if index < 4 else f"V{index - 3}"
+    letters = "XYZW"
+    if index < len(letters):
+        return letters[index]
+    return f"V{index - len(letters) + 1}"
 
 
 def _with_named_variables(clause: Clause, file_format: FileFormat) -> list[Atom]:
     """Head and body, the variables renamed as the format has it: X, Y, ... by first occurrence, but for AnyBURL."""
     atoms = (clause.head, *clause.body)
-    variables: dict[Variable, None] = {}  # by first occurrence
-    for atom in atoms:
-        variables.update((term, None) for term in atom.args if isinstance(term, Variable))
-
+    variables = _distinct_variables(atoms)
     if file_format == "AnyBURL":
-        new_variables = _anyburl_variables(clause.head, list(variables))
+        new_variables = _anyburl_variables(clause.head, variables)
     else:
         new_variables = {variable: Variable(_variable_name(i)) for i, variable in enumerate(variables)}
-    return [Atom(atom.predicate, tuple(_rename(term, new_variables) for term in atom.args)) for atom in atoms]
+
+    renamed: list[Atom] = []
+    for atom in atoms:
+        args = tuple(_rename(term, new_variables) for term in atom.args)
+        renamed.append(Atom(atom.predicate, args))
+    return renamed
+
+
+def _distinct_variables(atoms: Iterable[Atom]) -> list[Variable]:
+    """The variables of atoms, each once, by first occurrence."""
+    variables: dict[Variable, None] = {}
+    for atom in atoms:
+        for term in atom.args:
+            if isinstance(term, Variable):
+                variables[term] = None
+    return list(variables)
 
 
 def _rename(term: Variable | str, new_variables: dict[Variable, Variable]) -> Variable | str:
@@ -181,26 +217,31 @@ def _anyburl_variables(head: Atom, variables: list[Variable]) -> dict[Variable, 
     if head.args:
         head_names[head.args[0]] = "X"
 
-    inner = [variable for variable in variables if variable not in head_names]
     n_letters = len(_ANYBURL_INNER_VARIABLES)
-    if len(inner) > n_letters:
-        raise ValueError(
-            f"expected at most {n_letters} variables beside the head's to write as AnyBURL, got {len(inner)}"
-        )
+    n_inner = sum(variable not in head_names for variable in variables)
+    if n_inner > n_letters:
+        problem = f"at most {n_letters} variables beside the head's to write as AnyBURL"
+        raise ValueError(f"expected {problem}, got {n_inner}")
 
-    new_variables = {variable: Variable(head_names[variable]) for variable in variables if variable in head_names}
-    new_variables |= {variable: Variable(name) for variable, name in zip(inner, _ANYBURL_INNER_VARIABLES)}
+    new_variables: dict[Variable, Variable] = {}
+    letters = iter(_ANYBURL_INNER_VARIABLES)
+    for variable in variables:
+        name = head_names[variable] if variable in head_names else next(letters)
+        new_variables[variable] = Variable(name)
     return new_variables
 
 
 def _format_named_atom(atom: Atom, file_format: FileFormat) -> str:
     """The text of an atom in any format but AMIE, with quotes where the format needs them."""
-    predicate = atom.predicate if _is_bare_predicate(atom, file_format) else quote(atom.predicate)
+    predicate = atom.predicate
+    if not _is_bare_predicate(atom, file_format):
+        predicate = quote(predicate)
     if not atom.args:
         return predicate
+
     separator = "," if file_format == "AnyBURL" else ", "
-    args = separator.join(_format_term(term, file_format) for term in atom.args)
-    return f"{predicate}({args})"
+    args = [_format_term(term, file_format) for term in atom.args]
+    return f"{predicate}({separator.join(args)})"
 
 
 def _format_term(term: Variable | str, file_format: FileFormat) -> str:
@@ -214,8 +255,13 @@ def _is_bare_predicate(atom: Atom, file_format: FileFormat) -> bool:
     """Whether the predicate of an atom needs no quotes."""
     name, args = atom
     if file_format == "Prolog":
-        return is_prolog_name(name) and name != "not" and not is_built_in(name, len(args))
-    return is_bare_name(name) and (len(args) > 0 or _is_bare_constant(name, file_format))
+        is_reserved = name == "not" or is_built_in(name, len(args))
+        return is_prolog_name(name) and not is_reserved
+
+    # Without arguments a capital would read as a variable.
+    if not args:
+        return _is_bare_constant(name, file_format)
+    return is_bare_name(name)
 
 
 def _is_bare_constant(name: str, file_format: FileFormat) -> bool:
@@ -229,9 +275,11 @@ def _is_bare_constant(name: str, file_format: FileFormat) -> bool:
 def _format_amie_triple(atom: Atom) -> str:
     """The text of a binary atom in AMIE: `?x  relation  ?y`."""
     if len(atom.args) != 2:
-        raise ValueError(f"expected binary atoms to write as AMIE, got {shorten(_format_named_atom(atom, 'weighted'))}")
+        text = _format_named_atom(atom, "weighted")
+        raise ValueError(f"expected binary atoms to write as AMIE, got {shorten(text)}")
     head, tail = atom.args
-    return "  ".join(map(_format_amie_word, (head, atom.predicate, tail)))
+    words = (head, atom.predicate, tail)
+    return "  ".join(map(_format_amie_word, words))
 
 
 def _format_amie_word(word: Variable | str) -> str:
