@@ -20,6 +20,7 @@ from funcppo.atomic_io import write_atomically
 from funcppo.data import Dataset
 from funcppo.data.rule_tables import (
     RuleStatistics,
+    RuleTableFormat,
     format_rule_table,
     with_encoded_rules,
 )
@@ -27,9 +28,8 @@ from funcppo.mining import miner
 from funcppo.mining.config import MiningConfig
 from funcppo.mining.miner import MinedRules, MiningResult, ProgressCallback
 
-MINER_VERSION = (
-    3  # part of the cache key; increase it when the miner finds other rules
-)
+# Part of the cache key; increase it when the miner finds other rules.
+MINER_VERSION = 3
 
 
 class MinedDataset(NamedTuple):
@@ -37,9 +37,8 @@ class MinedDataset(NamedTuple):
 
     dataset: Dataset  # its rules are the mined ones, best first
     statistics: RuleStatistics  # a row for each rule
-    result: (
-        MiningResult  # the rules as tensors, and how completely they were mined
-    )
+    # the rules as tensors, and how completely they were mined
+    result: MiningResult
 
 
 class RuleFile(NamedTuple):
@@ -97,7 +96,7 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def write_rule_file(
-    path: Path, dataset: Dataset, counts: RuleStatistics, file_format: str
+    path: Path, dataset: Dataset, counts: RuleStatistics, file_format: RuleTableFormat
 ) -> None:
     """Write the rules of a data set atomically.
 
