@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from funcppo.logic import baselines, derivability, fixpoint, kb
+from funcppo.logic import consequences, derivability, fixpoint, kb
 from funcppo.logic.resolve import Goals, make_resolve_config, resolve
 from tests import oracles, sld
 from tests.logic.test_resolve import C, P, program
@@ -52,8 +52,8 @@ def test_derivations_read_from_the_outlook_are_those_counted_anew(program, n_pai
     """However many are held at once, which is never more than asked for and one atom's."""
     world, sizes, model, known = build(program, 1)
     some = model.atoms[::2]
-    pairs = lambda found: list(zip(found.atom.tolist(), found.rule.tolist()))
-    want = sorted(pairs(baselines.collect_derivations(world, sizes, model, 1, some)))
+    pairs = lambda found: list(zip(found.atom_row.tolist(), found.rule.tolist()))
+    want = sorted(pairs(consequences.collect_derivations(world, sizes, model, 1, some)))
     for held in (known, derivability.build_derivability_index_for_atoms(world, sizes, model, some)):
         parts = [pairs(part) for part in derivability.iter_indexed_derivations(held, sizes, some, n_pairs)]
         assert [pair for part in parts for pair in part] == want
