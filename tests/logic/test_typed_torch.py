@@ -20,6 +20,7 @@ def test_values_worked_by_hand():
     assert typed_torch.run_lengths(values).tolist() == [2, 1, 1]
     table = torch.tensor([[2, 1], [1, 3], [2, 1]])
     assert typed_torch.atom_tuples(table) == [(2, 1), (1, 3), (2, 1)]
+    assert typed_torch.rule_tuples(table[None, :2]) == [[(2, 1), (1, 3)]]
     assert typed_torch.unique_rows(table).tolist() == [[1, 3], [2, 1]]
 
 
