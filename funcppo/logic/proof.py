@@ -105,8 +105,8 @@ def check_proof(
         if node.probability is not None and not 0 <= node.probability <= 1:
             node_errors.append(f"expected a probability from 0 to 1, got {node.probability}")
 
-        path = _format_path(position, layout.users)
-        errors += [f"{path}: {error}" for error in node_errors]
+        for error in node_errors:  # a path is as long as the node is deep: format it for an error only
+            errors.append(f"{_format_path(position, layout.users)}: {error}")
     return errors
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from hypothesis import assume, event, given, settings
@@ -117,6 +120,15 @@ def test_every_change_of_the_worked_example_is_rejected():
     for at, kind, fields in offered:
         false = tuple(dataclasses.replace(n, **fields) if i == at else n for i, n in enumerate(nodes))
         assert checked(COUNTRIES, Proof(nodes=false)) != [], (at, kind, fields)
+
+
+def test_the_checker_imports_nothing_of_the_package():
+    """It shares no code with the prover whose proofs it checks."""
+    tree = ast.parse(inspect.getsource(proof_))
+    imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert "json" in imported
+    assert all(name and name.split(".")[0] in sys.stdlib_module_names for name in imported)
 
 
 @given(programs())

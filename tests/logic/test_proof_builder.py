@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.logic import proof_builder
+from funcppo.logic.proof_builder import Choice
 from tests.logic.proof_cases import COUNTRIES, C, X, Y, Z, checked, programs, proved_by_model, substitute
 
 
@@ -53,6 +54,25 @@ def unifier(left, right, n_constants):
         equations = [(rewrite(a), rewrite(b)) for a, b in equations]
         theta = {v: rewrite(u) for v, u in theta.items()} | {s: t}
     return theta
+
+
+def test_a_trace_of_choices_worked_by_hand():
+    """france is next to germany, which is in europe; the last goal is a fact and needs no choice."""
+    choices = [Choice("rule", 0, 0.83), Choice("fact", 0, 0.5)]
+    proof = proof_builder.from_trace(COUNTRIES, (2, 1, 3), choices)
+    assert [(node.goal, node.rule, node.probability) for node in proof.nodes] == [
+        ((2, 1, 3), 0, 0.83),
+        ((1, 1, 2), None, 0.5),
+        ((2, 2, 3), None, None),
+    ]
+
+
+def test_a_program_leaves_padding_atoms_out():
+    program = proof_builder.make_program(
+        [[1, 1, 0]], [[[1, X, 0], [1, X, 0], [0, 0, 0]], [[1, 2, 0], [0, 0, 0], [0, 0, 0]]], C
+    )
+    assert program.facts == ((1, 1, 0),) and program.fact_set == {(1, 1, 0)}
+    assert program.rules == (((1, X, 0), (1, X, 0)), ((1, 2, 0),))
 
 
 @given(programs())
