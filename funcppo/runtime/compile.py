@@ -72,6 +72,7 @@ def compile_function(
 
 
 def _by_inductor(fn: Callable[..., Any], tuned: bool = True, **more: Any) -> CachedFunction:
+    from funcppo.runtime.inductor import threefry_lowering  # noqa: F401  # registers the lowering
     from funcppo.runtime.inductor.matmul_pass import MatmulPass
 
     return CachedFunction(
