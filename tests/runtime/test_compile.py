@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,15 @@ from funcppo.minibatch import UpdateState
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import parallel_compile
-from funcppo.runtime.compile import STRATEGIES, _StrategySelector, compile_function, fused_adam, select_strategy
+from funcppo.runtime.compile import (
+    STRATEGIES,
+    StrategyRecord,
+    _StrategySelector,
+    compile_function,
+    fused_adam,
+    select_strategy,
+    with_capture,
+)
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
@@ -242,3 +250,22 @@ def test_fused_adam_equals_ours_and_writes_to_no_argument(cfg):
         results.append((p, s))
     assert_trees_equal(*results, rtol=1e-5, atol=1e-6)
     assert all(x._version == y._version for x, y in zip(tree.leaves(params), tree.leaves(state().params)))
+
+
+@dataclass
+class Outcome:
+    """The outcome of a capture."""
+
+    replay_mode: Any
+    fallback_reason: str = ""
+    n_graphs: int = 0
+    capture_ms: float = 0.0
+
+
+def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
+    on_cpu = StrategyRecord(strategy="one-graph", failures=(), torch_version="2.13", device="cpu", backend="inductor")
+    on_gpu = replace(on_cpu, device="cuda:0")
+    assert with_capture(on_cpu, Outcome("none", "no CUDA tensor in the state")) == on_cpu
+    assert with_capture(on_gpu, Outcome("cuda-graph")) == replace(on_gpu, replay_mode="cuda-graph")
+    (failure,) = with_capture(on_gpu, Outcome("none", "it waits for the GPU")).failures
+    assert (failure.name, failure.error_type, failure.message) == ("cuda-graph", "CaptureError", "it waits for the GPU")
