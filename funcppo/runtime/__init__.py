@@ -7,6 +7,7 @@ The runtime receives the functions of a training step as arguments. From this pa
     compile.py           compilation strategies: `select_strategy` picks one, `compile_function` compiles one function
     compile_cache.py     compiled functions on disk, found again by later processes
     parallel_compile.py  background processes that compile ahead; compile_worker.py is their entry point
+    stacked.py           trees whose leaves are stacked along a leading axis
     equivalence.py       the check that a compiled function computes what the eager one does
     whole_iteration.py   one training iteration as one graph, its loops kept as loops
     capture.py           a step over static buffers, as one CUDA graph where the device allows it

@@ -223,26 +223,33 @@ def _write_back(old: State, new: State, out: Output) -> Output:
 
 
 def _is_same_view(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.numel() > 0
+    has_same_address = a.data_ptr() == b.data_ptr()
+    has_same_strides = a.stride() == b.stride()
+    return has_same_address and has_same_strides and a.numel() > 0
 
 
 def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
     """Raise an error if `new` cannot be copied over `old` leaf by leaf."""
-    if tree.structure(old) != tree.structure(new) and tree.paths(old) != tree.paths(new):
+    has_same_structure = tree.structure(old) == tree.structure(new)
+    if not has_same_structure and tree.paths(old) != tree.paths(new):
         raise error_type(
             f"the step changes the structure of the state: expected leaves {tree.paths(old)}, got {tree.paths(new)}"
         )
 
-    for i, (old_leaf, new_leaf) in enumerate(zip(tree.leaves(old), tree.leaves(new))):
-        expected = (old_leaf.dtype, old_leaf.shape, old_leaf.device)
-        actual = (new_leaf.dtype, new_leaf.shape, new_leaf.device)
-        if actual != expected:
+    leaves = zip(tree.leaves(old), tree.leaves(new))
+    for i, (old_leaf, new_leaf) in enumerate(leaves):
+        if _layout(new_leaf) != _layout(old_leaf):
             name = tree.paths(old)[i]
-            raise error_type(f"the step changes {name}: expected {_describe(*expected)}, got {_describe(*actual)}")
+            raise error_type(f"the step changes {name}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}")
 
 
-def _describe(dtype: torch.dtype, shape: torch.Size, device: torch.device) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
+def _layout(x: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    return x.dtype, x.shape, x.device
+
+
+def _describe(x: Tensor) -> str:
+    dtype = str(x.dtype).removeprefix("torch.")
+    return f"{dtype} {list(x.shape)} on {x.device}"
 
 
 def _check_capturable(buffers: State, new_state: State, out: object) -> None:
@@ -269,17 +276,20 @@ def _explain(error: BaseException) -> str:
     """One line that says what cannot be captured, and where in the user's code."""
     lines = str(error).strip().splitlines()
     line = lines[0] if lines else ""
-    if "enerator" in line or "offset increment" in line.lower():
+    is_generator_error = "enerator" in line or "offset increment" in line.lower()
+    is_capture_error = "captur" in line.lower()
+    if is_generator_error:
         line = f"it draws from a torch.Generator that the graph does not know ({line})"
-    elif "captur" in line.lower():
+    elif is_capture_error:
         line = f"it waits for the GPU, or copies from or to the host ({line})"
     return f"{type(error).__name__}: {line}{_innermost_user_frame(error)}"
 
 
 def _innermost_user_frame(error: BaseException) -> str:
     """Where an error arose, outside of this module, of installed packages and of generated code; empty if nowhere."""
+    frames = traceback.extract_tb(error.__traceback__)
     user_frames: list[traceback.FrameSummary] = []
-    for frame in traceback.extract_tb(error.__traceback__):
+    for frame in frames:
         is_installed = "site-packages" in frame.filename
         is_generated = "<" in frame.filename
         if frame.filename != __file__ and not is_installed and not is_generated:
@@ -287,7 +297,8 @@ def _innermost_user_frame(error: BaseException) -> str:
     if not user_frames:
         return ""
     innermost = user_frames[-1]
-    return f", in {_relative_to_cwd(innermost.filename)}:{innermost.lineno}: {innermost.line}"
+    filename = _relative_to_cwd(innermost.filename)
+    return f", in {filename}:{innermost.lineno}: {innermost.line}"
 
 
 def _relative_to_cwd(filename: str) -> str:

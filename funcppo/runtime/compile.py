@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime import parallel_compile
+from funcppo.runtime import parallel_compile, stacked
 from funcppo.runtime.compile_cache import CachedFunction, InductorOptions, compile_events
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, check_output, check_update
 from funcppo.runtime.protocols import (
@@ -154,8 +154,9 @@ def select_strategy(
       ValueError: there is no such strategy.
       Exception: whatever a strategy that is chosen by name raises.
     """
-    if strategy not in ("auto", *STRATEGIES):
-        raise ValueError(f"strategy: expected auto, {', '.join(STRATEGIES)}, got {strategy!r}")
+    choices = ("auto", *STRATEGIES)
+    if strategy not in choices:
+        raise ValueError(f"strategy: expected {', '.join(choices)}, got {strategy!r}")
 
     def make_record(selected: str, failures: tuple[Failure, ...]) -> StrategyRecord:
         return StrategyRecord(
@@ -180,7 +181,9 @@ def select_strategy(
         collected = collect(cfg, world, state, parts)
         update_args = (cfg, world, state.params, collected.batch, collected.scalars)
         parts, selected = selector.compile_update_part(parts, candidates, update_args, collected)
-    return SelectedStrategy(parts, make_record(selected, tuple(selector.failures)))
+
+    failures = tuple(selector.failures)
+    return SelectedStrategy(parts, make_record(selected, failures))
 
 
 def with_capture(record: StrategyRecord, captured: CaptureOutcome) -> StrategyRecord:
@@ -217,9 +220,10 @@ def _record_first_calls(
         return record_and_call
 
     recording_parts = {name: with_recording(name) for name in ROLLOUT_PARTS}
-    collected = collect(cfg, world, state, dataclasses.replace(parts, scan=_scan_first_step, **recording_parts))
+    short_parts = dataclasses.replace(parts, scan=_scan_first_step, **recording_parts)
+    collected = collect(cfg, world, state, short_parts)
 
-    first_minibatch = tree.map(lambda x: x[0], collected.minibatches)
+    first_minibatch = stacked.item(collected.minibatches, 0)
     update_args = (cfg, world, state.params, collected.batch, collected.scalars)
     calls["minibatch_step"] = (*update_args, collected.update_state, first_minibatch)
     return calls
@@ -229,9 +233,10 @@ def _scan_first_step(
     fn: Callable[[Carry, Inputs], tuple[Carry, Result]], carry: Carry, xs: Inputs
 ) -> tuple[Carry, Result]:
     """As a scan, but the first step stands for all: its outputs are repeated along the leading axis."""
-    n_steps = len(tree.leaves(xs)[0])
-    carry, y = fn(carry, tree.map(lambda x: x[0], xs))
-    return carry, tree.map(lambda leaf: torch.stack([leaf] * n_steps), y)
+    n_steps = stacked.length(xs)
+    carry, y = fn(carry, stacked.item(xs, 0))
+    ys = tree.map(lambda leaf: torch.stack([leaf] * n_steps), y)
+    return carry, ys
 
 
 def _subset(calls: _Calls, names: tuple[str, ...]) -> _Calls:
@@ -399,9 +404,13 @@ def _gradient_by_autograd(
     """The gradient of `loss` in `params` by the autograd engine, and the metrics of the loss."""
     leaves = [x.detach().requires_grad_() for x in tree.leaves(params)]
     with torch.enable_grad():
-        value, metrics = loss(cfg, world, tree.unflatten(params, leaves), *args)
-    grads = torch.autograd.grad(value, leaves, materialize_grads=True)
-    return tree.unflatten(params, list(grads)), tree.map(torch.Tensor.detach, metrics)
+        variables = tree.unflatten(params, leaves)
+        value, metrics = loss(cfg, world, variables, *args)
+
+    leaf_grads = torch.autograd.grad(value, leaves, materialize_grads=True)
+    grads = tree.unflatten(params, list(leaf_grads))
+    metrics = tree.map(torch.Tensor.detach, metrics)
+    return grads, metrics
 
 
 class AdamSettings(Protocol):
@@ -486,7 +495,11 @@ def fused_adam(
         maximize=False,
     )
 
-    new_state = state._replace(step=state.step + 1, mu=tree.unflatten(params, mu), nu=tree.unflatten(params, nu))
+    new_state = state._replace(
+        step=state.step + 1,
+        mu=tree.unflatten(params, mu),
+        nu=tree.unflatten(params, nu),
+    )
     return tree.unflatten(params, new_params), new_state
 
 

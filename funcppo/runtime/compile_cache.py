@@ -192,7 +192,8 @@ class CachedFunction(Generic[Result]):
         if serialized_args is None:
             return None
 
-        options = sorted((name, _option_key(value)) for name, value in self._options.items())
+        options = [(name, _option_key(value)) for name, value in self._options.items()]
+        options.sort()
         key = (self._function_id, serialized_args, options, _global_torch_settings(), _environment_key(args))
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
         return Path(cache_dir()) / PACKAGE_DIR.name / digest[:32]
@@ -314,7 +315,10 @@ def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
     versions = (torch.__version__, torch.version.git_version, sys.version_info, platform.machine())
 
     devices = {leaf.device for leaf in tree.leaves(args) if isinstance(leaf, Tensor) and leaf.is_cuda}
-    gpus = [(str(d), torch.cuda.get_device_name(d), torch.cuda.get_device_capability(d)) for d in devices]
+    gpus: list[tuple[str, str, tuple[int, int]]] = []
+    for device in devices:
+        model = torch.cuda.get_device_name(device)
+        gpus.append((str(device), model, torch.cuda.get_device_capability(device)))
 
     env_vars: list[tuple[str, str]] = []
     for name, value in os.environ.items():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime import stacked
 
 # Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
 DEFAULT_TOLERANCE = 0.01  # for float32 and TF32 matrix products
@@ -59,14 +60,15 @@ def check_update(
     """
     actual = learner
     expected = learner
-    n_minibatches = len(tree.leaves(minibatches)[0])
-    for i in range(min(MAX_CHECKED_MINIBATCHES, n_minibatches)):
-        minibatch = tree.map(lambda x, i=i: x[i], minibatches)
+    n_checked = min(MAX_CHECKED_MINIBATCHES, stacked.length(minibatches))
+    for i in range(n_checked):
+        minibatch = stacked.item(minibatches, i)
         actual, _ = step(actual, minibatch)
         expected, _ = eager(expected, minibatch)
 
-    leaves = zip(tree.paths(expected), tree.leaves(actual), tree.leaves(expected), tree.leaves(learner))
-    for name, actual_leaf, expected_leaf, initial_leaf in leaves:
+    names = tree.paths(expected)
+    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(learner))
+    for name, (actual_leaf, expected_leaf, initial_leaf) in zip(names, leaves):
         error = _distance(actual_leaf, expected_leaf)
         change = _distance(expected_leaf, initial_leaf)
         if not error <= tolerance * change:  # true for NaN as well
@@ -87,10 +89,14 @@ def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TO
     Raises:
       EquivalenceError: too many elements of a leaf differ.
     """
-    for name, actual_leaf, expected_leaf in zip(tree.paths(expected), tree.leaves(actual), tree.leaves(expected)):
-        n_wrong = int(_wrong_elements(actual_leaf, expected_leaf, tolerance).sum())
-        if n_wrong > tolerance * expected_leaf.numel():
-            raise EquivalenceError(f"{n_wrong} of {expected_leaf.numel()} numbers differ from eager in {name}")
+    names = tree.paths(expected)
+    leaves = zip(tree.leaves(actual), tree.leaves(expected))
+    for name, (actual_leaf, expected_leaf) in zip(names, leaves):
+        is_wrong = _wrong_elements(actual_leaf, expected_leaf, tolerance)
+        n_wrong = int(is_wrong.sum())
+        n = expected_leaf.numel()
+        if n_wrong > tolerance * n:
+            raise EquivalenceError(f"{n_wrong} of {n} numbers differ from eager in {name}")
 
 
 def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tensor:
@@ -103,7 +109,8 @@ def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tenso
     finite = torch.where(expected.isfinite(), expected, 0.0)
     typical_size = float(finite.square().mean().sqrt()) if expected.numel() else 0.0
     size = finite.abs().clamp_min(typical_size)
-    is_close = (actual - expected).abs() <= tolerance * size + ABSOLUTE_TOLERANCE
+    error = (actual - expected).abs()
+    is_close = error <= tolerance * size + ABSOLUTE_TOLERANCE
     return wrong & ~both_nan & ~is_close
 
 
@@ -111,5 +118,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
     """L2 norm of a - b, in which equal infinities and pairs of NaN count as 0."""
     a = a.double()
     b = b.double()
-    is_equal = (a == b) | (a.isnan() & b.isnan())
-    return float(torch.where(is_equal, 0.0, a - b).norm())
+    both_nan = a.isnan() & b.isnan()
+    is_equal = (a == b) | both_nan
+    difference = torch.where(is_equal, 0.0, a - b)
+    return float(difference.norm())

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.protocols import TensorFunction, TrainingParts
 
@@ -61,8 +62,10 @@ class _GraphCache:
 
 def _capture_key(cfg: object, world: object, inputs: object) -> tuple[object, ...]:
     """What a graph is captured for: the settings, the addresses of the world, and the shapes of the inputs."""
-    world_key = [(x.data_ptr(), x.shape) for x in tree.leaves(world)]
-    input_key = [(x.shape, x.dtype) for x in tree.leaves(inputs)]
+    world_leaves = tree.leaves(world)
+    input_leaves = tree.leaves(inputs)
+    world_key = [(x.data_ptr(), x.shape) for x in world_leaves]
+    input_key = [(x.shape, x.dtype) for x in input_leaves]
     return (cfg, *world_key, *input_key)
 
 
@@ -104,22 +107,24 @@ class GraphedStep(_GraphCache, Generic[State]):
         self._captured.step()
         return self._captured.state[-1]
 
-    def _advance(self, cfg: object, world: object, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[()]]:
+    def _advance(self, cfg: object, world: object, inputs: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[()]]:
         """The inputs with the state replaced by the next one."""
         state = self._step(cfg, world, *inputs)
         return (*inputs[:-1], state), ()
 
 
 def _are_identical(args: tuple[object, ...], others: tuple[object, ...]) -> bool:
-    return len(args) == len(others) and all(a is b for a, b in zip(args, others))
+    if len(args) != len(others):
+        return False
+    return all(a is b for a, b in zip(args, others))
 
 
 class ScanState(NamedTuple):
     """Buffers of a loop between two steps."""
 
-    inputs: Any  # arguments of the body that are the same in every step
+    inputs: tuple[object, ...]  # arguments of the body that are the same in every step
     carry: Any  # what the body passes on
-    xs: Any  # inputs of all n steps [n, ...]
+    xs: object  # inputs of all n steps [n, ...]
     ys: Any  # outputs of all n steps [n, ...]; those of steps to come are not filled
     step_index: Tensor  # number of the next step [1]
 
@@ -145,25 +150,32 @@ class GraphedScan(_GraphCache):
         inputs = tuple(inputs)
         body = partial(fn.func, cfg, world, **fn.keywords)
         key = (fn.func, *fn.keywords.items(), *_capture_key(cfg, world, (inputs, carry, xs)))
-        loop = self._get_or_capture(key, partial(_run_body, body), lambda: _initial_scan_state(body, inputs, carry, xs))
+        make_initial_state = partial(_initial_scan_state, body, inputs, carry, xs)
+        loop = self._get_or_capture(key, partial(_run_body, body), make_initial_state)
 
-        # An interrupted call may have left another step index behind.
+        # The step index begins at 0 at every call, also after one that was interrupted.
         first_index = torch.zeros_like(loop.state.step_index)
-        loop.load(ScanState(inputs=inputs, carry=carry, xs=xs, ys=loop.state.ys, step_index=first_index))
-        n_steps = len(tree.leaves(xs)[0])
-        for _ in range(n_steps):
+        ys = loop.state.ys
+        loop.load(ScanState(inputs, carry, xs, ys, step_index=first_index))
+        for _ in range(stacked.length(xs)):
             loop.step()
-        return tree.map(torch.clone, (loop.state.carry, loop.state.ys))
+        result = (loop.state.carry, loop.state.ys)
+        return tree.map(torch.clone, result)
 
 
 def _initial_scan_state(
     body: TensorFunction[tuple[object, object]], inputs: tuple[object, ...], carry: object, xs: object
 ) -> ScanState:
     """The loop before its first step; the body runs once, for the shapes of its output."""
-    n_steps = len(tree.leaves(xs)[0])
-    _, y = body(*inputs, carry, tree.map(lambda x: x[0], xs))
-    step_index = torch.zeros(1, dtype=torch.int64, device=tree.leaves(carry)[0].device)
-    ys = tree.map(lambda leaf: leaf.new_zeros((n_steps, *leaf.shape)), y)
+    n_steps = stacked.length(xs)
+    _, y = body(*inputs, carry, stacked.item(xs, 0))
+    device = tree.leaves(carry)[0].device
+    step_index = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def make_rows(leaf: Tensor) -> Tensor:
+        return leaf.new_zeros((n_steps, *leaf.shape))
+
+    ys = tree.map(make_rows, y)
     return ScanState(inputs, carry, xs, ys=ys, step_index=step_index)
 
 
@@ -172,10 +184,19 @@ def _run_body(body: TensorFunction[tuple[object, object]], loop: ScanState) -> t
 
     The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
     """
-    x = tree.map(lambda leaf: leaf.index_select(0, loop.step_index)[0], loop.xs)
+    index = loop.step_index
+
+    def read_row(rows: Tensor) -> Tensor:
+        return rows.index_select(0, index)[0]
+
+    def write_row(rows: Tensor, row: Tensor) -> Tensor:
+        return rows.index_copy_(0, index, row[None])
+
+    x = tree.map(read_row, loop.xs)
     carry, y = body(*loop.inputs, loop.carry, x)
-    tree.map(lambda rows, row: rows.index_copy_(0, loop.step_index, row[None]), loop.ys, y)
-    return loop._replace(carry=carry, step_index=loop.step_index + 1), ()
+    tree.map(write_row, loop.ys, y)
+    next_loop = loop._replace(carry=carry, step_index=index + 1)
+    return next_loop, ()
 
 
 class StepOfParts(Protocol[State, OutputOf, PartsIn]):

@@ -29,10 +29,17 @@ class StagingBuffers(Generic[Data]):
 
     def __init__(self, like: Data, device: torch.device | str) -> None:
         """Allocate buffers with the structure, shapes and dtypes of `like`, a tree on the host."""
-        self.data: Data = tree.map(lambda x: torch.empty_like(x, device=device), like)
+
+        def allocate(x: Tensor) -> Tensor:
+            return torch.empty_like(x, device=device)
+
+        def allocate_pinned(x: Tensor) -> Tensor:
+            return torch.empty_like(x).pin_memory()
+
+        self.data: Data = tree.map(allocate, like)
         self._uses_cuda = torch.device(device).type == "cuda"
         if self._uses_cuda:
-            self._pinned = tree.map(lambda x: torch.empty_like(x).pin_memory(), like)
+            self._pinned = tree.map(allocate_pinned, like)
             self._copy_stream = torch.cuda.Stream()
             self._copied = torch.cuda.Event()
             self._consumed = torch.cuda.Event()
@@ -68,11 +75,16 @@ class StagingBuffers(Generic[Data]):
             self._consumed.record()
 
     def _check_fits(self, values: Data) -> None:
-        for name, value, buffer in zip(tree.paths(self.data), tree.leaves(values), tree.leaves(self.data)):
-            if (value.shape, value.dtype) != (buffer.shape, buffer.dtype):
-                raise ValueError(
-                    f"{name}: expected {buffer.dtype} {list(buffer.shape)}, got {value.dtype} {list(value.shape)}"
-                )
+        names = tree.paths(self.data)
+        leaves = zip(tree.leaves(values), tree.leaves(self.data))
+        for name, (value, buffer) in zip(names, leaves):
+            fits = value.shape == buffer.shape and value.dtype == buffer.dtype
+            if not fits:
+                raise ValueError(f"{name}: expected {_describe(buffer)}, got {_describe(value)}")
+
+
+def _describe(x: Tensor) -> str:
+    return f"{x.dtype} {list(x.shape)}"
 
 
 def _copy_leaves(target: object, source: object) -> None:
@@ -100,7 +112,8 @@ def prefetch(rows: Tensor, chunk_size: int, device: torch.device | str) -> Itera
     with torch.cuda.device(device):
         # Two pinned buffers: one is filled while the other is copied to the device.
         copy_stream = torch.cuda.Stream()
-        buffers = [torch.empty((chunk_size, *rows.shape[1:]), dtype=rows.dtype).pin_memory() for _ in range(2)]
+        chunk_shape = (chunk_size, *rows.shape[1:])
+        buffers = [torch.empty(chunk_shape, dtype=rows.dtype).pin_memory() for _ in range(2)]
         copied = [torch.cuda.Event(), torch.cuda.Event()]
         next_chunk = _start_copy(chunks[0], buffers[0], copied[0], copy_stream)
 
@@ -109,9 +122,10 @@ def prefetch(rows: Tensor, chunk_size: int, device: torch.device | str) -> Itera
             torch.cuda.current_stream().wait_event(copied[i % 2])
             chunk.record_stream(torch.cuda.current_stream())  # allocated on the copy stream, used on this one
 
-            if i + 1 < len(chunks):
-                slot = (i + 1) % 2
-                next_chunk = _start_copy(chunks[i + 1], buffers[slot], copied[slot], copy_stream)
+            following = i + 1
+            if following < len(chunks):
+                slot = following % 2
+                next_chunk = _start_copy(chunks[following], buffers[slot], copied[slot], copy_stream)
             yield chunk
 
 

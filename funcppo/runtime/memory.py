@@ -65,5 +65,6 @@ def _read_kib_field(path: Path, field: str) -> int:
     for line in path.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
-            return _BYTES_PER_KIB * int(value.split()[0])
+            number, _ = value.split()
+            return _BYTES_PER_KIB * int(number)
     raise ValueError(f"{path}: expected a line that begins with {field}:, got none")

@@ -99,10 +99,12 @@ class Monitor(logging.Handler):
         cudagraph_trees = sys.modules.get("torch._inductor.cudagraph_trees")  # imported only by those who use it
         if cudagraph_trees is None or not torch.cuda.is_available():
             return 0
-        manager = cudagraph_trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        device = torch.cuda.current_device()
+        manager = cudagraph_trees.get_manager(device, create_if_none_exists=False)
         if manager is None:
             return 0
-        return sum(sum(n_by_function.values()) for n_by_function in manager.num_rerecord.values())
+        counts_by_node = manager.num_rerecord.values()
+        return sum(sum(counts.values()) for counts in counts_by_node)
 
     def poll(self) -> None:
         """Count the compilations since the last call, and collect the reasons for recompilations."""
@@ -231,7 +233,8 @@ class Monitor(logging.Handler):
 
 
 def _leaf_addresses(state: object) -> dict[str, int]:
-    return {name: leaf.data_ptr() for name, leaf in zip(tree.paths(state), tree.leaves(state))}
+    addresses = [leaf.data_ptr() for leaf in tree.leaves(state)]
+    return dict(zip(tree.paths(state), addresses))
 
 
 def _elapsed_ms(entry: float | _GpuInterval) -> float | None:

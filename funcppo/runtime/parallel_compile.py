@@ -73,13 +73,13 @@ def _serialize_call(call: Call) -> bytes | None:
 
 
 def _start_worker(message: bytes) -> subprocess.Popen[bytes]:
-    import_paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    import_paths = [path or os.getcwd() for path in sys.path]
     worker = subprocess.Popen(
         [sys.executable, "-m", WORKER_MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": import_paths},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(import_paths)},
     )
     assert worker.stdin is not None
     with suppress(BrokenPipeError):  # the process may have ended already

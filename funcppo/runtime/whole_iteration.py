@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
 from funcppo import tree
+from funcppo.runtime import stacked
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.protocols import TrainingParts
 
@@ -52,16 +53,21 @@ def graph_scan(fn: Callable[[Carry, Inputs], tuple[Carry, Output]], carry: Carry
       The last carry, and the outputs of all steps stacked.
     """
     # One call beside the loop gives the structure of the outputs; the compiler drops its operations.
-    _, output_like = fn(carry, tree.map(lambda x: x[0], xs))
+    _, output_like = fn(carry, stacked.item(xs, 0))
 
     # A body may return neither a NamedTuple nor a tensor that it received, so leaves are listed and cloned.
     def body(carry_leaves: list[Tensor], x_leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        next_carry, y = fn(tree.unflatten(carry, carry_leaves), tree.unflatten(xs, x_leaves))
+        this_carry = tree.unflatten(carry, carry_leaves)
+        x = tree.unflatten(xs, x_leaves)
+        next_carry, y = fn(this_carry, x)
         return _clone_leaves(next_carry), _clone_leaves(y)
 
-    contiguous_xs = [x.contiguous() for x in tree.leaves(xs)]
-    last_carry, ys = scan(body, tree.leaves(carry), contiguous_xs)
-    return tree.unflatten(carry, list(last_carry)), tree.unflatten(output_like, list(ys))
+    first_leaves = tree.leaves(carry)
+    x_leaves = [x.contiguous() for x in tree.leaves(xs)]
+    last_leaves, y_leaves = scan(body, first_leaves, x_leaves)
+    last_carry = tree.unflatten(carry, list(last_leaves))
+    ys = tree.unflatten(output_like, list(y_leaves))
+    return last_carry, ys
 
 
 def _clone_leaves(x: object) -> list[Tensor]:

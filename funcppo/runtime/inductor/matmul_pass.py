@@ -120,11 +120,14 @@ def _choose_matmul_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewr
     if k >= thresholds.split_k_min_k and k % thresholds.split_k_chunk_size == 0:
         return _split_k
 
-    macs = a.shape[:-2].numel() * m * k * n
+    batch_size = a.shape[:-2].numel()
+    macs = batch_size * m * k * n
     max_macs = thresholds.narrow_mul_sum_max_macs if n <= _NARROW_N else thresholds.mul_sum_max_macs
     if k <= thresholds.mul_sum_max_k or macs <= max_macs:
         has_contiguous_rows = a.stride(-1) == 1
-        return _rowwise_mul_sum if n <= thresholds.rowwise_max_n and has_contiguous_rows else _mul_sum
+        if n <= thresholds.rowwise_max_n and has_contiguous_rows:
+            return _rowwise_mul_sum
+        return _mul_sum
 
     if batched_gemm.supports_skinny_bmm(a, b, thresholds.skinny_max_m):
         return _skinny_bmm
@@ -149,22 +152,22 @@ def _transposed_matmul(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresh
 def _mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
     """sum_k a[.., m, k, 1] b[.., 1, k, n]"""
     a, b = _factors(node)
-    left = _call(graph, aten.unsqueeze.default, a, -1)
+    left = _unsqueeze(graph, a, -1)
     if thresholds.rowwise_max_n:  # a device that wants contiguous rows
         b = _make_contiguous(graph, b)
-    right = _call(graph, aten.unsqueeze.default, b, -3)
-    products = _call(graph, aten.mul.Tensor, left, right)
-    return _call(graph, aten.sum.dim_IntList, products, [-2])
+    right = _unsqueeze(graph, b, -3)
+    products = _mul(graph, left, right)
+    return _sum(graph, products, -2)
 
 
 def _rowwise_mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
     """sum_k a[.., m, 1, k] b^T[.., 1, n, k]"""
     a, b = _factors(node)
-    left = _call(graph, aten.unsqueeze.default, a, -2)
+    left = _unsqueeze(graph, a, -2)
     columns = _make_contiguous(graph, _transpose(graph, b))
-    right = _call(graph, aten.unsqueeze.default, columns, -3)
-    products = _call(graph, aten.mul.Tensor, left, right)
-    return _call(graph, aten.sum.dim_IntList, products, [-1])
+    right = _unsqueeze(graph, columns, -3)
+    products = _mul(graph, left, right)
+    return _sum(graph, products, -1)
 
 
 def _split_k(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
@@ -176,16 +179,15 @@ def _split_k(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> f
     n_chunks = k // chunk_size
 
     # [.., m, c k'] -> [.., c, m, k'] -> [(.. c), m, k']
-    left = _call(graph, aten.reshape.default, a, [*batch, m, n_chunks, chunk_size])
-    batch_axes = range(len(batch))
-    m_axis, chunk_axis, k_axis = len(batch), len(batch) + 1, len(batch) + 2
-    left = _call(graph, aten.permute.default, left, [*batch_axes, chunk_axis, m_axis, k_axis])
-    left = _call(graph, aten.reshape.default, left, [-1, m, chunk_size])
+    left = _reshape(graph, a, [*batch, m, n_chunks, chunk_size])
+    *batch_axes, m_axis, chunk_axis, k_axis = range(len(batch) + 3)
+    left = _permute(graph, left, [*batch_axes, chunk_axis, m_axis, k_axis])
+    left = _reshape(graph, left, [-1, m, chunk_size])
 
-    right = _call(graph, aten.reshape.default, b, [-1, chunk_size, n])
+    right = _reshape(graph, b, [-1, chunk_size, n])
     products = _call(graph, aten.bmm.default, left, right)
-    by_chunk = _call(graph, aten.reshape.default, products, [*batch, n_chunks, m, n])
-    return _call(graph, aten.sum.dim_IntList, by_chunk, [-3])
+    by_chunk = _reshape(graph, products, [*batch, n_chunks, m, n])
+    return _sum(graph, by_chunk, -3)
 
 
 def _skinny_bmm(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
@@ -199,13 +201,13 @@ def _choose_tanh_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrit
 
 def _tanh_from_exp(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
     """1 - 2 / (exp(2 x) + 1)"""
-    (x,) = node.args
-    exponent = _call(graph, aten.mul.Tensor, x, 2.0)
+    x = node.all_input_nodes[0]
+    exponent = _mul(graph, x, 2.0)
     exponential = _call(graph, aten.exp.default, exponent)
-    denominator = _call(graph, aten.add.Tensor, exponential, 1.0)
+    denominator = _add(graph, exponential, 1.0)
     reciprocal = _call(graph, aten.reciprocal.default, denominator)
-    fraction = _call(graph, aten.mul.Tensor, reciprocal, -2.0)
-    return _call(graph, aten.add.Tensor, fraction, 1.0)
+    fraction = _mul(graph, reciprocal, -2.0)
+    return _add(graph, fraction, 1.0)
 
 
 def _choose_cat_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
@@ -217,7 +219,8 @@ def _choose_cat_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite
     parts: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
     dim = dim % value.ndim
-    if any(_value(part).shape[dim] != 1 for part in parts):
+    lengths = [_value(part).shape[dim] for part in parts]
+    if any(length != 1 for length in lengths):
         return None
     return partial(_cat_as_padded_sum, parts=parts, n_inner_axes=value.ndim - 1 - dim)
 
@@ -233,7 +236,7 @@ def _cat_as_padded_sum(
         # Padding is listed from the last axis on: two numbers an axis, none for the axes inside.
         padding = [0, 0] * n_inner_axes + [n_before, n_after]
         padded = _call(graph, aten.constant_pad_nd.default, part, padding)
-        total = padded if total is None else _call(graph, aten.add.Tensor, total, padded)
+        total = padded if total is None else _add(graph, total, padded)
     assert total is not None
     return total
 
@@ -262,7 +265,7 @@ def _value(node: Any) -> Tensor:
 def _transpose(graph: fx.Graph, x: fx.Node) -> fx.Node:
     """x with its last two axes exchanged."""
     *batch_axes, rows, columns = range(_value(x).ndim)
-    return _call(graph, aten.permute.default, x, [*batch_axes, columns, rows])
+    return _permute(graph, x, [*batch_axes, columns, rows])
 
 
 def _make_contiguous(graph: fx.Graph, x: fx.Node) -> fx.Node:
@@ -274,6 +277,30 @@ def _make_contiguous(graph: fx.Graph, x: fx.Node) -> fx.Node:
     # `as_strided` makes Inductor store the copy; otherwise it would compute the copy again at every use.
     copy = _call(graph, aten.clone.default, x, memory_format=torch.contiguous_format)
     return _call(graph, aten.as_strided.default, copy, list(value.shape), list(_value(copy).stride()))
+
+
+def _reshape(graph: fx.Graph, x: fx.Node, shape: list[int]) -> fx.Node:
+    return _call(graph, aten.reshape.default, x, shape)
+
+
+def _permute(graph: fx.Graph, x: fx.Node, axes: list[int]) -> fx.Node:
+    return _call(graph, aten.permute.default, x, axes)
+
+
+def _unsqueeze(graph: fx.Graph, x: fx.Node, axis: int) -> fx.Node:
+    return _call(graph, aten.unsqueeze.default, x, axis)
+
+
+def _sum(graph: fx.Graph, x: fx.Node, axis: int) -> fx.Node:
+    return _call(graph, aten.sum.dim_IntList, x, [axis])
+
+
+def _mul(graph: fx.Graph, x: fx.Node, y: fx.Node | float) -> fx.Node:
+    return _call(graph, aten.mul.Tensor, x, y)
+
+
+def _add(graph: fx.Graph, x: fx.Node, y: fx.Node | float) -> fx.Node:
+    return _call(graph, aten.add.Tensor, x, y)
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any, **options: Any) -> fx.Node:
