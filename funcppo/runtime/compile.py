@@ -472,6 +472,13 @@ def fused_adam(
     """The new parameters and the new state after one step, as `optim.update`, by PyTorch's fused kernel.
 
     The kernel updates in place, so it works on copies.
+
+    Args:
+      cfg: settings of Adam.
+      grads: the gradient, a tree like `params`.
+      state: step count and running means; a NamedTuple.
+      params: the parameters, a tree.
+      learning_rate: step size, a scalar on the device.
     """
     new_params = [x.clone() for x in tree.leaves(params)]
     mu = [x.clone() for x in tree.leaves(state.mu)]

@@ -86,7 +86,7 @@ class GraphedStep(_GraphCache, Generic[State]):
         self._step = step
         self._in_place_args: tuple[object, ...] = ()  # the arguments of a call that continues in place
 
-    def __call__(self, cfg: object, world: object, *inputs: Any) -> State:
+    def __call__(self, cfg: object, world: object, *inputs: object) -> State:
         """Return the next state.
 
         Args:
@@ -107,7 +107,7 @@ class GraphedStep(_GraphCache, Generic[State]):
         self._captured.step()
         return self._captured.state[-1]
 
-    def _advance(self, cfg: object, world: object, inputs: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[()]]:
+    def _advance(self, cfg: object, world: object, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[()]]:
         """The inputs with the state replaced by the next one."""
         state = self._step(cfg, world, *inputs)
         return (*inputs[:-1], state), ()

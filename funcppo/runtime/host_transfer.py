@@ -47,6 +47,9 @@ class StagingBuffers(Generic[Data]):
     def put(self, values: Data) -> None:
         """Start to copy values to the buffers; returns once they are in pinned memory.
 
+        Args:
+          values: a tree on the host, of the structure, shapes and dtypes of the buffers.
+
         Raises:
           ValueError: a leaf has another shape or dtype; the message names it.
         """
@@ -157,7 +160,8 @@ class AsyncReadback:
 
         is_first = not self._copies
         if len(self._copies) < 2:
-            self._copies.append((torch.empty_like(x, device="cpu").pin_memory(), torch.cuda.Event()))
+            pinned = torch.empty_like(x, device="cpu").pin_memory()
+            self._copies.append((pinned, torch.cuda.Event()))
         else:
             self._copies.reverse()
         buffer, copied = self._copies[-1]

@@ -158,7 +158,11 @@ class Monitor(logging.Handler):
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
-        """Measure the time of a block, on the GPU if there is one and without waiting for it; a range for profilers."""
+        """Measure the time of a block, on the GPU if there is one and without waiting for it; a range for profilers.
+
+        Args:
+          name: under which `median_ms` and `report` give the time.
+        """
         times = self._times_of(name)
         if not torch.cuda.is_available():
             start = time.perf_counter()

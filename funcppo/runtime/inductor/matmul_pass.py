@@ -219,8 +219,8 @@ def _choose_cat_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite
     parts: Any = node.args[0]
     dim: Any = node.args[1] if len(node.args) > 1 else 0
     dim = dim % value.ndim
-    lengths = [_value(part).shape[dim] for part in parts]
-    if any(length != 1 for length in lengths):
+    lengths = {_value(part).shape[dim] for part in parts}
+    if lengths != {1}:
         return None
     return partial(_cat_as_padded_sum, parts=parts, n_inner_axes=value.ndim - 1 - dim)
 
