@@ -238,5 +238,5 @@ def test_a_short_run_on_a_gpu_records_two_turns_that_stay(monkeypatch, capsys, t
     args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda")
     assert funcppo(monkeypatch, *args, "--log-compiles", *SMALL) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "strategy eager on cuda:0, replayed by: manual graph a turn; compiling would take longer" in out
-    assert "recordings 2, rerecordings 0" in out and "warning" not in out
+    assert "strategy eager on cuda:0, replayed by: cuda-graph-per-loop-body; compiling would take longer" in out
+    assert "cudagraph_recordings 2, cudagraph_rerecordings 0" in out and "warning" not in out
