@@ -62,6 +62,17 @@ def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):
     torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
 
 
+def test_a_chunk_is_tuned_for_scores_without_a_search(monkeypatch):
+    """The scores of a chunk do not depend on its size; no chunk of fewer than 64 is tried."""
+    monkeypatch.setattr(autotune, "TRIAL_SIZES", (16, 64, 128))
+    cfg, world, params, atoms = setup(5, "best-proof", beam=6, chunk_size=7)
+    tuned, trials = autotune.tune_chunk_size(cfg, world, params, atoms, 1 << 60)
+    assert {trial.size for trial in trials} <= {64, 128} and tuned.chunk_size in [trial.size for trial in trials]
+    assert dataclasses.replace(tuned, chunk_size=7) == cfg
+    with pytest.raises(ValueError, match=r"--memory 1000: expected at least \d+ bytes"):
+        autotune.tune_chunk_size(cfg, world, params, atoms, 1000)
+
+
 def test_a_search_that_cannot_fit_is_refused_before_it_starts():
     cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
     with pytest.raises(ValueError, match=r"--memory 1000: expected at least \d+ bytes here, of which \d+ are in use"):
