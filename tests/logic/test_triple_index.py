@@ -88,7 +88,7 @@ def test_keys_are_ascending_and_distinct_and_their_order_of_insertion_does_not_m
 
 
 def test_other_arities_answer_no_ranking_query():
-    mixed = triple_index.build_triple_index(torch.tensor([[1, 1, 0, 0], [1, 1, 2, 0], [1, 1, 2, 3]]), 3)
+    mixed = triple_index.build_triple_index(torch.tensor([[1, 1, 0, 0], [1, 1, 2, 0], [1, 1, 2, 3], [1, 1, 3, 2]]), 3)
     assert len(mixed.head_query_keys) == len(mixed.tail_query_keys) == 1
     assert triple_index.contains(mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]]), triple_index.TAIL).tolist() == [
         True,
