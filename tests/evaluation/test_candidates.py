@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from funcppo import random
 from funcppo.evaluation import candidates, rank_metrics
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
-from funcppo.logic import kb, triple_index
+from funcppo.logic import triple_index
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import query_sampling
 
 DATA = pathlib.Path(os.environ.get("FUNCPPO_DATA", pathlib.Path(__file__).parents[1] / "../shared/data"))
 
@@ -163,84 +162,6 @@ def test_head_and_tail_are_drawn_apart():
     assert draw(HEAD).entity.tolist() != draw(TAIL).entity.tolist()
 
 
-# -- training queries
-
-
-FACTS = np.array([[1, 1, 2], [1, 2, 3], [1, 3, 1], [2, 1, 1], [3, 2, 0]])
-KB, SIZES = kb.build(FACTS, np.zeros((0, 2, 3), int), n_constants=3, n_predicates=3)
-HARD = torch.tensor([[1, 3, 3], [2, 2, 2]], dtype=torch.int32)
-
-
-def drawn(seed, n, positive, hard):
-    return query_sampling.sample_training_queries(
-        random.split(random.key(seed), n), KB, SIZES, KB.facts, HARD, positive, hard
-    )
-
-
-@given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
-def test_a_label_says_whether_the_query_is_a_train_fact(seed, positive, hard):
-    got = drawn(seed, 50, positive, hard)
-    facts = {tuple(f) for f in FACTS.tolist()}
-    assert got.label.tolist() == [tuple(q) in facts for q in got.query.tolist()]
-    assert not (got.corruption_failed & ~got.label).any()
-
-
-def test_positives_are_uniform_over_train():
-    got = [tuple(q) for q in drawn(0, 10000, 1.0, 0.0).query.tolist()]
-    assert within_six_sigma([got.count(tuple(f)) for f in FACTS.tolist()], [1 / 5] * 5)
-
-
-def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
-    """Every (fact, argument, constant) that gives no fact is equally likely, whatever the arity."""
-    facts, weight = {tuple(f) for f in FACTS.tolist()}, {}
-    for f in facts:
-        arity = sum(a > 0 for a in f[1:])
-        for j, c in itertools.product(range(1, arity + 1), range(1, 4)):
-            atom = (*f[:j], c, *f[j + 1 :])
-            if atom not in facts:
-                weight[atom] = weight.get(atom, 0) + 1 / arity
-    got = drawn(1, 20000, 0.0, 0.0)
-    atoms = [tuple(q) for q in got.query[~got.corruption_failed].tolist()]
-    assert set(atoms) == set(weight)
-    total = sum(weight.values())
-    assert within_six_sigma([atoms.count(a) for a in weight], [w / total for w in weight.values()])
-    p = 1 - total / 15  # 5 facts, 3 constants: the chance that one try is a fact
-    assert within_six_sigma([int(got.corruption_failed.sum()), int((~got.corruption_failed).sum())], [p**8, 1 - p**8])
-
-
-def test_shares_are_those_asked_for():
-    got = drawn(2, 20000, 0.25, 0.4)
-    in_hard = (got.query[:, None] == HARD).all(-1).any(-1)
-    assert within_six_sigma(
-        [int((got.label & ~got.corruption_failed).sum()), int((~got.label | got.corruption_failed).sum())], [0.25, 0.75]
-    )
-    only_hard = drawn(2, 200, 0.0, 1.0)
-    assert (only_hard.query[:, None] == HARD).all(-1).any(-1).all() and not only_hard.corruption_failed.any()
-    assert in_hard.double().mean() >= 0.75 * 0.4 - 0.02  # corruptions may be hard negatives too
-
-
-@pytest.mark.parametrize("fact", [[1, 1, 1], [1, 0, 0]])
-def test_a_row_without_a_negative_is_a_flagged_positive(fact):
-    """One constant, or no argument: every corruption is the fact itself."""
-    only, sizes = kb.build(np.array([fact]), np.zeros((0, 2, 3), int), n_constants=1, n_predicates=1)
-    got = query_sampling.sample_training_queries(
-        random.split(random.key(0), 4), only, sizes, only.facts, HARD[:0], 0.0, 0.0
-    )
-    assert got.corruption_failed.all() and got.label.all() and got.query.tolist() == [fact] * 4
-
-
-def test_rows_are_drawn_independently_of_their_number():
-    few, many = drawn(3, 5, 0.5, 0.2), drawn(3, 9, 0.5, 0.2)
-    assert [t.tolist() for t in few] == [t[:5].tolist() for t in many]
-
-
-def test_training_queries_trace_as_one_graph():
-    step = torch.compile(query_sampling.sample_training_queries, fullgraph=True, backend="eager")
-    got = step(random.split(random.key(5), 8), KB, SIZES, KB.facts, HARD, 0.5, 0.2)
-    assert [t.tolist() for t in got] == [t.tolist() for t in drawn(5, 8, 0.5, 0.2)]
-
-
 # -- errors
 
 
@@ -261,8 +182,6 @@ def test_what_cannot_be_ranked_is_refused_in_one_line():
         candidates.check_queries(torch.tensor([[1, 1]]), HEAD, pool, 4)
     with pytest.raises(ValueError, match="63 bits"):
         triple_index.build_triple_index(torch.tensor([[9, 1, 2]]), 2**31)
-    with pytest.raises(ValueError, match="0 hard negatives"):
-        query_sampling.sample_training_queries(random.split(random.key(0), 4), KB, SIZES, KB.facts, HARD[:0], 0.5, 0.1)
 
 
 def test_other_arities_answer_no_ranking_query():
