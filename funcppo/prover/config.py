@@ -34,7 +34,7 @@ class ProverTaskConfig:
     reward: RewardScheme = "balanced"
     """Reward of an episode. proof: +1 for proving a positive query; signed: +1 for proving a positive and -1 for
     proving a negative; balanced: +1 for a correct and -1 for a wrong result, where a negative correctly left unproved
-    counts 1 / negatives_per_positive."""
+    counts 1 / --prover.negatives-per-positive."""
 
     fact_selection: FactSelectionOption = "auto"
     """Who selects the facts of a proof. policy: the policy selects rules and facts; oracle: the policy selects rules,
@@ -58,14 +58,15 @@ class ProverTaskConfig:
 
     max_atoms: int = 5_000_000
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
-    atoms, and a larger max_height is an error."""
+    atoms, and a larger --prover.max-height is an error."""
 
     smoothing: float | None = None
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is
     computed. Default: plain counts, without leave-one-out."""
 
     object_identity: bool = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts)."""
+    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
+    off."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -76,12 +77,10 @@ class ProverTaskConfig:
         for name in _MIN_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {value}")
+                raise ValueError(f"{name}={value}: expected 1 or more")
         for name in _MIN_ZERO:
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise ValueError(f"{name}: expected 0 or more, got {value}")
+                raise ValueError(f"{name}={value}: expected 0 or more")
         if not 0.0 <= self.hard_negative_fraction <= 1.0:
-            raise ValueError(
-                f"hard_negative_fraction: expected a fraction from 0 to 1, got {self.hard_negative_fraction}"
-            )
+            raise ValueError(f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1")

@@ -13,14 +13,14 @@ from funcppo.prover.config import ProverTaskConfig
 @pytest.mark.parametrize("name", ["max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "max_atoms"])
 def test_sizes_are_at_least_1(name):
     assert getattr(ProverTaskConfig(**{name: 1}), name) == 1
-    with pytest.raises(ValueError, match=f"^{name}: expected 1 or more, got 0$"):
+    with pytest.raises(ValueError, match=f"^{name}=0: expected 1 or more$"):
         ProverTaskConfig(**{name: 0})
 
 
 @pytest.mark.parametrize("name", ["n_residual_blocks", "negatives_per_positive", "smoothing"])
 def test_counts_and_weights_are_not_negative(name):
     assert getattr(ProverTaskConfig(**{name: 0}), name) == 0
-    with pytest.raises(ValueError, match=f"^{name}: expected 0 or more, got -1$"):
+    with pytest.raises(ValueError, match=f"^{name}=-1: expected 0 or more$"):
         ProverTaskConfig(**{name: -1})
 
 
@@ -28,7 +28,7 @@ def test_counts_and_weights_are_not_negative(name):
 def test_the_hard_negative_fraction_is_between_0_and_1(value):
     ProverTaskConfig(hard_negative_fraction=0.0)
     ProverTaskConfig(hard_negative_fraction=1.0)
-    with pytest.raises(ValueError, match=f"hard_negative_fraction: expected a fraction from 0 to 1, got {value}"):
+    with pytest.raises(ValueError, match=f"hard_negative_fraction={value}: expected a fraction from 0 to 1"):
         ProverTaskConfig(hard_negative_fraction=value)
 
 
