@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -181,3 +182,24 @@ def _amie_triple(atom: Atom) -> str:
 
 _INNER = "ABCDEFGHIJKLMNOPQRSTUVWZ"
 _WRITERS = {"weighted": _weighted, "AnyBURL": _anyburl, "AMIE": _amie, "Prolog": _prolog}
+
+
+class ProofNames(NamedTuple):
+    """The texts of the parts of a proof, as `logic.proof` takes them to print it."""
+
+    format_atom: Callable[[Sequence[int]], str]
+    """From the ids of an atom to its text."""
+    format_rule: Callable[[int], str]
+    """From the row of a rule in the data set to its text."""
+
+
+def proof_names(dataset: Dataset) -> ProofNames:
+    """The texts of a data set's atoms and rules, to be unpacked: `proof.to_text(found, *proof_names(dataset))`."""
+
+    def atom_text(atom: Sequence[int]) -> str:
+        return format_atom(dataset, np.asarray(atom))
+
+    def rule_text(rule: int) -> str:
+        return format_rule(dataset, dataset.rules[rule])
+
+    return ProofNames(atom_text, rule_text)
