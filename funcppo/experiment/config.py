@@ -11,6 +11,12 @@ from funcppo.prover.config import ProverTaskConfig
 if TYPE_CHECKING:
     pass
 
+# Files in the folder of a run.
+CONFIG_FILE = "config.json"
+CHECKPOINT_FILE = "checkpoint.npz"
+METRICS_FILE = "metrics.jsonl"
+RESULTS_FILE = "results.json"
+MINED_RULES_FILE = "rules.tsv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:

@@ -25,7 +25,7 @@ from funcppo.evaluation.ranking import RankingProtocol, ranked_sides, selection_
 from funcppo.evaluation.slot_scheduler import SchedulerState
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
-from funcppo.experiment.config import RunConfig
+from funcppo.experiment.config import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, RunConfig
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import ProverTask
@@ -39,12 +39,6 @@ from funcppo.types import F32, I64
 if TYPE_CHECKING:  # it imports Dynamo, which judging a run does without
     from funcppo.runtime.monitor import Monitor
 
-CONFIG_FILE, CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE = (
-    "config.json",
-    "checkpoint.npz",
-    "metrics.jsonl",
-    "results.json",
-)
 MAX_VALIDATION_SUCCESSORS = 3e7  # successors that a validation by `success` may have to look at, by a rough count
 # Rollout steps and minibatches from which a run is long: compiling takes a minute or two, and saves 1.5 ms on each on a
 # GPU, 8 on a CPU.
