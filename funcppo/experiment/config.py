@@ -18,24 +18,36 @@ METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """One training run on a data set; what `config.json` in its folder holds."""
 
-    dataset: str  # an embedded name, a folder or a program
-    rules: str | None = None  # a rule file in place of the data set's own
-    steps: int = 120_000  # environment steps; rounded up to whole rollouts
+    dataset: str
+    """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED), a folder with
+    train.txt, or a Prolog program FILE.pl."""
+    rules: str | None = None
+    """Rule file to use instead of the data set's own rules; None: the data set's."""
+    steps: int = 120_000
+    """Total number of environment steps, rounded up to whole rollouts."""
     seed: int = 0
+    """Random seed of the initial weights, the training queries and the actions."""
     device: str = "cpu"
-    strategy: str = "auto"  # how a training step is run; auto takes the fastest that works here
-    precision: Literal["highest", "high", "bfloat16"] = "highest"  # of matrix products: float32, TF32, bfloat16
-    score: Literal["auto", "success", "best-proof"] = "auto"  # auto takes the better of the two on valid
-    n_validations: int = 12  # looks at the valid split while training; the params of the best one are kept
-    n_validation_queries: int = 1000  # valid queries ranked at each, drawn evenly over relations
-    max_nonfinite_updates: int = (
-        5  # updates in a row with a loss or gradient that is not finite, after which the run stops
-    )
+    """Device to train on: cpu or cuda."""
+    strategy: str = "auto"
+    """How the training step is executed: auto, one-graph, two-graphs, forward or eager."""
+    precision: Literal["highest", "high", "bfloat16"] = "highest"
+    """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""
+    score: Literal["auto", "success", "best-proof"] = "auto"
+    """How the policy scores a candidate: success, best-proof, or auto (the better of the two on the valid split)."""
+    n_validations: int = 12
+    """Number of evaluations on the valid split during training; the best parameters are kept."""
+    n_validation_queries: int = 1000
+    """Number of valid queries ranked at each validation, sampled evenly over relations."""
+    max_nonfinite_updates: int = 5
+    """Number of consecutive updates with a non-finite loss or gradient after which the run stops."""
     prover: ProverTaskConfig = ProverTaskConfig()
+    """Settings of the proof search and of the prover network."""
     ppo: PPOConfig = PPOConfig(
         n_envs=256,
         n_steps=8,
@@ -46,6 +58,7 @@ class RunConfig:
         entropy_coef=0.3,  # of the entropy relative to the prior: how far what is learnt may move the confidences
         advantage_ddof=None,  # rewards are of order 1 already, and the weight above is in their unit
     )
+    """Settings of proximal policy optimisation (PPO)."""
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""

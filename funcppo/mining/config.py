@@ -13,14 +13,23 @@ if TYPE_CHECKING:
 class MiningConfig:
     """Which rules are looked for in a graph, and how hard."""
 
-    max_length: int = 3  # atoms of a body
-    min_support: int = 5  # facts that a rule derives from other facts
+    max_length: int = 3
+    """Maximum number of atoms in a rule body, 1 to 3."""
+    min_support: int = 5
+    """Minimum support: facts that a rule derives from other facts."""
     min_confidence: float = 0.01
-    constants: bool = False  # also h(X, c) :- b(X, Z) and h(X, c) :- b(X, d)
-    votes_per_fact: int = 1  # a rule is kept when it is among this many best ones of some fact that it derives
-    max_rows: int = 200_000_000  # rows that one stage may make, about; what does not fit is sampled
-    time_limit: float | None = None  # stop looking after this time; what is found by then depends on the machine
-    seed: int = 0  # of the samples
+    """Minimum leave-one-out confidence, 0 to 1."""
+    constants: bool = False
+    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
+    votes_per_fact: int = 1
+    """Keep a rule if it is among the N best rules for at least one fact that it derives."""
+    max_rows: int = 200_000_000
+    """Maximum number of rows, about 40 bytes each, that one stage may materialise; larger joins are estimated from a
+    sample and marked."""
+    time_limit: float | None = None
+    """Seconds after which the search stops; None: no limit. The result then depends on the machine."""
+    seed: int = 0
+    """Random seed of the samples."""
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""

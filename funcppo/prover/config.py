@@ -13,21 +13,41 @@ if TYPE_CHECKING:
 class ProverTaskConfig:
     """What a data set does not fix about learning to prove its facts."""
 
-    max_height: int | None = None  # rule applications on a branch of a proof; None chooses by the valid split
-    max_depth: int = 20  # resolution steps of one search
-    max_successors: int | None = None  # None: as many as a search can meet, so that none is dropped
+    max_height: int | None = None
+    """Maximum height of a proof: rule applications on one branch. Default: the smallest of 1, 2, 3 that proves nearly
+    as much of the valid split as 3."""
+    max_depth: int = 20
+    """Maximum number of resolution steps in one search; beyond it the search counts as not proved."""
+    max_successors: int | None = None
+    """Maximum number of successors of a search state; a state with more is marked as overflowed. Default: the largest
+    number that can occur, so that none is dropped."""
     reward: Literal["proof", "signed", "balanced"] = "balanced"
-    fact_selection: Literal["auto", "policy", "oracle"] = (
-        "auto"  # whether the policy picks facts too; auto: above height 1
-    )
-    negatives_per_positive: float = 1.0  # training negatives for each positive
-    hard_negative_fraction: float = 0.0  # share of them that the rules derive; many of those may be true
+    """Reward of an episode. proof: +1 for proving a positive query; signed: +1 for proving a positive and -1 for
+    proving a negative; balanced: +1 for a correct and -1 for a wrong result, where a negative correctly left unproved
+    counts 1 / --prover.negatives-per-positive."""
+    fact_selection: Literal["auto", "policy", "oracle"] = "auto"
+    """Who selects the facts of a proof. policy: the policy selects rules and facts; oracle: the policy selects rules,
+    and facts come from the precomputed fixpoint (height 1 only); auto: oracle at height 1, otherwise policy."""
+    negatives_per_positive: float = 1.0
+    """Number of negative training queries per positive one."""
+    hard_negative_fraction: float = 0.0
+    """Fraction, 0 to 1, of the negative training queries that are sampled from what the rules derive; the rest are
+    uniform corruptions. Many derived negatives may be true facts held out for testing."""
     embed_dim: int = 32
+    """Dimension of the embeddings of constants, predicates and rules."""
     hidden_dim: int = 64
-    n_residual_blocks: int = 0  # residual layers that the state passes
-    max_atoms: int = 5_000_000  # atoms of T_P held at most
-    smoothing: float | None = None  # wrong pairs added to each rule's leave-one-out counts; None: its plain counts
-    object_identity: bool = False  # different variables of a rule bind different constants
+    """Width of the hidden layers."""
+    n_residual_blocks: int = 0
+    """Number of residual blocks applied to the state vector."""
+    max_atoms: int = 5_000_000
+    """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
+    atoms, and a larger --prover.max-height is an error."""
+    smoothing: float | None = None
+    """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is
+    computed. Default: plain counts, without leave-one-out."""
+    object_identity: bool = False
+    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
+    off."""
 
     def __post_init__(self) -> None:
         """Errors: ValueError naming the field."""
