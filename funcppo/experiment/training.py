@@ -158,7 +158,7 @@ def train(
         run = validate(run)
         save_checkpoint(run, folder)
     metrics_log.truncate(folder / METRICS_FILE, int(run.state.train_state.update))
-    run = dataclasses.replace(run, train_state=run.state._replace(train_state=captured.state))
+    run = dataclasses.replace(run, state=run.state._replace(train_state=captured.state))
     while (update := int(run.state.train_state.update)) < n_updates:
         start = time.perf_counter()
         with monitor.timer("replay"):
@@ -300,5 +300,5 @@ def _diverged(folder: Path, update: int, bad: int) -> str:
     saved, _ = checkpoint.read(folder / CHECKPOINT_FILE)
     return (
         f"{folder}: loss or gradient not finite in each of the {bad} updates up to {update}; params moved in none of "
-        f"them, and {CHECKPOINT_FILE} holds update {int(saved['state.update'])}: want other settings"
+        f"them, and {CHECKPOINT_FILE} holds update {int(saved['train_state.update'])}: want other settings"
     )
