@@ -101,11 +101,18 @@ def _print_overview(arguments: Sequence[str]) -> None:
         description="Prove links in knowledge graphs, and train policies that do so.",
         epilog="`funcppo PROGRAM --help` describes the options of a program.",
     )
-    parser.add_argument("--version", action="version", version=f"funcppo {package_version('funcppo')}")
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     programs = parser.add_subparsers(title="programs", metavar="PROGRAM", required=True)
     for name, summary in PROGRAMS.items():
         programs.add_parser(name, help=summary)
-    parser.parse_args(arguments)
+
+    # Printed here, because argparse ignores errors of standard output.
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(parser.format_help(), end="")
+    elif list(arguments) == ["--version"]:
+        print(f"funcppo {package_version('funcppo')}")
+    else:
+        parser.parse_args(arguments)
 
 
 def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
