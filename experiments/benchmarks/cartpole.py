@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import side_by_side
+from experiments.benchmarks import side_by_side
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -212,7 +212,7 @@ class Jax:
         """Compile and take one step."""
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other cells are made ready beside this one
         import jax  # pyright: ignore[reportMissingImports]
-        import jax_peer
+        from experiments.benchmarks import jax_peer
 
         n_envs, learners = WORK[self.work]
         if self.work == "update":

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import side_by_side
+from experiments.benchmarks import side_by_side
 import torch
 from torch import Tensor
 

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import side_by_side
+from experiments.benchmarks import side_by_side
 import torch
-from bench_cartpole import Case
-from bench_prover import Case as Prover
+from experiments.benchmarks.cartpole import Case
+from experiments.benchmarks.prover import Case as Prover
 
 from funcppo import train_step
 from funcppo.envs.base import NoWorld

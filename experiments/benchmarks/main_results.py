@@ -26,8 +26,8 @@ from threading import Lock
 from typing import NamedTuple
 
 import torch
-from mine_results import SETS as MINED
-from mine_results import commit, machine
+from experiments.benchmarks.mining_results import SETS as MINED
+from experiments.benchmarks.mining_results import commit, machine
 
 from funcppo.atomic_io import write_atomically
 from funcppo.data import load

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import side_by_side
+from experiments.benchmarks import side_by_side
 import torch
-from bench_cartpole import HOW, TURNS, kernels, least, repeated, strayed
+from experiments.benchmarks.cartpole import HOW, TURNS, kernels, least, repeated, strayed
 from torch.utils.flop_counter import FlopCounterMode
 
 from funcppo import data, random, train_step

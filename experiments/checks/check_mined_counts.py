@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mine_results import commit, machine
+from experiments.benchmarks.mining_results import commit, machine
 
 from funcppo.data import Dataset, load
 from funcppo.logic import kb

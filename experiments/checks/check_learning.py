@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import side_by_side
+from experiments.benchmarks import side_by_side
 import torch
-from bench_prover import WORK, Case
+from experiments.benchmarks.prover import WORK, Case
 from torch import Tensor
 
 from funcppo import random, train_step, tree

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_logic import LARGE, SEED, SMALL, build, machine, random_facts, timed
+from experiments.benchmarks.logic import LARGE, SEED, SMALL, build, machine, random_facts, timed
 from torch import Tensor
 
 from funcppo.logic import hugepages, kb, row_index
