@@ -1,18 +1,25 @@
-"""What a CartPole training iteration costs: whole iterations as one CUDA graph beside other ways to run them.
+"""What a CartPole training iteration costs: as one CUDA graph, other ways to run it, and other libraries.
 
-    python experiments/bench_cartpole.py --out experiments/results/bench_cartpole-h200.json
+    python experiments/benchmarks/cartpole.py --out experiments/results/cartpole-h200.json
 
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
-128 each; and `update`, one minibatch update at batch 256. How: `captured` (compiled parts, one graph launch an
-iteration), `whole` (one compiled call an iteration, its loops kept as loops, large minibatches in microbatches that fit
-into a cache: for a CPU), `parts` (compiled parts, a graph launch a rollout step and a minibatch), `compiled` (the parts
-called one by one), `eager-graph` (eager parts, one graph: LeanRL's way), `eager-parts` (eager, launched as `parts`),
-`forward` (compiled forward and loss, eager backward, fused Adam: the fallback rung), `eager`; and, where they are
-installed, `sb3`, Stable-Baselines3, and `jax`, one jitted call an iteration (jax_peer.py). Every row has its cold start
-and the median and spread of the iteration; those that are ours also their kernels, and their parity: the difference of
-params from the eager step's after one update, as a share of the change; and the most memory held until then. For one
-thread set OMP_NUM_THREADS=1, for JAX XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-which its row repeats.
+128 each; and `update`, one minibatch update at batch 256. Ways to run it (`--mode`):
+
+    captured                  compiled parts; the whole iteration is one CUDA graph
+    whole-iteration           one compiled call an iteration, its loops kept as loops; large minibatches in
+                              microbatches that fit into a cache (for a CPU)
+    loop-body-graphs          compiled parts; one CUDA graph a rollout step and one a minibatch
+    compiled                  compiled parts, called from Python
+    eager-graph               eager parts in one CUDA graph, as LeanRL does it
+    eager-loop-body-graphs    eager parts, graphs as `loop-body-graphs`
+    forward                   compiled forward and loss, eager backward, fused Adam: the `forward` strategy
+    eager                     nothing compiled
+    sb3, jax                  where they are installed: Stable-Baselines3; one jitted JAX call (jax_peer.py)
+
+A row holds the seconds of a cold start, and the median and spread of an iteration. Rows of funcppo also hold the number
+of kernels, the most memory held, and the difference of their params from the eager step's after one update, as a share
+of the change that the update makes. For one thread set OMP_NUM_THREADS=1, for JAX
+XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1", which its row repeats.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import argparse
 import itertools
 import os
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,259 +36,337 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks import side_by_side
 import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils.flop_counter import FlopCounterMode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+
+from experiments.benchmarks import side_by_side
+from experiments.benchmarks.side_by_side import Row
 from funcppo import random, train_step, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
 from funcppo.nets import feedforward as mlp
-from funcppo.runtime import compile as ladder
+from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.runtime.whole_iteration import compile_iteration
 
+# Environments and learners of each work; 0 learners: one, without vmap.
 WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
-HOW = ("captured", "whole", "parts", "compiled", "eager-graph", "eager-parts", "forward", "eager")
-TURNS = ("parts", "eager-parts")
+MODES = (
+    "captured",
+    "whole-iteration",
+    "loop-body-graphs",
+    "compiled",
+    "eager-graph",
+    "eager-loop-body-graphs",
+    "forward",
+    "eager",
+)
+LOOP_BODY_MODES = ("loop-body-graphs", "eager-loop-body-graphs")
 PEERS = ("sb3", "jax")
-SETTINGS = partial(PPOConfig, n_steps=128, n_epochs=4, n_minibatches=4)
+N_STEPS = 128
+N_MINIBATCHES = 4
+ppo_config = partial(PPOConfig, n_steps=N_STEPS, n_epochs=4, n_minibatches=N_MINIBATCHES)
+
+# The most that an H200 does: multiplications and additions a second, bytes a second, and the seconds that an empty
+# kernel of a CUDA graph takes. Rows hold the distance to them.
+FLOPS_PER_SECOND = {"highest": 67e12, "high": 495e12, "bfloat16": 990e12}
+BYTES_PER_SECOND = 4.8e12
+KERNEL_LAUNCH_SECONDS = 1.5e-6
+
+MATMUL_DTYPE = {"bfloat16": torch.bfloat16}
+JAX_PRECISION = {"highest": "highest", "high": "tensorfloat32", "bfloat16": "bfloat16"}  # JAX takes TF32 by default
+
 REPEATS = 7
-# What an H200 can do at most, for the distance to it: multiplications and additions a second, bytes a second, and
-# how long a kernel in a graph takes that does nothing.
-RATES = {"highest": 67e12, "high": 495e12, "bfloat16": 990e12}
-BANDWIDTH, LAUNCH = 4.8e12, 1.5e-6
-PRODUCTS = {"bfloat16": torch.bfloat16}
-JAX_PRODUCTS = {"highest": "highest", "high": "tensorfloat32", "bfloat16": "bfloat16"}  # by itself it takes TF32
-SECONDS = 0.2  # of each repeat, at least
-CACHED = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
+MIN_REPEAT_SECONDS = 0.2
+CACHED_ROWS = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
 
 
 def main() -> None:
     """Run the cells and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--how", nargs="*", default=list(HOW), choices=[*HOW, *PEERS], help="default: all but peers")
-    parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(RATES), help="high: TF32")
-    parser.add_argument("--microbatches", nargs="*", type=int, default=[0], help="of a minibatch; 0: as `how` has it")
-    parser.add_argument("--width", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs="+", metavar="WORK HOW DEVICE PRECISION", help=argparse.SUPPRESS)
+    parser.add_argument("--mode", nargs="*", default=list(MODES), choices=[*MODES, *PEERS], help="default: no peers")
+    parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(FLOPS_PER_SECOND), help="high: TF32")
+    parser.add_argument("--microbatches", nargs="*", type=int, default=[0], help="of a minibatch; 0: chosen by the mode")
+    parser.add_argument("--processes", type=int, default=8, help="processes that compile at once")
+    parser.add_argument("--cell", nargs="+", metavar="WORK MODE DEVICE PRECISION", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        work, how, device, precision = args.cell[:4]
-        torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
-        peers = {"sb3": partial(StableBaselines, work), "jax": partial(Jax, work, device, precision)}
-        case = peers.get(how, partial(Case, *args.cell))()
-        return side_by_side.cell(case.ready, case.timed)
-    many = itertools.product(args.precision, args.microbatches, args.work, args.how)
-    cells = [[work, how, args.device, precision, *([str(n)] if n else [])] for precision, n, work, how in many]
-    side_by_side.run(__file__, cells, args.width, args.device, args.out)
+        return run_cell(*args.cell)
+
+    cells = {}
+    for precision, n, work, mode in itertools.product(args.precision, args.microbatches, args.work, args.mode):
+        arguments = [work, mode, args.device, precision, *([str(n)] if n else [])]
+        cells[" ".join(arguments)] = arguments
+    side_by_side.run_cells(__file__, cells, args.processes, args.device, args.out)
 
 
-class Case:
-    """One kind of work, run one way."""
+def run_cell(work: str, mode: str, device: str, precision: str, microbatches: str = "0") -> None:
+    """Run one cell in this process."""
+    torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
+    if mode == "sb3":
+        case = StableBaselines(work)
+    elif mode == "jax":
+        case = Jax(work, device, precision)
+    else:
+        case = CartPoleCase(work, mode, device, precision, int(microbatches))
+    side_by_side.run_cell(case.prepare, case.measure)
 
-    def __init__(self, work: str, how: str, device: str, precision: str, microbatches: str = "0") -> None:
-        self.work, self.how, self.device, self.precision = work, how, device, precision
-        n_envs, self.learners = WORK[work]
-        self.microbatches = int(microbatches) or (max(1, 32 * n_envs // CACHED) if how == "whole" else 1)
+
+class CartPoleCase:
+    """One work, run in one mode."""
+
+    def __init__(self, work: str, mode: str, device: str, precision: str, microbatches: int = 0) -> None:
+        """Args: `microbatches` of a minibatch, 0 for as many as the mode wants."""
+        self.work, self.mode, self.device, self.precision = work, mode, device, precision
+        n_envs, self.n_learners = WORK[work]
+        rows = n_envs * N_STEPS // N_MINIBATCHES
+        for_cache = max(1, rows // CACHED_ROWS) if mode == "whole-iteration" else 1
+        self.microbatches = microbatches or for_cache
         self.cfg = Config(
-            ppo=SETTINGS(n_envs=n_envs, n_microbatches=self.microbatches),
+            ppo=ppo_config(n_envs=n_envs, n_microbatches=self.microbatches),
             env=cartpole.environment(cartpole.CartPoleConfig()),
-            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, matmul_dtype=PRODUCTS.get(precision))),
+            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, matmul_dtype=MATMUL_DTYPE.get(precision))),
         )
-        keys = random.split(random.key(0, device), max(self.learners, 1))
-        make = partial(train_step.init, self.cfg, NoWorld())
-        self.state = tree.map(torch.clone, torch.vmap(make)(keys)) if self.learners else make(keys[0])
-        self.eager = train_step.vmap_parts(train_step.EAGER_PARTS) if self.learners else train_step.EAGER_PARTS
-        self.step: Callable[[], Any] = lambda: None
 
-    def ready(self) -> dict[str, Any]:
+        keys = random.split(random.key(0, device), max(self.n_learners, 1))
+        init = partial(train_step.init, self.cfg, NoWorld())
+        if self.n_learners:
+            self.state = tree.map(torch.clone, torch.vmap(init)(keys))
+            self.eager_parts = train_step.vmap_parts(train_step.EAGER_PARTS)
+        else:
+            self.state = init(keys[0])
+            self.eager_parts = train_step.EAGER_PARTS
+
+    def prepare(self) -> Row:
         """Compile, capture, take one step and compare it with the eager one."""
-        eager, captured = self.eager, self.captured()
+        captured = self.capture()
         captured.step()
         self.synchronise()
-        peak = memory.peak_bytes(self.device)
-        cold, self.step = side_by_side.since_start(), captured.step
-        self.how = "eager"
+        peak_bytes = memory.peak_bytes(self.device)
+        cold_seconds = side_by_side.seconds_since_start()
+        self.step = captured.step
+
         with FlopCounterMode(display=False) as counter:
-            want, out = self.fn(eager)(self.start())
-        self.least = least(counter.get_total_flops(), self.start(), out, self.precision)
-        row = {"replay": captured.replay_mode, "cold_s": cold, "capture_ms": captured.capture_ms}
-        row |= {"microbatches": self.microbatches, "peak_bytes": peak}
-        return row | {"difference_from_eager": strayed(captured.state, want, self.start())}
+            want, out = self.step_function(self.eager_parts, "eager")(self.first_state())
+        self.least_ms = least_milliseconds(counter.get_total_flops(), self.first_state(), out, self.precision)
+        return {
+            "replay_mode": captured.replay_mode,
+            "cold_s": cold_seconds,
+            "capture_ms": captured.capture_ms,
+            "microbatches": self.microbatches,
+            "peak_bytes": peak_bytes,
+            "difference_from_eager": relative_difference(captured.state, want, self.first_state()),
+        }
 
-    def captured(self) -> CapturedStep[Any, Any]:
-        """The step as this way runs it."""
-        parts = self.parts(self.eager)
+    def measure(self) -> Row:
+        """Median and spread of an iteration, and its kernels."""
+        row = time_steps(self.step, self.synchronise)
+        if self.device == "cuda":
+            row |= profile_kernels(self.step) | {"least_ms": self.least_ms}
+        return row
+
+    def capture(self) -> CapturedStep[Any, Any]:
+        """The step as this mode runs it."""
+        parts = self.compile_parts()
         memory.reset_peak(self.device)
-        if self.how in TURNS:
+        if self.mode in LOOP_BODY_MODES:
             if self.work == "update":
-                raise ValueError(f"{self.work}: {self.how} has whole iterations")
+                raise ValueError(f"{self.work}: {self.mode} has whole iterations")
             step = partial(train_step.train_step, self.cfg, NoWorld())
-            return capture_loop_bodies(step, parts, self.start(), strict=self.device == "cuda")
-        graph = self.how in ("captured", "eager-graph") and self.device == "cuda"
-        return capture(self.fn(parts), self.start(), use_cuda_graph=graph, strict=graph)
+            return capture_loop_bodies(step, parts, self.first_state(), strict=self.device == "cuda")
+        use_graph = self.mode in ("captured", "eager-graph") and self.device == "cuda"
+        step = self.step_function(parts, self.mode)
+        return capture(step, self.first_state(), use_cuda_graph=use_graph, strict=use_graph)
 
-    def parts(self, eager: train_step.Parts) -> train_step.Parts:
-        """The parts that this way calls."""
-        top = "one-graph" if self.microbatches == 1 else "two-graphs"
-        compiled = dict.fromkeys(("captured", "parts", "compiled"), top)
-        rung = (compiled | {"forward": "forward"}).get(self.how, "eager")
-        parity = BF16_TOLERANCE if self.precision == "bfloat16" else DEFAULT_TOLERANCE
-        return ladder.select_strategy(
-            train_step.collect, eager, self.cfg, NoWorld(), self.state, rung, tolerance=parity
+    def compile_parts(self) -> train_step.Parts:
+        """The parts of the training step that this mode calls."""
+        if self.mode in ("captured", "loop-body-graphs", "compiled"):
+            strategy = "one-graph" if self.microbatches == 1 else "two-graphs"
+        else:
+            strategy = "forward" if self.mode == "forward" else "eager"
+        tolerance = BF16_TOLERANCE if self.precision == "bfloat16" else DEFAULT_TOLERANCE
+        return strategies.select_strategy(
+            train_step.collect, self.eager_parts, self.cfg, NoWorld(), self.state, strategy, tolerance=tolerance
         )[0]
 
-    def fn(self, parts: train_step.Parts) -> Callable[[Any], tuple[Any, Any]]:
-        """The step that is timed: an iteration, or one minibatch update."""
-        if self.how == "whole":
-            scanned = compile_iteration(train_step.train_step, parts)
-            return lambda state: scanned(self.cfg, NoWorld(), state)
+    def step_function(self, parts: train_step.Parts, mode: str) -> Callable[[Any], tuple[Any, Any]]:
+        """What is timed: an iteration, or one minibatch update."""
+        if mode == "whole-iteration":
+            iteration = compile_iteration(train_step.train_step, parts)
+            return lambda state: iteration(self.cfg, NoWorld(), state)
         if self.work != "update":
             return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)
-        got = train_step.collect(self.cfg, NoWorld(), self.state)
-        minibatch = tree.map(lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0], got.minibatches)
-        learn = partial(parts.minibatch_step, self.cfg, NoWorld(), self.state.params, got.batch, got.scalars)
-        return lambda learner: learn(learner, minibatch)
 
-    def start(self) -> Any:
-        """The state that the step threads."""
-        return self.state if self.work != "update" else train_step.collect(self.cfg, NoWorld(), self.state).update_state
+        # Two minibatches of 128 rows make the batch of 256.
+        collected = train_step.collect(self.cfg, NoWorld(), self.state)
+        minibatch = tree.map(lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0], collected.minibatches)
+        update = partial(
+            parts.minibatch_step, self.cfg, NoWorld(), self.state.params, collected.batch, collected.scalars
+        )
+        return lambda update_state: update(update_state, minibatch)
+
+    def first_state(self) -> Any:
+        """The state before the first step."""
+        if self.work != "update":
+            return self.state
+        return train_step.collect(self.cfg, NoWorld(), self.state).update_state
 
     def synchronise(self) -> None:
         """Wait for the device."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def timed(self) -> dict[str, Any]:
-        """Median and spread of an iteration, and its kernels."""
-        row = repeated(self.step, self.synchronise)
-        return row | (kernels(self.step) | {"least_ms": self.least} if self.device == "cuda" else {})
-
-
-def strayed(got: Any, want: Any, before: Any) -> float:
-    """How far params are from where they should be, as a share of the way there."""
-    a, b, c = (tree.leaves(x.params) for x in (got, want, before))
-    off, change = (tree.global_norm([x - y for x, y in zip(*pair)]) for pair in ((a, b), (b, c)))
-    return float(off / change)
-
 
 class StableBaselines:
-    """Stable-Baselines3's PPO on the same work, on the CPU; for want of it the cell is an error."""
+    """Stable-Baselines3's PPO on the same work, on the CPU; the cell is an error where it is not installed."""
 
     def __init__(self, work: str) -> None:
-        self.work, self.learn = work, lambda: None
+        self.work = work
 
-    def ready(self) -> dict[str, Any]:
-        """Make the learner and have it learn once."""
+    def prepare(self) -> Row:
+        """Make the learner and run one iteration."""
         from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 
-        n_envs, learners = WORK[self.work]
-        if learners or self.work == "update":
+        n_envs, n_learners = WORK[self.work]
+        if n_learners or self.work == "update":
             raise ValueError(f"{self.work}: Stable-Baselines3 has one learner, and whole iterations")
-        rows = n_envs * 128
-        options = {"n_steps": 128, "batch_size": rows // 4, "n_epochs": 4, "policy_kwargs": {"net_arch": [64, 64]}}
-        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs), device="cpu", **options)
-        self.learn = lambda: model.learn(rows, reset_num_timesteps=False)
-        self.learn()
-        return {"replay": "none", "cold_s": side_by_side.since_start()}
+        rows = n_envs * N_STEPS
+        options = {"n_steps": N_STEPS, "batch_size": rows // N_MINIBATCHES, "n_epochs": 4}
+        network = {"policy_kwargs": {"net_arch": [64, 64]}}
+        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs), device="cpu", **options, **network)
 
-    def timed(self) -> dict[str, Any]:
+        def step() -> None:
+            model.learn(rows, reset_num_timesteps=False)
+
+        self.step = step
+        self.step()
+        return {"replay_mode": "none", "cold_s": side_by_side.seconds_since_start()}
+
+    def measure(self) -> Row:
         """Median and spread of an iteration."""
-        return repeated(self.learn, lambda: None)
+        return time_steps(self.step, lambda: None)
 
 
 class Jax:
-    """The same work as one jitted JAX call; for want of JAX, or of the device in it, the cell is an error."""
+    """The same work as one jitted JAX call; the cell is an error where JAX, or the device in it, is missing."""
 
     def __init__(self, work: str, device: str, precision: str) -> None:
-        self.work, self.device, self.precision, self.iterations = work, device, precision, 0
-        self.shown: deque[Any] = deque(maxlen=10)
+        self.work, self.device, self.precision = work, device, precision
+        self.iterations = 0
+        self.last_metrics: deque[Any] = deque(maxlen=10)
         self.state: Any = None
-        self.iteration: Callable[[Any], tuple[Any, Any]] = lambda state: (state, None)
-        self.synchronise = lambda: None
 
-    def ready(self) -> dict[str, Any]:
+    def prepare(self) -> Row:
         """Compile and take one step."""
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other cells are made ready beside this one
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other cells are prepared beside this one
         import jax  # pyright: ignore[reportMissingImports]
+
         from experiments.benchmarks import jax_peer
 
-        n_envs, learners = WORK[self.work]
+        n_envs, n_learners = WORK[self.work]
         if self.work == "update":
             raise ValueError(f"{self.work}: the JAX run has whole iterations")
         device = jax.devices(self.device)[0]
         jax.config.update("jax_default_device", device)
-        jax.config.update("jax_default_matmul_precision", JAX_PRODUCTS[self.precision])
-        self.state, self.iteration = jax_peer.jitted(SETTINGS(n_envs=n_envs), learners)
+        jax.config.update("jax_default_matmul_precision", JAX_PRECISION[self.precision])
+
+        self.state, self.iteration = jax_peer.make_learner(ppo_config(n_envs=n_envs), n_learners)
         self.synchronise = lambda: jax.block_until_ready(self.state)
         self.step()
         self.synchronise()
-        row = {"replay": "none", "cold_s": side_by_side.since_start(), "platform": device.platform}
-        row |= {"jax": jax.__version__, "xla_flags": os.environ.get("XLA_FLAGS", "")}
-        return row | {"products": JAX_PRODUCTS[self.precision]}
+        return {
+            "replay_mode": "none",
+            "cold_s": side_by_side.seconds_since_start(),
+            "platform": device.platform,
+            "jax": jax.__version__,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "products": JAX_PRECISION[self.precision],
+        }
 
     def step(self) -> None:
         """One iteration."""
-        self.state, shown = self.iteration(self.state)
-        self.shown.append(shown)
+        self.state, metrics = self.iteration(self.state)
+        self.last_metrics.append(metrics)
         self.iterations += 1
 
-    def timed(self) -> dict[str, Any]:
+    def measure(self) -> Row:
         """Median and spread of an iteration, and the mean return of episodes that ended in the last ten."""
-        row = repeated(self.step, self.synchronise)
-        episodes, total = (sum(float(x.sum()) for x in column) for column in zip(*self.shown))
-        return row | {"iterations": self.iterations, "mean_return": total / episodes}
+        row = time_steps(self.step, self.synchronise)
+        n_episodes, total_return = (sum(float(x.sum()) for x in column) for column in zip(*self.last_metrics))
+        return row | {"iterations": self.iterations, "mean_return": total_return / n_episodes}
 
 
-def least(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
-    """Milliseconds that the arithmetic of products takes at least, and reading and writing the state once."""
+def relative_difference(got: Any, want: Any, before: Any) -> float:
+    """|got - want| / |want - before| of the params of three states."""
+    params = [tree.leaves(state.params) for state in (got, want, before)]
+    difference = tree.global_norm([a - b for a, b in zip(params[0], params[1])])
+    change = tree.global_norm([a - b for a, b in zip(params[1], params[2])])
+    return float(difference / change)
+
+
+def least_milliseconds(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
+    """The least that an H200 takes for the arithmetic of products, and to read and write the state once."""
     n_bytes = sum(x.numel() * x.element_size() for x in tree.leaves((state, state, out)))
-    return {"flops": 1e3 * flops / RATES[precision], "bytes": 1e3 * n_bytes / BANDWIDTH}
+    return {"flops": 1e3 * flops / FLOPS_PER_SECOND[precision], "bytes": 1e3 * n_bytes / BYTES_PER_SECOND}
 
 
-def repeated(step: Callable[[], Any], synchronise: Callable[[], None]) -> dict[str, Any]:
-    """Median and spread of a step, and of its processor time the median, over repeats that take SECONDS at least."""
-    times, busy, n = [], [], 1
-    while len(times) < REPEATS:
-        start, start_busy = time.perf_counter(), time.process_time()
+def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
+    """Median and spread of a step in milliseconds, and the median of its processor time.
+
+    Each of REPEATS repeats runs as many steps as MIN_REPEAT_SECONDS take.
+    """
+    wall_ms: list[float] = []
+    processor_ms: list[float] = []
+    n = 1
+    while len(wall_ms) < REPEATS:
+        wall_start, processor_start = time.perf_counter(), time.process_time()
         for _ in range(n):
             step()
         synchronise()
-        seconds, seconds_busy = time.perf_counter() - start, time.process_time() - start_busy
-        if seconds < SECONDS and not times:
-            n = max(n + 1, int(n * min(10.0, 1.2 * SECONDS / seconds)))
+        wall_seconds = time.perf_counter() - wall_start
+        processor_seconds = time.process_time() - processor_start
+
+        if wall_seconds < MIN_REPEAT_SECONDS and not wall_ms:  # too short: not counted
+            n = max(n + 1, int(n * min(10.0, 1.2 * MIN_REPEAT_SECONDS / wall_seconds)))
             continue
-        times.append(1e3 * seconds / n)
-        busy.append(1e3 * seconds_busy / n)
-    quartiles = statistics.quantiles(times, n=4)
-    row = {"iteration_ms": statistics.median(times), "spread_ms": quartiles[2] - quartiles[0], "steps_a_repeat": n}
-    return row | {"processor_ms": statistics.median(busy)}
+        wall_ms.append(1e3 * wall_seconds / n)
+        processor_ms.append(1e3 * processor_seconds / n)
+
+    quartiles = statistics.quantiles(wall_ms, n=4)
+    return {
+        "iteration_ms": statistics.median(wall_ms),
+        "spread_ms": quartiles[2] - quartiles[0],
+        "steps_a_repeat": n,
+        "processor_ms": statistics.median(processor_ms),
+    }
 
 
-def kernels(step: Callable[[], Any]) -> dict[str, Any]:
-    """How many kernels a step launches, their summed time, and the costliest."""
+def profile_kernels(step: Callable[[], Any]) -> Row:
+    """How many kernels a step launches, their time in all, and the costliest."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         torch.cuda.synchronize()
-    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    by_name: dict[str, list[float]] = {}
+    events = [event for event in profile.events() or () if event.device_type == DeviceType.CUDA]
+    microseconds: dict[str, list[float]] = {}
     for event in events:
-        by_name.setdefault(event.name[:70], []).append(event.device_time)
-    table = sorted(((sum(t), len(t), name) for name, t in by_name.items()), reverse=True)
+        microseconds.setdefault(event.name[:70], []).append(event.device_time)
+    by_cost = sorted(((sum(times), len(times), name) for name, times in microseconds.items()), reverse=True)
     return {
         "kernels": len(events),
-        "launches_ms": 1e3 * LAUNCH * len(events),
-        "kernels_ms": sum(t for t, _, _ in table) / 1e3,
-        "costliest": [f"{n} x {t / n:.1f} us {name}" for t, n, name in table[:12]],
+        "launches_ms": 1e3 * KERNEL_LAUNCH_SECONDS * len(events),
+        "kernels_ms": sum(total for total, _, _ in by_cost) / 1e3,
+        "costliest": [f"{n} x {total / n:.1f} us {name}" for total, n, name in by_cost[:12]],
     }
 
 
