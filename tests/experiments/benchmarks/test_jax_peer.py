@@ -1,4 +1,4 @@
-"""The JAX peer of bench_cartpole.py does the same work: its step, advantages and loss are ours, and it learns."""
+"""The JAX peer of the CartPole benchmark does the same work: its step, advantages and loss are ours, and it learns."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Dense
 
 jax = pytest.importorskip("jax")
-from experiments import jax_peer  # noqa: E402
+from experiments.benchmarks import jax_peer  # noqa: E402
 
 PPO = PPOConfig(n_envs=4, n_steps=128)
 
@@ -82,7 +82,7 @@ def test_the_gradient_of_the_loss_is_ours():
 
 
 def test_returns_rise():
-    state, iteration = jax_peer.jitted(PPO, 0)
+    state, iteration = jax_peer.make_learner(PPO, 0)
     shown = []
     for _ in range(40):
         state, (episodes, total) = iteration(state)
