@@ -95,8 +95,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--mode", nargs="*", default=list(MODES), choices=[*MODES, *PEERS], help="default: no peers")
-    parser.add_argument("--precision", nargs="*", default=["highest"], choices=list(FLOPS_PER_SECOND), help="high: TF32")
-    parser.add_argument("--microbatches", nargs="*", type=int, default=[0], help="of a minibatch; 0: chosen by the mode")
+    parser.add_argument(
+        "--precision", nargs="*", default=["highest"], choices=list(FLOPS_PER_SECOND), help="high: TF32"
+    )
+    parser.add_argument(
+        "--microbatches", nargs="*", type=int, default=[0], help="of a minibatch; 0: chosen by the mode"
+    )
     parser.add_argument("--processes", type=int, default=8, help="processes that compile at once")
     parser.add_argument("--cell", nargs="+", metavar="WORK MODE DEVICE PRECISION", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -10,8 +10,8 @@ Work:
     family-130                 that with 8 residual layers and 130 places for successors, of which at most 22 are filled
     family-130-microbatches    that with minibatches in 8 parts
 
-Modes are those of cartpole.py (`--mode`). Minibatches run on the successors that there are (`--successors packed`) or on
-a place for each that there may be (`padded`). Rows are as those of cartpole.py, with rollout_ms, steps a second, the
+Modes are those of cartpole.py (`--mode`). Minibatches run on the successors that there are (`--successors packed`) or
+on a place for each that there may be (`padded`). Rows are as those of cartpole.py, with rollout_ms, steps a second, the
 share of places that are filled, where the seconds of the cold start went, how many actions of a rollout are not the
 eager ones, and how far learning eagerly from the same rollout differs.
 """

@@ -1,7 +1,7 @@
 """Run the cells of a benchmark, each in a process of its own: prepared side by side, timed one at a time.
 
-The process of a cell calls `run_cell(prepare, measure)`: `prepare()` compiles and warms up, `measure()` takes the times.
-All processes prepare at once, because compiling needs no quiet machine; none measures before the last is prepared.
+The process of a cell calls `run_cell(prepare, measure)`: `prepare()` compiles and warms up, `measure()` takes the
+times. All processes prepare at once, because compiling needs no quiet machine; none measures before the last is ready.
 """
 
 from __future__ import annotations
