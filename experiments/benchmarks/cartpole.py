@@ -48,6 +48,7 @@ from funcppo import random, train_step, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
+from funcppo.minibatch import UpdateState
 from funcppo.nets import feedforward as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
@@ -312,8 +313,11 @@ class Jax:
 
 
 def relative_difference(got: Any, want: Any, before: Any) -> float:
-    """|got - want| / |want - before| of the params of three states."""
-    params = [tree.leaves(state.params) for state in (got, want, before)]
+    """|got - want| / |want - before| of the params of three training states, or states of an update."""
+    params = [
+        [state.flat_params] if isinstance(state, UpdateState) else tree.leaves(state.params)
+        for state in (got, want, before)
+    ]
     difference = tree.global_norm([a - b for a, b in zip(params[0], params[1])])
     change = tree.global_norm([a - b for a, b in zip(params[1], params[2])])
     return float(difference / change)

@@ -32,7 +32,7 @@ TRAINING_OPTIONS = (
     "--n-validations=1",
 )
 MEMORY_LIMITS = ("100MB", "320MB", "400MB", "600MB")  # beside the default, three quarters of the machine
-RECORDED_FIELDS = (
+RECORDED_FIELDS = (  # those of them that the summary has
     "n_queries",
     "n_candidates",
     "n_scored",
@@ -42,7 +42,7 @@ RECORDED_FIELDS = (
     "active_share",
     "pruned",
     "overflowed",
-    "lost",
+    "n_missed",
     "memory",
     "peak_bytes",
     "seconds",
@@ -61,7 +61,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run = folder / "run"
-        funcppo("train", args.data / "family", "--out", run, *TRAINING_OPTIONS, check=True)
+        trained = funcppo("train", args.data / "family", "--out", run, *TRAINING_OPTIONS)
+        if trained.returncode:
+            raise SystemExit(trained.stderr)
         options = () if args.queries_default is None else ("--queries", args.queries_default)
         rows.append({"row": "default"} | evaluate(run, folder, *options))
         for limit in MEMORY_LIMITS:
@@ -85,10 +87,10 @@ def evaluate(run: Path, folder: Path, *options: object) -> Row:
     return row
 
 
-def funcppo(*arguments: object, check: bool = False) -> subprocess.CompletedProcess[str]:
+def funcppo(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a program of the command line."""
     command = [sys.executable, "-m", "funcppo", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,7 @@ class Trainer:
     def run(self, trial: Trial) -> dict[str, Any]:
         """The row of one run on a free GPU: its results without the tables by relation."""
         dataset = trial.name.split(",")[0]
+
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             program = [sys.executable, "-m", "funcppo", "train", str(self.data / dataset), "--out", str(out)]
@@ -173,8 +174,9 @@ class Trainer:
             results = json.loads((out / "results.json").read_text())
             if trial.name in EVALUATION_OPTIONS:
                 results["test"] = evaluate_scores(out, results, EVALUATION_OPTIONS[trial.name])
+
         for scores in results["test"].values():
-            del scores["by_group"]
+            scores.pop("by_group", None)
         results["dataset"] = trial.name
         return {
             "set": trial.name,
@@ -222,7 +224,15 @@ def main() -> None:
     names = args.only or list(SETS)
     trainer = Trainer(data=args.data, mined=args.mined, device=args.device, gpus=queue_gpus(args.jobs))
 
+    train_missing(record, names, trainer, args)
+    print(tables.results_table(record["runs"], [name for name in tables.PROVIDED_RULES if name in names]))
+    print(tables.results_table(record["runs"], [name for name in tables.MINED_RULES if name in names]))
+
+
+def train_missing(record: dict[str, Any], names: list[str], trainer: Trainer, args: argparse.Namespace) -> None:
+    """Run what a record does not hold, and write it after every run."""
     with ThreadPoolExecutor(args.jobs) as pool:
+        # The options of the runs follow from the trials.
         for future in as_completed([pool.submit(trainer.run, trial) for trial in missing_trials(record, names)]):
             add_trial(record, future.result())
             write_record(args.out, record)
@@ -235,8 +245,6 @@ def main() -> None:
                 write_record(args.out, record)
         for future in runs:
             future.result()
-    print(tables.results_table(record["runs"], [name for name in tables.PROVIDED_RULES if name in names]))
-    print(tables.results_table(record["runs"], [name for name in tables.MINED_RULES if name in names]))
 
 
 def queue_gpus(n_jobs: int) -> SimpleQueue[str]:
@@ -255,7 +263,8 @@ def missing_trials(record: dict[str, Any], names: list[str]) -> list[Trial]:
     trials = []
     for name in names:
         if len(SETS[name].tried) > 1:
-            trials += [Trial(name, options, 0, False) for options in SETS[name].tried if (name, *options) not in present]
+            missing = [options for options in SETS[name].tried if (name, *options) not in present]
+            trials += [Trial(name, options, 0, False) for options in missing]
     return trials
 
 

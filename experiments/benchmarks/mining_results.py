@@ -57,9 +57,7 @@ SETS = {
     "wn18rr": MiningSet(
         MiningConfig(constants=True, min_support=2, min_confidence=0.001, votes_per_fact=5), OBJECT_IDENTITY
     ),
-    "fb15k-237": MiningSet(
-        MiningConfig(constants=True, max_length=2), replace(OBJECT_IDENTITY, object_identity=False)
-    ),
+    "fb15k-237": MiningSet(MiningConfig(constants=True, max_length=2), replace(OBJECT_IDENTITY, object_identity=False)),
 }
 
 

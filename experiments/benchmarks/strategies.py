@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
     parser.add_argument("--strategies", nargs="*", default=list(reversed(STRATEGIES)), choices=STRATEGIES)
     args = parser.parse_args()
+
     record: dict[str, Any] = {"machine": describe_machine(args.device), "rows": []}
     if args.device == "cuda":
         record["parity"] = compare_devices()

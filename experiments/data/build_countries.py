@@ -1,6 +1,6 @@
 """Builds the embedded sets countries_s1, countries_s2 and countries_s3 from a countries.json of mledoze/countries.
 
-    python experiments/build_countries.py COUNTRIES_JSON [--out funcppo/data/embedded] [--seed 0]
+    python experiments/data/build_countries.py COUNTRIES_JSON [--out funcppo/data/embedded] [--seed 0]
 
 The splits follow Bouchard, Singh & Trouillon 2015, "On approximate reasoning capabilities of low-rank vector spaces"
 (AAAI Spring Symposium): countries fall at random into train, valid and test so that each valid or test country has a
@@ -16,10 +16,26 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import unicodedata
 from pathlib import Path
+from typing import NamedTuple
 
-Countries = dict[str, tuple[str, str, set[str]]]  # slug -> (region, subregion, neighbours)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+
+from experiments.paths import EMBEDDED_DATA
+
+
+class Country(NamedTuple):
+    """Names as slugs."""
+
+    region: str
+    subregion: str
+    neighbours: set[str]
+
+
+Countries = dict[str, Country]  # by slug
+Triple = tuple[str, str, str]
 
 HELD_OUT = 24  # countries of valid, and as many of test
 REGIONS = ("Africa", "Americas", "Asia", "Europe", "Oceania")
@@ -40,59 +56,75 @@ def read_countries(path: Path) -> Countries:
     """Every country of the five regions; a border counts when both sides list it."""
     rows = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["region"] in REGIONS]
     places = {slug(row[key]) for row in rows for key in ("region", "subregion")}
-    official = {row["cca3"]: slug(row["name"]["official"]) for row in rows}
-    common = {row["cca3"]: slug(row["name"]["common"]) for row in rows}
-    names = {code: official[code] if name in places else name for code, name in common.items()}  # Micronesia is both
+
+    # A country has its official name where the common one is also that of a region: Micronesia.
+    names = {}
+    for row in rows:
+        common, official = slug(row["name"]["common"]), slug(row["name"]["official"])
+        names[row["cca3"]] = official if common in places else common
+
     borders = {row["cca3"]: set(row["borders"]) for row in rows}
-    mutual = {a: {names[b] for b in borders[a] if a in borders.get(b, ())} for a in borders}
-    found = {names[r["cca3"]]: (slug(r["region"]), slug(r["subregion"]), mutual[r["cca3"]]) for r in rows}
-    if len(found) != len(rows) or places & set(found):
-        raise ValueError(f"{path}: want distinct names of countries, regions and subregions")
-    return found
+    countries = {}
+    for row in rows:
+        code = row["cca3"]
+        neighbours = {names[other] for other in borders[code] if code in borders.get(other, ())}
+        countries[names[code]] = Country(slug(row["region"]), slug(row["subregion"]), neighbours)
+    if len(countries) != len(rows) or places & set(countries):
+        raise ValueError(f"{path}: expected distinct names of countries, regions and subregions")
+    return countries
 
 
 def split(countries: Countries, seed: int) -> tuple[list[str], list[str]]:
     """Valid and test countries, each with a train neighbour of its own region."""
     order = sorted(countries)
     random.Random(seed).shuffle(order)
-    chosen: list[str] = []
+    held_out: list[str] = []
     for country in order:
-        tried = {*chosen, country}
-        if all(any(countries[n][0] == countries[c][0] for n in countries[c][2] - tried) for c in tried):
-            chosen.append(country)
-        if len(chosen) == 2 * HELD_OUT:
-            return sorted(chosen[:HELD_OUT]), sorted(chosen[HELD_OUT:])
-    raise ValueError(f"want {2 * HELD_OUT} countries with a neighbour in train, got {len(chosen)}")
+        candidates = {*held_out, country}
+        if all(has_train_neighbour(countries, name, candidates) for name in candidates):
+            held_out.append(country)
+        if len(held_out) == 2 * HELD_OUT:
+            return sorted(held_out[:HELD_OUT]), sorted(held_out[HELD_OUT:])
+    raise ValueError(f"expected {2 * HELD_OUT} countries with a neighbour in train, got {len(held_out)}")
 
 
-def train_sets(countries: Countries, held_out: list[str]) -> list[list[tuple[str, str, str]]]:
+def has_train_neighbour(countries: Countries, name: str, held_out: set[str]) -> bool:
+    """Whether a country has a neighbour of its own region that is not held out."""
+    country = countries[name]
+    return any(countries[other].region == country.region for other in country.neighbours - held_out)
+
+
+def train_sets(countries: Countries, held_out: list[str]) -> list[list[Triple]]:
     """The train triples of S1, S2 and S3, sorted."""
-    region = {(c, "locatedIn", r) for c, (r, _, _) in countries.items()}
-    subregion = {(c, "locatedIn", s) for c, (_, s, _) in countries.items()}
-    inside = {(s, "locatedIn", r) for r, s, _ in countries.values()}
-    border = {(c, "neighborOf", n) for c, (_, _, neighbours) in countries.items() for n in neighbours}
-    neighbours = {n for c in held_out for n in countries[c][2]}
-    s1 = border | inside | subregion | {t for t in region if t[0] not in held_out}
-    s2 = s1 - {t for t in subregion if t[0] in held_out}
-    s3 = s2 - {t for t in region if t[0] in neighbours}
-    return [sorted(s) for s in (s1, s2, s3)]
+    region = {(name, "locatedIn", country.region) for name, country in countries.items()}
+    subregion = {(name, "locatedIn", country.subregion) for name, country in countries.items()}
+    inside = {(country.subregion, "locatedIn", country.region) for country in countries.values()}
+    border = {(name, "neighborOf", other) for name, country in countries.items() for other in country.neighbours}
+    neighbours = {other for name in held_out for other in countries[name].neighbours}
+    s1 = border | inside | subregion | {triple for triple in region if triple[0] not in held_out}
+    s2 = s1 - {triple for triple in subregion if triple[0] in held_out}
+    s3 = s2 - {triple for triple in region if triple[0] in neighbours}
+    return [sorted(triples) for triples in (s1, s2, s3)]
 
 
 def main() -> None:
+    """Write the folders of S1, S2 and S3."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("countries_json", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "funcppo" / "data" / "embedded")
+    parser.add_argument("--out", type=Path, default=EMBEDDED_DATA)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     countries = read_countries(args.countries_json)
     valid, test = split(countries, args.seed)
+    queries = {
+        name: [(country, "locatedIn", countries[country].region) for country in held_out]
+        for name, held_out in (("valid", valid), ("test", test))
+    }
     for number, train in enumerate(train_sets(countries, valid + test), 1):
         folder = args.out / f"countries_s{number}"
         folder.mkdir(parents=True, exist_ok=True)
-        queries = {"valid": valid, "test": test}
-        files = {name: [(c, "locatedIn", countries[c][0]) for c in held] for name, held in queries.items()}
-        for name, triples in {"train": train, **files}.items():
-            text = "".join("\t".join(t) + "\n" for t in triples)
+        for name, triples in {"train": train, **queries}.items():
+            text = "".join("\t".join(triple) + "\n" for triple in triples)
             (folder / f"{name}.txt").write_text(text, encoding="utf-8", newline="\n")
         (folder / "rules.txt").write_text("".join(RULES[:number]), encoding="utf-8", newline="\n")
 
