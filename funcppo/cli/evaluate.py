@@ -32,10 +32,10 @@ class Evaluate:
     A trained folder is judged by its policy; a data set by a score that needs no training. With --details FILE each
     query and side is a line of JSON there as soon as it is ranked: the answer's rank under every tie policy, the counts
     of better, equal and all candidates that it follows from, its score (natural logarithm, on the grid of 1e-4 nats
-    that scores are compared on), its status (proved, refuted, or lost: provable, but not found by the search), a proof,
-    and whether some candidate scores so near to the edge of a grid line that another machine or number of slots could
-    rank it otherwise (near_grid). The summary is computed from these lines. Ctrl-C ends after the part in progress,
-    --resume goes on.
+    that scores are compared on), its status (proved, refuted, or missed: provable, but not found by the search), a
+    proof, and whether some candidate scores so near to the edge of a grid line that another machine or number of slots
+    could rank it otherwise (near_boundary). The summary is computed from these lines. Ctrl-C ends after the part in
+    progress, --resume goes on.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """
@@ -97,7 +97,7 @@ class Evaluate:
             settings = ready.log_settings | {
                 "split": self.split,
                 "queries": self.queries,
-                "side": list(judge.protocol.sides),
+                "sides": list(judge.protocol.sides),
             }
             journal = result_log.open_log(Path(self.details), settings, len(judge.protocol.sides), resume=self.resume)
         found = self._judge(judge, rows, journal, console)
@@ -127,7 +127,7 @@ class Evaluate:
         from funcppo.evaluation import result_log
 
         found = list(journal.complete_records) if journal else []
-        rows = rows[~np.isin(rows, [record["query"] for record in found])]
+        rows = rows[~np.isin(rows, [record["query_row"] for record in found])]
         split, n_sides = getattr(judge.task.dataset, self.split), len(judge.protocol.sides)
         done, start, scored = len(found) // n_sides, time.perf_counter(), 0
         with terminal.progress_bar(console) as bar, defer_interrupt() as asked:
@@ -136,7 +136,7 @@ class Evaluate:
                 if journal:
                     result_log.append(journal, part)
                 found += [{**record, "proof": None} for record in part]
-                done, scored = done + len(part) // n_sides, scored + sum(record["scored"] for record in part)
+                done, scored = done + len(part) // n_sides, scored + sum(record["n_scored"] for record in part)
                 speed = scored / (time.perf_counter() - start)
                 bar.update(task, completed=done, note=f"{speed:,.0f} candidates/s")
                 if asked:

@@ -53,8 +53,8 @@ class SearchStats:
         """Add one call."""
         self.active_row_steps, self.row_steps = self.active_row_steps + active_row_steps, self.row_steps + row_steps
         if result is not None:
-            self.n_pruned += int(result.pruned.isfinite().sum())
-            self.n_overflowed += int(result.overflowed.isfinite().sum())
+            self.n_pruned += int(result.pruned_log_mass.isfinite().sum())
+            self.n_overflowed += int(result.overflow_log_mass.isfinite().sum())
 
     def as_metrics(self) -> dict[str, Any]:
         """The same for a table of results; nothing where nothing was searched."""
@@ -135,7 +135,7 @@ def search_notes(result: dict[str, Any]) -> list[str]:
     lines += [f"{result['active_share']:.1%} of {result['row_steps']:,} rows computed were in use"]
     lines += [f"the beam dropped partial proofs of {result['pruned']:,} candidates"] if result["pruned"] else []
     lines += [f"successors of {result['overflowed']:,} candidates did not fit"] if result["overflowed"] else []
-    return lines + ([f"{result['lost']:,} provable answers were not found"] if result["lost"] else [])
+    return lines + ([f"{result['n_missed']:,} provable answers were not found"] if result["n_missed"] else [])
 
 
 def _fitted(run: Run, score: ScoreName, split: np.ndarray, budget: int) -> tuple[SearchConfig, list[str]]:
@@ -208,7 +208,7 @@ def _judge(
         "smoothing": ready.cfg.smoothing,
         "object_identity": ready.cfg.object_identity,
         "score": name,
-        "params": None if run is None else _digest(run.state.best_params),
+        "params_digest": None if run is None else _digest(run.state.best_params),
         "negatives": how["n_negatives"],
         "seed": asked.seed,
         "all_scores": asked.all_scores,

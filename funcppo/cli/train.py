@@ -185,7 +185,7 @@ class Train:
                     run = after
                     watched.look(run.state.train_state, numbers)
                     best = f"best valid {ranking.selection_metric(run.task)} {float(run.state.best_valid_metric):.4f}"
-                    note = f"return {numbers['return']:.3f}  {best}"
+                    note = f"return {numbers['episode_return']:.3f}  {best}"
                     bar.update(task, completed=int(run.state.train_state.update), note=note)
         finally:
             signal.signal(signal.SIGINT, before)

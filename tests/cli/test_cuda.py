@@ -32,7 +32,7 @@ def test_ranks_are_those_of_the_cpu_but_for_counted_scores(monkeypatch, trained,
         assert funcppo(monkeypatch, *args) == 0
         ranks[device] = [json.loads(line) for line in details.read_text().splitlines()]
     cpu, gpu = ranks["cpu"], ranks["cuda"]
-    clear = [(a, b) for a, b in zip(cpu, gpu, strict=True) if not (a["near_grid"] or b["near_grid"])]
+    clear = [(a, b) for a, b in zip(cpu, gpu, strict=True) if not (a["near_boundary"] or b["near_boundary"])]
     assert clear and all(a == b for a, b in clear)
 
 

@@ -296,9 +296,9 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
     [
         ("path(a, nobody)", "unknown entity 'nobody'"),
         ("road(a, b)", "unknown relation 'road'"),
-        ("path(a)", "want 2 arguments for 'path'"),
+        ("path(a)", "expected 2 arguments for 'path'"),
         ("path(a, b", "got the end of the line"),
-        ("", "want a predicate"),
+        ("", "expected a predicate"),
         ("path(f(a), b)", "compound term"),
         ("\\+ path(a, b)", "got negation"),
         ("\\+(path(a, b))", "got negation"),
@@ -306,8 +306,8 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
         ("not(path(a, b))", "got negation"),
         ("not(wet)", "got negation"),
         ("?- path(a, b)", "got a query mark"),
-        ("path(a, b), path(b, c)", "want one atom"),
-        ("sun", "want a predicate of some fact or of a rule's head"),
+        ("path(a, b), path(b, c)", "expected one atom"),
+        ("sun", "expected a predicate of some fact or of a rule's head"),
         ("path(" * 100_000, "compound term"),
     ],
 )
@@ -408,7 +408,7 @@ def test_bad_input_is_one_line_of_the_process():
     arguments = [sys.executable, "-m", "funcppo", "prove", "countries_s3", "locatedIn(france"]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("funcppo: query 'locatedIn(france': want ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("funcppo: query 'locatedIn(france': expected ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

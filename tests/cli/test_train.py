@@ -112,10 +112,10 @@ def test_evaluate_reports_the_documented_keys(trained, monkeypatch, capsys, tmp_
     details = tmp_path / "ranks.jsonl"
     assert funcppo(monkeypatch, "evaluate", trained, "--json", "-", "--details", details) == 0
     result = json.loads(capsys.readouterr().out)
-    keys = ("mrr", "hits@1", "hits@3", "hits@10", "ties", "ceiling", "n_queries", "n_candidates", "seconds", "score")
+    keys = ("mrr", "hits@1", "hits@3", "hits@10", "n_tied", "ceiling", "n_queries", "n_candidates", "seconds", "score")
     assert all(key in result for key in keys)
     lines = [json.loads(line) for line in details.read_text().splitlines()]
-    expected = [np.mean([1 / (x["better"] + 1 + i) for i in range(x["equal"] + 1)]) for x in lines]
+    expected = [np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)]) for x in lines]
     assert result["mrr"] == pytest.approx(np.mean(expected), abs=1e-12)
     proved = [line for line in lines if line["status"] == "proved"]
     assert proved and all(0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved)
@@ -148,7 +148,7 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
         (("train", "countries_s1", "--out", "{run}/config.json"), "config.json: File exists"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--strategy", "magic"), "strategy 'magic': want auto"),
         (("evaluate", "{run}", "--negatives", "-3"), "want all, or a number"),
-        (("evaluate", "{run}", "--score", "loud"), "want success, best-proof, greedy, exists@H"),
+        (("evaluate", "{run}", "--score", "loud"), "expected success, best-proof, greedy, exists@H"),
         (("evaluate", "{run}", "--object-identity"), "is a trained run, which has its own"),
         (("evaluate", "countries_s1", "--smoothing", "-1"), "smoothing=-1.0: want 0 or more"),
         (
@@ -158,7 +158,7 @@ def test_every_score_can_be_asked_for(trained, monkeypatch, capsys, score):
         (("evaluate", "countries_s1", "--score", "success"), "no trained run"),
         (("evaluate", "{tmp}"), "train.txt"),
         (("evaluate", "countries_s1", "--memory", "1MB"), "--memory 1000000: want at least"),
-        (("evaluate", "{run}", "--memory", "1MB"), "--memory 1000000: want at least"),
+        (("evaluate", "{run}", "--memory", "1MB"), "--memory 1000000: expected at least"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--steps", "abc"), "--steps: invalid literal"),
         (("train", "--out", "{tmp}/x"), "Missing from funcppo train"),
         (("train", "countries_s1", "--out", "{tmp}/x", "--lern", "3"), "Unrecognized options: --lern"),
@@ -238,5 +238,5 @@ def test_a_short_run_on_a_gpu_records_two_turns_that_stay(monkeypatch, capsys, t
     args = ("train", "countries_s1", "--out", tmp_path, "--steps", "128", "--device", "cuda")
     assert funcppo(monkeypatch, *args, "--log-compiles", *SMALL) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "strategy eager on cuda:0, replayed by: manual graph a turn; compiling would take longer" in out
-    assert "recordings 2, rerecordings 0" in out and "warning" not in out
+    assert "strategy eager on cuda:0, replayed by: cuda-graph-per-loop-body; compiling would take longer" in out
+    assert "cudagraph_recordings 2, cudagraph_rerecordings 0" in out and "warning" not in out
