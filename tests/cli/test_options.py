@@ -135,7 +135,9 @@ def test_the_style_of_options(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         parse_options(Example, ["--help"], prog="example")
     assert not stop.value.code
-    assert read_help(capsys.readouterr().out) == {
+    output = capsys.readouterr().out
+    assert "A text that goes on (on the next line) and --on the third. (required)" in output  # on one line
+    assert read_help(output) == {
         "-h, --help": "show this help message and exit",
         "DATASET": "A text that goes on (on the next line) and --on the third. (required)",
         "--count N": "Number of things to count. (default: 3)",
