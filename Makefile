@@ -1,8 +1,9 @@
 # `make train` and `make test` on a fresh machine: Python 3.11+, a C++ compiler and make are all they need.
 PYTHON ?= python3
+WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: train test check matrix clean
+.PHONY: train test check tables matrix clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -10,16 +11,23 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+# The tensors are small: on one thread this takes half a minute, on two it takes four.
 train: .venv/installed
-	$(BIN)/funcppo train countries_s3 --out runs/countries_s3 --overwrite
+	OMP_NUM_THREADS=1 $(BIN)/funcppo train clans:1500:0 --prover.hard-negative-fraction 0.5 --out runs/clans --overwrite
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	@command -v swipl >/dev/null || echo "note: SWI-Prolog (swipl) is not installed: the tests that compare with it will be skipped"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/python experiments/checks/readability.py
+
+# Rewrite the numbers in README.md, INVESTIGATION.md and docs/ from the committed results.
+tables: .venv/installed
+	$(BIN)/python experiments/tables.py
 
 # `make matrix` runs every cell and compares; `make matrix TORCH=2.9.1` does so in an environment of its own.
 # MATRIX="--jobs 4 --only 6/" are arguments.

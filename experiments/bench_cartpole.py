@@ -34,9 +34,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from funcppo import random, train_step, tree
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
+from funcppo.envs.classic_control import cartpole
+from funcppo.nets import feedforward as mlp
 from funcppo.runtime import compile as ladder
 from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture

@@ -26,11 +26,11 @@ import torch
 
 from funcppo import data, random, train_step, tree
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
+from funcppo.envs.classic_control import cartpole
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import evaluate_step
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.compile import STRATEGIES, select_strategy

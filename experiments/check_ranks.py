@@ -18,6 +18,13 @@ from pathlib import Path
 
 POLICIES = ("optimistic", "pessimistic", "realistic", "expected")
 HITS_AT = (1, 3, 10)
+FORMAT_1_KEYS = {
+    "better": "n_better",
+    "equal": "n_equal",
+    "candidates": "n_candidates",
+    "line": "quantised_score",
+    "others": "other_quantised_scores",
+}
 
 
 def main() -> None:
@@ -26,7 +33,7 @@ def main() -> None:
     parser.add_argument("details", type=Path)
     parser.add_argument("--summary", type=Path, help="what --json wrote")
     args = parser.parse_args()
-    lines = [json.loads(line) for line in args.details.read_text().splitlines()]
+    lines = [current_keys(json.loads(line)) for line in args.details.read_text().splitlines()]
     wrong = [text for at, line in enumerate(lines, 1) for text in contradictions(at, line)]
     found = {side: averages([line for line in lines if side in ("both", line["side"])]) for side in sides(lines)}
     if args.summary is not None:
@@ -40,6 +47,14 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
+def current_keys(line: dict) -> dict:
+    """The line under the keys of format 2; a line of format 1 has others."""
+    if "better" in line:
+        line = {FORMAT_1_KEYS.get(name, name): value for name, value in line.items()}
+        line["reciprocal_rank"] = line["rank"]["reciprocal"]
+    return line
+
+
 def sides(lines: list[dict]) -> list[str]:
     """The sides that were asked for, and both together."""
     return ["both", *sorted({line["side"] for line in lines})]
@@ -47,7 +62,7 @@ def sides(lines: list[dict]) -> list[str]:
 
 def possible_ranks(line: dict) -> range:
     """Every rank that some order of the candidates that tie with the answer gives it."""
-    return range(line["better"] + 1, line["better"] + line["equal"] + 2)
+    return range(line["n_better"] + 1, line["n_better"] + line["n_equal"] + 2)
 
 
 def contradictions(at: int, line: dict) -> list[str]:
@@ -55,19 +70,22 @@ def contradictions(at: int, line: dict) -> list[str]:
     ranks, wrong = possible_ranks(line), []
     want = {"optimistic": ranks[0], "pessimistic": ranks[-1], "realistic": sum(ranks) / len(ranks)}
     want["reciprocal"] = mean_reciprocal(ranks)
+    held = line["rank"] | {"reciprocal": line["reciprocal_rank"]}
     for name, rank in want.items():
-        if abs(line["rank"][name] - rank) > 1e-9 * rank:
-            wrong.append(f"line {at}: {name} rank {line['rank'][name]}, want {rank}")
-    if not ranks[-1] <= line["candidates"]:
-        wrong.append(f"line {at}: a rank of {ranks[-1]} among {line['candidates']} candidates")
-    if "others" in line:
-        unscored = line["candidates"] - 1 - len(line["others"])
-        scores = [-float("inf") if x is None else x for x in line["others"]]
-        mine = -float("inf") if line["line"] is None else line["line"]
-        tied_at_0 = unscored if line["line"] is None else 0  # what is not scored has the score 0
+        if abs(held[name] - rank) > 1e-9 * rank:
+            wrong.append(f"line {at}: {name} rank {held[name]}, want {rank}")
+    if not ranks[-1] <= line["n_candidates"]:
+        wrong.append(f"line {at}: a rank of {ranks[-1]} among {line['n_candidates']} candidates")
+    if "other_quantised_scores" in line:
+        others, answer = line["other_quantised_scores"], line["quantised_score"]
+        unscored = line["n_candidates"] - 1 - len(others)
+        scores = [-float("inf") if x is None else x for x in others]
+        mine = -float("inf") if answer is None else answer
+        tied_at_0 = unscored if answer is None else 0  # what is not scored has the score 0
         counted = (sum(x > mine for x in scores), sum(x == mine for x in scores) + tied_at_0)
-        if counted != (line["better"], line["equal"]):
-            wrong.append(f"line {at}: {counted} candidates are better and equal, got {line['better'], line['equal']}")
+        counts = (line["n_better"], line["n_equal"])
+        if counted != counts:
+            wrong.append(f"line {at}: {counted} candidates are better and equal, got {counts}")
     return wrong
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax import lax, tree  # pyright: ignore[reportMissingImports]
 
 from funcppo.config import PPOConfig
-from funcppo.envs import cartpole
+from funcppo.envs.classic_control import cartpole
 
 MAX_STEPS = cartpole.CartPoleConfig().max_steps
 SIZES = (4, 64, 64)  # of an observation and the hidden layers

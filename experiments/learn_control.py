@@ -26,9 +26,9 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole, pendulum
 from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
+from funcppo.envs.classic_control import cartpole, pendulum
+from funcppo.nets import feedforward as mlp
 from funcppo.runtime.compile import STRATEGIES, StrategyRecord, select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step, vmap_parts
 

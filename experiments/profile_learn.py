@@ -21,9 +21,9 @@ import torch
 
 from funcppo import random, train_step
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
+from funcppo.envs.classic_control import cartpole
+from funcppo.nets import feedforward as mlp
 from funcppo.runtime import compile as ladder
 from funcppo.runtime.capture import capture
 from funcppo.runtime.monitor import Monitor

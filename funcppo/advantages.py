@@ -1,11 +1,20 @@
-"""Generalised advantage estimation over time-major trajectories."""
+"""Generalised advantage estimation over time-major trajectories: `gae`."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo.types import F32, Bool
+
+
+class AdvantageEstimate(NamedTuple):
+    """Advantages and value targets, both without gradient."""
+
+    advantage: F32[Tensor, "T B"]
+    value_target: F32[Tensor, "T B"]  # advantage + V(s_t)
 
 
 def gae(
@@ -17,23 +26,31 @@ def gae(
     *,
     gamma: F32[Tensor, ""] | float,
     gae_lambda: F32[Tensor, ""] | float,
-) -> tuple[F32[Tensor, "T B"], F32[Tensor, "T B"]]:
-    """Advantages, and value targets = advantage + value; both detached.
+) -> AdvantageEstimate:
+    """Generalised advantage estimates and value targets, both detached.
 
         delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t)
         A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - truncated_t) A_{t+1},    A_T = 0
 
     Args:
-      terminated: s_{t+1} is worth 0 and the sum stops.
-      truncated: the sum stops, but V(s_{t+1}) counts.
+      terminated: the episode ended: s_{t+1} is worth 0 and the sum stops.
+      truncated: the time limit cut the episode: V(s_{t+1}) still counts, the sum stops.
       value: V(s_t) under the behaviour policy.
-      next_value: V(s_{t+1}) of the state *before* any restart.
+      next_value: V(s_{t+1}) of the state before any reset.
+      gamma: discount of rewards.
+      gae_lambda: decay of the sum over steps.
+
+    Returns:
+      advantage: the sum over t' >= t of (gamma lambda)^(t' - t) delta_t'.
+      value_target: advantage + V(s_t).
+
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 11-16.
     """
     discount = gamma * (~terminated).to(value.dtype)
     delta = reward + discount * next_value - value
-    advantage = discounted_sum(delta, gae_lambda * discount * (~truncated).to(value.dtype)).detach()
-    return advantage, advantage + value.detach()
+    decay = gae_lambda * discount * (~truncated).to(value.dtype)
+    advantage = discounted_sum(delta, decay).detach()
+    return AdvantageEstimate(advantage, advantage + value.detach())
 
 
 def next_values(
@@ -42,19 +59,26 @@ def next_values(
     last_value: F32[Tensor, "B"],
     truncated: Bool[Tensor, "T B"],
 ) -> F32[Tensor, "T B"]:
-    """V(s_{t+1}) before any restart: the next row's value, but where an episode was cut the value of its last state."""
-    return torch.where(truncated, final_value, torch.cat([value[1:], last_value.unsqueeze(0)]))
+    """V(s_{t+1}) of the state before any reset: the next row's value, or `final_value` where an episode was cut.
+
+    Args:
+      value: V(s_t) of the rollout.
+      final_value: V of the last state of each truncated episode, at its last step.
+      last_value: V of the state after the rollout.
+    """
+    value_of_next_row = torch.cat([value[1:], last_value.unsqueeze(0)])
+    return torch.where(truncated, final_value, value_of_next_row)
 
 
 def discounted_sum(x: F32[Tensor, "T B"], decay: F32[Tensor, "T B"]) -> F32[Tensor, "T B"]:
-    """y_t = x_t + decay_t y_{t+1}, y_T = 0, by doubling: log2(T) steps instead of T.
-
-    After the step of width w, y_t sums x over t..t+2w-1 and decay_t is the product over the same span.
+    """Solve y_t = x_t + decay_t y_{t+1}, y_T = 0, by doubling: log2(T) steps instead of T.
 
     Source: Hillis & Steele 1986, "Data parallel algorithms"; Blelloch 1990 for linear recurrences.
     """
-    width, length = 1, x.shape[0]
+    length = x.shape[0]
+    width = 1
     while width < length:
+        # Invariant: x_t sums the terms t .. t + width - 1, and decay_t is the product of theirs.
         tail = torch.zeros_like(x[:width])
         x = x + decay * torch.cat([x[width:], tail])
         decay = decay * torch.cat([decay[width:], tail])

@@ -1,22 +1,22 @@
-"""Every setting of the learner and every default, once. Python scalars only: a new value is a new graph.
+"""Every setting of the learner with its default: `PPOConfig`, and the whole learning problem, `Config`.
 
-What may change while training (learning rate, clip range, weights of the loss, discounts) starts from here and then
-lives in `TrainState.scalars` as 0-d tensors.
+Settings are Python scalars, and a compiled training step is specialised to them. What may change while training
+(learning rate, clip range, weights of the loss, discounts) starts from here and then lives in `TrainState.scalars` as
+0-d tensors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:
-    from funcppo.envs.base import Environment
-    from funcppo.nets.base import Agent
+if TYPE_CHECKING:  # it imports torch, which the command line's help does without
+    from funcppo.interfaces import Agent, Environment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """How a scalar moves over the updates, as a factor of its starting value."""
+    """How a scalar changes over the updates, as a factor of its initial value."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the schedule, as a factor of the initial value."""
@@ -28,7 +28,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamConfig:
-    """Adam; with a decoupled weight decay, AdamW."""
+    """Settings of Adam; with a decoupled weight decay, of AdamW."""
 
     b1: float = 0.9
     """Decay rate of the first-moment estimate."""
@@ -44,7 +44,7 @@ class AdamConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOConfig:
-    """Proximal policy optimisation. The defaults are those of Huang et al. 2022 for classic control."""
+    """Settings of proximal policy optimisation. The defaults are those of Huang et al. 2022 for classic control."""
 
     n_envs: int = 4
     """Number of parallel environments."""
@@ -98,16 +98,27 @@ class PPOConfig:
     """Bootstrap with V(s_T) when an episode is truncated; if off, truncation counts as termination. Default: on."""
 
     def __post_init__(self) -> None:
-        """Errors: ValueError naming the field."""
+        """Check the sizes.
+
+        Raises:
+          ValueError: names the field.
+        """
         for name in ("n_envs", "n_steps", "n_updates", "n_epochs", "n_minibatches", "n_microbatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
-        if self.n_envs * self.n_steps % self.n_minibatches:
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {value}")
+
+        batch_size = self.n_envs * self.n_steps
+        if batch_size % self.n_minibatches:
             raise ValueError(
-                f"n_minibatches={self.n_minibatches}: want a divisor of n_envs * n_steps = {self.n_envs * self.n_steps}"
+                f"n_minibatches: expected a divisor of n_envs * n_steps = {batch_size}, got {self.n_minibatches}"
             )
-        if (rows := self.n_envs * self.n_steps // self.n_minibatches) % self.n_microbatches:
-            raise ValueError(f"n_microbatches={self.n_microbatches}: want a divisor of the {rows} rows of a minibatch")
+        minibatch_size = batch_size // self.n_minibatches
+        if minibatch_size % self.n_microbatches:
+            raise ValueError(
+                f"n_microbatches: expected a divisor of the {minibatch_size} rows of a minibatch, "
+                f"got {self.n_microbatches}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +126,7 @@ class Config:
     """A learning problem: the algorithm, the environment, the network."""
 
     ppo: PPOConfig
-    env: Environment
-    agent: Agent
-    update_agent: Agent | None = None  # the agent as minibatches apply it, of the same params; None: as it acts
+    env: Environment[Any, Any, Any, Any]
+    agent: Agent[Any, Any, Any, Any]
+    # The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`.
+    update_agent: Agent[Any, Any, Any, Any] | None = None

@@ -1,151 +1,254 @@
-"""What one minibatch does to the learner: forward, loss, backward, clip and Adam, as pure functions.
+"""One step of learning on one minibatch, `minibatch_step`: forward, loss, backward, clipping and Adam.
 
-The learner holds params and moments as flat vectors: the optimizer is then a few kernels, however many leaves.
+Parameters and moments are flat vectors here (`UpdateState`): the optimizer is then a few kernels, however many leaves
+the parameters have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
 from funcppo import optim, tree
-from funcppo.config import Config
+from funcppo.config import AdamConfig, Config
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn, normalize_advantages
+from funcppo.optim import AdamState
 from funcppo.rollout import scan
-from funcppo.types import F32, I64, Bool
+from funcppo.types import F32, I64, Bool, Obs, Params, Scan
 
 
 class UpdateState(NamedTuple):
-    """What the minibatches of one update thread. Params are raveled: P numbers in all."""
+    """The carry of an update's loop over minibatches. Parameters and moments are raveled to vectors."""
 
-    flat_params: F32[Tensor, "P"]
-    opt_state: optim.AdamState[Tensor]
+    flat_params: F32[Tensor, "NP"]
+    opt_state: AdamState[Tensor]
     continue_update: Bool[Tensor, ""]  # false once the KL limit has stopped this update
 
 
 class MinibatchIndices(NamedTuple):
-    """All minibatches of an update, of all its epochs; without its first axis, one of them."""
+    """All minibatches of an update, of all its epochs; without the first axis, one of them."""
 
-    rows: I64[Tensor, "... M"]  # of the batch
-    ends_epoch: Bool[Tensor, "..."]
+    rows: I64[Tensor, "... MB"]  # indices into the batch
+    ends_epoch: Bool[Tensor, "..."]  # the last minibatch of an epoch
 
 
 class MinibatchMetrics(NamedTuple):
-    """What one minibatch shows."""
+    """Measures of one minibatch."""
 
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
-    applied: Bool[Tensor, ""]  # params moved
-    all_finite: Bool[Tensor, ""]  # neither loss nor gradient holds a NaN or an infinity; where one does, nothing moves
+    applied: Bool[Tensor, ""]  # the optimizer step was applied
+    all_finite: Bool[Tensor, ""]  # neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied
 
 
-def ravel_update_state(params: Any, opt_state: optim.AdamState[Any]) -> UpdateState:
-    """The learner before the first minibatch of an update."""
-    flat = optim.AdamState(step=opt_state.step, mu=tree.ravel(opt_state.mu), nu=tree.ravel(opt_state.nu))
-    return UpdateState(tree.ravel(params), flat, torch.ones_like(opt_state.step, dtype=torch.bool))
+class LossFn(Protocol):
+    """The loss over some rows of a batch, as `minibatch_loss`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params: object,
+        batch: Batch[Obs],
+        rows: I64[Tensor, "MB"],
+        scalars: Scalars,
+        /,
+    ) -> tuple[F32[Tensor, ""], LossMetrics]: ...
 
 
-def unravel_update_state(params_like: Any, update_state: UpdateState) -> tuple[Any, optim.AdamState[Any]]:
-    """Params and optimizer state as trees with the structure and shapes of `like`; their leaves are views."""
-    step, mu, nu = update_state.opt_state
-    params, mu, nu = (tree.unravel(params_like, x) for x in (update_state.flat_params, mu, nu))
-    return params, optim.AdamState(step=step, mu=mu, nu=nu)
+class GradientFn(Protocol):
+    """The gradient of the loss over some rows of a batch, as `loss_gradient`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params: Params,
+        batch: Batch[Obs],
+        rows: I64[Tensor, "MB"],
+        scalars: Scalars,
+        /,
+    ) -> tuple[Params, LossMetrics]: ...
+
+
+class AdamUpdateFn(Protocol):
+    """One step of Adam, as `optim.update`."""
+
+    def __call__(
+        self,
+        cfg: AdamConfig,
+        grads: Params,
+        state: AdamState[Params],
+        params: Params,
+        learning_rate: F32[Tensor, ""],
+        /,
+    ) -> tuple[Params, AdamState[Params]]: ...
+
+
+class ApplyGradientsFn(Protocol):
+    """A step of the optimizer on given gradients, as `apply_gradients`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        update_state: UpdateState,
+        grads: object,
+        loss_metrics: LossMetrics,
+        ends_epoch: Bool[Tensor, ""],
+        scalars: Scalars,
+        /,
+    ) -> tuple[UpdateState, MinibatchMetrics]: ...
+
+
+def ravel_update_state(params: Params, opt_state: AdamState[Params]) -> UpdateState:
+    """The state before the first minibatch of an update."""
+    return UpdateState(
+        flat_params=tree.ravel(params),
+        opt_state=AdamState(step=opt_state.step, mu=tree.ravel(opt_state.mu), nu=tree.ravel(opt_state.nu)),
+        continue_update=torch.ones_like(opt_state.step, dtype=torch.bool),
+    )
+
+
+def unravel_update_state(params_like: Params, update_state: UpdateState) -> tuple[Params, AdamState[Params]]:
+    """The inverse of `ravel_update_state`.
+
+    Args:
+      params_like: a tree with the structure and shapes of the parameters.
+
+    Returns:
+      Parameters and optimizer state as trees, whose leaves are views of the vectors.
+    """
+    step, flat_mu, flat_nu = update_state.opt_state
+    params = tree.unravel(params_like, update_state.flat_params)
+    mu = tree.unravel(params_like, flat_mu)
+    nu = tree.unravel(params_like, flat_nu)
+    return params, AdamState(step=step, mu=mu, nu=nu)
 
 
 def minibatch_loss(
-    cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
+    cfg: Config, world: object, params: object, batch: Batch[Obs], rows: I64[Tensor, "MB"], scalars: Scalars
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
-    """The loss over some rows of the batch."""
-    return loss_fn(cfg, world, params, tree.map(lambda x: x[rows], batch), scalars)
+    """The loss over some rows of the batch, and its metrics."""
+    minibatch = tree.map(lambda x: x[rows], batch)
+    return loss_fn(cfg, world, params, minibatch, scalars)
 
 
 def loss_gradient(
-    cfg: Config, world: Any, params: Any, batch: Batch, rows: I64[Tensor, "M"], scalars: Scalars
-) -> tuple[Any, LossMetrics]:
-    """The gradient of the loss over some rows of the batch, and what the loss shows."""
+    cfg: Config, world: object, params: Params, batch: Batch[Obs], rows: I64[Tensor, "MB"], scalars: Scalars
+) -> tuple[Params, LossMetrics]:
+    """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
     loss = partial(minibatch_loss, cfg, world)
     grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, batch, rows, scalars)
-    return grads, metrics
+    return cast(Params, grads), cast(LossMetrics, metrics)
 
 
 def accumulate_gradients(
     cfg: Config,
-    world: Any,
-    params: Any,
-    batch: Batch,
-    rows: I64[Tensor, "M"],
+    world: object,
+    params: Params,
+    batch: Batch[Obs],
+    rows: I64[Tensor, "MB"],
     scalars: Scalars,
-    gradient_fn: Callable[..., tuple[Any, LossMetrics]] = loss_gradient,
-    scan: Callable[..., Any] = scan,
-) -> tuple[Any, LossMetrics]:
-    """The same, microbatch by microbatch: the mean of their gradients, advantages normalised over all rows.
+    gradient_fn: GradientFn = loss_gradient,
+    scan: Scan = scan,
+) -> tuple[Params, LossMetrics]:
+    """The gradient of the loss over a minibatch, computed microbatch by microbatch.
 
     Args:
-      of: what computes the gradient over the rows of one.
-      scan: what goes from one to the next.
+      gradient_fn: the gradient over the rows of one microbatch.
+      scan: the loop over microbatches.
+
+    Returns:
+      The mean of the microbatches' gradients, and the mean of their metrics.
     """
     ppo = cfg.ppo
     if ppo.n_microbatches == 1:
         return gradient_fn(cfg, world, params, batch, rows, scalars)
-    batch = batch._replace(advantage=batch.advantage.scatter(0, rows, normalize_advantages(ppo, batch.advantage[rows])))
+
+    # Normalise advantages over the whole minibatch first: a microbatch has another mean and deviation.
+    advantage = normalize_advantages(ppo, batch.advantage[rows])
+    batch = batch._replace(advantage=batch.advantage.scatter(0, rows, advantage))
     cfg = replace(cfg, ppo=replace(ppo, advantage_ddof=None))
 
-    def add(total: Any, part: I64[Tensor, "M"]) -> tuple[Any, LossMetrics]:
-        grads, metrics = gradient_fn(cfg, world, params, batch, part, scalars)
-        return tree.map(torch.add, total, grads), metrics
+    def add_gradient(grad_sum: Params, microbatch_rows: I64[Tensor, "MB"]) -> tuple[Params, LossMetrics]:
+        grads, metrics = gradient_fn(cfg, world, params, batch, microbatch_rows, scalars)
+        return tree.map(torch.add, grad_sum, grads), metrics
 
-    total, metrics = scan(add, tree.zeros_like(params), rows.view(ppo.n_microbatches, -1))
-    return tree.map(lambda x: x / ppo.n_microbatches, total), tree.map(lambda x: x.mean(0), metrics)
+    grad_sum, metrics = scan(add_gradient, tree.zeros_like(params), rows.view(ppo.n_microbatches, -1))
+    mean_grads = tree.map(lambda x: x / ppo.n_microbatches, grad_sum)
+    mean_metrics = tree.map(lambda x: x.mean(0), metrics)
+    return mean_grads, mean_metrics
 
 
 def apply_gradients(
     cfg: Config,
     update_state: UpdateState,
-    grads: Any,
+    grads: object,
     loss_metrics: LossMetrics,
     ends_epoch: Bool[Tensor, ""],
     scalars: Scalars,
-    adam_update: Callable[..., Any] = optim.update,
+    adam_update: AdamUpdateFn = optim.update,
 ) -> tuple[UpdateState, MinibatchMetrics]:
-    """The learner after a clipped Adam step; unchanged once stopped, and where a number is not finite."""
+    """Make one step of Adam on clipped gradients.
+
+    Nothing changes once the KL limit has stopped the update, or if the loss or the gradient is not finite.
+
+    Args:
+      grads: a tree of the structure of the parameters.
+      loss_metrics: of the minibatch that the gradients are of.
+      ends_epoch: the minibatch is the last one of its epoch.
+      adam_update: the step of Adam on flat vectors.
+
+    Returns:
+      The state for the next minibatch, and the metrics of this one.
+    """
     ppo = cfg.ppo
-    clipped, norm = optim.clip_by_global_norm(tree.ravel(grads), scalars.max_grad_norm)
-    stepped = adam_update(ppo.adam, clipped, update_state.opt_state, update_state.flat_params, scalars.learning_rate)
-    finite = torch.isfinite(loss_metrics.loss) & torch.isfinite(norm)
-    steps, active = update_state.continue_update & finite, update_state.continue_update
+    flat_grads, grad_norm = optim.clip_by_global_norm(tree.ravel(grads), scalars.max_grad_norm)
+    stepped = adam_update(ppo.adam, flat_grads, update_state.opt_state, update_state.flat_params, scalars.learning_rate)
+
+    all_finite = torch.isfinite(loss_metrics.loss) & torch.isfinite(grad_norm)
+    applies = update_state.continue_update & all_finite
+    continues = update_state.continue_update
     if ppo.target_kl is not None:
-        beyond = loss_metrics.approx_kl > ppo.target_kl
-        active = active & ~(beyond & ends_epoch if ppo.kl_stop == "epoch" else beyond)
-        steps = steps if ppo.kl_stop == "epoch" else steps & ~beyond
-    old = (update_state.flat_params, update_state.opt_state)
-    params, opt_state = tree.map(lambda new, old: torch.where(steps, new, old), stepped, old)
-    return UpdateState(params, opt_state, active), MinibatchMetrics(
-        loss_metrics, norm, applied=steps, all_finite=finite
-    )
+        exceeds_kl = loss_metrics.approx_kl > ppo.target_kl
+        if ppo.kl_stop == "epoch":
+            continues = continues & ~(exceeds_kl & ends_epoch)
+        else:
+            continues = continues & ~exceeds_kl
+            applies = applies & ~exceeds_kl
+
+    unchanged = (update_state.flat_params, update_state.opt_state)
+    params, opt_state = tree.map(lambda new, old: torch.where(applies, new, old), stepped, unchanged)
+    metrics = MinibatchMetrics(loss_metrics, grad_norm, applied=applies, all_finite=all_finite)
+    return UpdateState(params, opt_state, continues), metrics
 
 
 def minibatch_step(
     cfg: Config,
-    world: Any,
-    params_like: Any,
-    batch: Batch,
+    world: object,
+    params_like: object,
+    batch: Batch[Obs],
     scalars: Scalars,
     update_state: UpdateState,
     minibatch: MinibatchIndices,
-    accumulate_gradients: Callable[..., Any] = accumulate_gradients,
-    apply_gradients: Callable[..., Any] = apply_gradients,
+    accumulate_gradients: GradientFn = accumulate_gradients,
+    apply_gradients: ApplyGradientsFn = apply_gradients,
 ) -> tuple[UpdateState, MinibatchMetrics]:
-    """Forward, loss, backward, clip and Adam on one minibatch.
+    """Forward, loss, backward, clipping and Adam on one minibatch.
 
     Args:
-      like: a tree of params, whose structure and shapes alone count.
+      params_like: a tree with the structure and shapes of the parameters; its numbers are not read.
+      accumulate_gradients: the gradient over the minibatch.
+      apply_gradients: the step of the optimizer.
+
+    Returns:
+      The state for the next minibatch, and the metrics of this one.
     """
     params = tree.unravel(params_like, update_state.flat_params)
-    grads, loss = accumulate_gradients(cfg, world, params, batch, minibatch.rows, scalars)
-    return apply_gradients(cfg, update_state, grads, loss, minibatch.ends_epoch, scalars)
+    grads, loss_metrics = accumulate_gradients(cfg, world, params, batch, minibatch.rows, scalars)
+    return apply_gradients(cfg, update_state, grads, loss_metrics, minibatch.ends_epoch, scalars)

@@ -1,135 +1,186 @@
-"""Acting: `n_steps` transitions of every environment under fixed params, time-major."""
+"""Rollouts: `n_steps` transitions of every environment under fixed parameters, time-major.
+
+`init_rollout_state` makes the first state, `rollout_step` one transition, and `scan` loops over it. All random inputs
+of a rollout are sampled before it (`rollout_keys`, `sample_random_inputs`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.envs.base import Environment, sample_reset, step_with_autoreset
-from funcppo.types import F32, I64, Bool
-
-Carry = TypeVar("Carry")
+from funcppo.envs.base import sample_reset, step_with_autoreset
+from funcppo.interfaces import Environment
+from funcppo.types import F32, I64, Bool, Carry, Obs, ResetSample, ScanBody, State, World, X, Y
 
 
 class EpisodeStats(NamedTuple):
-    """The episode that each row is in."""
+    """Statistics of the episode that each row is in."""
 
-    total_reward: F32[Tensor, "B"]  # undiscounted sum of rewards so far
-    length: I64[Tensor, "B"]  # steps so far
+    total_reward: F32[Tensor, "... B"]  # undiscounted sum of rewards so far
+    length: I64[Tensor, "... B"]  # steps so far
 
 
-class RolloutState(NamedTuple):
-    """What a rollout threads."""
+class RolloutState(NamedTuple, Generic[State]):
+    """The carry of a rollout's loop."""
 
-    env_state: Any
+    env_state: State
     episode_stats: EpisodeStats
 
 
-class RandomInputs(NamedTuple):
-    """What is drawn for one step; with a leading axis T for a rollout, all at once because one by one costs more."""
+class RolloutKeys(NamedTuple):
+    """Independent keys for every step of a rollout."""
 
-    action_key: I64[Tensor, "... 2"]  # key
-    step_key: I64[Tensor, "... B 2"]  # keys of the environments, one a row
-    reset_sample: Any  # what each row restarts from, if it does: of `envs.base.draw`
+    action_key: I64[Tensor, "T 2"]
+    step_key: I64[Tensor, "T B 2"]
+    reset_key: I64[Tensor, "T B 2"]
 
 
-class Transition(NamedTuple):
+class RandomInputs(NamedTuple, Generic[ResetSample]):
+    """Random inputs of one step (of T steps when batched); sampled before a rollout to save kernels."""
+
+    action_key: I64[Tensor, "... 2"]
+    step_key: I64[Tensor, "... B 2"]
+    reset_sample: ResetSample  # what each row resets from, if it does: of `envs.base.sample_reset`
+
+
+class Transition(NamedTuple, Generic[Obs]):
     """One step of every row; stacked over time it is the trajectory [T, B]."""
 
-    obs: Any  # what the action was chosen on
+    obs: Obs  # what the action was chosen on
     action: Tensor
-    log_prob: F32[Tensor, "... B"]  # under the behaviour policy
-    value: F32[Tensor, "... B"]
+    log_prob: F32[Tensor, "... B"]  # of the action, under the behaviour policy
+    value: F32[Tensor, "... B"]  # V(obs)
     reward: F32[Tensor, "... B"]
     terminated: Bool[Tensor, "... B"]
     truncated: Bool[Tensor, "... B"]
-    final_obs: Any  # of the state reached, before any restart; () where no truncated episode is worth anything
-    episode_stats: EpisodeStats  # the transition included
+    final_obs: Obs | tuple[()]  # of the state reached, before any reset; () if truncation is not bootstrapped
+    episode_stats: EpisodeStats  # this transition included
 
 
-def init_rollout_state(cfg: Config, world: Any, key: I64[Tensor, "2"], n_envs: int) -> tuple[Any, EpisodeStats]:
-    """`n` fresh rows and their empty episodes."""
+def init_rollout_state(cfg: Config, world: object, key: I64[Tensor, "2"], n_envs: int) -> RolloutState[Any]:
+    """First states of `n_envs` rows, with empty episodes.
+
+    Raises:
+      TypeError: the environment's state is no NamedTuple of tensors.
+    """
     env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
-    own = lambda x: x.clone(memory_format=torch.contiguous_format)  # as later states lie: no second graph is compiled
-    none = EpisodeStats(
-        torch.zeros(n_envs, device=key.device), torch.zeros(n_envs, dtype=torch.int64, device=key.device)
+    tree.check_tree(env_state, "state of the environment")
+    # Match the memory layout of later states to avoid a recompilation.
+    env_state = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), env_state)
+
+    episode_stats = EpisodeStats(
+        total_reward=torch.zeros(n_envs, device=key.device),
+        length=torch.zeros(n_envs, dtype=torch.int64, device=key.device),
     )
-    return tree.map(own, env_state), none
+    return RolloutState(env_state, episode_stats)
 
 
-def rollout_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Independent keys for every step of a rollout: of actions [T, 2], steps [T, B, 2] and restarts [T, B, 2]."""
-    action, env = random.split(random.split(key), n_steps).unbind()
-    step, restart = random.split(random.split(env, n_envs)).unbind(-2)
-    return action, step, restart
+def rollout_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> RolloutKeys:
+    """Split one key into the keys of every step of a rollout."""
+    action_key, env_key = random.split(random.split(key), n_steps).unbind()
+    step_key, reset_key = random.split(random.split(env_key, n_envs)).unbind(-2)
+    return RolloutKeys(action_key, step_key, reset_key)
 
 
 def sample_random_inputs(
-    env: Environment, world: Any, action_key: Tensor, step_key: Tensor, reset_key: Tensor
-) -> RandomInputs:
-    """What a rollout needs of chance, given `step_keys`."""
-    starts = sample_reset(env, world, reset_key.flatten(0, 1))
-    return RandomInputs(action_key, step_key, tree.map(lambda x: x.unflatten(0, reset_key.shape[:2]), starts))
+    env: Environment[World, State, Obs, ResetSample], world: World, keys: RolloutKeys
+) -> RandomInputs[ResetSample]:
+    """Sample the random inputs of all steps of a rollout, with a leading axis T."""
+    n_steps_and_envs = keys.reset_key.shape[:2]
+    reset_sample = sample_reset(env, world, keys.reset_key.flatten(0, 1))
+    return RandomInputs(
+        action_key=keys.action_key,
+        step_key=keys.step_key,
+        reset_sample=tree.map(lambda x: x.view(*n_steps_and_envs, *x.shape[1:]), reset_sample),
+    )
 
 
 def rollout_step(
-    cfg: Config, world: Any, params: Any, rollout_state: RolloutState, random_inputs: RandomInputs
-) -> tuple[RolloutState, Transition]:
-    """Observe, act, step, and restart the rows that finished."""
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[State],
+    random_inputs: RandomInputs[Any],
+) -> tuple[RolloutState[State], Transition[Any]]:
+    """Observe, act and step, then reset the rows that finished.
+
+    Returns:
+      The state to continue from, and the transition.
+    """
     env, agent = cfg.env, cfg.agent
     obs = env.observe(env.cfg, world, rollout_state.env_state)
-    out = agent.apply(agent.cfg, world, params, obs)
-    action = agent.distribution.sample(random_inputs.action_key, out)
-    reached, timestep, onward = step_with_autoreset(
+    output = agent.apply(agent.cfg, world, params, obs)
+    action = agent.distribution.sample(random_inputs.action_key, output)
+
+    reached_state, timestep, next_state = step_with_autoreset(
         env, world, rollout_state.env_state, action, random_inputs.step_key, random_inputs.reset_sample
     )
-    done = timestep.terminated | timestep.truncated
-    episode = EpisodeStats(
-        rollout_state.episode_stats.total_reward + timestep.reward, rollout_state.episode_stats.length + 1
+    episode_stats = EpisodeStats(
+        total_reward=rollout_state.episode_stats.total_reward + timestep.reward,
+        length=rollout_state.episode_stats.length + 1,
     )
     transition = Transition(
         obs=obs,
         action=action,
-        log_prob=agent.distribution.log_prob(out, action),
-        value=out.value,
+        log_prob=agent.distribution.log_prob(output, action),
+        value=output.value,
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,
-        final_obs=env.observe(env.cfg, world, reached) if _bootstraps(cfg) else (),
-        episode_stats=episode,
+        final_obs=env.observe(env.cfg, world, reached_state) if _uses_final_obs(cfg) else (),
+        episode_stats=episode_stats,
     )
-    episode = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode)
-    return RolloutState(onward, episode), transition
+
+    # The statistics of a finished row start again, as its environment does.
+    done = timestep.terminated | timestep.truncated
+    next_stats = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode_stats)
+    return RolloutState(next_state, next_stats), transition
 
 
-def _bootstraps(cfg: Config) -> bool:
+def _uses_final_obs(cfg: Config) -> bool:
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
 
 
-def estimate_final_value(cfg: Config, world: Any, params: Any, trajectory: Transition) -> F32[Tensor, "T B"]:
-    """V of the last observation of each truncated episode, else 0; all at once, after the rollout."""
-    if not _bootstraps(cfg):
+def estimate_final_value(cfg: Config, world: object, params: object, trajectory: Transition[Any]) -> F32[Tensor, "T B"]:
+    """V of the last observation of each truncated episode, at its last step; 0 elsewhere.
+
+    Computed for the whole trajectory at once, so that rollouts call the network once a step.
+    """
+    if not _uses_final_obs(cfg):
         return torch.zeros_like(trajectory.reward)
     obs = tree.map(lambda x: x.flatten(0, 1), trajectory.final_obs)
-    reached = cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
-    return torch.where(trajectory.truncated, reached.view_as(trajectory.reward), 0.0)
+    value = cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
+    return torch.where(trajectory.truncated, value.view_as(trajectory.reward), 0.0)
 
 
-def estimate_value(cfg: Config, world: Any, params: Any, env_state: Any) -> F32[Tensor, "B"]:
-    """V of a state."""
+def estimate_value(cfg: Config, world: object, params: object, env_state: object) -> F32[Tensor, "B"]:
+    """V of a state of the environment."""
     obs = cfg.env.observe(cfg.env.cfg, world, env_state)
     return cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
 
 
-def scan(fn: Callable[[Carry, Any], tuple[Carry, Any]], carry: Carry, xs: Any) -> tuple[Carry, Any]:
-    """Thread `carry` through `fn` over the leading axis of `xs`: the last carry, and the outputs stacked."""
-    ys = []
-    for x in zip(*(leaf.unbind() for leaf in tree.leaves(xs))):
-        carry, y = fn(carry, tree.unflatten(xs, list(x)))
+def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:
+    """Loop over the leading axis of `xs`.
+
+    Args:
+      body: (carry, x) -> (carry, y).
+      carry: before the first turn.
+      xs: a tree whose leaves share their leading axis.
+
+    Returns:
+      The carry after the last turn, and the outputs stacked along a leading axis.
+    """
+    ys: list[Y] = []
+    for x_leaves in zip(*(leaf.unbind() for leaf in tree.leaves(xs))):
+        carry, y = body(carry, tree.unflatten(xs, list(x_leaves)))
         ys.append(y)
-    return carry, tree.map(lambda *y: torch.stack(y), *ys)
+    return carry, tree.map(_stack, *ys)
+
+
+def _stack(*leaves: Tensor) -> Tensor:
+    return torch.stack(leaves)

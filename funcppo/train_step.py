@@ -1,6 +1,9 @@
-"""One PPO update as a pure function of the training state:
+"""One PPO update as a pure function of the training state, `train_step`:
 
-train_step = plan . n_steps x rollout_step . learning_batch . (n_epochs * n_minibatches) x minibatch_step
+    train_step = sample_randomness . n_steps x rollout_step . build_batch . (n_epochs * n_minibatches) x minibatch_step
+
+`init` makes the first state. `Parts` names the functions that an update is made of, for a runtime that replaces them by
+compiled ones.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,64 +21,107 @@ from funcppo import minibatch, optim, random, rollout, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars
-from funcppo.minibatch import MinibatchIndices, MinibatchMetrics, UpdateState, minibatch_step
+from funcppo.minibatch import (
+    ApplyGradientsFn,
+    GradientFn,
+    LossFn,
+    MinibatchIndices,
+    MinibatchMetrics,
+    UpdateState,
+    minibatch_step,
+)
+from funcppo.optim import AdamState
 from funcppo.rollout import EpisodeStats, RandomInputs, RolloutState, Transition, rollout_step
-from funcppo.types import F32, I64
+from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 
-class TrainState(NamedTuple):
-    """Everything that training threads: saved and restored, it goes on bit for bit."""
+class TrainState(NamedTuple, Generic[Params, State]):
+    """The whole state of training: saved and restored, training continues bit for bit."""
 
-    params: Any
-    opt_state: optim.AdamState[Any]
-    env_state: Any
+    params: Params
+    opt_state: AdamState[Params]
+    env_state: State
     episode_stats: EpisodeStats
     key: I64[Tensor, "2"]
-    update: I64[Tensor, ""]  # updates made
+    update: I64[Tensor, ""]  # updates made so far
     scalars: Scalars  # before their schedules
 
 
 class RolloutMetrics(NamedTuple):
-    """What one trajectory shows."""
+    """Measures of one rollout."""
 
     n_episodes: F32[Tensor, ""]  # episodes that ended in it
     episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
-    n_truncated_episodes: F32[Tensor, ""]  # how many of them were cut
-    explained_variance: F32[Tensor, ""]  # of the value targets by the values, before learning
+    n_truncated_episodes: F32[Tensor, ""]  # how many of them were truncated
+    explained_variance: F32[Tensor, ""]  # of the value targets by the values, before the update
 
 
 class Metrics(NamedTuple):
-    """What one update shows; of the losses the mean over its minibatches, those that moved nothing left out."""
+    """Measures of one update. Losses and norms are means over the minibatches that were applied."""
 
     rollout: RolloutMetrics
     loss: LossMetrics
-    grad_norm: F32[Tensor, ""]  # before clipping, mean over the minibatches
-    n_applied_minibatches: F32[Tensor, ""]  # how many were learnt from
-    n_nonfinite_minibatches: F32[Tensor, ""]  # how many were not, because a loss or a gradient was not finite
+    grad_norm: F32[Tensor, ""]  # before clipping
+    n_applied_minibatches: F32[Tensor, ""]  # minibatches that changed the parameters
+    n_nonfinite_minibatches: F32[Tensor, ""]  # minibatches skipped because a loss or a gradient was not finite
     learning_rate: F32[Tensor, ""]  # in this update
 
 
-def init(cfg: Config, world: Any, key: I64[Tensor, "2"]) -> TrainState:
-    """The state before the first update."""
+class UpdateRandomness(NamedTuple):
+    """All random choices of one update."""
+
+    next_key: I64[Tensor, "2"]  # of the next update
+    random_inputs: RandomInputs[Any]  # of the rollout's steps
+    minibatches: MinibatchIndices  # which rows each minibatch learns from
+
+
+class BatchAndMetrics(NamedTuple):
+    """A rollout, ready to be learned from."""
+
+    batch: Batch[Any]
+    metrics: RolloutMetrics
+
+
+class RolloutResult(NamedTuple):
+    """What one update learns from, and what it continues with."""
+
+    key: I64[Tensor, "2"]  # of the next update
+    rollout_state: RolloutState[Any]  # after the rollout
+    update_state: UpdateState  # before the first minibatch
+    batch: Batch[Any]
+    scalars: Scalars  # of this update
+    minibatches: MinibatchIndices
+    metrics: RolloutMetrics
+
+
+def init(cfg: Config, world: object, key: I64[Tensor, "2"]) -> TrainState[Any, Any]:
+    """The state before the first update.
+
+    Raises:
+      TypeError: params, or the state of the environment, are no NamedTuple of tensors.
+    """
     key, init_key = random.split(key).unbind()
     key, reset_key = random.split(key).unbind()
     key, loop_key = random.split(key).unbind()
+
     params = cfg.agent.init(cfg.agent.cfg, init_key)
-    env_state, episode = rollout.init_rollout_state(cfg, world, reset_key, cfg.ppo.n_envs)
+    tree.check_tree(params, "params of the network")
+    env_state, episode_stats = rollout.init_rollout_state(cfg, world, reset_key, cfg.ppo.n_envs)
+    scalars = Scalars(*(torch.full((), getattr(cfg.ppo, name), device=key.device) for name in Scalars._fields))
     return TrainState(
         params=params,
         opt_state=optim.init(params),
         env_state=env_state,
-        episode_stats=episode,
+        episode_stats=episode_stats,
         key=loop_key,
         update=torch.zeros((), dtype=torch.int64, device=key.device),
-        scalars=Scalars(*(torch.full((), getattr(cfg.ppo, name), device=key.device) for name in Scalars._fields)),
+        scalars=scalars,
     )
 
 
 def apply_schedules(cfg: Config, update_index: I64[Tensor, ""], scalars: Scalars) -> Scalars:
-    """The scalars of update number `update`."""
+    """The scalars of update number `update_index`, counted from 0."""
     ppo = cfg.ppo
     factor = partial(optim.schedule_factor, update_index=update_index, n_updates=ppo.n_updates)
     return scalars._replace(
@@ -86,154 +132,252 @@ def apply_schedules(cfg: Config, update_index: I64[Tensor, ""], scalars: Scalars
 
 
 def build_batch(
-    cfg: Config, world: Any, params: Any, env_state: Any, trajectory: Transition, scalars: Scalars
-) -> tuple[Batch, RolloutMetrics]:
-    """The trajectory with its advantages and targets, flattened to N = T * B, and what it shows.
+    cfg: Config, world: object, params: object, env_state: object, trajectory: Transition[Obs], scalars: Scalars
+) -> BatchAndMetrics:
+    """Estimate advantages and value targets, and flatten the trajectory to a batch of T * B rows.
 
     Args:
-      env_state: the state after the last transition, finished rows restarted.
+      env_state: the state after the last transition, finished rows reset.
+
+    Returns:
+      batch: the rows to learn from.
+      metrics: measures of the rollout.
     """
+    value = trajectory.value
     last_value = rollout.estimate_value(cfg, world, params, env_state)
-    value, done = trajectory.value, trajectory.terminated | trajectory.truncated
-    final_value, bootstrap = rollout.estimate_final_value(cfg, world, params, trajectory), cfg.ppo.bootstrap_truncated
-    advantage, target = gae(
+    final_value = rollout.estimate_final_value(cfg, world, params, trajectory)
+    next_value = next_values(value, final_value, last_value, trajectory.truncated)
+
+    # Without bootstrapping a truncation counts as a termination.
+    done = trajectory.terminated | trajectory.truncated
+    advantage, value_target = gae(
         trajectory.reward,
-        trajectory.terminated if bootstrap else done,
+        trajectory.terminated if cfg.ppo.bootstrap_truncated else done,
         trajectory.truncated,
         value,
-        next_values(value, final_value, last_value, trajectory.truncated),
+        next_value,
         gamma=scalars.gamma,
         gae_lambda=scalars.gae_lambda,
     )
-    batch = Batch(trajectory.obs, trajectory.action, trajectory.log_prob, value, advantage, target)
+    batch = Batch(trajectory.obs, trajectory.action, trajectory.log_prob, value, advantage, value_target)
+
     metrics = RolloutMetrics(
         n_episodes=done.to(value.dtype).sum(),
         episode_return_sum=torch.where(done, trajectory.episode_stats.total_reward, 0.0).sum(),
         episode_length_sum=torch.where(done, trajectory.episode_stats.length, 0).to(value.dtype).sum(),
         n_truncated_episodes=trajectory.truncated.to(value.dtype).sum(),
-        explained_variance=1 - (target - value).var(correction=0) / target.var(correction=0),
+        explained_variance=1 - (value_target - value).var(correction=0) / value_target.var(correction=0),
     )
-    return tree.map(lambda x: x.flatten(0, 1), batch), metrics
+    return BatchAndMetrics(tree.map(lambda x: x.flatten(0, 1), batch), metrics)
 
 
-def sample_randomness(
-    cfg: Config, world: Any, key: I64[Tensor, "2"]
-) -> tuple[I64[Tensor, "2"], RandomInputs, MinibatchIndices]:
-    """The next key, what is drawn for every rollout step, and which rows every minibatch learns from."""
+def sample_randomness(cfg: Config, world: object, key: I64[Tensor, "2"]) -> UpdateRandomness:
+    """Sample all random choices of one update: keys and resets of its rollout, and the order of its rows."""
     ppo = cfg.ppo
-    key, rollout_key, order_key = random.split(key, 3).unbind()
-    draws = rollout.sample_random_inputs(cfg.env, world, *rollout.rollout_keys(rollout_key, ppo.n_steps, ppo.n_envs))
+    next_key, rollout_key, order_key = random.split(key, 3).unbind()
+
+    step_keys = rollout.rollout_keys(rollout_key, ppo.n_steps, ppo.n_envs)
+    random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
+
+    # Each epoch goes through all rows in an order of its own.
+    n_minibatches = ppo.n_epochs * ppo.n_minibatches
     order = random.permutation(random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps)
-    number = torch.arange(ppo.n_epochs * ppo.n_minibatches, device=key.device)
-    ends_epoch = (number + 1) % ppo.n_minibatches == 0
-    return key, draws, MinibatchIndices(rows=order.view(len(number), -1), ends_epoch=ends_epoch)
+    minibatch_index = torch.arange(n_minibatches, device=key.device)
+    minibatches = MinibatchIndices(
+        rows=order.view(n_minibatches, -1),
+        ends_epoch=(minibatch_index + 1) % ppo.n_minibatches == 0,
+    )
+    return UpdateRandomness(next_key, random_inputs, minibatches)
+
+
+class SampleRandomnessFn(Protocol):
+    """As `sample_randomness`."""
+
+    def __call__(self, cfg: Config, world: object, key: I64[Tensor, "2"], /) -> UpdateRandomness: ...
+
+
+class RolloutStepFn(Protocol):
+    """As `rollout.rollout_step`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params: object,
+        rollout_state: RolloutState[State],
+        random_inputs: RandomInputs[Any],
+        /,
+    ) -> tuple[RolloutState[State], Transition[Any]]: ...
+
+
+class BuildBatchFn(Protocol):
+    """As `build_batch`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params: object,
+        env_state: object,
+        trajectory: Transition[Any],
+        scalars: Scalars,
+        /,
+    ) -> BatchAndMetrics: ...
+
+
+class RavelFn(Protocol):
+    """As `minibatch.ravel_update_state`."""
+
+    def __call__(self, params: Params, opt_state: AdamState[Params], /) -> UpdateState: ...
+
+
+class UnravelFn(Protocol):
+    """As `minibatch.unravel_update_state`."""
+
+    def __call__(self, params_like: Params, update_state: UpdateState, /) -> tuple[Params, AdamState[Params]]: ...
+
+
+class MinibatchStepFn(Protocol):
+    """As `minibatch.minibatch_step`, its own parts already bound."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params_like: object,
+        batch: Batch[Any],
+        scalars: Scalars,
+        update_state: UpdateState,
+        minibatch: MinibatchIndices,
+        /,
+    ) -> tuple[UpdateState, MinibatchMetrics]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """The functions that `train_step` is made of; a runtime may put compiled ones in their place.
 
-    `minibatch_step` is `gradient` and `apply_gradient` in one, `gradient` the sum of `loss_gradient` over microbatches,
-    that the derivative of `minibatch_loss`: those four are here for a runtime that does not compile the whole.
+    The last four are for a runtime that cannot compile `minibatch_step` as a whole: it is `accumulate_gradients`, then
+    `apply_gradients`; the first of these sums `loss_gradient` over microbatches, and that is the derivative of
+    `minibatch_loss`.
     """
 
-    scan: Callable[..., Any] = rollout.scan
-    sample_randomness: Callable[..., Any] = sample_randomness
-    rollout_step: Callable[..., Any] = rollout_step
-    build_batch: Callable[..., Any] = build_batch
-    ravel_update_state: Callable[..., Any] = minibatch.ravel_update_state
-    minibatch_step: Callable[..., Any] = minibatch_step
-    unravel_update_state: Callable[..., Any] = minibatch.unravel_update_state
-    accumulate_gradients: Callable[..., Any] = minibatch.accumulate_gradients
-    apply_gradients: Callable[..., Any] = minibatch.apply_gradients
-    loss_gradient: Callable[..., Any] = minibatch.loss_gradient
-    minibatch_loss: Callable[..., Any] = minibatch.minibatch_loss
+    scan: Scan = rollout.scan
+    sample_randomness: SampleRandomnessFn = sample_randomness
+    rollout_step: RolloutStepFn = rollout_step
+    build_batch: BuildBatchFn = build_batch
+    ravel_update_state: RavelFn = minibatch.ravel_update_state
+    minibatch_step: MinibatchStepFn = minibatch_step
+    unravel_update_state: UnravelFn = minibatch.unravel_update_state
+    accumulate_gradients: GradientFn = minibatch.accumulate_gradients
+    apply_gradients: ApplyGradientsFn = minibatch.apply_gradients
+    loss_gradient: GradientFn = minibatch.loss_gradient
+    minibatch_loss: LossFn = minibatch.minibatch_loss
 
 
 EAGER_PARTS = Parts()
 
 
-def vmap_parts(parts: Parts) -> Parts:
-    """The parts for K learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis K.
+def collect(cfg: Config, world: object, state: TrainState[Params, State], parts: Parts = EAGER_PARTS) -> RolloutResult:
+    """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
+    scalars = apply_schedules(cfg, state.update, state.scalars)
+    randomness = parts.sample_randomness(cfg, world, state.key)
 
-    `train_step(cfg, world, states, vectorised(parts))` equals `torch.vmap` of the whole step, and each of its parts can
-    be compiled. Trajectories are [T, K, B] and minibatches [n, K, M]: `scan` goes along the first axis.
-    """
+    step = partial(parts.rollout_step, cfg, world, state.params)
+    first = RolloutState(state.env_state, state.episode_stats)
+    rollout_state, trajectory = parts.scan(step, first, randomness.random_inputs)
 
-    def over(fn: Callable[..., Any], n_static: int, **dims: Any) -> Callable[..., Any]:
-        def part(*args: Any) -> Any:
-            out = torch.vmap(partial(fn, *args[:n_static]), **dims)(*args[n_static:])
-            return tree.map(lambda x: x.contiguous(), out)  # one layout, so that no second graph is compiled
-
-        return part
-
-    def plan(
-        cfg: Config, world: Any, key: I64[Tensor, "K 2"]
-    ) -> tuple[I64[Tensor, "K 2"], RandomInputs, MinibatchIndices]:
-        key, *ahead = over(parts.sample_randomness, 2)(cfg, world, key)
-        draws, minibatches = tree.map(lambda x: x.transpose(0, 1).contiguous(), ahead)
-        return key, draws, minibatches
-
-    return dataclasses.replace(
-        parts,
-        sample_randomness=plan,
-        rollout_step=over(parts.rollout_step, 2),
-        build_batch=over(parts.build_batch, 2, in_dims=(0, 0, 1, 0)),
-        ravel_update_state=over(parts.ravel_update_state, 0),
-        minibatch_step=over(parts.minibatch_step, 2),
-        unravel_update_state=over(parts.unravel_update_state, 0),
+    batch, metrics = parts.build_batch(cfg, world, state.params, rollout_state.env_state, trajectory, scalars)
+    return RolloutResult(
+        key=randomness.next_key,
+        rollout_state=rollout_state,
+        update_state=parts.ravel_update_state(state.params, state.opt_state),
+        batch=batch,
+        scalars=scalars,
+        minibatches=randomness.minibatches,
+        metrics=metrics,
     )
 
 
-class RolloutResult(NamedTuple):
-    """What one update learns from."""
+def train_step(
+    cfg: Config, world: object, state: TrainState[Params, State], parts: Parts = EAGER_PARTS
+) -> tuple[TrainState[Params, State], Metrics]:
+    """Make one update: collect a rollout, then learn from it. Writes to no argument.
 
-    key: I64[Tensor, "2"]  # of the next update
-    rollout_state: RolloutState  # after the rollout
-    update_state: UpdateState
-    batch: Batch
-    scalars: Scalars  # of this update
-    minibatches: MinibatchIndices
-    metrics: RolloutMetrics
+    Args:
+      world: tensors of the environment that no step changes; `NoWorld()` if there are none.
+      parts: the functions to use, eager or compiled.
 
+    Returns:
+      The state after the update, and its metrics.
+    """
+    collected = collect(cfg, world, state, parts)
 
-def collect(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER_PARTS) -> RolloutResult:
-    """Draw what is random, act, and estimate advantages."""
-    scalars = apply_schedules(cfg, state.update, state.scalars)
-    key, draws, minibatches = parts.sample_randomness(cfg, world, state.key)
-    act = partial(parts.rollout_step, cfg, world, state.params)
-    actor, trajectory = parts.scan(act, RolloutState(state.env_state, state.episode_stats), draws)
-    batch, shown = parts.build_batch(cfg, world, state.params, actor.env_state, trajectory, scalars)
-    learner = parts.ravel_update_state(state.params, state.opt_state)
-    return RolloutResult(key, actor, learner, batch, scalars=scalars, minibatches=minibatches, metrics=shown)
+    step = partial(parts.minibatch_step, cfg, world, state.params, collected.batch, collected.scalars)
+    update_state, minibatch_metrics = parts.scan(step, collected.update_state, collected.minibatches)
 
-
-def train_step(cfg: Config, world: Any, state: TrainState, parts: Parts = EAGER_PARTS) -> tuple[TrainState, Metrics]:
-    """One update: collect, then learn. Reads and returns; writes nothing."""
-    got = collect(cfg, world, state, parts)
-    learn = partial(parts.minibatch_step, cfg, world, state.params, got.batch, got.scalars)
-    learner, learnt = parts.scan(learn, got.update_state, got.minibatches)
-    params, opt_state = parts.unravel_update_state(state.params, learner)
-    after = TrainState(
+    params, opt_state = parts.unravel_update_state(state.params, update_state)
+    next_state = TrainState(
         params=params,
         opt_state=opt_state,
-        env_state=got.rollout_state.env_state,
-        episode_stats=got.rollout_state.episode_stats,
-        key=got.key,
+        env_state=collected.rollout_state.env_state,
+        episode_stats=collected.rollout_state.episode_stats,
+        key=collected.key,
         update=state.update + 1,
         scalars=state.scalars,
     )
-    return after, _metrics(got.metrics, learnt, got.scalars)
+    return next_state, _update_metrics(collected.metrics, minibatch_metrics, collected.scalars)
 
 
-def _metrics(shown: RolloutMetrics, learnt: MinibatchMetrics, scalars: Scalars) -> Metrics:
-    n = learnt.applied.to(learnt.grad_norm.dtype).sum(0)
-    mean = lambda x: torch.where(learnt.applied, x, 0.0).sum(0) / n.clamp(min=1.0)
+def _update_metrics(rollout_metrics: RolloutMetrics, minibatch_metrics: MinibatchMetrics, scalars: Scalars) -> Metrics:
+    """Metrics of an update from those of its rollout and of all its minibatches."""
+    n_applied = minibatch_metrics.applied.to(minibatch_metrics.grad_norm.dtype).sum(0)
+
+    def mean_over_applied(x: Tensor) -> Tensor:
+        return torch.where(minibatch_metrics.applied, x, 0.0).sum(0) / n_applied.clamp(min=1.0)
+
     return Metrics(
-        rollout=shown,
-        loss=tree.map(mean, learnt.loss),
-        grad_norm=mean(learnt.grad_norm),
-        n_applied_minibatches=n,
-        n_nonfinite_minibatches=(~learnt.all_finite).to(n.dtype).sum(0),
+        rollout=rollout_metrics,
+        loss=tree.map(mean_over_applied, minibatch_metrics.loss),
+        grad_norm=mean_over_applied(minibatch_metrics.grad_norm),
+        n_applied_minibatches=n_applied,
+        n_nonfinite_minibatches=(~minibatch_metrics.all_finite).to(n_applied.dtype).sum(0),
         learning_rate=scalars.learning_rate,
+    )
+
+
+def _vmap_part(fn: Callable[..., Any], n_static: int, **vmap_options: Any) -> Callable[..., Any]:
+    """`fn` under vmap, its first `n_static` arguments excepted."""
+
+    def part(*args: Any) -> Any:
+        vmapped = torch.vmap(partial(fn, *args[:n_static]), **vmap_options)
+        # One memory layout for all outputs, to avoid a recompilation.
+        return tree.map(lambda x: x.contiguous(), vmapped(*args[n_static:]))
+
+    return part
+
+
+def vmap_parts(parts: Parts) -> Parts:
+    """The parts for L learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis L.
+
+    `train_step(cfg, world, states, vmap_parts(parts))` equals `torch.vmap` of the whole step, and each of its parts can
+    be compiled. Trajectories are [T, L, B] and minibatches [n, L, MB]: `scan` goes along the first axis.
+    """
+    sample_for_each = _vmap_part(parts.sample_randomness, n_static=2)
+
+    def sample_randomness(cfg: Config, world: object, key: I64[Tensor, "L 2"]) -> UpdateRandomness:
+        randomness = sample_for_each(cfg, world, key)
+        random_inputs, minibatches = tree.map(
+            lambda x: x.transpose(0, 1).contiguous(), (randomness.random_inputs, randomness.minibatches)
+        )
+        return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
+
+    return dataclasses.replace(
+        parts,
+        sample_randomness=sample_randomness,
+        rollout_step=_vmap_part(parts.rollout_step, n_static=2),
+        build_batch=_vmap_part(parts.build_batch, n_static=2, in_dims=(0, 0, 1, 0)),
+        ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),
+        minibatch_step=_vmap_part(parts.minibatch_step, n_static=2),
+        unravel_update_state=_vmap_part(parts.unravel_update_state, n_static=0),
     )

@@ -1,41 +1,82 @@
-"""The tree verbs. The only module that imports optree."""
+"""Functions on trees of tensors: map, flatten, select, ravel. The only module that imports optree.
+
+A tree is a tensor, or a NamedTuple, tuple or list of trees. Both optree and `torch.utils._pytree` must see the same
+leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and `torch.compile` with
+the second.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, cast, overload
 
 import optree
 import torch
+import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
-Tree = TypeVar("Tree")
+from funcppo.types import Bool, Tree
 
 
-def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """`fn` over matching leaves; raises ValueError when the structures differ."""
-    return cast(Tree, optree.tree_map(fn, cast(Any, tree), *cast(Any, rest)))
+class UnaryLeafFn(Protocol):
+    """A function of one leaf."""
+
+    def __call__(self, a: Tensor, /) -> Tensor: ...
 
 
-def leaves(tree: Any) -> list[Tensor]:
+class BinaryLeafFn(Protocol):
+    """A function of the matching leaves of two trees."""
+
+    def __call__(self, a: Tensor, b: Tensor, /) -> Tensor: ...
+
+
+class TernaryLeafFn(Protocol):
+    """A function of the matching leaves of three trees."""
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor, /) -> Tensor: ...
+
+
+class LeafFn(Protocol):
+    """A function of the matching leaves of any number of trees."""
+
+    def __call__(self, *leaves: Tensor) -> Tensor: ...
+
+
+@overload
+def map(fn: UnaryLeafFn, tree: Tree, /) -> Tree: ...
+@overload
+def map(fn: BinaryLeafFn, tree: Tree, second: Tree, /) -> Tree: ...
+@overload
+def map(fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /) -> Tree: ...
+@overload
+def map(fn: LeafFn, tree: Tree, /, *rest: Tree) -> Tree: ...
+def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
+    """Apply `fn` to matching leaves.
+
+    Raises:
+      ValueError: the structures differ.
+    """
+    return optree.tree_map(fn, tree, *rest)
+
+
+def leaves(tree: object) -> list[Tensor]:
     """The tensors of a tree, in field order."""
-    return cast(list[Tensor], optree.tree_leaves(tree))
+    return cast(list[Tensor], optree.tree_leaves(cast(Any, tree)))
 
 
 def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
-    """The tree of the same structure as `like` that has these leaves."""
-    return cast(Tree, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), tensors))
+    """The tree with the structure of `like` and these leaves."""
+    return cast(Tree, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), cast(Any, tensors)))
 
 
-def structure(tree: Any) -> Any:
-    """The tree without its tensors, to be compared; fast, where `paths` is not."""
-    return optree.tree_structure(tree)
+def structure(tree: object) -> optree.PyTreeSpec:
+    """The structure of a tree without its tensors, to be compared; faster than `paths`."""
+    return optree.tree_structure(cast(Any, tree))
 
 
-def paths(tree: Any) -> list[str]:
+def paths(tree: object) -> list[str]:
     """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
-    accessors = optree.treespec_accessors(optree.tree_structure(tree))
-    return [".".join(str(getattr(entry, "field", entry.entry)) for entry in path) for path in accessors]
+    accessors = optree.treespec_accessors(optree.tree_structure(cast(Any, tree)))
+    return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -43,23 +84,66 @@ def zeros_like(tree: Tree) -> Tree:
     return map(torch.zeros_like, tree)
 
 
-def where(mask: Tensor, on_true: Tree, on_false: Tree) -> Tree:
-    """Row-wise select: `mask` is [B], every leaf is [B, ...]."""
-    return map(lambda a, b: torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b), on_true, on_false)
+def where(mask: Bool[Tensor, "B"], on_true: Tree, on_false: Tree) -> Tree:
+    """Select row by row; every leaf is [B, ...]."""
+
+    def select(a: Tensor, b: Tensor) -> Tensor:
+        row_mask = mask.view(-1, *[1] * (a.ndim - 1))
+        return torch.where(row_mask, a, b)
+
+    return map(select, on_true, on_false)
 
 
-def global_norm(tree: Any) -> Tensor:
-    """The L2 norm over all leaves together, 0-d."""
+def global_norm(tree: object) -> Tensor:
+    """The L2 norm of all leaves together, 0-d."""
     return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
 
 
-def ravel(tree: Any) -> Tensor:
+def ravel(tree: object) -> Tensor:
     """All leaves as one vector, in the order of `leaves`; they share a dtype."""
     return torch.cat([x.reshape(-1) for x in leaves(tree)])
 
 
 def unravel(like: Tree, flat: Tensor) -> Tree:
-    """The tree with the structure and shapes of `like` whose leaves are views of `flat`: undoes `ravel`."""
+    """The inverse of `ravel`: the tree with the structure and shapes of `like` whose leaves are views of `flat`."""
     shapes = [x.shape for x in leaves(like)]
-    parts = flat.split([shape.numel() for shape in shapes])
-    return unflatten(like, [part.view(shape) for part, shape in zip(parts, shapes)])
+    pieces = torch.split(flat, [shape.numel() for shape in shapes])
+    return unflatten(like, [piece.view(shape) for piece, shape in zip(pieces, shapes)])
+
+
+def check_tree(tree: object, name: str) -> None:
+    """Check that a value is a tree of tensors in which optree and PyTorch see the same leaves.
+
+    A dataclass passes if it is registered with both (`optree.register_pytree_node` and
+    `torch.utils._pytree.register_pytree_node`). A dict never does: optree sorts its keys, PyTorch does not, so that
+    zipped leaves would pair the wrong tensors.
+
+    Args:
+      name: what the value is, for the error text.
+
+    Raises:
+      TypeError: one line that names the value, or the part of it, that is no tensor.
+    """
+    expected = f"{name}: expected a NamedTuple of tensors (or of such NamedTuples)"
+    if not isinstance(tree, Tensor) and optree.all_leaves([cast(Any, tree)]):
+        raise TypeError(f"{expected}, got {type(tree).__name__}{_registration_hint(tree)}")
+
+    accessors, found, _ = optree.tree_flatten_with_accessor(
+        cast(Any, tree), is_leaf=lambda node: node is None or isinstance(node, dict)
+    )
+    for accessor, leaf in zip(accessors, found):
+        if not isinstance(leaf, Tensor):
+            path = accessor.codify("") or "the whole"
+            raise TypeError(f"{expected}, got {type(leaf).__name__} at {path}{_registration_hint(leaf)}")
+
+    torch_leaves = torch_pytree.tree_leaves(tree)
+    if len(torch_leaves) != len(found) or any(a is not b for a, b in zip(torch_leaves, found)):
+        raise TypeError(f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see{_REGISTRATION}")
+
+
+_REGISTRATION = "; register a class of your own with optree and torch.utils._pytree"
+
+
+def _registration_hint(value: object) -> str:
+    is_own_class = type(value).__module__ not in ("builtins", "collections", "numpy")
+    return _REGISTRATION if is_own_class else ""

@@ -1,22 +1,48 @@
-"""Shape-and-dtype annotations, readable by people, type checkers and tests.
+"""Shape-and-dtype annotations, readable by people, type checkers and tests; and the type variables of the package.
 
-`F32[Tensor, "B A"]` is `typing.Annotated` to a type checker; at run time it carries a `Spec` that
-`check` enforces at the library's boundary. Nothing here is ever called inside a compiled function.
+`F32[Tensor, "B A"]` is `typing.Annotated` to a type checker; at run time it carries a `TensorSpec` that
+`check_shapes_and_dtypes` enforces in tests and at the library's boundary. Nothing here runs inside a compiled function.
 
-Axes, one letter each:
+Axes; the single letters:
 
-    B  environments (rows of a batch)    A  goals of a conjunction       S  successors of a goal list
+    B  environments (rows of a batch)    A  goals of a conjunction       S  actions; successors of a goal list
     T  time steps of a rollout           W  atom width: 1 + arity        K  partial proofs of a beam
     N  facts                             R  rules                        M  atoms of the longest rule, head included
-    E  entities                          Q  queries                      V  visited states kept per row
+    E  entities                          Q  queries                      V  visited states stored for each row
     D  width of an embedding             P  predicates                   C  constants
+    F  numbers in an observation         U  components of a continuous action
+    L  learners that train side by side under vmap
+
+and those of two letters: TB transitions of a batch (T * B), MB rows of a minibatch, NP parameters of a network.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_type_hints
 
 import torch
+from typing_extensions import TypeVar
+
+__all__ = [
+    "F32",
+    "F64",
+    "I32",
+    "I64",
+    "Bool",
+    "Carry",
+    "Obs",
+    "Params",
+    "ResetSample",
+    "Scan",
+    "ScanBody",
+    "State",
+    "TensorSpec",
+    "Tree",
+    "World",
+    "X",
+    "Y",
+    "check_shapes_and_dtypes",
+]
 
 if TYPE_CHECKING:
     from typing import Annotated as Bool
@@ -28,52 +54,106 @@ else:
     from typing import Annotated
 
     class _Dtype:
+        """A dtype that `[Tensor, "B A"]` turns into an annotation."""
+
         def __init__(self, dtype: torch.dtype) -> None:
             self.dtype = dtype
 
         def __getitem__(self, item: tuple[type, str]) -> Any:
-            return Annotated[item[0], TensorSpec(self.dtype, tuple(item[1].split()))]
+            tensor_type, axes = item
+            return Annotated[tensor_type, TensorSpec(self.dtype, tuple(axes.split()))]
 
-    Bool, I32, I64 = _Dtype(torch.bool), _Dtype(torch.int32), _Dtype(torch.int64)
-    F32, F64 = _Dtype(torch.float32), _Dtype(torch.float64)
+    Bool = _Dtype(torch.bool)
+    I32 = _Dtype(torch.int32)
+    I64 = _Dtype(torch.int64)
+    F32 = _Dtype(torch.float32)
+    F64 = _Dtype(torch.float64)
+
+# Type variables, defined once. Each stands for a tensor or a tree of tensors, except Y, which may be anything.
+Tree = TypeVar("Tree", infer_variance=True)
+World = TypeVar("World", infer_variance=True)  # tensors of an environment that no step changes
+State = TypeVar("State", infer_variance=True)  # state of an environment
+Obs = TypeVar("Obs", infer_variance=True)  # observation
+ResetSample = TypeVar("ResetSample", infer_variance=True)  # random part of a reset
+Params = TypeVar("Params", infer_variance=True)  # parameters of a network
+Carry = TypeVar("Carry", infer_variance=True)  # what a loop threads
+X = TypeVar("X", infer_variance=True)  # what a turn of a loop reads
+Y = TypeVar("Y", infer_variance=True)  # what a turn of a loop returns
+
+
+class ScanBody(Protocol[Carry, X, Y]):
+    """One turn of a loop: reads the carry and one element of the inputs, returns the next carry and an output."""
+
+    def __call__(self, carry: Carry, x: X, /) -> tuple[Carry, Y]: ...
+
+
+class Scan(Protocol):
+    """A loop over the leading axis of `xs`: returns the last carry, and the outputs stacked along a leading axis."""
+
+    def __call__(self, body: ScanBody[Carry, X, Y], carry: Carry, xs: X, /) -> tuple[Carry, Y]: ...
 
 
 class TensorSpec(NamedTuple):
-    """dtype and named axes of one tensor; an axis is a name ("B"), a number ("3") or "..." for any leading axes."""
+    """Dtype and named axes of one tensor."""
 
     dtype: torch.dtype
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # each a name ("B"), a number ("3"), or "..." for any leading axes
 
 
 def check_shapes_and_dtypes(
     tree: tuple[Any, ...], axis_sizes: dict[str, int] | None = None, path: str = ""
 ) -> dict[str, int]:
-    """The sizes bound, e.g. {"B": 128}, when every annotated leaf of a NamedTuple has its dtype and axes.
+    """Check every annotated leaf of a NamedTuple, and of the NamedTuples in it, against its dtype and axes.
 
-    Axis names agree across the whole tree; F32 admits float64, so that parity tests may run in it.
+    An axis name has one size in the whole tree. F32 admits float64, so that parity tests may run in it.
 
-    Errors: TypeError naming the field, the dtype and shape expected, and those found.
+    Args:
+      axis_sizes: sizes that are already fixed; extended in place.
+      path: name of the tree in error texts; by default its class.
+
+    Returns:
+      The size of each named axis, e.g. {"B": 128}.
+
+    Raises:
+      TypeError: names the field, its expected dtype and axes, and the dtype and shape that it has.
     """
     axis_sizes = {} if axis_sizes is None else axis_sizes
     path = path or type(tree).__name__
     for name, hint in get_type_hints(type(tree), include_extras=True).items():
-        value, where = getattr(tree, name), f"{path}.{name}"
-        spec = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, TensorSpec)), None)
-        if spec is not None:
-            _check_leaf(value, spec, axis_sizes, where)
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            check_shapes_and_dtypes(value, axis_sizes, where)
+        value = getattr(tree, name)
+        field_path = f"{path}.{name}"
+        spec = _tensor_spec(hint)
+        if spec is not None and isinstance(value, torch.Tensor):
+            _check_leaf(value, spec, axis_sizes, field_path)
+        elif hasattr(value, "_fields"):
+            check_shapes_and_dtypes(value, axis_sizes, field_path)
     return axis_sizes
 
 
-def _check_leaf(value: torch.Tensor, spec: TensorSpec, sizes: dict[str, int], where: str) -> None:
-    axes, got = spec.axes, tuple(value.shape)
+def _tensor_spec(hint: Any) -> TensorSpec | None:
+    """The spec that an annotation, or a member of a union, carries; None if it carries none."""
+    for member in (hint, *get_args(hint)):
+        for metadata in getattr(member, "__metadata__", ()):
+            if isinstance(metadata, TensorSpec):
+                return metadata
+    return None
+
+
+def _check_leaf(value: torch.Tensor, spec: TensorSpec, axis_sizes: dict[str, int], path: str) -> None:
+    axes = spec.axes
+    shape = tuple(value.shape)
     if axes and axes[0] == "...":
         axes = axes[1:]
-        got = got[max(len(got) - len(axes), 0) :]
-    want = tuple(int(a) if a.isdigit() else sizes.setdefault(a, n) for a, n in zip(axes, got))
-    dtype_ok = value.dtype == spec.dtype or (spec.dtype == torch.float32 and value.dtype == torch.float64)
-    if not dtype_ok or len(got) != len(axes) or got != want:
+        shape = shape[max(len(shape) - len(axes), 0) :]
+
+    # The first tensor that has an axis fixes its size for all others.
+    expected_shape = tuple(
+        int(axis) if axis.isdigit() else axis_sizes.setdefault(axis, size) for axis, size in zip(axes, shape)
+    )
+    is_float64_for_float32 = spec.dtype == torch.float32 and value.dtype == torch.float64
+    dtype_fits = value.dtype == spec.dtype or is_float64_for_float32
+    if not dtype_fits or len(shape) != len(axes) or shape != expected_shape:
         raise TypeError(
-            f"{where}: want {spec.dtype} [{' '.join(spec.axes)}] with {sizes}, got {value.dtype} {list(value.shape)}"
+            f"{path}: expected {spec.dtype} [{' '.join(spec.axes)}] with {axis_sizes}, "
+            f"got {value.dtype} {list(value.shape)}"
         )

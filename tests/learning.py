@@ -13,9 +13,9 @@ import torch
 
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole, pendulum
 from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
+from funcppo.envs.classic_control import cartpole, pendulum
+from funcppo.nets import feedforward as mlp
 from funcppo.runtime import compile
 
 DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data"))

@@ -158,5 +158,5 @@ def test_records_have_the_axes_that_their_annotations_name(cfg):
 
 
 def test_check_names_the_field_that_is_wrong():
-    with pytest.raises(TypeError, match=r"PolicyValue\.value: want torch.float32 \[B\] with {'B': 3, 'S': 2}"):
+    with pytest.raises(TypeError, match=r"PolicyValue\.value: expected torch.float32 \[B\] with {'B': 3, 'S': 2}"):
         check_shapes_and_dtypes(PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4)))

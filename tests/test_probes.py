@@ -18,7 +18,7 @@ from torch import Tensor
 from funcppo import random
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import Environment, Timestep
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, one_thread

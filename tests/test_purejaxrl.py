@@ -1,6 +1,6 @@
 """Six updates of PureJaxRL's ppo.py on CartPole, from the same key and initial weights, number by number.
 
-Only `plan` is replaced: which random numbers come when is a matter of taste, and ours are drawn all at once.
+Only `sample_randomness` is replaced: which random numbers come when is a matter of taste, and ours are drawn all at once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Dense
-from funcppo.rollout import RandomInputs, sample_random_inputs
-from funcppo.train_step import EAGER_PARTS, MinibatchIndices, init, train_step
+from funcppo.rollout import RolloutKeys, sample_random_inputs
+from funcppo.train_step import EAGER_PARTS, UpdateRandomness, init, train_step
 from tests.learning import WORLD, cartpole_config, one_thread, oracle
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-PARTS = ("plan", "rollout_step", "learning_batch", "minibatch_step")
+PARTS = ("sample_randomness", "rollout_step", "build_batch", "minibatch_step")
 
 
-def chained_plan(cfg: Config, world: Any, key: Tensor) -> tuple[Tensor, RandomInputs, MinibatchIndices]:
+def chained_randomness(cfg: Config, world: Any, key: Tensor) -> UpdateRandomness:
     """PureJaxRL's order: one split after another through steps and epochs, and in each row's step one more."""
     ppo, actions, rows, orders = cfg.ppo, [], [], []
     for _ in range(ppo.n_steps):
@@ -38,11 +38,12 @@ def chained_plan(cfg: Config, world: Any, key: Tensor) -> tuple[Tensor, RandomIn
         key, order_key = random.split(key)
         orders.append(random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1))
     _, _, minibatches = EAGER_PARTS.sample_randomness(cfg, world, key)
-    draws = sample_random_inputs(cfg.env, world, torch.stack(actions), *torch.stack(rows).unbind(-2))
-    return key, draws, minibatches._replace(rows=torch.cat(orders))
+    keys = RolloutKeys(torch.stack(actions), *torch.stack(rows).unbind(-2))
+    random_inputs = sample_random_inputs(cfg.env, world, keys)
+    return UpdateRandomness(key, random_inputs, minibatches._replace(rows=torch.cat(orders)))
 
 
-PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_plan)
+PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_randomness)
 
 
 def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.Params:
@@ -103,7 +104,7 @@ def test_resets_actions_ends_and_permutations_are_equal(updates):
     for u, (log, _) in enumerate(steps):
         np.testing.assert_array_equal(stacked(log, "action"), run["action"][u])
         np.testing.assert_array_equal(stacked(log, "terminated") | stacked(log, "truncated"), run["done"][u])
-        rows = log["plan"][0][2].rows
+        rows = log["sample_randomness"][0].minibatches.rows
         np.testing.assert_array_equal(rows.reshape(run["permutation"][u].shape).numpy(), run["permutation"][u])
         obs, done = stacked(log, "obs"), run["done"][u]
         np.testing.assert_array_equal(obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]])  # straight after a reset
@@ -115,9 +116,9 @@ def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
     for u, (log, _) in enumerate(steps):
         for ours, theirs in (("obs", "obs"), ("value", "value"), ("log_prob", "log_prob"), ("reward", "reward")):
             close(stacked(log, ours), run[theirs][u])
-        batch = log["learning_batch"][0][0]
+        batch = log["build_batch"][0].batch
         close(batch.advantage.view(run["advantages"][u].shape).numpy(), run["advantages"][u])
-        close(batch.target.view(run["targets"][u].shape).numpy(), run["targets"][u])
+        close(batch.value_target.view(run["targets"][u].shape).numpy(), run["targets"][u])
         losses = [learnt.loss for _, learnt in log["minibatch_step"]]
         for name, key in (("loss", "0"), ("value_loss", "1/0"), ("policy_loss", "1/1"), ("entropy", "1/2")):
             want = run[f"loss/{key}"][u]

@@ -130,10 +130,10 @@ def test_bits_and_uniforms_are_the_same_compiled_and_under_vmap():
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-@pytest.mark.parametrize("tuned", [False, True])
-def test_inductor_writes_the_rounds_out_and_never_calls_the_operator(tuned):
+@pytest.mark.parametrize("use_custom_passes", [False, True])
+def test_inductor_writes_the_rounds_out_and_never_calls_the_operator(use_custom_passes):
     with config.patch(force_disable_caches=True):
-        _, codes = run_and_get_code(compiled(draw, tuned=tuned), random.key(9))
+        _, codes = run_and_get_code(compiled(draw, use_custom_passes=use_custom_passes), random.key(9))
     lines = [line for code in codes for line in code.splitlines() if not line.lstrip().startswith("#")]
     assert lines and not any("threefry2x32.default" in line for line in lines)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
-from funcppo.rollout import RolloutState, rollout_keys, rollout_step, sample_random_inputs, scan
+from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs, scan
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -18,12 +18,10 @@ CONFIGS = {"cartpole": cartpole_config(max_steps=9), "pendulum": pendulum_config
 def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     key, params_key, reset_key = random.split(random.key(seed), 3)
     params = cfg.agent.init(cfg.agent.cfg, params_key)
-    actor, keys = (
-        RolloutState(*rollout.init_rollout_state(cfg, WORLD, reset_key, n_envs)),
-        rollout_keys(key, n_steps, n_envs),
-    )
-    draws = sample_random_inputs(cfg.env, WORLD, *keys)
-    return params, actor, keys, *scan(partial(rollout_step, cfg, WORLD, params), actor, draws)
+    first = rollout.init_rollout_state(cfg, WORLD, reset_key, n_envs)
+    keys = rollout_keys(key, n_steps, n_envs)
+    random_inputs = sample_random_inputs(cfg.env, WORLD, keys)
+    return params, first, keys, *scan(partial(rollout_step, cfg, WORLD, params), first, random_inputs)
 
 
 def test_scan_by_hand():
@@ -52,7 +50,7 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
             state, step = env.step_functional(env.cfg, WORLD, state, action, step_key[None])
             total += float(step.reward)
             torch.testing.assert_close(traj.reward[t, b], step.reward[0], rtol=1e-6, atol=1e-5)
-            assert float(traj.episode_stats.total[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
+            assert float(traj.episode_stats.total_reward[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
             last = env.observe(env.cfg, WORLD, state)
             want = agent.apply(agent.cfg, WORLD, params, last).value[0] if step.truncated else torch.tensor(0.0)
             torch.testing.assert_close(final_value[t, b], want, rtol=1e-5, atol=1e-5)

@@ -42,7 +42,7 @@ def acted(cfg, state):
     """The actor and the trajectory of the state's next rollout."""
     _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return rollout.scan(act, RolloutState(state.env_state, state.episode), draws)
+    return rollout.scan(act, RolloutState(state.env_state, state.episode_stats), draws)
 
 
 def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
@@ -78,7 +78,7 @@ def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_ad
         with torch.compiler.set_stance("fail_on_recompile"):
             for minibatch in rest:
                 learner, _ = step(cfg, WORLD, params, batch, scalars, learner, minibatch)
-    torch.testing.assert_close(learner.params, want, rtol=0, atol=1e-10)
+    torch.testing.assert_close(learner.flat_params, want, rtol=0, atol=1e-10)
     assert [made.name for made in compile_cache.compile_events[before:]] == ["minibatch_step"]
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -93,7 +93,7 @@ def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
         cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n))
         got = minibatch.accumulate_gradients(cfg, WORLD, params, batch, rows, scalars)
         assert_trees_equal(got, want, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="n_microbatches=3: want a divisor of the 16 rows"):
+    with pytest.raises(ValueError, match="n_microbatches: expected a divisor of the 16 rows of a minibatch, got 3"):
         replace(cfg.ppo, n_microbatches=3)
 
 
@@ -259,7 +259,7 @@ def test_a_saved_state_goes_on_where_it_was():
 
 
 def test_the_number_of_minibatches_must_divide_the_batch():
-    with pytest.raises(ValueError, match=r"n_minibatches=3: want a divisor of n_envs \* n_steps = 512"):
+    with pytest.raises(ValueError, match=r"n_minibatches: expected a divisor of n_envs \* n_steps = 512, got 3"):
         PPOConfig(n_minibatches=3)
 
 

@@ -47,9 +47,9 @@ CONTROL = """
 import hashlib
 from funcppo import random, train_step, tree
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import {env}
+from funcppo.envs.classic_control import {env}
 from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 cfg = Config(ppo=PPOConfig(n_steps=32), env={env}.environment({env}.{settings}()), agent=mlp.{agent})
 state = train_step.init(cfg, NoWorld(), random.key(0))
 for _ in range(3):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from funcppo import optim, tree
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
+from funcppo.envs.classic_control import cartpole
 from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Agent, PolicyValue, dense
 
 N_OBS, N_ACTIONS, HIDDEN, ROWS, BATCHES = 4, 2, (64,), 64, 3

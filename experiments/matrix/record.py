@@ -22,7 +22,7 @@ from experiments.matrix.registry import Cell, Way
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 COMPARED = ("status", "graphs", "parity_ok")
-MATHS = ("losses", "optim", "tree", "nets.base", "nets.mlp")  # what of the library decides how a cell ends
+MATHS = ("losses", "optim", "tree", "nets.base", "nets.feedforward")  # what of the library decides how a cell ends
 
 LOSS_ONLY = ("0/loss compiled", "6/as written", "6/the same", "7/as written", "8/as written", "9/as written")
 

@@ -2,10 +2,10 @@
 
 `r(X, Y)` reads "X is the r of Y". Couples are exclusive and have all their children together, so siblings share both
 parents; an aunt or uncle is a sibling of a parent. Then every rule of RULES is sound, and every held-out fact follows
-from train by at most two steps.
+from train by at most two steps. `make_family_tree` builds the data set.
 
-All facts stand in one table of blocks, and each fact knows one or two pairs of facts that derive it by a rule: so what
-can be held out is looked up, not searched for.
+All facts stand in one table, in blocks of one relation or of a pair such as son and daughter. Each fact has one or two
+derivations: pairs of facts that derive it by a rule. So what can be held out is looked up, not searched for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,29 @@ import numpy as np
 from funcppo.data.dataset import Dataset, with_rules
 from funcppo.data.readers import read_clauses
 
-RELATIONS = ("husband", "wife", "father", "mother", "son", "daughter", "brother", "sister")
-RELATIONS += ("uncle", "aunt", "nephew", "niece")
+RELATIONS = (
+    "husband",
+    "wife",
+    "father",
+    "mother",
+    "son",
+    "daughter",
+    "brother",
+    "sister",
+    "uncle",
+    "aunt",
+    "nephew",
+    "niece",
+)
+MIN_PEOPLE = 10
+
+# Predicate ids. Where a relation depends on the gender, the female one is the next: _SON + 1 is daughter.
 _HUSBAND, _WIFE, _FATHER, _MOTHER, _SON, _BROTHER, _UNCLE, _NEPHEW = (1, 2, 3, 4, 5, 7, 9, 11)
-_HELD_OUT = 0.2  # the share of facts drawn for valid and test together; those that nothing derives go back
-_MOST_CHILDREN = 5
+
+_HELD_OUT_FRACTION = 0.2  # share of facts drawn for valid and test together; those that nothing derives go back
+_MAX_CHILDREN = 5  # of a couple
+_MAX_DERIVATION_STEPS = 2  # rule applications, one above the other, that derive a held-out fact
+_TRAIN, _VALID, _TEST = 0, 1, 2
 
 RULES = """\
 husband(X,Y) :- wife(Y,X)
@@ -58,49 +76,99 @@ niece(X,Y) :- aunt(Y,X), daughter(X,Z)
 
 
 class _People(NamedTuple):
+    """Who descends from whom; a person is an index from 0, and so is a couple."""
+
     female: np.ndarray  # bool [n]
-    couple: np.ndarray  # int [n], the parents' couple, ascending; -1 for founders
-    husband: np.ndarray  # int [k], of each couple
-    wife: np.ndarray  # int [k]
+    parents: np.ndarray  # int [n], the couple each person is a child of, ascending; -1 for founders
+    husband: np.ndarray  # int [k], person, of each couple
+    wife: np.ndarray  # int [k], person, of each couple
 
 
-class _Siblings(NamedTuple):
-    start: np.ndarray  # int [c], where the pairs of each child start
+class _Couples(NamedTuple):
+    """New couples."""
+
+    men: np.ndarray  # int [k], persons
+    women: np.ndarray  # int [k]
+
+
+class _Ranges(NamedTuple):
+    """Items that belong to rows, those of a row in succession."""
+
+    start: np.ndarray  # int [rows], index of each row's first item
+    row: np.ndarray  # int [items], row of each item
+    offset: np.ndarray  # int [items], index of the item within its row
+
+
+class _SiblingPairs(NamedTuple):
+    """Ordered pairs of siblings, those of the first child first; a child is an index into the people with parents."""
+
+    start: np.ndarray  # int [c], index of the first pair of each child
     n_siblings: np.ndarray  # int [c], of each child
     one: np.ndarray  # int [s], a child
     other: np.ndarray  # int [s], its sibling
-    mirror: np.ndarray  # int [s], where the pair the other way round stands
+    mirror: np.ndarray  # int [s], index of the pair (other, one)
 
 
 class _Facts(NamedTuple):
+    """Facts and how they follow from others; a fact's id is its row."""
+
     atoms: np.ndarray  # int [F, 3]: relation, X, Y; people count from 1
     derivations: np.ndarray  # int [F, 2, 2]: two pairs of fact ids, either of which derives the fact by a rule
 
 
+class _FactIds(NamedTuple):
+    """Ids of facts on couples, parents and children."""
+
+    husband: np.ndarray  # int [k], of each couple: he is her husband
+    wife: np.ndarray  # int [k], of each couple: she is his wife
+    father: np.ndarray  # int [c], of each child: its father
+    mother: np.ndarray  # int [c], of each child: its mother
+    child_of_father: np.ndarray  # int [c]: it is the son, or daughter, of its father
+    child_of_mother: np.ndarray  # int [c]: it is the son, or daughter, of its mother
+    siblings_start: int  # the first fact on siblings
+
+
+class _ParentFacts(NamedTuple):
+    """One parent of each child, and the facts that relate the two."""
+
+    parent: np.ndarray  # int [c], person
+    parent_id: np.ndarray  # int [c], id of the fact that the parent is the father, or mother, of the child
+    child_id: np.ndarray  # int [c], id of the fact that the child is the son, or daughter, of the parent
+
+
 def make_family_tree(n_people: int, seed: int) -> Dataset:
-    """A data set over `people` persons p1, p2, ...; equal for equal arguments.
+    """Generate the family_tree data set over people p1, p2, ...
 
     Args:
-      people: at least 10.
-      seed: of numpy's default generator.
-    Errors: ValueError when `people` is less than 10 or `seed` is negative.
+      n_people: number of people, at least `MIN_PEOPLE`.
+      seed: seed of numpy's default generator.
+
+    Returns:
+      The data set with its rules; the same for the same arguments.
+
+    Raises:
+      ValueError: `n_people` is too small, or `seed` is negative.
     """
-    if n_people < 10 or seed < 0:
-        raise ValueError(f"family_tree: want at least 10 people and a seed from 0, got {n_people} and {seed}")
+    if n_people < MIN_PEOPLE or seed < 0:
+        problem = f"expected at least {MIN_PEOPLE} people and a seed from 0, got {n_people} and {seed}"
+        raise ValueError(f"family_tree: {problem}")
+
     rng = np.random.default_rng(seed)
-    facts = _facts(_people(rng, n_people))
+    facts = _make_facts(_sample_people(rng, n_people))
     order = rng.permutation(len(facts.atoms))
-    split = _split(rng, facts)[order]
+    split = _sample_split(rng, facts)[order]
     atoms = facts.atoms[order].astype(np.int32)
+
+    train = atoms[split == _TRAIN]
     dataset = Dataset(
         name=f"family_tree:{n_people}:{seed}",
         entities=tuple(f"p{i}" for i in range(1, n_people + 1)),
         predicates=RELATIONS,
         arities=(2,) * len(RELATIONS),
-        train=atoms[split == 0],
-        valid=atoms[split == 1],
-        test=atoms[split == 2],
-        facts=atoms[split == 0],
+        train=train,
+        valid=atoms[split == _VALID],
+        test=atoms[split == _TEST],
+        facts=train,
         rules=np.zeros((0, 1, 3), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=0,
@@ -109,122 +177,246 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
     return with_rules(dataset, read_clauses(RULES, "family_tree", "weighted"), "family_tree")
 
 
-def _people(rng: np.random.Generator, n: int) -> _People:
-    """Generation after generation until there are `n` people; founders are about a fifth of them."""
-    female = rng.random(n) < 0.5
-    founders = max(4, n // 5)
-    couple, husband, wife = np.full(min(founders, n), -1), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    start = 0
-    while start < n:
-        men, women = _matched(rng, female, couple, start)
-        children = np.repeat(np.arange(len(men)) + len(husband), rng.integers(0, _MOST_CHILDREN + 1, len(men)))
-        husband, wife = np.concatenate([husband, men]), np.concatenate([wife, women])
-        start = len(couple)
-        couple = np.concatenate([couple, children if len(children) else np.full(founders, -1)])[:n]
-    return _People(female, couple, husband, wife)
+def _sample_people(rng: np.random.Generator, n_people: int) -> _People:
+    """Draw generation after generation until there are `n_people`; founders are about a fifth of them."""
+    female = rng.random(n_people) < 0.5
+    n_founders = max(4, n_people // 5)
+    parents = np.full(min(n_founders, n_people), -1)
+    husband = np.zeros(0, np.int64)
+    wife = np.zeros(0, np.int64)
+
+    generation_start = 0
+    while generation_start < n_people:
+        men, women = _sample_couples(rng, female, parents, generation_start)
+        n_couples = len(men)
+        n_children = rng.integers(0, _MAX_CHILDREN + 1, n_couples)
+        couple = len(husband) + np.arange(n_couples)
+        parents_of_children = np.repeat(couple, n_children)
+        husband = np.concatenate([husband, men])
+        wife = np.concatenate([wife, women])
+
+        # New founders should a generation have no children.
+        if not len(parents_of_children):
+            parents_of_children = np.full(n_founders, -1)
+        generation_start = len(parents)
+        parents = np.concatenate([parents, parents_of_children])
+        parents = parents[:n_people]
+
+    return _People(female, parents, husband, wife)
 
 
-def _matched(
-    rng: np.random.Generator, female: np.ndarray, couple: np.ndarray, start: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Men and women of the last generation, paired at random; siblings do not marry."""
-    born = np.arange(start, len(couple))
-    men, women = rng.permutation(born[~female[born]]), rng.permutation(born[female[born]])
-    pairs = min(len(men), len(women))
-    men, women = men[:pairs], women[:pairs]
-    strangers = (couple[men] != couple[women]) | (couple[men] < 0)
-    return men[strangers], women[strangers]
-
-
-def _expand(count: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each row's items start, and the row and the place within the row of every item."""
-    start = np.cumsum(count) - count
-    owner = np.repeat(np.arange(len(count)), count)
-    return start, owner, np.arange(len(owner)) - start[owner]
-
-
-def _siblings(couple: np.ndarray) -> _Siblings:
-    """The ordered pairs of children of one couple; `couple` is ascending."""
-    first, last = np.searchsorted(couple, couple), np.searchsorted(couple, couple, side="right")
-    count = last - first - 1
-    start, one, place = _expand(count)
-    other = first[one] + place
-    other = other + (other >= one)
-    return _Siblings(start, count, one, other, start[other] + one - first[one] - (one > other))
-
-
-def _facts(people: _People) -> _Facts:
-    """Every fact of the twelve relations, in blocks: couples, parents, children, siblings, then uncles and nephews."""
-    k, child = len(people.husband), np.flatnonzero(people.couple >= 0)
-    couple, gender = people.couple[child], people.female[child]
-    father, mother = people.husband[couple], people.wife[couple]
-    kin = _siblings(couple)
-    at = np.cumsum([0, k, k, *[len(child)] * 4])  # where each block starts
-    husband_id, wife_id = at[0] + np.arange(k), at[1] + np.arange(k)
-    father_id, mother_id, of_father_id, of_mother_id = (at[i] + np.arange(len(child)) for i in (2, 3, 4, 5))
-    his, hers, mirrored = husband_id[couple], wife_id[couple], at[6] + kin.mirror
-    siblings = child[kin.one], child[kin.other]
-    blocks = [
-        _block(_HUSBAND, people.husband, people.wife, (wife_id, wife_id)),
-        _block(_WIFE, people.wife, people.husband, (husband_id, husband_id)),
-        _block(_FATHER, father, child, (his, mother_id), (his, of_mother_id)),
-        _block(_MOTHER, mother, child, (hers, father_id), (hers, of_father_id)),
-        _block(_SON + gender, child, father, (of_mother_id, hers)),
-        _block(_SON + gender, child, mother, (of_father_id, his)),
-        _block(_BROTHER + gender[kin.one], *siblings, *((mirrored, i[kin.one]) for i in (of_father_id, of_mother_id))),
-    ]
-    for parent, parent_id, child_id in ((father, father_id, of_father_id), (mother, mother_id, of_mother_id)):
-        end = sum(len(atoms) for atoms, _ in blocks)
-        blocks += _uncles(people, child, kin, int(at[6]), end, parent, parent_id, child_id)
-    return _Facts(*(np.concatenate(parts) for parts in zip(*blocks)))
-
-
-def _uncles(
-    people: _People,
-    child: np.ndarray,
-    kin: _Siblings,
-    siblings_at: int,
-    uncles_at: int,
-    parent: np.ndarray,
-    parent_id: np.ndarray,
-    child_id: np.ndarray,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The blocks of uncles and aunts, and of nephews and nieces, by one side of the family.
+def _sample_couples(
+    rng: np.random.Generator, female: np.ndarray, parents: np.ndarray, generation_start: int
+) -> _Couples:
+    """Pair men and women of the last generation at random; siblings do not marry.
 
     Args:
-      child: people who have parents; `parent`, `parent_id` and `child_id` go along with it.
-      siblings_at, uncles_at: where the block of siblings starts, and where this one does.
-      parent: the father, or the mother, of each child.
-      parent_id, child_id: the facts that relate the two.
+      rng: source of randomness.
+      female: bool [n], also of people not yet born.
+      parents: int, the parents' couple of everybody born so far.
+      generation_start: index of the first person of the last generation.
     """
-    has_parents = people.couple[parent] >= 0
-    row = np.where(has_parents, np.searchsorted(child, parent), 0)
-    _, nephew, place = _expand(np.where(has_parents, kin.n_siblings[row], 0))
-    pair = kin.start[row[nephew]] + place  # (parent, uncle)
-    uncle, uncle_id = child[kin.other[pair]], uncles_at + np.arange(len(pair))
-    up, down = siblings_at + pair, siblings_at + kin.mirror[pair]
-    nephews = _NEPHEW + people.female[child[nephew]]
+    generation = np.arange(generation_start, len(parents))
+    is_female = female[generation]
+    men = rng.permutation(generation[~is_female])
+    women = rng.permutation(generation[is_female])
+    n_pairs = min(len(men), len(women))
+    men = men[:n_pairs]
+    women = women[:n_pairs]
+
+    # Founders have no parents in common.
+    are_siblings = (parents[men] == parents[women]) & (parents[men] >= 0)
+    return _Couples(men[~are_siblings], women[~are_siblings])
+
+
+def _make_ranges(n_items: np.ndarray) -> _Ranges:
+    """Lay out rows of `n_items` items each, one row after the other."""
+    start = np.cumsum(n_items) - n_items
+    rows = np.arange(len(n_items))
+    row = np.repeat(rows, n_items)
+    items = np.arange(len(row))
+    offset = items - start[row]
+    return _Ranges(start, row, offset)
+
+
+def _sibling_pairs(couple: np.ndarray) -> _SiblingPairs:
+    """The ordered pairs of siblings.
+
+    Args:
+      couple: int [c], the parents of each child, ascending, so the children of a couple are successive.
+    """
+    first = np.searchsorted(couple, couple)
+    last = np.searchsorted(couple, couple, side="right")
+    n_siblings = last - first - 1
+    start, one, offset = _make_ranges(n_siblings)
+
+    # The siblings of a child are the children of its couple, itself skipped.
+    first_child = first[one]
+    other = first_child + offset
+    other = other + (other >= one)
+
+    # The offset of `one` among the siblings of `other`, `other` itself skipped.
+    mirror_offset = one - first_child - (one > other)
+    mirror = start[other] + mirror_offset
+    return _SiblingPairs(start, n_siblings, one, other, mirror)
+
+
+def _make_facts(people: _People) -> _Facts:
+    """Every fact of the twelve relations, in blocks: couples, parents, children, siblings, then uncles and nephews."""
+    child = np.flatnonzero(people.parents >= 0)  # people with parents
+    couple = people.parents[child]
+    father = people.husband[couple]
+    mother = people.wife[couple]
+    pairs = _sibling_pairs(couple)
+    ids = _number_facts(n_couples=len(people.husband), n_children=len(child))
+
+    blocks = _family_blocks(people, child, pairs, ids)
+    sides = (
+        _ParentFacts(father, ids.father, ids.child_of_father),
+        _ParentFacts(mother, ids.mother, ids.child_of_mother),
+    )
+    for side in sides:
+        uncles_start = sum(len(block.atoms) for block in blocks)
+        blocks += _uncle_blocks(people, child, pairs, side, ids.siblings_start, uncles_start)
+
+    atoms = np.concatenate([block.atoms for block in blocks])
+    derivations = np.concatenate([block.derivations for block in blocks])
+    return _Facts(atoms, derivations)
+
+
+def _number_facts(n_couples: int, n_children: int) -> _FactIds:
+    """Ids of the facts on couples, parents and children; they follow the order of `_family_blocks`."""
+    block_sizes = [n_couples] * 2 + [n_children] * 4
+    starts = np.cumsum([0, *block_sizes])
+    couples = np.arange(n_couples)
+    children = np.arange(n_children)
+    return _FactIds(
+        husband=starts[0] + couples,
+        wife=starts[1] + couples,
+        father=starts[2] + children,
+        mother=starts[3] + children,
+        child_of_father=starts[4] + children,
+        child_of_mother=starts[5] + children,
+        siblings_start=int(starts[6]),
+    )
+
+
+def _family_blocks(people: _People, child: np.ndarray, pairs: _SiblingPairs, ids: _FactIds) -> list[_Facts]:
+    """The blocks of couples, parents, children and siblings.
+
+    Args:
+      people: everybody.
+      child: people who have parents.
+      pairs: the pairs of siblings among them.
+      ids: ids of the facts.
+    """
+    couple = people.parents[child]
+    is_female = people.female[child]
+    father = people.husband[couple]
+    mother = people.wife[couple]
+    parents_husband = ids.husband[couple]  # id of the fact that the father is the husband of the mother
+    parents_wife = ids.wife[couple]
+    mirror = ids.siblings_start + pairs.mirror
+
+    # The order is that of `_number_facts`.
     return [
-        _block(_UNCLE + people.female[uncle], uncle, child[nephew], (down, parent_id[nephew])),
-        _block(nephews, child[nephew], uncle, (child_id[nephew], up), (uncle_id, child_id[nephew])),
+        _make_block(_HUSBAND, people.husband, people.wife, (ids.wife, ids.wife)),
+        _make_block(_WIFE, people.wife, people.husband, (ids.husband, ids.husband)),
+        _make_block(
+            _FATHER,
+            father,
+            child,
+            (parents_husband, ids.mother),
+            (parents_husband, ids.child_of_mother),
+        ),
+        _make_block(
+            _MOTHER,
+            mother,
+            child,
+            (parents_wife, ids.father),
+            (parents_wife, ids.child_of_father),
+        ),
+        _make_block(_SON + is_female, child, father, (ids.child_of_mother, parents_wife)),
+        _make_block(_SON + is_female, child, mother, (ids.child_of_father, parents_husband)),
+        _make_block(
+            _BROTHER + is_female[pairs.one],
+            child[pairs.one],
+            child[pairs.other],
+            (mirror, ids.child_of_father[pairs.one]),
+            (mirror, ids.child_of_mother[pairs.one]),
+        ),
     ]
 
 
-def _block(
+def _uncle_blocks(
+    people: _People,
+    child: np.ndarray,
+    pairs: _SiblingPairs,
+    side: _ParentFacts,
+    siblings_start: int,
+    uncles_start: int,
+) -> list[_Facts]:
+    """The block of uncles and aunts, and that of nephews and nieces, by one side of the family.
+
+    Args:
+      people: everybody.
+      child: people who have parents.
+      pairs: the pairs of siblings among them.
+      side: the father, or the mother, of each child.
+      siblings_start: id of the first fact on siblings.
+      uncles_start: id of the first fact of these blocks.
+    """
+    # A row for each child: the siblings of its parent, if these have parents themselves.
+    parent_has_parents = people.parents[side.parent] >= 0
+    parent_row = np.where(parent_has_parents, np.searchsorted(child, side.parent), 0)
+    n_uncles = np.where(parent_has_parents, pairs.n_siblings[parent_row], 0)
+    _, nephew_row, offset = _make_ranges(n_uncles)
+
+    pair = pairs.start[parent_row[nephew_row]] + offset  # (parent, uncle)
+    uncle = child[pairs.other[pair]]
+    nephew = child[nephew_row]
+    uncle_id = uncles_start + np.arange(len(pair))
+    parent_sibling_id = siblings_start + pair  # the parent is a sibling of the uncle
+    uncle_sibling_id = siblings_start + pairs.mirror[pair]  # the uncle is a sibling of the parent
+    parent_id = side.parent_id[nephew_row]
+    child_id = side.child_id[nephew_row]
+    return [
+        _make_block(_UNCLE + people.female[uncle], uncle, nephew, (uncle_sibling_id, parent_id)),
+        _make_block(
+            _NEPHEW + people.female[nephew],
+            nephew,
+            uncle,
+            (child_id, parent_sibling_id),
+            (uncle_id, child_id),
+        ),
+    ]
+
+
+def _make_block(
     relation: np.ndarray | int, x: np.ndarray, y: np.ndarray, *derivations: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of one block: atoms [m, 3], derivations [m, 2, 2]; a single derivation is repeated."""
-    both = [np.stack(pair, -1) for pair in (derivations[0], derivations[-1])]
-    return np.stack(np.broadcast_arrays(relation, x + 1, y + 1), -1), np.stack(both, 1)
+) -> _Facts:
+    """The facts of one block, with one or two derivations each; a single derivation is repeated."""
+    columns = np.broadcast_arrays(relation, x + 1, y + 1)
+    atoms = np.stack(columns, -1)
+    first = np.stack(derivations[0], -1)
+    second = np.stack(derivations[-1], -1)
+    both = np.stack([first, second], 1)
+    return _Facts(atoms, both)
 
 
-def _split(rng: np.random.Generator, facts: _Facts) -> np.ndarray:
-    """0 train, 1 valid, 2 test of each fact; what train does not derive within two steps goes back to train.
+def _sample_split(rng: np.random.Generator, facts: _Facts) -> np.ndarray:
+    """Draw the split of each fact; what train does not derive within two steps goes back to train.
 
     Going back only adds to train, so what was derived stays derived.
     """
-    held_out = rng.random(len(facts.atoms)) < _HELD_OUT
-    known = ~held_out
-    for _ in range(2):
-        known = known | known[facts.derivations].all(-1).any(-1)
-    return np.where(held_out & known, rng.integers(1, 3, len(held_out)), 0)
+    n_facts = len(facts.atoms)
+    held_out = rng.random(n_facts) < _HELD_OUT_FRACTION
+
+    # A fact is derived when both facts of one of its derivations are.
+    derived = ~held_out
+    for _ in range(_MAX_DERIVATION_STEPS):
+        usable = derived[facts.derivations].all(-1)
+        derived = derived | usable.any(-1)
+
+    held_out_split = rng.integers(_VALID, _TEST + 1, n_facts)
+    return np.where(held_out & derived, held_out_split, _TRAIN)

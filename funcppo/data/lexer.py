@@ -1,49 +1,94 @@
-"""Text to tokens and names to text: quoting that is right in both directions.
+"""Tokens of text, and names as text that reads back as the same name.
 
-Two ways to cut text, shared by every rule format:
+Two ways to cut text into tokens serve all rule formats:
 
-    LINE    a name is any run without white space, `,` `(` `)`, as in `/m/02(X, a-b)`: queries and line formats
-    PROLOG  a name is as in ISO Prolog: `ann`, `'any text'`, `42`
+    line     a name is any run without white space, `,` `(` `)`, as in `/m/02(X, a-b)`: queries and the line formats
+    Prolog   a name is as in ISO Prolog: `ann`, `'any text'`, `42`
 
 In both, a name in single quotes is never a variable and never a built-in, and takes the escapes of ISO Prolog.
+
+`tokenize_line` and `tokenize_prolog` cut text; `quote` and `unquote` convert between names and quoted text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 
 class Token(NamedTuple):
-    """kind: name, quoted, integer, variable, end, SPACED, or the text itself for `(` `)` `,` `:-` and other symbols."""
+    """One token of a rule, a fact or a query."""
 
-    kind: str
-    text: str  # of a quoted name: quotes and escapes included
+    kind: str  # name, quoted, integer, variable, end, end of file, SPACED_PAREN; other symbols are their own kind
+    text: str  # the characters in the source; of a quoted name with its quotes and escapes
 
 
-SPACED_PAREN = " ("  # after white space: to Prolog it opens no arguments
+class VariableTest(Protocol):
+    """Whether an unquoted word is a variable; formats differ in this."""
+
+    def __call__(self, text: str, /) -> bool: ...
+
+
+class PrologSource(NamedTuple):
+    """One clause of a Prolog program, as text and as tokens."""
+
+    line: int  # where the clause starts, from 1
+    text: str
+    tokens: list[Token]
+
+
+SPACED_PAREN = " ("  # kind of an opening parenthesis after white space: in Prolog it starts no argument list
+
+# Quantifiers are possessive (`*+`, `++`) throughout: backtracking could take quadratic time on long or hostile input.
 QUOTED_PATTERN = r"'(?:[^'\\\n]|\\(?:x[0-9a-fA-F]++\\?|[0-7]++\\?|(?s:.))|'')*+'"
-_LINE = re.compile(
-    rf"(?P<quoted>{QUOTED_PATTERN})|(?P<symbol>:-|<=|[(),'])"
-    r"|(?P<word>\\\+|(?:(?!:-)[^\s,()])++)|\s++"
+_LINE_TOKEN = re.compile(
+    rf"(?P<quoted>{QUOTED_PATTERN})"
+    r"|(?P<symbol>:-|<=|[(),'])"
+    r"|(?P<word>\\\+|(?:(?!:-)[^\s,()])++)"
+    r"|\s++"
 )
-_PROLOG = re.compile(
-    rf"(?P<quoted>{QUOTED_PATTERN})|(?P<integer>-?[0-9]++)|(?P<word>[^\W\d]\w*+)|(?P<end>\.(?=\s|%|\Z))"
-    r"|(?:\s|%[^\n]*+|/\*(?s:.*?)\*/)++|(?P<symbol>[(),]|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"
+_PROLOG_TOKEN = re.compile(
+    rf"(?P<quoted>{QUOTED_PATTERN})"
+    r"|(?P<integer>-?[0-9]++)"
+    r"|(?P<word>[^\W\d]\w*+)"
+    r"|(?P<end>\.(?=\s|%|\Z))"
+    r"|(?:\s|%[^\n]*+|/\*(?s:.*?)\*/)++"
+    r"|(?P<symbol>[(),]|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"
 )
+
+# Escapes of a quoted name: \xHH..\ and \OOO..\ (hexadecimal, octal), \uHHHH, \UHHHHHHHH, \c, and '' for a quote.
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]++)\\?|([0-7]++)\\?|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|((?s:.)))|''")
-_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "s": " "}
-_SIMPLE |= {"\n": "", "\\": "\\", "'": "'", '"': '"', "`": "`"}
-_ESCAPED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+_OCTAL_GROUP = 2
+_LETTER_GROUP = 5
+_CHARACTER_OF_ESCAPE = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "e": "\x1b",
+    "s": " ",
+    "\n": "",  # a backslash at the end of a line continues the name on the next
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "`": "`",
+}
+_ESCAPE_OF_CHARACTER = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _PROLOG_NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
-_BARE = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")  # a full stop at the end would be taken for that of the clause
+_BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")  # no full stop at the end: it would end the clause
 
 
 def shorten(text: str, width: int = 60) -> str:
-    """The text on one line, as Python would quote it, cut to `width` characters."""
-    return repr(text if len(text) <= width else text[: width - 3] + "...")
+    """The text on one line as Python would quote it, cut to `width` characters; for error messages."""
+    if len(text) > width:
+        text = text[: width - 3] + "..."
+    return repr(text)
 
 
 def is_variable(text: str) -> bool:
@@ -52,13 +97,13 @@ def is_variable(text: str) -> bool:
 
 
 def is_anyburl_variable(text: str) -> bool:
-    """Whether an unquoted argument is a variable to AnyBURL: one capital of A to Z; Q42 is a constant."""
+    """Whether an unquoted argument is a variable in AnyBURL: one capital of A to Z; Q42 is a constant."""
     return len(text) == 1 and "A" <= text <= "Z"
 
 
 def is_bare_name(text: str) -> bool:
     """Whether a name needs no quotes in a line format, variables aside."""
-    return _BARE.fullmatch(text) is not None
+    return _BARE_NAME.fullmatch(text) is not None
 
 
 def is_prolog_name(text: str) -> bool:
@@ -72,76 +117,116 @@ def is_integer(text: str) -> bool:
 
 
 def quote(text: str) -> str:
-    """The name in single quotes, on one line, whatever it holds."""
-    return "'" + "".join(_ESCAPED.get(c) or (c if c.isprintable() else f"\\x{ord(c):x}\\") for c in text) + "'"
+    """The name in single quotes, on one line, whatever characters it holds."""
+    escaped = "".join(map(_escape, text))
+    return f"'{escaped}'"
+
+
+def _escape(char: str) -> str:
+    """One character as it stands in a quoted name."""
+    if char in _ESCAPE_OF_CHARACTER:
+        return _ESCAPE_OF_CHARACTER[char]
+    return char if char.isprintable() else f"\\x{ord(char):x}\\"
 
 
 def unquote(text: str) -> str:
-    r"""The name that a quoted text stands for.
+    """The name that a quoted text stands for.
 
-    Error: ValueError for an escape that ISO Prolog does not have, or a character that Unicode does not have.
+    Args:
+      text: with its quotes, as in a `Token`.
+
+    Raises:
+      ValueError: an escape that ISO Prolog does not have, or the code of a character that Unicode does not have.
     """
     return _ESCAPE.sub(_unescape, text[1:-1])
 
 
 def _unescape(match: re.Match[str]) -> str:
-    if match.lastindex is None:
+    """The character that one escape stands for."""
+    group = match.lastindex
+    if group is None:
         return "'"
-    if match.lastindex == 5:
-        char = match[5]
-        if char not in _SIMPLE:
-            raise ValueError(f"want an escape of ISO Prolog, got {shorten(match[0])}")
-        return _SIMPLE[char]
-    digits = match[match.lastindex]
-    code = int(digits, 8 if match.lastindex == 2 else 16)
+
+    if group == _LETTER_GROUP:
+        letter = match[_LETTER_GROUP]
+        if letter not in _CHARACTER_OF_ESCAPE:
+            raise ValueError(f"expected an escape of ISO Prolog, got {shorten(match[0])}")
+        return _CHARACTER_OF_ESCAPE[letter]
+
+    # The other groups hold the digits of a character code. Surrogates are no characters.
+    code = int(match[group], 8 if group == _OCTAL_GROUP else 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ValueError(f"want a character of Unicode, got {shorten(match[0])}")
+        raise ValueError(f"expected a character of Unicode, got {shorten(match[0])}")
     return chr(code)
 
 
-def tokenize_line(text: str, is_variable_fn: Callable[[str], bool] = is_variable) -> list[Token]:
-    """The tokens of one line; a full stop at its end is dropped.
+def tokenize_line(text: str, is_variable_fn: VariableTest = is_variable) -> list[Token]:
+    """The tokens of one line, an `end` token last; a full stop at the end of the line is dropped.
 
     Args:
-      variable: whether an unquoted word is a variable.
+      is_variable_fn: whether an unquoted word is a variable; depends on the format.
     """
-    found = []
-    for match in _LINE.finditer(text.strip().removesuffix(".")):
-        kind, word = match.lastgroup, match.group()
+    tokens: list[Token] = []
+    for match in _LINE_TOKEN.finditer(text.strip().removesuffix(".")):
+        kind = match.lastgroup
+        word = match.group()
         if kind == "word":
-            found.append(Token("variable" if is_variable_fn(word) else "name", word))
-        elif kind is not None:
-            found.append(Token("quoted" if kind == "quoted" else word, word))
-    return [*found, Token("end", "the end of the line")]
+            tokens.append(Token("variable" if is_variable_fn(word) else "name", word))
+        elif kind == "quoted":
+            tokens.append(Token("quoted", word))
+        elif kind == "symbol":
+            tokens.append(Token(word, word))
+
+    tokens.append(Token("end", "the end of the line"))
+    return tokens
 
 
-def tokenize_prolog(program: str) -> Iterator[tuple[int, str, list[Token]]]:
-    """(line, text, tokens) of each clause of a program; comments are left out."""
-    found: list[Token] = []
-    line, counted, start, spaced = 1, 0, 0, False
-    for match in _PROLOG.finditer(program):
+def tokenize_prolog(program: str) -> Iterator[PrologSource]:
+    """Cut a program into clauses and each clause into tokens; comments are left out.
+
+    The last token of a clause is the full stop, of kind `end`, or `end of file` where the last full stop is missing.
+    """
+    tokens: list[Token] = []  # of the clause being read
+    clause_start = 0  # offset of the clause
+    line = 1  # number of the line in which the clause starts
+    after_space = False
+
+    for match in _PROLOG_TOKEN.finditer(program):
         kind = match.lastgroup
         if kind is None:
-            spaced = True
+            after_space = True
             continue
-        if not found:
-            start = match.start()
-            line, counted = line + program.count("\n", counted, start), start
-        found.append(
-            Token(SPACED_PAREN, "(") if spaced and match.group() == "(" else _prolog_token(kind, match.group())
-        )
-        spaced = False
+
+        # The first token of a clause. Lines are counted from the last clause on, so the program is read once.
+        if not tokens:
+            line += program.count("\n", clause_start, match.start())
+            clause_start = match.start()
+
+        text = match.group()
+        if after_space and text == "(":
+            tokens.append(Token(SPACED_PAREN, text))
+        else:
+            tokens.append(_prolog_token(kind, text))
+        after_space = False
+
         if kind == "end":
-            yield line, program[start : match.end()], found
-            found = []
-    if found:
-        yield line, program[start:], [*found, Token("end of file", "the end of the file")]
+            yield PrologSource(line, program[clause_start : match.end()], tokens)
+            tokens = []
+
+    if tokens:
+        tokens.append(Token("end of file", "the end of the file"))
+        yield PrologSource(line, program[clause_start:], tokens)
 
 
 def _prolog_token(kind: str, text: str) -> Token:
+    """The token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
     if kind == "word":
         return Token("variable" if is_variable(text) else "name", text)
     if kind == "integer":
         digits = text.lstrip("-").lstrip("0") or "0"
-        return Token(kind, "-" + digits if text[0] == "-" and digits != "0" else digits)
-    return Token(text if kind == "symbol" else kind, text)
+        is_negative = text[0] == "-" and digits != "0"
+        sign = "-" if is_negative else ""
+        return Token(kind, sign + digits)
+    if kind == "symbol":
+        return Token(text, text)
+    return Token(kind, text)

@@ -2,27 +2,30 @@
 
     clause = atom [arrow atom {, atom}]        atom = name [( argument {, argument} )]
 
-The parser is a loop, so no depth of nesting can exhaust the stack.
+`parse_clause` and `parse_atom` read tokens of `funcppo.data.lexer`. The parser is a loop, so no depth of nesting can
+exhaust the stack. What is outside Datalog (negation, built-ins, compound terms) is an error that names it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from funcppo.data.lexer import SPACED_PAREN, Token, is_integer, shorten, unquote
 
+FileFormat = Literal["weighted", "AnyBURL", "AMIE", "Prolog"]  # of a rule file; `funcppo.data.readers` shows each
+
 
 class Variable(NamedTuple):
-    """A variable; two are the same within a clause when their names are."""
+    """A variable; within a clause, two of the same name are the same variable."""
 
     name: str
 
 
 class Atom(NamedTuple):
-    """predicate(args...); a constant is a plain string."""
+    """predicate(args...), in names."""
 
     predicate: str
-    args: tuple[Variable | str, ...]
+    args: tuple[Variable | str, ...]  # a constant is a plain string
 
 
 class Clause(NamedTuple):
@@ -34,16 +37,43 @@ class Clause(NamedTuple):
     line: int  # where it starts in its file, from 1
 
 
-_CONTROL = {"\\+": "negation", "not": "negation", "!": "a cut", ";": "a disjunction", "|": "a disjunction"}
-_CONTROL |= {"->": "an if-then-else", "[": "a list", "{": "a term in braces", '"': "a string", "-->": "a grammar rule"}
-_CONTROL |= {
-    "?-": "a query mark",
-    "'": "a quote that is never closed",
-    "}": "a term in braces",
+class ParsedClause(NamedTuple):
+    """Head and body of a clause; the body is empty for a fact."""
+
+    head: Atom
+    body: tuple[Atom, ...]
+
+
+class ParsedAtom(NamedTuple):
+    """An atom read from tokens."""
+
+    atom: Atom
+    next_index: int  # of the token after it
+
+
+_ATOM_KINDS = ("name", "quoted", "variable")  # tokens that an atom, or what looks like one, starts with
+_ARGUMENT_KINDS = ("name", "quoted", "variable", "integer")
+_NEGATIONS = ("not", "\\+")
+
+# What Prolog calls the symbols that Datalog does not have, for messages.
+_SYMBOL_MEANINGS = {
+    "\\+": "negation",
+    "not": "negation",
+    "!": "a cut",
+    ";": "a disjunction",
+    "|": "a disjunction",
+    "->": "an if-then-else",
+    "[": "a list",
     "]": "a list",
+    "{": "a term in braces",
+    "}": "a term in braces",
+    '"': "a string",
+    "'": "a quote that is never closed",
+    "-->": "a grammar rule",
+    "?-": "a query mark",
     "-": "a sign or an operator",
 }
-_ARITHMETIC = {"is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=", "==", "\\=", "\\==", "=..", "@<", "@>"}
+_OPERATORS = {"is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=", "==", "\\=", "\\==", "=..", "@<", "@>"}
 _BUILT_INS = """
     true/0 fail/0 false/0 not/1 call/1 call/2 call/3 once/1 ignore/1 findall/3 bagof/3 setof/3 forall/2 aggregate_all/3
     var/1 nonvar/1 atom/1 number/1 integer/1 float/1 atomic/1 compound/1 callable/1 ground/1 is_list/1 functor/3 arg/3
@@ -68,98 +98,179 @@ def is_built_in(predicate: str, arity: int) -> bool:
     return f"{predicate}/{arity}" in _BUILT_IN_SET
 
 
-def parse_clause(tokens: list[Token], arrow: str, *, prolog: bool) -> tuple[Atom, tuple[Atom, ...]]:
-    """Head and body; the body is empty for a fact.
-
-    Args:
-      arrow: the token between head and body.
-      prolog: names follow Prolog: a predicate cannot start with a capital, nor be a built-in.
-    Errors: ValueError saying what was expected and found.
-    """
-    head, at = parse_atom(tokens, 0, prolog=prolog)
-    body: list[Atom] = []
-    separator = arrow
-    while tokens[at].kind == separator:
-        atom, at = parse_atom(tokens, at + 1, prolog=prolog)
-        body.append(atom)
-        separator = ","
-    if tokens[at].kind != "end":
-        raise _wanted("`,` or the end of the clause" if body else f"`{arrow}` or the end of the clause", tokens[at])
-    return head, tuple(body)
+def has_variables(head: Atom) -> bool:
+    """Whether the atom has a variable; as the head of a clause without a body it would hold of every constant."""
+    return any(isinstance(term, Variable) for term in head.args)
 
 
 def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
-    """Errors: ValueError naming a variable of the head that the body does not bind."""
-    bound = {t for atom in body for t in atom.args}
+    """Check that the body binds every variable of the head.
+
+    Raises:
+      ValueError: it does not; names the variable.
+    """
+    bound: set[Variable | str] = set()
+    for atom in body:
+        bound.update(atom.args)
+
     for term in head.args:
         if isinstance(term, Variable) and term not in bound:
-            name = term.name.split()[0]
-            raise ValueError(
-                f"unsafe: want every variable of the head in the body, got {shorten(name)} only in the head"
-            )
+            name = shorten(term.name.split()[0])  # without the number of an anonymous variable
+            raise ValueError(f"unsafe: expected every variable of the head in the body, got {name} only in the head")
 
 
-def has_variables(head: Atom) -> bool:
-    """Whether a head without a body would hold of every constant: it has a variable."""
-    return any(isinstance(t, Variable) for t in head.args)
+def parse_clause(tokens: list[Token], arrow: str, *, prolog: bool) -> ParsedClause:
+    """Parse the tokens of one clause, the `end` token included.
+
+    Args:
+      arrow: kind of the token between head and body.
+      prolog: names follow Prolog: a predicate cannot start with a capital, nor be a built-in.
+
+    Raises:
+      ValueError: the tokens are no clause; says what was expected and what was read.
+    """
+    head, index = parse_atom(tokens, 0, prolog=prolog)
+    body: list[Atom] = []
+    separator = arrow
+    while tokens[index].kind == separator:
+        atom, index = parse_atom(tokens, index + 1, prolog=prolog)
+        body.append(atom)
+        separator = ","
+
+    if tokens[index].kind != "end":
+        separator = "," if body else arrow
+        raise _unexpected(f"`{separator}` or the end of the clause", tokens[index])
+    return ParsedClause(head, tuple(body))
 
 
-def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> tuple[Atom, int]:
-    """The atom that starts at a token, and where the next one stands."""
+def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
+    """Parse the atom that starts at a token.
+
+    Args:
+      start: index of the atom's first token.
+      prolog: as in `parse_clause`.
+
+    Raises:
+      ValueError: no atom starts there; says what was expected and what was read.
+    """
     predicate = tokens[start]
-    opened = not predicate.kind.startswith("end") and tokens[start + 1].kind == "("
-    if _is_operator(tokens, start):
-        raise _wanted("a predicate", predicate)
-    if predicate.kind in ("variable", "integer") and tokens[start + 1].text in _ARITHMETIC:
-        raise _wanted("a predicate", tokens[start + 1])
-    if predicate.kind not in ("name", "quoted") and not (predicate.kind == "variable" and opened and not prolog):
-        raise _wanted("a predicate", predicate)
-    if tokens[start + 1].kind == SPACED_PAREN:
-        raise ValueError(f"want `(` right after {shorten(predicate.text)}, got a space before it")
+    has_args = not predicate.kind.startswith("end") and tokens[start + 1].kind == "("
+    _check_predicate(tokens, start, has_args, prolog)
+
     args: list[Variable | str] = []
-    start += 1
-    while opened and tokens[start].kind in ("(", ","):
-        args.append(_argument(tokens, start + 1, prolog=prolog))
-        start += 2
-    if opened and tokens[start].kind != ")":
-        raise _wanted("`,` or `)` after an argument", tokens[start])
-    if prolog and predicate == ("name", "not") and len(args) == 1:
-        raise _wanted("a predicate", predicate)
-    if prolog and predicate.kind == "name" and is_built_in(predicate.text, len(args)):
-        raise ValueError(f"want a predicate of facts and rules, got the built-in {predicate.text}/{len(args)}")
-    return Atom(_name(predicate), tuple(args)), start + opened
+    index = start + 1
+    if has_args:
+        args, index = _parse_arguments(tokens, index, prolog)
+
+    # Only the number of arguments says whether a name is a built-in.
+    if prolog and predicate.kind == "name":
+        arity = len(args)
+        if predicate.text == "not" and arity == 1:
+            raise _unexpected("a predicate", predicate)
+        if is_built_in(predicate.text, arity):
+            built_in = f"{predicate.text}/{arity}"
+            raise ValueError(f"expected a predicate of facts and rules, got the built-in {built_in}")
+
+    atom = Atom(_token_name(predicate), tuple(args))
+    return ParsedAtom(atom, index)
 
 
-def _is_operator(tokens: list[Token], at: int) -> bool:
+def _check_predicate(tokens: list[Token], start: int, has_args: bool, prolog: bool) -> None:
+    """Raise ValueError unless the token at `start` can be a predicate."""
+    predicate = tokens[start]
+    if _is_operator(tokens, start):
+        raise _unexpected("a predicate", predicate)
+
+    # In `X < 3` the operator is what surprises, not the variable before it.
+    if predicate.kind in ("variable", "integer"):
+        next_token = tokens[start + 1]
+        if next_token.text in _OPERATORS:
+            raise _unexpected("a predicate", next_token)
+
+    # In a line format `P31(X, Y)` is an atom: with arguments, a capital does not make a variable.
+    capital_allowed = predicate.kind == "variable" and has_args and not prolog
+    if predicate.kind not in ("name", "quoted") and not capital_allowed:
+        raise _unexpected("a predicate", predicate)
+
+    if tokens[start + 1].kind == SPACED_PAREN:
+        name = shorten(predicate.text)
+        raise ValueError(f"expected `(` right after {name}, got a space before it")
+
+
+def _is_operator(tokens: list[Token], index: int) -> bool:
     """Whether a negation or `?-` stands where an atom should: before a name, or around an atom with arguments."""
-    kind, text = tokens[at]
-    names = ("name", "quoted", "variable")
-    if kind == "name" and text in ("not", "\\+", "?-") and tokens[at + 1].kind in names:
+    kind, text = tokens[index]
+    if kind != "name" or text not in (*_NEGATIONS, "?-"):
+        return False
+    if tokens[index + 1].kind in _ATOM_KINDS:
         return True
-    around = [token.kind.strip() for token in tokens[at + 1 : at + 4]]
-    return kind == "name" and text in ("not", "\\+") and around[:1] + around[2:] == ["(", "("] and around[1] in names
+
+    # not(p(...)): the three next tokens are a parenthesis, a name and a parenthesis, with or without white space.
+    following = [token.kind.strip() for token in tokens[index + 1 : index + 4]]
+    if text not in _NEGATIONS or len(following) < 3:
+        return False
+    first, second, third = following
+    return first == "(" and second in _ATOM_KINDS and third == "("
 
 
-def _argument(tokens: list[Token], at: int, *, prolog: bool) -> Variable | str:
-    token = tokens[at]
-    if token.kind not in ("name", "quoted", "variable", "integer"):
-        raise _wanted("a constant or a variable", token)
-    if tokens[at + 1].kind == "(":
-        raise ValueError(f"want a constant or a variable, got the compound term {shorten(token.text + '(...)')}")
+def _parse_arguments(tokens: list[Token], start: int, prolog: bool) -> tuple[list[Variable | str], int]:
+    """The arguments after the opening parenthesis at `start`, and the index of the token after the closing one."""
+    args: list[Variable | str] = []
+    index = start
+
+    # Each turn reads an opening parenthesis or a comma, and the argument after it.
+    while tokens[index].kind in ("(", ","):
+        argument = _parse_argument(tokens, index + 1, prolog)
+        args.append(argument)
+        index += 2
+
+    if tokens[index].kind != ")":
+        raise _unexpected("`,` or `)` after an argument", tokens[index])
+    return args, index + 1
+
+
+def _parse_argument(tokens: list[Token], index: int, prolog: bool) -> Variable | str:
+    """The argument at a token: a variable, or the name of a constant."""
+    token = tokens[index]
+    if token.kind not in _ARGUMENT_KINDS:
+        raise _unexpected("a constant or a variable", token)
+    if tokens[index + 1].kind == "(":
+        term = shorten(token.text + "(...)")
+        raise ValueError(f"expected a constant or a variable, got the compound term {term}")
+
+    # Each `_` is a variable of its own. No other variable has a name with a space.
+    if token.kind == "variable" and token.text == "_":
+        return Variable(f"_ {index}")
     if token.kind == "variable":
-        return Variable(token.text if token.text != "_" else f"_ {at}")  # a space: no other variable is called so
-    name = _name(token)
-    if prolog and token.kind == "quoted" and is_integer(name):
-        raise ValueError(f"want the number {name} without quotes: to Prolog, {shorten(token.text)} is another constant")
+        return Variable(token.text)
+
+    name = _token_name(token)
+    is_quoted = token.kind == "quoted"
+    if prolog and is_quoted and is_integer(name):
+        quoted = shorten(token.text)
+        raise ValueError(f"expected the number {name} without quotes: to Prolog, {quoted} is another constant")
     return name
 
 
-def _name(token: Token) -> str:
-    return unquote(token.text) if token.kind == "quoted" else token.text
+def _token_name(token: Token) -> str:
+    """The name that a token stands for."""
+    if token.kind == "quoted":
+        return unquote(token.text)
+    return token.text
 
 
-def _wanted(expected: str, token: Token) -> ValueError:
-    got = token.text if token.kind.startswith("end") and token.text != "." else shorten(token.text)
-    kind = _CONTROL.get(token.text) or ("a built-in" if token.text in _ARITHMETIC else "")
-    kind = "a comment that is never closed" if token.kind.startswith("/*") else kind
-    return ValueError(f"want {expected}, got {kind + ' ' if kind else ''}{got}")
+def _unexpected(expected: str, token: Token) -> ValueError:
+    """The error for a token that is not what was expected; names what Prolog has and Datalog has not."""
+    is_end = token.kind.startswith("end") and token.text != "."
+    text = token.text if is_end else shorten(token.text)
+
+    if token.kind.startswith("/*"):
+        meaning = "a comment that is never closed"
+    elif token.text in _OPERATORS:
+        meaning = "a built-in"
+    else:
+        meaning = _SYMBOL_MEANINGS.get(token.text, "")
+
+    if meaning:
+        text = f"{meaning} {text}"
+    return ValueError(f"expected {expected}, got {text}")

@@ -1,12 +1,13 @@
-"""Rules from outside: four formats told apart by their content, each read into clauses.
+"""Rule files of four formats as clauses; `detect_format` tells the formats apart by their content.
 
     weighted   weight<TAB>head(X,Y) :- body(X,Z), body(Z,Y)          more columns may stand between the two, or none
     AnyBURL    predictions<TAB>support<TAB>confidence<TAB>h(X,Y) <= b(X,A), c(A,Y)       (PyClause too)
     AMIE       ?a  b  ?c  ?c  d  ?e   => ?a  h  ?e<TAB>head coverage<TAB>confidence<TAB>...
     Prolog     facts and rules, each ended by a full stop
 
-In the line formats, lines that start with `#` and AMIE's header line are comments. AnyBURL's zero rules, `h(X,c) <= `
-without a body, are read as clauses that `with_rules` leaves out and tells of: they hold of every constant.
+The first three are line formats. In these, lines that start with `#` and AMIE's header line are comments. AnyBURL's
+zero rules, `h(X,c) <= ` without a body, hold of every constant. They are read as clauses without a body, and
+`dataset.with_rules` leaves them out with a note.
 
 Sources: Meilicke et al. 2019, "Anytime bottom-up rule learning" (AnyBURL); Lajus et al. 2020, "Fast and exact rule
 mining with AMIE 3"; ISO/IEC 13211-1 (Prolog).
@@ -18,6 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Protocol
 
 from funcppo.data.lexer import (
     QUOTED_PATTERN,
@@ -28,138 +30,240 @@ from funcppo.data.lexer import (
     tokenize_prolog,
     unquote,
 )
-from funcppo.data.parser import Atom, Clause, Variable, check_safe, has_variables, parse_clause
+from funcppo.data.parser import Atom, Clause, FileFormat, Variable, check_safe, has_variables, parse_clause
 
-_COMMENT = ("#", "Rule\t")
+_COMMENT_PREFIXES = ("#", "Rule\t")  # the second starts AMIE's header line
 _QUOTED = re.compile(QUOTED_PATTERN)
-_AMIE_SPACED = re.compile(rf"{QUOTED_PATTERN}|=>|\?\S++|\S+(?: (?!=>|\?)\S+)*+")  # a name may hold single spaces
-_AMIE_PLAIN = re.compile(rf"{QUOTED_PATTERN}|\S+")
+_AMIE_SPACED_WORD = re.compile(rf"{QUOTED_PATTERN}|=>|\?\S++|\S+(?: (?!=>|\?)\S+)*+")  # a name may hold single spaces
+_AMIE_PLAIN_WORD = re.compile(rf"{QUOTED_PATTERN}|\S+")
 _AMIE_VARIABLE = re.compile(r"\w+")
+_NO_LINE = 0  # of a clause whose line is not yet set
 
 
-def detect_format(text: str) -> str:
+class LineReader(Protocol):
+    """Reads one line of a line format; the clause it returns has no line number yet."""
+
+    def __call__(self, line: str, /) -> Clause: ...
+
+
+def detect_format(text: str) -> FileFormat:
     """The format that the first line with content is written in, quoted names left aside."""
-    first = next((line for line in text.split("\n") if line.strip() and line[0] != "#"), "")
-    bare = _QUOTED.sub("q", first).strip()
-    if bare.startswith(_COMMENT) or "=>" in bare:
-        return "AMIE"
-    if "<=" in bare and ":-" not in bare:
-        return "AnyBURL"
-    clause = bare.split("%")[0].rstrip()
-    if "\t" in clause.partition("(")[0]:
+    first_line = _first_line(text)
+    if not first_line:
         return "weighted"
-    rule = ":-" in clause and not clause.startswith("/*") and not clause.endswith((".", ":-"))
-    return "weighted" if rule or not first else "Prolog"
+
+    # A quoted name may hold any of the symbols below.
+    unquoted = _QUOTED.sub("q", first_line).strip()
+    if unquoted.startswith(_COMMENT_PREFIXES) or "=>" in unquoted:
+        return "AMIE"
+    if "<=" in unquoted and ":-" not in unquoted:
+        return "AnyBURL"
+
+    clause = unquoted.split("%")[0].rstrip()
+    before_arguments, _, _ = clause.partition("(")
+    if "\t" in before_arguments:
+        return "weighted"
+
+    # A rule without weight on one line. In Prolog it would end with a full stop, or go on after the arrow.
+    starts_with_comment = clause.startswith("/*")
+    is_whole_line = not clause.endswith((".", ":-"))
+    if ":-" in clause and is_whole_line and not starts_with_comment:
+        return "weighted"
+    return "Prolog"
 
 
-def read_clauses(text: str, path: str, file_format: str) -> list[Clause]:
+def _first_line(text: str) -> str:
+    """The first line that is neither blank nor a comment; "" if there is none."""
+    for line in text.split("\n"):
+        if line.strip() and not line.startswith("#"):
+            return line
+    return ""
+
+
+def read_clauses(text: str, path: str, file_format: FileFormat) -> list[Clause]:
     """The clauses of a file, in its order.
 
     Args:
-      path: the file's name, for messages.
-      form: a format's name, as `detect` gives it.
-    Errors: ValueError naming file, line, format, text and what was expected; also for an empty file.
+      text: content of the file.
+      path: name of the file, for messages.
+      file_format: as `detect_format` returns it.
+
+    Raises:
+      ValueError: the file has no clause, or a line that is none; names file, line, format and what was expected.
     """
     if not text.strip():
-        raise ValueError(f"{path}: empty: want facts or rules")
-    clauses = list(_READERS[file_format](text, path))
+        raise ValueError(f"{path}: empty: expected facts or rules")
+
+    clauses = list(_iter_clauses(text, path, file_format))
     if not clauses:
-        raise ValueError(f"{path}: as {file_format}: want at least one clause, got none")
+        raise ValueError(f"{path}: as {file_format}: expected at least one clause, got none")
     return clauses
 
 
-def _checked(form: str, path: str, line: int, text: str, read: Callable[[], Clause]) -> Clause:
+def _iter_clauses(text: str, path: str, file_format: FileFormat) -> Iterator[Clause]:
+    """The clauses of a file, one by one."""
+    if file_format == "Prolog":
+        return _read_prolog(text, path)
+    return _read_lines(text, path, file_format)
+
+
+def _read_prolog(text: str, path: str) -> Iterator[Clause]:
+    """The clauses of a Prolog program."""
+    for line, source, tokens in tokenize_prolog(text):
+        read = partial(_prolog_clause, tokens)
+        yield _checked_clause("Prolog", path, line, source, read)
+
+
+def _read_lines(text: str, path: str, file_format: FileFormat) -> Iterator[Clause]:
+    """The clauses of a file in a line format, one for each line that is no comment."""
+    read_line = _LINE_READERS[file_format]
+    n_columns = None
+    for number, full_line in enumerate(text.split("\n"), 1):
+        line = full_line.rstrip("\r")
+        if not line.strip() or line.startswith(_COMMENT_PREFIXES):
+            continue
+
+        # All lines have as many columns as the first.
+        n_line_columns = line.count("\t") + 1
+        if n_columns is None:
+            n_columns = n_line_columns
+        if n_line_columns != n_columns:
+            problem = f"expected {n_columns} columns, got {n_line_columns}"
+            raise ValueError(f"{path}:{number}: as {file_format}: {problem}, in {shorten(line)}")
+
+        read = partial(read_line, line)
+        yield _checked_clause(file_format, path, number, line, read)
+
+
+def _checked_clause(file_format: FileFormat, path: str, line: int, source: str, read: Callable[[], Clause]) -> Clause:
+    """The clause that `read` returns, with its line number, if it is safe.
+
+    Raises:
+      ValueError: the clause cannot be read or is not safe; names file, line, format and text.
+    """
     try:
         clause = read()
-        if clause.body or form != "AnyBURL":
+        # A zero rule of AnyBURL is never safe; `with_rules` leaves it out.
+        if clause.body or file_format != "AnyBURL":
             check_safe(clause.head, clause.body)
     except ValueError as error:
-        raise ValueError(f"{path}:{line}: as {form}: {error}, in {shorten(text.strip())}") from None
+        text = shorten(source.strip())
+        raise ValueError(f"{path}:{line}: as {file_format}: {error}, in {text}") from None
     return clause._replace(line=line)
 
 
-def _prolog(text: str, path: str) -> Iterator[Clause]:
-    for line, source, tokens in tokenize_prolog(text):
-        yield _checked("Prolog", path, line, source, partial(_prolog_clause, tokens))
-
-
 def _prolog_clause(tokens: list[Token]) -> Clause:
-    if tokens[0].kind in (":-", "?-"):
-        raise ValueError(f"want a fact or a rule, got the directive or query {tokens[0].text}")
+    """The clause of the tokens between two full stops of a Prolog program."""
+    first = tokens[0]
+    if first.kind in (":-", "?-"):
+        raise ValueError(f"expected a fact or a rule, got the directive or query {first.text}")
     head, body = parse_clause(tokens, ":-", prolog=True)
-    return Clause(head, body, math.nan, 0)
+    return Clause(head, body, math.nan, _NO_LINE)
 
 
-def _lines(form: str, read: Callable[[str], Clause]) -> Callable[[str, str], Iterator[Clause]]:
-    """The reader of a line format, given how to read one line."""
+def _weighted_clause(line: str) -> Clause:
+    """The clause of a line of the weighted format: the weight stands in the first column, the rule in the last."""
+    other_columns, _, rule = line.rpartition("\t")
+    tokens = tokenize_line(rule)
+    head, body = parse_clause(tokens, ":-", prolog=False)
+    if not body:
+        raise _missing_body(":-")
 
-    def reader(text: str, path: str) -> Iterator[Clause]:
-        lines = [(at, line.rstrip("\r")) for at, line in enumerate(text.split("\n"), 1)]
-        lines = [(at, line) for at, line in lines if line.strip() and not line.startswith(_COMMENT)]
-        for at, line in lines:
-            want, got = lines[0][1].count("\t") + 1, line.count("\t") + 1
-            if want != got:
-                raise ValueError(f"{path}:{at}: as {form}: want {want} columns, got {got}, in {shorten(line)}")
-            yield _checked(form, path, at, line, partial(read, line))
-
-    return reader
+    first_column, *_ = other_columns.split("\t")
+    weight = _parse_weight(first_column)
+    return Clause(head, body, weight, _NO_LINE)
 
 
-def _weighted(line: str) -> Clause:
-    weight, _, rest = line.rpartition("\t")
-    head, body = parse_clause(tokenize_line(rest), ":-", prolog=False)
-    return Clause(head, _body(body, ":-"), _number(weight.split("\t")[0]), 0)
-
-
-def _anyburl(line: str) -> Clause:
+def _anyburl_clause(line: str) -> Clause:
+    """The clause of a line of AnyBURL; a zero rule has no body."""
     columns = line.split("\t")
     if len(columns) != 4:
-        raise ValueError(f"want predictions, support, confidence and rule in 4 columns, got {len(columns)}")
-    tokens = tokenize_line(columns[3], is_anyburl_variable)
-    if [token.kind for token in tokens[-2:]] == ["<=", "end"]:
-        head, _ = parse_clause([*tokens[:-2], tokens[-1]], "<=", prolog=False)
-        return Clause(head, () if has_variables(head) else _body((), "<="), _number(columns[2]), 0)
-    head, body = parse_clause(tokens, "<=", prolog=False)
-    return Clause(head, _body(body, "<="), _number(columns[2]), 0)
+        raise ValueError(f"expected predictions, support, confidence and rule in 4 columns, got {len(columns)}")
+
+    confidence, rule = columns[2:]
+    tokens = tokenize_line(rule, is_anyburl_variable)
+    ends_with_arrow = [token.kind for token in tokens[-2:]] == ["<=", "end"]
+    if not ends_with_arrow:
+        head, body = parse_clause(tokens, "<=", prolog=False)
+        if not body:
+            raise _missing_body("<=")
+        return Clause(head, body, _parse_weight(confidence), _NO_LINE)
+
+    # A zero rule. A head without variables would be a fact.
+    del tokens[-2]
+    head, _ = parse_clause(tokens, "<=", prolog=False)
+    if not has_variables(head):
+        raise _missing_body("<=")
+    return Clause(head, (), _parse_weight(confidence), _NO_LINE)
 
 
-def _amie(line: str) -> Clause:
+def _amie_clause(line: str) -> Clause:
+    """The clause of a line of AMIE; its weight is the confidence, in the third column."""
     rule, *columns = line.split("\t")
-    found = (_AMIE_SPACED if "  " in rule else _AMIE_PLAIN).findall(rule)
-    arrow = found.index("=>") if "=>" in found else len(found)
-    body, head = found[:arrow], found[arrow + 1 :]
-    if len(head) != 3 or len(body) % 3 or not body:
-        raise ValueError("want triples `?a  relation  ?b`, then `=>` and one triple")
-    atoms = [_amie_atom(body[i : i + 3]) for i in range(0, len(body), 3)]
-    return Clause(_amie_atom(head), tuple(atoms), _number(columns[1] if len(columns) > 1 else ""), 0)
+    confidence = columns[1] if len(columns) > 1 else ""
+
+    # AMIE puts two spaces between words, so that names may hold one; other tools put one.
+    word_pattern = _AMIE_SPACED_WORD if "  " in rule else _AMIE_PLAIN_WORD
+    words = word_pattern.findall(rule)
+    arrow = words.index("=>") if "=>" in words else len(words)
+    body_words = words[:arrow]
+    head_words = words[arrow + 1 :]
+    is_rule = len(head_words) == 3 and len(body_words) % 3 == 0 and body_words
+    if not is_rule:
+        raise ValueError("expected triples `?a  relation  ?b`, then `=>` and one triple")
+
+    body: list[Atom] = []
+    for start in range(0, len(body_words), 3):
+        triple = body_words[start : start + 3]
+        body.append(_amie_atom(triple))
+    head = _amie_atom(head_words)
+    weight = _parse_weight(confidence)
+    return Clause(head, tuple(body), weight, _NO_LINE)
 
 
 def _amie_atom(triple: list[str]) -> Atom:
-    head, relation, tail = (
-        unquote(t) if _QUOTED.fullmatch(t) else Variable(t[1:]) if t[0] == "?" else t for t in triple
-    )
-    names = [t.name for t in (head, tail) if isinstance(t, Variable)]
-    if isinstance(relation, Variable) or not all(map(_AMIE_VARIABLE.fullmatch, names)):
-        raise ValueError(f"want a relation between two constants or variables, got {shorten(' '.join(triple))}")
+    """The atom of three words: head, relation, tail."""
+    head, relation, tail = map(_amie_term, triple)
+    ends_are_valid = _is_amie_argument(head) and _is_amie_argument(tail)
+    if isinstance(relation, Variable) or not ends_are_valid:
+        text = " ".join(triple)
+        raise ValueError(f"expected a relation between two constants or variables, got {shorten(text)}")
     return Atom(relation, (head, tail))
 
 
-def _body(body: tuple[Atom, ...], arrow: str) -> tuple[Atom, ...]:
-    if not body:
-        raise ValueError(f"want `{arrow}` and a body after the head: facts belong in facts.txt")
-    return body
+def _is_amie_argument(term: Variable | str) -> bool:
+    """Whether the term is a constant or a variable with a proper name."""
+    if isinstance(term, Variable):
+        return _AMIE_VARIABLE.fullmatch(term.name) is not None
+    return True
 
 
-def _number(text: str) -> float:
+def _amie_term(word: str) -> Variable | str:
+    """The variable or the name that a word of AMIE stands for."""
+    if _QUOTED.fullmatch(word):
+        return unquote(word)
+    if word[0] == "?":
+        return Variable(word[1:])
+    return word
+
+
+def _missing_body(arrow: str) -> ValueError:
+    """The error for a fact where only rules may stand."""
+    return ValueError(f"expected `{arrow}` and a body after the head: facts belong in facts.txt")
+
+
+def _parse_weight(text: str) -> float:
+    """The number in a column; nan where the column is empty."""
+    if not text.strip():
+        return math.nan
     try:
-        return float(text) if text.strip() else math.nan
+        return float(text)
     except ValueError:
-        raise ValueError(f"want a number as the weight, got {shorten(text)}") from None
+        raise ValueError(f"expected a number as the weight, got {shorten(text)}") from None
 
 
-_READERS: dict[str, Callable[[str, str], Iterator[Clause]]] = {
-    "weighted": _lines("weighted", _weighted),
-    "AnyBURL": _lines("AnyBURL", _anyburl),
-    "AMIE": _lines("AMIE", _amie),
-    "Prolog": _prolog,
+_LINE_READERS: dict[FileFormat, LineReader] = {
+    "weighted": _weighted_clause,
+    "AnyBURL": _anyburl_clause,
+    "AMIE": _amie_clause,
 }

@@ -1,14 +1,19 @@
-"""Clauses as text in each format, quoted so that reading gives the same clauses back; queries from text."""
+"""Clauses and ids as text, in each rule format, quoted so that reading gives the same clauses back.
+
+`format_atom` and `format_rule` are for people; `proof_names` binds both to a data set. `format_clauses` makes the text
+of a file in a format that `funcppo.data.readers` reads.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from funcppo.data.dataset import Dataset, assign_ids, encode_atom
+from funcppo.data.dataset import Dataset
 from funcppo.data.lexer import (
     is_anyburl_variable,
     is_bare_name,
@@ -17,189 +22,268 @@ from funcppo.data.lexer import (
     is_variable,
     quote,
     shorten,
-    tokenize_line,
 )
-from funcppo.data.parser import Atom, Clause, Variable, is_built_in, parse_atom
+from funcppo.data.parser import Atom, Clause, FileFormat, Variable, is_built_in
+
+_ANYBURL_INNER_VARIABLES = "ABCDEFGHIJKLMNOPQRSTUVWZ"  # all but X and Y, which are those of the head
+_ARROWS: dict[FileFormat, str] = {"weighted": ":-", "AnyBURL": "<=", "AMIE": "=>", "Prolog": ":-"}
 
 
-def parse_query(dataset: Dataset, text: str) -> np.ndarray:
-    """int64 [W]: the atom that a text such as `locatedIn(france, X)` stands for, variables from C + 1 on.
+class AtomFormatter(Protocol):
+    """Formats the ids of an atom."""
 
-    Errors: ValueError, one line, for text that is no atom, an unknown name, a wrong number of arguments, or a
-      predicate that no fact and no rule's head has.
-    """
-    try:
-        tokens = tokenize_line(text)
-        atom, at = parse_atom(tokens, 0, prolog=False)
-        if tokens[at].kind != "end":
-            raise ValueError(f"want one atom, got {shorten(tokens[at].text)} after it")
-        if tokens[0] == ("name", "not") and len(atom.args) == 1 and "not" not in dataset.predicates:
-            raise ValueError("want one atom, got negation not(...)")
-        ids = encode_atom(dataset, atom, assign_ids(dataset.entities), assign_ids(dataset.predicates), {})
-        tables = (dataset.facts, dataset.valid, dataset.test, dataset.rules[:, 0])
-        if not any((table[:, 0] == ids[0]).any() for table in tables):
-            raise ValueError(f"want a predicate of some fact or of a rule's head, got {shorten(atom.predicate)}")
-    except ValueError as error:
-        raise ValueError(f"query {shorten(text)}: {error}") from None
-    return np.array(ids + [0] * (dataset.width - len(ids)), np.int64)
+    def __call__(self, atom: Sequence[int] | np.ndarray, /) -> str: ...
 
 
-def format_atom(dataset: Dataset, atom: np.ndarray) -> str:
+class RuleFormatter(Protocol):
+    """Formats the rule of an index into the rules of a data set."""
+
+    def __call__(self, rule: int, /) -> str: ...
+
+
+class ProofNames(NamedTuple):
+    """What `logic.proof` needs to print a proof in names: `to_text(proof, *proof_names(dataset))`."""
+
+    format_atom: AtomFormatter
+    format_rule: RuleFormatter
+
+
+class ClauseLists(NamedTuple):
+    """Facts and rules of a data set in names."""
+
+    facts: list[Clause]
+    rules: list[Clause]
+
+
+def format_atom(dataset: Dataset, atom: Sequence[int] | np.ndarray) -> str:
     """The text of an atom's ids, as `parse_query` reads it; `locatedIn(france, X)`."""
-    return _atom_text(_atom(dataset, atom), "weighted")
+    return _format_named_atom(_decode_atom(dataset, atom), "weighted")
 
 
 def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
-    """The text of a rule's ids, as a weighted rule file holds it; `h(X, Y) :- b(X, Z), c(Z, Y)`."""
-    head, *body = (format_atom(dataset, atom) for atom in rule if atom[0])
-    return f"{head} :- {', '.join(body)}"
+    """The text of a rule's ids, as a weighted rule file has it; `h(X, Y) :- b(X, Z), c(Z, Y)`."""
+    head, *body = [format_atom(dataset, atom) for atom in rule if atom[0]]
+    conditions = ", ".join(body)
+    return f"{head} :- {conditions}"
 
 
-def to_clauses(dataset: Dataset) -> tuple[list[Clause], list[Clause]]:
-    """The facts and the rules of a data set as clauses; `line` counts each from 1."""
-    facts = [Clause(_atom(dataset, row), (), math.nan, i) for i, row in enumerate(dataset.facts, 1)]
-    rules = []
-    for i, (table, weight) in enumerate(zip(dataset.rules, dataset.rule_weights), 1):
-        head, *body = (_atom(dataset, row) for row in table if row[0])
-        rules.append(Clause(head, tuple(body), float(weight), i))
-    return facts, rules
+def proof_names(dataset: Dataset) -> ProofNames:
+    """The functions that format the atoms and rules of proofs over a data set."""
+
+    def format_rule_of_index(rule: int) -> str:
+        return format_rule(dataset, dataset.rules[rule])
+
+    return ProofNames(partial(format_atom, dataset), format_rule_of_index)
 
 
-def format_clauses(clauses: Iterable[Clause], file_format: str) -> str:
-    """The text of a file of that format; `read_clauses` gives the clauses back, but for the names of variables.
+def to_clauses(dataset: Dataset) -> ClauseLists:
+    """The facts and the rules of a data set in names; `line` counts each from 1."""
+    facts: list[Clause] = []
+    for line, row in enumerate(dataset.facts, 1):
+        head = _decode_atom(dataset, row)
+        fact = Clause(head, body=(), weight=math.nan, line=line)
+        facts.append(fact)
+
+    rules: list[Clause] = []
+    weights = dataset.rule_weights.tolist()
+    for i, rows in enumerate(dataset.rules):
+        head, *body = [_decode_atom(dataset, row) for row in rows if row[0]]
+        rule = Clause(
+            head=head,
+            body=tuple(body),
+            weight=weights[i],
+            line=i + 1,
+        )
+        rules.append(rule)
+    return ClauseLists(facts, rules)
+
+
+def format_clauses(clauses: Iterable[Clause], file_format: FileFormat) -> str:
+    """The text of a file; `read_clauses` gives the clauses back, but for the names of variables.
+
+    Prolog has no place for weights. AnyBURL and AMIE print counts that a clause does not hold; they are written as 0.
 
     Args:
-      form: weighted, AnyBURL, AMIE or Prolog. Prolog has no place for weights; the counts that AnyBURL and AMIE
-        print are not in a clause and left 0.
-    Errors: ValueError for a clause that the format cannot say: a fact outside Prolog, an atom that is not binary in
-      AMIE, or more variables than AnyBURL has letters.
+      clauses: facts are possible in Prolog only.
+      file_format: format of the file.
+
+    Raises:
+      ValueError: a clause that the format cannot express: a fact outside Prolog, an atom that is not binary in AMIE, or
+        more variables than AnyBURL has letters.
     """
-    return "".join(_WRITERS[file_format](clause) + "\n" for clause in clauses)
+    lines = [_format_line(clause, file_format) for clause in clauses]
+    return "".join(line + "\n" for line in lines)
 
 
-def format_rule_clause(clause: Clause, file_format: str) -> str:
-    """The text of a rule alone, without weight and counts."""
+def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
+    """The text of a clause alone, without weight, counts and full stop; raises as `format_clauses` does."""
+    atoms = _with_named_variables(clause, file_format)
+    arrow = _ARROWS[file_format]
     if file_format == "AMIE":
-        return _amie_rule(clause)
-    return _rule_text(clause, file_format, "<=" if file_format == "AnyBURL" else ":-")
+        head, *body = map(_format_amie_triple, atoms)
+        conditions = "  ".join(body)
+        return f"{conditions}   {arrow} {head}"
+
+    head, *body = [_format_named_atom(atom, file_format) for atom in atoms]
+    if body:
+        conditions = ", ".join(body)
+        return f"{head} {arrow} {conditions}"
+    if file_format != "Prolog":
+        raise ValueError(f"expected a rule with a body to write as {file_format}, got the fact {head}")
+    return head
 
 
-def _atom(dataset: Dataset, row: np.ndarray) -> Atom:
-    predicate, *args = (int(i) for i in row[: 1 + dataset.arities[int(row[0]) - 1]])
-    c = dataset.n_constants
-    terms = tuple(dataset.entities[t - 1] if t <= c else Variable(_variable_name(t - c - 1)) for t in args)
-    return Atom(dataset.predicates[predicate - 1], terms)
+def _format_line(clause: Clause, file_format: FileFormat) -> str:
+    """The line of a file for a clause."""
+    text = format_rule_clause(clause, file_format)
+    weight = "" if math.isnan(clause.weight) else repr(clause.weight)
+    if file_format == "weighted":
+        return f"{weight}\t{text}"
+    if file_format == "AnyBURL":
+        return f"0\t0\t{weight}\t{text}"
+    if file_format == "AMIE":
+        return f"{text}\t0\t{weight}"
+    return text + "."
+
+
+def _decode_atom(dataset: Dataset, ids: Sequence[int] | np.ndarray) -> Atom:
+    """The atom that a row of ids stands for."""
+    predicate = int(ids[0])
+    arity = dataset.arities[predicate - 1]
+    args: list[Variable | str] = []
+    for term in ids[1 : 1 + arity]:
+        args.append(_decode_term(dataset, int(term)))
+    return Atom(dataset.predicates[predicate - 1], tuple(args))
+
+
+def _decode_term(dataset: Dataset, term: int) -> Variable | str:
+    """The constant or variable that an id stands for."""
+    if term <= dataset.n_constants:
+        return dataset.entities[term - 1]
+    index = term - dataset.n_constants - 1
+    return Variable(_variable_name(index))
 
 
 def _variable_name(index: int) -> str:
     """X, Y, Z, W, V1, V2, ... for index 0, 1, ..."""
-    return "XYZW"[index] if index < 4 else f"V{index - 3}"
+    letters = "XYZW"
+    if index < len(letters):
+        return letters[index]
+    return f"V{index - len(letters) + 1}"
 
 
-def _renamed(clause: Clause, form: str) -> list[Atom]:
-    """Head and body with variables named X, Y, ... by first occurrence, in AnyBURL as it names them."""
+def _with_named_variables(clause: Clause, file_format: FileFormat) -> list[Atom]:
+    """Head and body, the variables renamed as the format has it: X, Y, ... by first occurrence, but for AnyBURL."""
     atoms = (clause.head, *clause.body)
-    found = list(dict.fromkeys(t for atom in atoms for t in atom.args if isinstance(t, Variable)))
-    names = {var: Variable(_variable_name(i)) for i, var in enumerate(found)}
-    if form == "AnyBURL":
-        names = _anyburl_names(clause.head, found)
-    return [
-        Atom(atom.predicate, tuple(names[t] if isinstance(t, Variable) else t for t in atom.args)) for atom in atoms
-    ]
+    variables = _distinct_variables(atoms)
+    if file_format == "AnyBURL":
+        new_variables = _anyburl_variables(clause.head, variables)
+    else:
+        new_variables = {variable: Variable(_variable_name(i)) for i, variable in enumerate(variables)}
+
+    renamed: list[Atom] = []
+    for atom in atoms:
+        args = tuple(_rename(term, new_variables) for term in atom.args)
+        renamed.append(Atom(atom.predicate, args))
+    return renamed
 
 
-def _anyburl_names(head: Atom, found: list[Variable]) -> dict[Variable, Variable]:
-    """X and Y for the first and second argument of the head, A, B, ... for the others: PyClause takes no other names.
+def _distinct_variables(atoms: Iterable[Atom]) -> list[Variable]:
+    """The variables of atoms, each once, by first occurrence."""
+    variables: dict[Variable, None] = {}
+    for atom in atoms:
+        for term in atom.args:
+            if isinstance(term, Variable):
+                variables[term] = None
+    return list(variables)
+
+
+def _rename(term: Variable | str, new_variables: dict[Variable, Variable]) -> Variable | str:
+    """The term, renamed if it is a variable."""
+    return new_variables[term] if isinstance(term, Variable) else term
+
+
+def _anyburl_variables(head: Atom, variables: list[Variable]) -> dict[Variable, Variable]:
+    """New variables: X and Y for the first and second argument of the head, A, B, ... for the others.
+
+    PyClause takes no other names.
 
     Source: PyClause, "Rule types and syntax" (docs/data/rule_types.rst).
     """
-    ends = dict(zip(head.args[1::-1], "YX" if len(head.args) > 1 else "X"))  # X for both of h(X, X)
-    rest = [var for var in found if var not in ends]
-    if len(rest) > len(_INNER):
-        raise ValueError(f"want at most {len(_INNER)} variables beside the head's to write as AnyBURL, got {len(rest)}")
-    return {var: Variable(name) for var, name in [*((v, ends[v]) for v in found if v in ends), *zip(rest, _INNER)]}
+    # The first argument is set last: both arguments of h(X, X) are X.
+    head_names: dict[Variable | str, str] = {}
+    if len(head.args) > 1:
+        head_names[head.args[1]] = "Y"
+    if head.args:
+        head_names[head.args[0]] = "X"
+
+    n_letters = len(_ANYBURL_INNER_VARIABLES)
+    n_inner = sum(variable not in head_names for variable in variables)
+    if n_inner > n_letters:
+        problem = f"at most {n_letters} variables beside the head's to write as AnyBURL"
+        raise ValueError(f"expected {problem}, got {n_inner}")
+
+    new_variables: dict[Variable, Variable] = {}
+    letters = iter(_ANYBURL_INNER_VARIABLES)
+    for variable in variables:
+        name = head_names[variable] if variable in head_names else next(letters)
+        new_variables[variable] = Variable(name)
+    return new_variables
 
 
-def _atom_text(atom: Atom, form: str) -> str:
-    name = atom.predicate if _bare_predicate(atom, form) else quote(atom.predicate)
-    terms = ((t.name if isinstance(t, Variable) else t if _bare_constant(t, form) else quote(t)) for t in atom.args)
-    separator = "," if form == "AnyBURL" else ", "
-    return f"{name}({separator.join(terms)})" if atom.args else name
+def _format_named_atom(atom: Atom, file_format: FileFormat) -> str:
+    """The text of an atom in any format but AMIE, with quotes where the format needs them."""
+    predicate = atom.predicate
+    if not _is_bare_predicate(atom, file_format):
+        predicate = quote(predicate)
+    if not atom.args:
+        return predicate
+
+    separator = "," if file_format == "AnyBURL" else ", "
+    args = [_format_term(term, file_format) for term in atom.args]
+    return f"{predicate}({separator.join(args)})"
 
 
-def _bare_predicate(atom: Atom, form: str) -> bool:
-    name, arity = atom
-    if form == "Prolog":
-        return is_prolog_name(name) and name != "not" and not is_built_in(name, len(arity))
-    return is_bare_name(name) and (len(arity) > 0 or _bare_constant(name, form))
+def _format_term(term: Variable | str, file_format: FileFormat) -> str:
+    """The text of an argument in any format but AMIE."""
+    if isinstance(term, Variable):
+        return term.name
+    return term if _is_bare_constant(term, file_format) else quote(term)
 
 
-def _bare_constant(name: str, form: str) -> bool:
-    if form == "Prolog":
+def _is_bare_predicate(atom: Atom, file_format: FileFormat) -> bool:
+    """Whether the predicate of an atom needs no quotes."""
+    name, args = atom
+    if file_format == "Prolog":
+        is_reserved = name == "not" or is_built_in(name, len(args))
+        return is_prolog_name(name) and not is_reserved
+
+    # Without arguments a capital would read as a variable.
+    if not args:
+        return _is_bare_constant(name, file_format)
+    return is_bare_name(name)
+
+
+def _is_bare_constant(name: str, file_format: FileFormat) -> bool:
+    """Whether a constant needs no quotes: without them it would be no other token, and no variable."""
+    if file_format == "Prolog":
         return is_prolog_name(name) or is_integer(name)
-    variable = is_anyburl_variable if form == "AnyBURL" else is_variable
-    return is_bare_name(name) and not variable(name)
+    reads_as_variable = is_anyburl_variable if file_format == "AnyBURL" else is_variable
+    return is_bare_name(name) and not reads_as_variable(name)
 
 
-def _weight(clause: Clause) -> str:
-    return "" if math.isnan(clause.weight) else repr(clause.weight)
-
-
-def _weighted(clause: Clause) -> str:
-    return f"{_weight(clause)}\t{_rule_text(clause, 'weighted', ':-')}"
-
-
-def _anyburl(clause: Clause) -> str:
-    return f"0\t0\t{_weight(clause)}\t{_rule_text(clause, 'AnyBURL', '<=')}"
-
-
-def _prolog(clause: Clause) -> str:
-    return _rule_text(clause, "Prolog", ":-") + "."
-
-
-def _rule_text(clause: Clause, form: str, arrow: str) -> str:
-    head, *body = (_atom_text(atom, form) for atom in _renamed(clause, form))
-    if not body and form != "Prolog":
-        raise ValueError(f"want a rule with a body to write as {form}, got the fact {head}")
-    return f"{head} {arrow} {', '.join(body)}" if body else head
-
-
-def _amie(clause: Clause) -> str:
-    return f"{_amie_rule(clause)}\t0\t{_weight(clause)}"
-
-
-def _amie_rule(clause: Clause) -> str:
-    head, *body = (_amie_triple(atom) for atom in _renamed(clause, "AMIE"))
-    return f"{'  '.join(body)}   => {head}"
-
-
-def _amie_triple(atom: Atom) -> str:
+def _format_amie_triple(atom: Atom) -> str:
+    """The text of a binary atom in AMIE: `?x  relation  ?y`."""
     if len(atom.args) != 2:
-        raise ValueError(f"want binary atoms to write as AMIE, got {shorten(_atom_text(atom, 'weighted'))}")
-    name = lambda t: f"?{t.name.lower()}" if isinstance(t, Variable) else t if is_bare_name(t) else quote(t)
-    return "  ".join((name(atom.args[0]), name(atom.predicate), name(atom.args[1])))
+        text = _format_named_atom(atom, "weighted")
+        raise ValueError(f"expected binary atoms to write as AMIE, got {shorten(text)}")
+    head, tail = atom.args
+    words = (head, atom.predicate, tail)
+    return "  ".join(map(_format_amie_word, words))
 
 
-_INNER = "ABCDEFGHIJKLMNOPQRSTUVWZ"
-_WRITERS = {"weighted": _weighted, "AnyBURL": _anyburl, "AMIE": _amie, "Prolog": _prolog}
-
-
-class ProofNames(NamedTuple):
-    """The texts of the parts of a proof, as `logic.proof` takes them to print it."""
-
-    format_atom: Callable[[Sequence[int]], str]
-    """From the ids of an atom to its text."""
-    format_rule: Callable[[int], str]
-    """From the row of a rule in the data set to its text."""
-
-
-def proof_names(dataset: Dataset) -> ProofNames:
-    """The texts of a data set's atoms and rules, to be unpacked: `proof.to_text(found, *proof_names(dataset))`."""
-
-    def atom_text(atom: Sequence[int]) -> str:
-        return format_atom(dataset, np.asarray(atom))
-
-    def rule_text(rule: int) -> str:
-        return format_rule(dataset, dataset.rules[rule])
-
-    return ProofNames(atom_text, rule_text)
+def _format_amie_word(word: Variable | str) -> str:
+    """The text of a variable, constant or relation in AMIE."""
+    if isinstance(word, Variable):
+        return f"?{word.name.lower()}"
+    return word if is_bare_name(word) else quote(word)

@@ -1,13 +1,16 @@
-"""Partial proofs extended by one choice: the costly part of scoring, on rows that are nearly all filled.
+"""One step of the beam search for proofs: partial proofs extended by one choice of the policy.
 
-A slot holds the beam of one candidate. A step extends the R partial proofs that come first, those of one slot always
-together, and keeps of each slot's children the K most probable that are still open. No row depends on another slot's.
+A slot holds the beam of one candidate. `extend_beams` extends up to R partial proofs by one resolution step, those of
+one slot always together, and keeps of each slot's children the K most probable that are still open. No row depends on
+another slot's. `slot_scheduler` feeds candidates into the slots.
+
+Log-probabilities are natural logarithms, -inf where an entry is empty or a probability is 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,174 +19,224 @@ from funcppo import tree
 from funcppo.logic.resolve import Goals, ResolveConfig, resolve
 from funcppo.nets.base import Agent
 from funcppo.prover.env import Observation, World, make_observation
-from funcppo.prover.network import exceeds_capacity
+from funcppo.prover.network import Params, exceeds_capacity
 from funcppo.types import F32, I32, I64, Bool
 
 ScoreName = Literal["success", "best-proof", "greedy"]
-_ROUNDS = 3  # in which slots are chosen for a step
-UNPROVED_PENALTY = -100.0  # added to a greedy path that does not end in a proof
+UNPROVED_PENALTY = -100.0  # nats, added to a greedy path that does not end in a proof
+_SLOT_SELECTION_ROUNDS = 3  # passes over the slots to fill the rows of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchConfig:
-    """Static settings; a new value is a new graph."""
+    """Static settings of a beam search; a new value is a new graph."""
 
     resolve: ResolveConfig
     agent: Agent
     score: ScoreName
     max_depth: int  # resolution steps
-    slots: int  # B, candidates under way at once
-    beam: int  # K, partial proofs kept for each; 1 for greedy
+    slots: int  # B, candidates searched at the same time
+    beam: int  # K, partial proofs kept for each candidate; 1 for greedy
     rows_per_step: int  # R, partial proofs extended in one step; at least K
-    chunk_size: int  # candidates that one table holds
-    refill: bool  # finished slots take the next candidate at once; otherwise when all are finished
+    chunk_size: int  # candidates that are loaded at once
+    refill: bool  # a finished slot takes the next candidate at once; otherwise when all slots are finished
 
 
 class SearchResult(NamedTuple):
-    """What is known of each candidate; logarithms of probabilities."""
+    """Results of candidates, one a row."""
 
-    log_score: F32[Tensor, "B"]
-    pruned_log_mass: F32[Tensor, "B"]  # mass of partial proofs that the beam dropped
-    overflow_log_mass: F32[Tensor, "B"]  # mass of partial proofs some of whose successors did not fit
-    best_log_prob: F32[Tensor, "B"]  # of the single most probable proof
-    trace: I32[Tensor, "B T"]  # its choices; 0-padded
+    log_score: F32[Tensor, "B"]  # logarithm of the score
+    pruned_log_mass: F32[Tensor, "B"]  # log-probability of all partial proofs that the beam dropped
+    overflow_log_mass: F32[Tensor, "B"]  # log-probability of all partial proofs some of whose successors did not fit
+    best_log_prob: F32[Tensor, "B"]  # log-probability of the most probable proof
+    trace: I32[Tensor, "B T"]  # choice ids of that proof; 0-padded
     proof_length: I32[Tensor, "B"]  # number of its choices; 0 where there is no proof
-    n_steps: I32[Tensor, "B"]
+    n_steps: I32[Tensor, "B"]  # steps that the candidate's beam took
 
 
 class SearchState(NamedTuple):
-    """The candidates under way. Log-probabilities are -inf where a beam entry is empty."""
+    """The candidates in the slots and their beams."""
 
-    goals: Goals  # [B, K, A, ...]
-    log_prob: F32[Tensor, "B K"]
-    trace: I32[Tensor, "B K T"]  # choices so far: a rule's id, or -1 - a fact's id
-    query: I32[Tensor, "B W"]
-    candidate_row: I64[Tensor, "B"]  # its row in the table; the table's length where the slot is idle
-    depth: I32[Tensor, "B"]
-    result: SearchResult  # of the candidate so far, [B]
+    goals: Goals  # goals that are left of each partial proof, [B, K, A, ...]
+    log_prob: F32[Tensor, "B K"]  # of each partial proof; -inf where the beam entry is empty
+    trace: I32[Tensor, "B K T"]  # ids of the choices so far: a rule's id, or -1 - a fact's id
+    query: I32[Tensor, "B W"]  # the candidate
+    candidate_row: I64[Tensor, "B"]  # its row in the chunk; the chunk's size where the slot is idle
+    depth: I32[Tensor, "B"]  # steps so far
+    result: SearchResult  # result of the candidate so far, [B]
+
+
+class BeamStep(NamedTuple):
+    """The outcome of one step."""
+
+    search: SearchState
+    n_rows: I64[Tensor, ""]  # number of partial proofs extended
+
+
+class _RowSelection(NamedTuple):
+    """The beam entries that a step extends, gathered into R rows."""
+
+    slot_selected: Bool[Tensor, "B"]
+    source: I64[Tensor, "R"]  # slot * K + beam entry; B * K where the row is empty
+    mask: Bool[Tensor, "R"]  # the row holds a partial proof
+
+
+class _Children(NamedTuple):
+    """The successors of the rows of a step, in the order of slots."""
+
+    goals: Goals  # [R, S, ...]
+    log_prob: F32[Tensor, "R S"]  # of the whole path; -inf where there is no successor
+    proved: Bool[Tensor, "R S"]  # no goals are left
+    choice_id: I32[Tensor, "R S"]  # the choice made, as in a trace
+    overflow: Bool[Tensor, "R"]  # some successors did not fit the successor table
+    exceeds_capacity: Bool[Tensor, "R"]  # some successors did not fit the network's capacity: the row is invalid
+    best_action_log_prob: F32[Tensor, "R"]  # of the path and the policy's best action, END included
+    source: I64[Tensor, "R"]  # as in `_RowSelection`
+
+
+class _BeamPlaces(NamedTuple):
+    """Where the children of a step go."""
+
+    target: I64[Tensor, "RS"]  # slot * K + rank in the slot; B * K where the child is not kept
+    dropped: Bool[Tensor, "R S"]  # not kept
+
+
+class _BestProof(NamedTuple):
+    """The most probable proof among this step's children of each slot."""
+
+    log_prob: F32[Tensor, "B"]
+    trace: I32[Tensor, "B T"]
 
 
 def slots_for_rows(rows: int, beam: int) -> int:
-    """The slots that keep so many rows filled: a beam holds about two partial proofs on average, that of greedy one."""
+    """The number of slots that fill so many rows: a beam holds about two partial proofs on average, one if greedy."""
     return rows if beam == 1 else max(1, rows // 2)
 
 
-def extend_beams(
-    cfg: SearchConfig, world: World, params: Any, search: SearchState
-) -> tuple[SearchState, I64[Tensor, ""]]:
-    """The search after one choice on the partial proofs whose turn it is, and how many these were.
+def extend_beams(cfg: SearchConfig, world: World, params: Params, search: SearchState) -> BeamStep:
+    """Extend the partial proofs of as many slots as the rows of a step hold.
 
-    A slot some of whose successors the network has no room for waits for the next step.
+    A slot some of whose successors exceed the network's capacity waits for the next step.
     """
-    chosen, source, filled = _choose_rows(cfg, search)
-    children = _children(cfg, world, params, search, source, filled)
-    waits = torch.where(children.crowded, source // cfg.beam, cfg.slots)
-    waiting = torch.zeros(cfg.slots + 1, dtype=torch.bool, device=waits.device).index_fill(0, waits, True)[: cfg.slots]
-    chosen, taken = chosen & ~waiting, filled & ~waiting[(source // cfg.beam).clamp_max(cfg.slots - 1)]
-    return tree.where(chosen, _kept(cfg, search, children), search), taken.sum()
+    selected, source, mask = _select_rows(cfg, search)
+    children = _expand(cfg, world, params, search, source, mask)
+
+    # Slots that wait; empty and valid rows are scattered to a spare slot, which is cut off.
+    waiting_slot = torch.where(children.exceeds_capacity, source // cfg.beam, cfg.slots)
+    waits = torch.zeros(cfg.slots + 1, dtype=torch.bool, device=source.device)
+    waits = waits.index_fill(0, waiting_slot, True)[: cfg.slots]
+
+    row_slot = (source // cfg.beam).clamp_max(cfg.slots - 1)
+    extended = tree.where(selected & ~waits, _advance_slots(cfg, search, children), search)
+    return BeamStep(search=extended, n_rows=(mask & ~waits[row_slot]).sum())
 
 
-def policy_log_probs(cfg: SearchConfig, world: World, params: Any, observation: Observation) -> F32[Tensor, "R S1"]:
+def policy_log_probs(cfg: SearchConfig, world: World, params: Params, observation: Observation) -> F32[Tensor, "R S1"]:
     """Log-probabilities of the policy over the successors of each partial proof, and END."""
     return torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, observation).logits, -1)
 
 
-class _Children(NamedTuple):
-    """The successors of the rows extended, in the order of slots."""
+def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:
+    """Select the slots to extend and gather their beam entries into rows."""
+    is_open = torch.isfinite(search.log_prob)
+    n_open = is_open.sum(1)
+    n_entries = cfg.slots * cfg.beam
 
-    goals: Goals  # [R, S, ...]
-    log_prob: F32[Tensor, "R S"]  # of the whole path, -inf where there is none
-    proved: Bool[Tensor, "R S"]
-    code: I32[Tensor, "R S"]  # the choice made
-    overflow: Bool[Tensor, "R"]
-    crowded: Bool[Tensor, "R"]  # the network had no room for some successors: nothing here is known of the row
-    end: F32[Tensor, "R"]  # log-probability of the policy's best action, whatever it is
-    source: I64[Tensor, "R"]  # slot * K + beam entry; B * K where the row is empty
+    # First the slots that come first, as many as fit; then, in further rounds, those that fit into the rows left over.
+    selected = torch.zeros_like(n_open, dtype=torch.bool)
+    n_free = torch.full((), cfg.rows_per_step, dtype=torch.int64, device=is_open.device)
+    for _ in range(_SLOT_SELECTION_ROUNDS):
+        demand = torch.where(selected | (n_open > n_free), 0, n_open)
+        fits = (demand > 0) & (demand.cumsum(0) <= n_free)
+        selected = selected | fits
+        n_free = n_free - torch.where(fits, n_open, 0).sum()
 
+    # Stream compaction: the selected entries go to rows 0, 1, ...; all others to a spare row, which is cut off.
+    entry_selected = (is_open & selected[:, None]).flatten()
+    row = torch.where(entry_selected, entry_selected.long().cumsum(0) - 1, cfg.rows_per_step)
+    empty = torch.full((cfg.rows_per_step + 1,), n_entries, dtype=torch.int64, device=row.device)
+    source = empty.scatter(0, row, torch.arange(n_entries, device=row.device))[: cfg.rows_per_step]
 
-def _choose_rows(cfg: SearchConfig, search: SearchState) -> tuple[Tensor, Tensor, Tensor]:
-    """Which slots are extended [B], the entries they hold [R], and which of these rows are filled [R]."""
-    alive = torch.isfinite(search.log_prob)
-    count, room = alive.sum(1), torch.full((), cfg.rows_per_step, dtype=torch.int64, device=alive.device)
-    chosen = torch.zeros_like(count, dtype=torch.bool)
-    for _ in range(_ROUNDS):  # those that come first; then what fits into the room that they leave
-        left = torch.where(chosen | (count > room), 0, count)
-        more = (left > 0) & (left.cumsum(0) <= room)
-        chosen, room = chosen | more, room - torch.where(more, count, 0).sum()
-    taken = (alive & chosen[:, None]).flatten()
-    place = torch.where(taken, taken.long().cumsum(0) - 1, cfg.rows_per_step)
-    n = cfg.slots * cfg.beam
-    none = torch.full((cfg.rows_per_step + 1,), n, dtype=torch.int64, device=place.device)
-    source = none.scatter(0, place, torch.arange(n, device=place.device))[: cfg.rows_per_step]
-    filled = torch.arange(cfg.rows_per_step, device=place.device) < taken.sum()
-    return chosen, torch.where(filled, source, n), filled
+    mask = torch.arange(cfg.rows_per_step, device=row.device) < entry_selected.sum()
+    return _RowSelection(slot_selected=selected, source=torch.where(mask, source, n_entries), mask=mask)
 
 
-def _children(
+def _expand(
     cfg: SearchConfig,
     world: World,
-    params: Any,
+    params: Params,
     search: SearchState,
     source: I64[Tensor, "R"],
-    filled: Bool[Tensor, "R"],
+    mask: Bool[Tensor, "R"],
 ) -> _Children:
-    entry = torch.where(filled, source, 0)
+    """The successors of the selected rows, with their log-probabilities under the policy."""
+    entry = torch.where(mask, source, 0)
     slot = entry // cfg.beam
-    rows = tree.map(lambda x: x.flatten(0, 1)[entry], search.goals)
-    rows = Goals(torch.where(filled[:, None, None], rows.atoms, 0), rows.height)
     query = search.query[slot]
-    successors = resolve(cfg.resolve, world.kb, rows, query)
-    observation = make_observation(
-        cfg.resolve, world, rows, successors, query, 1.0 - search.depth[slot] / cfg.max_depth
-    )
-    policy = policy_log_probs(cfg, world, params, observation)
-    path = torch.where(filled, search.log_prob.flatten()[entry], -torch.inf)
+    goals = tree.map(lambda x: x.flatten(0, 1)[entry], search.goals)
+    goals = Goals(torch.where(mask[:, None, None], goals.atoms, 0), goals.height)
+
+    successors = resolve(cfg.resolve, world.kb, goals, query)
+    remaining_depth = 1.0 - search.depth[slot] / cfg.max_depth
+    observation = make_observation(cfg.resolve, world, goals, successors, query, remaining_depth)
+    log_policy = policy_log_probs(cfg, world, params, observation)
+
+    path_log_prob = torch.where(mask, search.log_prob.flatten()[entry], -torch.inf)
     return _Children(
         goals=successors.goals,
-        log_prob=path[:, None] + _choices(cfg, policy, observation),
+        log_prob=path_log_prob[:, None] + _choice_log_probs(cfg, log_policy, observation),
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
-        code=torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact),
-        overflow=successors.overflow & filled,
-        crowded=exceeds_capacity(cfg.agent.cfg, observation.action_mask) & filled,
-        end=path + policy.amax(1),
+        choice_id=torch.where(successors.rule >= 0, successors.rule, -1 - successors.fact),
+        overflow=successors.overflow & mask,
+        exceeds_capacity=exceeds_capacity(cfg.agent.cfg, observation.action_mask) & mask,
+        best_action_log_prob=path_log_prob + log_policy.amax(1),
         source=source,
     )
 
 
-def _kept(cfg: SearchConfig, search: SearchState, children: _Children) -> SearchState:
-    """The search after all slots that have children: of each, the K most probable children that are still open."""
-    S = cfg.resolve.max_successors
-    still_open = torch.where(children.proved, -torch.inf, children.log_prob)
-    target, dropped = _places(cfg, children.source, still_open)
-    n = cfg.slots * cfg.beam
-    none = torch.full((n + 1,), -1, dtype=torch.int64, device=target.device)
-    child = none.scatter(0, target, torch.arange(len(target), device=target.device))[:n]
-    found = child >= 0
-    child = torch.where(found, child, 0)
-    result = _found(cfg, search, children)
-    path = search.log_prob.flatten()[torch.where(children.source < n, children.source, 0)]
-    result = result._replace(
-        pruned_log_mass=_add(
-            cfg, result.pruned_log_mass, _by_entry(cfg, children, torch.where(dropped, still_open, -torch.inf))
-        ),
-        overflow_log_mass=_add(
-            cfg,
-            result.overflow_log_mass,
-            _by_entry(cfg, children, torch.where(children.overflow, path, -torch.inf)[:, None]),
-        ),
-        n_steps=result.n_steps + 1,
-    )
-    log_prob = torch.where(found, still_open.flatten()[child], -torch.inf).view(cfg.slots, cfg.beam)
+def _choice_log_probs(
+    cfg: SearchConfig, log_policy: F32[Tensor, "R S1"], observation: Observation
+) -> F32[Tensor, "R S"]:
+    """The logarithm of what the score counts for each choice; -inf where it has no successor or is not followed."""
+    log_prob, mask = log_policy[:, :-1], observation.action_mask[:, :-1]
+    if cfg.score == "best-proof":
+        log_prob = torch.where(observation.rule >= 0, log_prob, 0.0)
+
+    if cfg.score == "greedy":
+        action = torch.arange(mask.shape[1], device=mask.device)
+        mask = mask & (action == log_policy.argmax(-1, keepdim=True))
+    else:
+        # A dead end leads to no proof, so it adds nothing to either score.
+        mask = mask & ~observation.dead_end
+    return torch.where(mask, log_prob, -torch.inf)
+
+
+def _advance_slots(cfg: SearchConfig, search: SearchState, children: _Children) -> SearchState:
+    """The search after one step of every slot that has children: its K most probable open children form the beam."""
+    n_entries = cfg.slots * cfg.beam
+    open_log_prob = torch.where(children.proved, -torch.inf, children.log_prob)
+    target, dropped = _place_children(cfg, children.source, open_log_prob)
+    result = _update_result(cfg, search, children, torch.where(dropped, open_log_prob, -torch.inf))
+
+    # Invert the placement: the child of each beam entry, -1 where the entry is empty.
+    empty = torch.full((n_entries + 1,), -1, dtype=torch.int64, device=target.device)
+    child = empty.scatter(0, target, torch.arange(len(target), device=target.device))[:n_entries]
+    has_child = child >= 0
+    child = torch.where(has_child, child, 0)
+    parent = torch.where(has_child, children.source[child // cfg.resolve.max_successors], 0)
+
+    log_prob = torch.where(has_child, open_log_prob.flatten()[child], -torch.inf).view(cfg.slots, cfg.beam)
     log_prob = torch.where((search.depth + 1 < cfg.max_depth)[:, None], log_prob, -torch.inf)
-    if cfg.score == "best-proof":  # no open proof can beat one already found
+    if cfg.score == "best-proof":
+        # A path only loses probability: one that is no better than the best proof so far is closed.
         log_prob = torch.where(log_prob > result.log_score[:, None], log_prob, -torch.inf)
-    parent = torch.where(found, children.source[child // S], 0)
-    trace = search.trace.flatten(0, 1)[parent].view_as(search.trace)
-    code = children.code.flatten()[child].view(cfg.slots, cfg.beam)
+
+    parent_trace = search.trace.flatten(0, 1)[parent].view_as(search.trace)
+    choice_id = children.choice_id.flatten()[child].view(cfg.slots, cfg.beam)
     return SearchState(
-        goals=tree.map(lambda x, old: x.flatten(0, 1)[child].view_as(old), children.goals, search.goals),
+        goals=tree.map(lambda new, old: new.flatten(0, 1)[child].view_as(old), children.goals, search.goals),
         log_prob=log_prob,
-        trace=_with_choice(trace, search.depth, code),
+        trace=_append_choice(parent_trace, search.depth, choice_id),
         query=search.query,
         candidate_row=search.candidate_row,
         depth=search.depth + 1,
@@ -191,80 +244,111 @@ def _kept(cfg: SearchConfig, search: SearchState, children: _Children) -> Search
     )
 
 
-def _places(cfg: SearchConfig, source: I64[Tensor, "R"], still_open: F32[Tensor, "R S"]) -> tuple[Tensor, Tensor]:
-    """Where each child goes [R * S]: slot * K + its rank in the slot, or B * K; and which are dropped [R, S]."""
-    n = cfg.slots * cfg.beam
-    slot = (source // cfg.beam)[:, None].expand_as(still_open).flatten()
-    slot = torch.where(torch.isfinite(still_open.flatten()), slot, cfg.slots)
-    best_first = torch.sort(still_open.flatten(), descending=True, stable=True).indices
+def _place_children(cfg: SearchConfig, source: I64[Tensor, "R"], open_log_prob: F32[Tensor, "R S"]) -> _BeamPlaces:
+    """Rank the open children of each slot by probability and give the first K their beam entries."""
+    n_entries = cfg.slots * cfg.beam
+    log_prob = open_log_prob.flatten()
+    slot = (source // cfg.beam)[:, None].expand_as(open_log_prob).flatten()
+    slot = torch.where(torch.isfinite(log_prob), slot, cfg.slots)  # closed children sort behind all slots
+
+    # Two stable sorts: by slot, and by descending probability within a slot.
+    best_first = torch.sort(log_prob, descending=True, stable=True).indices
     by_slot = torch.sort(slot[best_first], stable=True)
     order = best_first[by_slot.indices]
-    rank = torch.arange(len(order), device=order.device) - torch.searchsorted(by_slot.values, by_slot.values)
-    kept = (rank < cfg.beam) & (by_slot.values < cfg.slots)
-    target = torch.zeros_like(order).scatter(0, order, torch.where(kept, by_slot.values * cfg.beam + rank, n))
-    return target, (target == n).view_as(still_open)
+
+    first_of_slot = torch.searchsorted(by_slot.values, by_slot.values)
+    rank = torch.arange(len(order), device=order.device) - first_of_slot
+    is_kept = (rank < cfg.beam) & (by_slot.values < cfg.slots)
+    place = torch.where(is_kept, by_slot.values * cfg.beam + rank, n_entries)
+    target = torch.zeros_like(order).scatter(0, order, place)
+    return _BeamPlaces(target=target, dropped=(target == n_entries).view_as(open_log_prob))
 
 
-def _by_entry(cfg: SearchConfig, children: _Children, value: F32[Tensor, "R n"]) -> F32[Tensor, "B K"]:
-    """The mass of each row's children at the beam entry that they come from; -inf elsewhere."""
-    n = cfg.slots * cfg.beam
-    mass = value.amax(1) if cfg.score == "best-proof" else torch.logsumexp(value, 1)
-    none = torch.full((n + 1,), -torch.inf, dtype=value.dtype, device=value.device)
-    return none.scatter(0, children.source, mass)[:n].view(cfg.slots, cfg.beam)
+def _update_result(
+    cfg: SearchConfig, search: SearchState, children: _Children, dropped_log_prob: F32[Tensor, "R S"]
+) -> SearchResult:
+    """The results after this step: its proofs, and the mass that the beam dropped or that did not fit."""
+    result = _record_proofs(cfg, search, children)
 
+    n_entries = cfg.slots * cfg.beam
+    entry = torch.where(children.source < n_entries, children.source, 0)
+    path_log_prob = search.log_prob.flatten()[entry]
+    overflow_log_prob = torch.where(children.overflow, path_log_prob, -torch.inf)[:, None]
 
-def _choices(cfg: SearchConfig, log_policy: F32[Tensor, "R S1"], observation: Observation) -> F32[Tensor, "R S"]:
-    """What the score counts each choice as, a logarithm; -inf where there is no successor or it is not followed."""
-    choice, mask = log_policy[:, :-1], observation.action_mask[:, :-1]
-    if cfg.score == "best-proof":
-        choice = torch.where(observation.rule >= 0, choice, 0.0)
-    if cfg.score == "greedy":
-        slots = torch.arange(mask.shape[1], device=mask.device)
-        mask = mask & (slots == log_policy.argmax(-1, keepdim=True))
-    else:  # what leads to no proof adds nothing to either score
-        mask = mask & ~observation.dead_end
-    return torch.where(mask, choice, -torch.inf)
-
-
-def _found(cfg: SearchConfig, search: SearchState, children: _Children) -> SearchResult:
-    """The results with this step's proofs."""
-    result, n = search.result, cfg.slots * cfg.beam
-    proved = torch.where(children.proved, children.log_prob, -torch.inf)
-    at_row, slot_of = proved.max(1)
-    spread = lambda empty, x: (
-        torch.full((n + 1,), empty, dtype=x.dtype, device=x.device)
-        .scatter(0, children.source, x)[:n]
-        .view(cfg.slots, cfg.beam)
-    )
-    best, entry = spread(-torch.inf, at_row).max(1)
-    code = spread(0, _rows(children.code, slot_of[:, None])[:, 0]).gather(1, entry[:, None])
-    trace = _with_choice(_rows(search.trace, entry[:, None]), search.depth, code)[:, 0]
-    better = best > result.best_log_prob
-    score = _add(cfg, result.log_score, _by_entry(cfg, children, proved))
-    length = torch.where(better, search.depth + 1, result.proof_length)
-    if cfg.score == "greedy":  # the path so far, END included, at a price unless it is a proof
-        path = spread(-torch.inf, children.end)[:, 0]
-        score = torch.where(length > 0, path, path + UNPROVED_PENALTY)
+    dropped = _mass_by_entry(cfg, children, dropped_log_prob)
+    overflow = _mass_by_entry(cfg, children, overflow_log_prob)
     return result._replace(
-        log_score=score,
-        best_log_prob=torch.where(better, best, result.best_log_prob),
-        trace=torch.where(better[:, None], trace, result.trace),
-        proof_length=length,
+        pruned_log_mass=_add_log_mass(cfg, result.pruned_log_mass, dropped),
+        overflow_log_mass=_add_log_mass(cfg, result.overflow_log_mass, overflow),
+        n_steps=result.n_steps + 1,
     )
 
 
-def _add(cfg: SearchConfig, log_mass: F32[Tensor, "B"], more: F32[Tensor, "B n"]) -> F32[Tensor, "B"]:
-    """Probabilities of distinct proofs add up; of a best proof only the largest counts."""
+def _record_proofs(cfg: SearchConfig, search: SearchState, children: _Children) -> SearchResult:
+    """The results with this step's proofs."""
+    result = search.result
+    proved_log_prob = torch.where(children.proved, children.log_prob, -torch.inf)
+    best = _best_proof(cfg, search, children, proved_log_prob)
+    is_better = best.log_prob > result.best_log_prob
+    proof_length = torch.where(is_better, search.depth + 1, result.proof_length)
+
+    if cfg.score == "greedy":
+        # The path so far, END included, with a penalty unless it is a proof.
+        path = _scatter_to_entries(cfg, children, children.best_action_log_prob, -torch.inf)[:, 0]
+        log_score = torch.where(proof_length > 0, path, path + UNPROVED_PENALTY)
+    else:
+        log_score = _add_log_mass(cfg, result.log_score, _mass_by_entry(cfg, children, proved_log_prob))
+
+    return result._replace(
+        log_score=log_score,
+        best_log_prob=torch.where(is_better, best.log_prob, result.best_log_prob),
+        trace=torch.where(is_better[:, None], best.trace, result.trace),
+        proof_length=proof_length,
+    )
+
+
+def _best_proof(
+    cfg: SearchConfig, search: SearchState, children: _Children, proved_log_prob: F32[Tensor, "R S"]
+) -> _BestProof:
+    """The most probable proof of each slot among this step's children; -inf where there is none."""
+    row_log_prob, row_action = proved_log_prob.max(1)
+    log_prob, entry = _scatter_to_entries(cfg, children, row_log_prob, -torch.inf).max(1)
+
+    row_choice = _take(children.choice_id, row_action[:, None])[:, 0]
+    choice_id = _scatter_to_entries(cfg, children, row_choice, 0).gather(1, entry[:, None])
+    trace = _append_choice(_take(search.trace, entry[:, None]), search.depth, choice_id)
+    return _BestProof(log_prob=log_prob, trace=trace[:, 0])
+
+
+def _mass_by_entry(cfg: SearchConfig, children: _Children, log_prob: F32[Tensor, "R n"]) -> F32[Tensor, "B K"]:
+    """The mass of each row's values at the beam entry that the row comes from; -inf elsewhere."""
+    mass = log_prob.amax(1) if cfg.score == "best-proof" else torch.logsumexp(log_prob, 1)
+    return _scatter_to_entries(cfg, children, mass, -torch.inf)
+
+
+def _scatter_to_entries(cfg: SearchConfig, children: _Children, value: Tensor, empty: float) -> Tensor:
+    """A value of each row, [R], at the beam entry that the row comes from, [B, K]; `empty` elsewhere."""
+    n_entries = cfg.slots * cfg.beam
+    entries = torch.full((n_entries + 1,), empty, dtype=value.dtype, device=value.device)
+    return entries.scatter(0, children.source, value)[:n_entries].view(cfg.slots, cfg.beam)
+
+
+def _add_log_mass(cfg: SearchConfig, log_mass: F32[Tensor, "B"], entry_mass: F32[Tensor, "B K"]) -> F32[Tensor, "B"]:
+    """Add the mass of beam entries: probabilities of distinct proofs add up; for a best proof the largest counts."""
     if cfg.score == "best-proof":
-        return torch.maximum(log_mass, more.amax(1))
-    return torch.logaddexp(log_mass, torch.logsumexp(more, 1))
+        return torch.maximum(log_mass, entry_mass.amax(1))
+    return torch.logaddexp(log_mass, torch.logsumexp(entry_mass, 1))
 
 
-def _with_choice(trace: I32[Tensor, "B n T"], depth: I32[Tensor, "B"], code: I32[Tensor, "B n"]) -> Tensor:
-    here = torch.arange(trace.shape[-1], device=trace.device) == depth[:, None, None]
-    return torch.where(here, code[..., None], trace)
+def _append_choice(
+    trace: I32[Tensor, "B n T"], depth: I32[Tensor, "B"], choice_id: I32[Tensor, "B n"]
+) -> I32[Tensor, "B n T"]:
+    """The traces with a choice at position `depth`."""
+    is_next = torch.arange(trace.shape[-1], device=trace.device) == depth[:, None, None]
+    return torch.where(is_next, choice_id[..., None], trace)
 
 
-def _rows(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
+def _take(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
     """x[b, index[b, i]] for x [B, m, ...]."""
-    return x.gather(1, index.view(*index.shape, *[1] * (x.ndim - 2)).expand(-1, -1, *x.shape[2:]))
+    trailing = x.shape[2:]
+    return x.gather(1, index.view(*index.shape, *[1] * len(trailing)).expand(-1, -1, *trailing))

@@ -1,86 +1,177 @@
-"""TODO."""
+"""Candidates of a ranking query: the entities that its answer is ranked against.
+
+The candidates of a query are its answer and every entity of the pool whose triple is in no split (the filtered
+setting), or a sample of these. `list_candidates` builds the table of those that need a score: an unprovable candidate
+scores 0 and ties at the bottom, so for every score but `greedy` it is enough to score the provable ones.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.logic.triple_index import TripleIndex, _among, _answers, _keys, _list_answers, contains
-from funcppo.random import integer_from_key
+from funcppo.logic import fixpoint, triple_index
+from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex, TripleIndex
 from funcppo.types import I64, Bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankingProtocol:
+    """Which candidates the answer of a query is ranked against."""
+
+    sides: tuple[int, ...] = (HEAD, TAIL)  # the arguments that are replaced, each a ranking of its own
+    n_negatives: int | None = None  # corruptions sampled for each query and side; None ranks against the whole pool
+    score_unprovable: bool = False  # compute the scores of unprovable candidates too
+    seed: int = 0  # of the sampled corruptions
 
 
 class ProvableCandidates(NamedTuple):
     """The provable candidates of a batch of queries, in ascending order of query and entity."""
 
-    query_row: I64[Tensor, "L"]  # row of the query
-    entity: I64[Tensor, "L"]
-    is_answer: Bool[Tensor, "L"]
-    answer_provable: Bool[Tensor, "Q"]
+    query_row: I64[Tensor, "L"]  # row of the query in the batch
+    entity: I64[Tensor, "L"]  # the entity that replaces the answer
+    is_answer: Bool[Tensor, "L"]  # the candidate is the answer itself
+    answer_provable: Bool[Tensor, "Q"]  # the answer of the query is among its provable candidates
 
 
 class SampledCorruptions(NamedTuple):
-    """Corruptions drawn for a batch of queries."""
+    """Corruptions sampled for a batch of queries."""
 
-    entity: I64[Tensor, "Q G"]  # distinct in a row, never the answer; 0 where not filled
-    mask: Bool[Tensor, "Q G"]  # false where a query has fewer corruptions than were asked for
+    entity: I64[Tensor, "Q G"]  # distinct in a row, never the answer; 0 where the slot is empty
+    mask: Bool[Tensor, "Q G"]  # the slot holds a corruption; false where a query has fewer than G
+
+
+class CandidateTable(NamedTuple):
+    """The candidates of a batch of queries on one side that need a score; N rows for all queries together."""
+
+    query_row: I64[Tensor, "N"]  # row of the query in the batch
+    atom: I64[Tensor, "N W"]  # the query with the candidate in place of the answer
+    is_answer: Bool[Tensor, "N"]  # the candidate is the answer itself
+    n_candidates: I64[Tensor, "Q"]  # candidates of the query, listed here or not
+    answer_provable: Bool[Tensor, "Q"]  # T_P derives the answer
+
+
+class _EntityTable(NamedTuple):
+    """Entities of a batch of queries, as many columns for each."""
+
+    entity: I64[Tensor, "Q G"]
+    mask: Bool[Tensor, "Q G"]  # the entity is a candidate
+
+
+class _Subset(NamedTuple):
+    """A subset of 0 .. size - 1 for each row."""
+
+    member: I64[Tensor, "Q n"]  # distinct where the mask is true
+    mask: Bool[Tensor, "Q n"]  # false in the last slots of a row with fewer than n members
 
 
 def check_queries(queries: I64[Tensor, "Q W"], side: int, pool: I64[Tensor, "E"], n_constants: int) -> None:
-    """Nothing, when every query can be ranked against the pool.
+    """Check that every query can be ranked against the pool.
 
-    Errors: ValueError naming the query, when its predicate has other than two arguments, it is not ground, or its
-      answer is not in the pool; and when the pool is not ascending.
+    Raises:
+      ValueError: a query, which the message names, has other than two arguments, is not ground, or has an answer
+        outside the pool; or the pool is not ascending.
     """
-    pair, rest = queries[:, 1:3], queries[:, 3:]
-    bad = (pair < 1).any(1) | (pair > n_constants).any(1) | (rest != 0).any(1) | (pair.shape[1] < 2)
-    if bad.any():
-        row = int(bad.nonzero()[0])
-        raise ValueError(f"query {row} {queries[row].tolist()}: want two arguments, constants from 1 to {n_constants}")
+    arguments, padding = queries[:, HEAD : TAIL + 1], queries[:, TAIL + 1 :]
+    malformed = (arguments < 1).any(1) | (arguments > n_constants).any(1)
+    malformed = malformed | (padding != 0).any(1) | (arguments.shape[1] < TAIL)
+    if malformed.any():
+        row = int(malformed.nonzero()[0])
+        raise ValueError(f"expected two arguments, constants from 1 to {n_constants}, got {_describe(queries, row)}")
+
     if (pool[1:] <= pool[:-1]).any():
-        raise ValueError("pool: want entities in ascending order, each once")
-    missing = ~torch.isin(queries[:, side], pool)
-    if missing.any():
-        row = int(missing.nonzero()[0])
-        raise ValueError(f"query {row} {queries[row].tolist()}: want its answer among the {len(pool)} candidates")
+        raise ValueError("expected a pool of entities in ascending order, each once, got another order")
+
+    outside = ~torch.isin(queries[:, side], pool)
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise ValueError(f"expected an answer among the {len(pool)} candidates, got {_describe(queries, row)}")
+
+
+def list_candidates(
+    protocol: RankingProtocol,
+    model: LeastModel,
+    filter_index: FilterIndex,
+    queries: I64[Tensor, "Q W"],
+    query_id: I64[Tensor, "Q"],
+    pool: I64[Tensor, "E"],
+    side: int,
+) -> CandidateTable:
+    """List the candidates of one side that need a score.
+
+    The answer is listed where it is provable; so is every other candidate. `protocol.score_unprovable` lists all.
+
+    Args:
+      model: T_P, in which sampled candidates are looked up.
+      query_id: see `sample_corruptions`.
+      pool: the entities to rank against, ascending.
+    """
+    if protocol.n_negatives is None and not protocol.score_unprovable:
+        return _provable_table(filter_index, queries, side, len(pool))
+
+    true_triples = filter_index.true_triples
+    if protocol.n_negatives is None:
+        others = _all_corruptions(true_triples, queries, pool, side)
+    else:
+        key = random.key(protocol.seed, queries.device)
+        others = sample_corruptions(key, true_triples, pool, queries, side, protocol.n_negatives, query_id)
+
+    # The answer comes first, in column 0.
+    entity = torch.cat([queries[:, side, None], others.entity], 1)
+    is_candidate = torch.nn.functional.pad(others.mask, (1, 0), value=True)
+    atom = _replace_argument(queries[:, None].expand(-1, entity.shape[1], -1), side, entity)
+
+    is_listed = is_candidate
+    if not protocol.score_unprovable:
+        is_listed = is_candidate & (fixpoint.atom_height(model, atom) >= 0)
+    query_row, column = is_listed.nonzero(as_tuple=True)
+    return CandidateTable(
+        query_row=query_row,
+        atom=atom[is_listed],
+        is_answer=column == 0,
+        n_candidates=others.mask.sum(1) + 1,
+        answer_provable=triple_index.contains(filter_index.derivable_triples, queries, side),
+    )
 
 
 def count_candidates(
     true_triples: TripleIndex, queries: I64[Tensor, "Q W"], side: int, pool_size: int
 ) -> I64[Tensor, "Q"]:
-    """How many candidates each query has, its answer included: the pool less the other known answers.
+    """The number of candidates of each query, its answer included: the pool less the other true answers.
 
     Args:
-      known: the triples of all splits, restricted to the pool.
+      true_triples: the triples of all splits, restricted to the pool.
       side: `HEAD` or `TAIL`.
-      n_entities: size of the pool, which holds every answer.
+      pool_size: number of entities of the pool, which holds every answer.
     """
-    start, stop = _answers(true_triples, queries, side)
-    return pool_size - (stop - start) + contains(true_triples, queries, side).to(torch.int64)
+    start, stop = triple_index.answer_range(true_triples, queries, side)
+    answer_is_true = triple_index.contains(true_triples, queries, side)
+    return pool_size - (stop - start) + answer_is_true.to(torch.int64)
 
 
 def list_provable_candidates(
     true_triples: TripleIndex, derivable_triples: TripleIndex, queries: I64[Tensor, "Q W"], side: int
 ) -> ProvableCandidates:
-    """The candidates whose atom is derivable: the only ones that need a score, since the others score 0.
+    """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0.
 
     Args:
-      known: the triples of all splits.
-      model: the derivable atoms, restricted to the pool; facts included or not, for known atoms are filtered.
+      true_triples: the triples of all splits.
+      derivable_triples: the derivable triples, restricted to the pool; with or without the facts, which are filtered.
       side: `HEAD` or `TAIL`.
     """
-    query, key = _list_answers(derivable_triples, queries, side)
-    entity = key % derivable_triples.base
-    is_answer = entity == queries[query, side]
-    kept = is_answer | ~_among(_keys(true_triples, side), key)
+    answers = triple_index.list_answers(derivable_triples, queries, side)
+    is_answer = answers.entity == queries[answers.query_row, side]
+    is_candidate = is_answer | ~triple_index.contains_key(true_triples, answers.triple_key, side)
     return ProvableCandidates(
-        query_row=query[kept],
-        entity=entity[kept],
-        is_answer=is_answer[kept],
-        answer_provable=contains(derivable_triples, queries, side),
+        query_row=answers.query_row[is_candidate],
+        entity=answers.entity[is_candidate],
+        is_answer=is_answer[is_candidate],
+        answer_provable=triple_index.contains(derivable_triples, queries, side),
     )
 
 
@@ -93,32 +184,73 @@ def sample_corruptions(
     n_corruptions: int,
     query_id: I64[Tensor, "Q"],
 ) -> SampledCorruptions:
-    """`n` corruptions a query: a uniform subset of its candidates other than the answer, in no particular order.
+    """Sample corruptions of each query: a uniform subset of its candidates other than the answer, in no special order.
 
-    A query's draw depends on the key, the side and its id alone, not on the rest of the batch. No draw is rejected, and
-    a query with fewer than `n` corruptions gets them all: the r-th entity that is allowed stands in the pool at
+    A query's sample depends on the key, the side and its id alone, not on the rest of the batch. There is no rejection
+    sampling, and a query with fewer than `n_corruptions` gets them all: the r-th entity (from 0) that is allowed stands
+    in the pool at
 
-        r + #{j : position_j - j <= r},    position_0 < position_1 < ... of the entities that are not
+        r + #{j : position_j - j <= r},    position_0 < position_1 < ... of the entities that are not allowed
 
     Args:
-      known: the triples of all splits, restricted to the pool.
+      true_triples: the triples of all splits, restricted to the pool.
       pool: entities to choose from, ascending; it holds every answer.
       query_id: a number below 2**32 that stays with the query, such as its row in its split.
     """
-    row = torch.arange(len(queries), device=queries.device)
+    query_row = torch.arange(len(queries), device=queries.device)
     width = len(pool) + 1
-    blocked = _blocked(true_triples, pool, queries, side)
-    n_blocked = torch.bincount(blocked // width, minlength=len(queries))
-    first = n_blocked.cumsum(0) - n_blocked
-    gap = blocked - (torch.arange(len(blocked), device=queries.device) - first[blocked // width])
-    rank, filled = _subset(random.fold_in(random.fold_in(key, side), query_id), len(pool) - n_blocked, n_corruptions)
-    skipped = torch.searchsorted(gap, row[:, None] * width + rank, right=True) - first[:, None]
-    position = torch.where(filled, rank + skipped, 0)
-    return SampledCorruptions(entity=torch.where(filled, pool[position], 0), mask=filled)
+
+    # Excluded entities of all queries in one ascending table, coded as query_row * width + position in the pool.
+    excluded = _excluded_entities(true_triples, pool, queries, side)
+    excluded_query = excluded // width
+    n_excluded = torch.bincount(excluded_query, minlength=len(queries))
+    first_excluded = n_excluded.cumsum(0) - n_excluded
+
+    query_key = random.fold_in(random.fold_in(key, side), query_id)
+    rank, mask = _sample_subset(query_key, len(pool) - n_excluded, n_corruptions)
+
+    # position_j - j, coded in the same way: one binary search counts the excluded entities below each rank.
+    j = torch.arange(len(excluded), device=queries.device) - first_excluded[excluded_query]
+    gap = excluded - j
+    n_skipped = torch.searchsorted(gap, query_row[:, None] * width + rank, right=True) - first_excluded[:, None]
+    position = torch.where(mask, rank + n_skipped, 0)
+    return SampledCorruptions(entity=torch.where(mask, pool[position], 0), mask=mask)
 
 
-def _subset(key: Tensor, size: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """A uniform subset of 0 .. size - 1 a row, of n members or all of them, and which of the n slots are filled.
+def _describe(queries: Tensor, row: int) -> str:
+    """The query of a row, for an error message."""
+    return f"query {row} {queries[row].tolist()}"
+
+
+def _provable_table(filter_index: FilterIndex, queries: Tensor, side: int, pool_size: int) -> CandidateTable:
+    """The provable candidates among the whole pool."""
+    provable = list_provable_candidates(filter_index.true_triples, filter_index.derivable_triples, queries, side)
+    return CandidateTable(
+        query_row=provable.query_row,
+        atom=_replace_argument(queries[provable.query_row], side, provable.entity),
+        is_answer=provable.is_answer,
+        n_candidates=count_candidates(filter_index.true_triples, queries, side, pool_size),
+        answer_provable=provable.answer_provable,
+    )
+
+
+def _all_corruptions(true_triples: TripleIndex, queries: Tensor, pool: Tensor, side: int) -> _EntityTable:
+    """Every entity of the pool for every query, and which of them are candidates other than the answer."""
+    entity = pool.expand(len(queries), -1)
+    atom = _replace_argument(queries[:, None].expand(-1, len(pool), -1), side, entity)
+    is_filtered = triple_index.contains(true_triples, atom, side)
+    is_answer = entity == queries[:, side, None]
+    return _EntityTable(entity=entity, mask=~is_filtered & ~is_answer)
+
+
+def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
+    """The atoms with an entity in place of the argument `side`."""
+    is_replaced = torch.arange(atoms.shape[-1], device=atoms.device) == side
+    return torch.where(is_replaced, entity[..., None], atoms)
+
+
+def _sample_subset(key: Tensor, size: Tensor, n: int) -> _Subset:
+    """Sample a uniform subset of 0 .. size - 1 for each row, of n members or of all where there are fewer.
 
     Member i of n is a uniform t_i <= j_i = size - n + i, or j_i itself when t_i is a member already, that is when
     t_i = t_k for a k < i, or t_i = j_k for a k < i that had to give way itself: a chain, followed by doubling.
@@ -126,22 +258,39 @@ def _subset(key: Tensor, size: Tensor, n: int) -> tuple[Tensor, Tensor]:
     Source: Floyd's algorithm in Bentley 1987, "A sample of brilliance", CACM 30(9).
     """
     slot = torch.arange(n, device=size.device)
-    last = (size[:, None] - n + slot).clamp_min(0)
-    draw = integer_from_key(random.fold_in(key[:, None], slot), last + 1)
+    first = size[:, None] - n  # j_0
+    last = (first + slot).clamp_min(0)  # j_i
+    draw = random.integer_from_key(random.fold_in(key[:, None], slot), last + 1)  # t_i
+
+    # t_i gives way to an equal t_k of an earlier slot: a stable sort puts the earliest of equal draws first.
     value, order = torch.sort(draw, dim=1, stable=True)
-    repeats = torch.nn.functional.pad(value[:, 1:] == value[:, :-1], (1, 0))
-    taken = torch.zeros_like(repeats).scatter(1, order, repeats)
-    before = draw - (size[:, None] - n)
-    before = torch.where((before >= 0) & (before < slot), before, slot)
+    equals_previous = torch.nn.functional.pad(value[:, 1:] == value[:, :-1], (1, 0))
+    is_taken = torch.zeros_like(equals_previous).scatter(1, order, equals_previous)
+
+    # t_i = j_k gives way where slot k did. Each doubling joins the chains of k to those of i; a slot without such a k
+    # points to itself.
+    link = draw - first
+    link = torch.where((link >= 0) & (link < slot), link, slot)
     for _ in range(n.bit_length()):
-        taken, before = taken | taken.gather(1, before), before.gather(1, before)
-    return torch.where(size[:, None] < n, slot, torch.where(taken, last, draw)), slot < size[:, None]
+        is_taken = is_taken | is_taken.gather(1, link)
+        link = link.gather(1, link)
+
+    member = torch.where(is_taken, last, draw)
+    return _Subset(member=torch.where(size[:, None] < n, slot, member), mask=slot < size[:, None])
 
 
-def _blocked(known: TripleIndex, pool: Tensor, queries: Tensor, side: int) -> Tensor:
-    """row * (E + 1) + position in the pool, ascending, of each query's answer and of its other known answers."""
-    query, key = _list_answers(known, queries, side)
-    unlisted = (~contains(known, queries, side)).nonzero()[:, 0]
-    entity = torch.cat([key % known.base, queries[unlisted, side]])
+def _excluded_entities(true_triples: TripleIndex, pool: Tensor, queries: Tensor, side: int) -> Tensor:
+    """The entities that corrupt no query: its answer and its other true answers.
+
+    Returns:
+      query_row * (E + 1) + position in the pool, ascending.
+    """
+    answers = triple_index.list_answers(true_triples, queries, side)
+
+    # The answer of a query that is in no split is not listed among the true ones.
+    unlisted = (~triple_index.contains(true_triples, queries, side)).nonzero()[:, 0]
+    query_row = torch.cat([answers.query_row, unlisted])
+    entity = torch.cat([answers.entity, queries[unlisted, side]])
+
     position = torch.searchsorted(pool, entity)
-    return torch.sort(torch.cat([query, unlisted]) * (len(pool) + 1) + position)[0]
+    return torch.sort(query_row * (len(pool) + 1) + position)[0]

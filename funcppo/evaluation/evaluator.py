@@ -1,124 +1,186 @@
-"""A split ranked part by part: what a long evaluation needs to show how far it is, to stop and to go on."""
+"""Evaluation of a split in chunks of queries, with a record for each query and side.
+
+`evaluate_chunks` ranks queries chunk by chunk and yields their records, so that a long evaluation can show its
+progress, be interrupted and be resumed (`result_log` writes, reads and summarises the records).
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from funcppo.data import format_atom, format_rule
-from funcppo.evaluation import rank_metrics, ranking, result_log
-from funcppo.evaluation import ranking as ranking_
+from funcppo.data import Dataset, format_atom, format_rule
+from funcppo.evaluation import rank_metrics, ranking
+from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.evaluation.rank_metrics import SCORE_GRID_STEP, ZERO_SCORE
-from funcppo.evaluation.ranking import Ranking, RankingProtocol
+from funcppo.evaluation.ranking import Ranking, Scorer
 from funcppo.evaluation.result_log import Record
 from funcppo.logic import proof
-from funcppo.logic.proof import Proof
+from funcppo.logic.proof import Atom, Proof
+from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask
 
-FIRST_CHUNK_QUERIES, TARGET_CHUNK_SECONDS = 256, 10.0  # queries of the first part, and how long a part is to take
-MAX_CHUNK_CANDIDATES = 1 << 20  # candidates that a part may list, so that listing them takes little memory
+FIRST_CHUNK_QUERIES = 256
+TARGET_CHUNK_SECONDS = 10.0
+MAX_CHUNK_CANDIDATES = 1 << 20  # listed candidates of a chunk, which bounds its memory
+MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
+RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]  # tie policies under which a query has one rank
+
+
+class ProofFinder(Protocol):
+    """Finds a proof of an answer that was proved."""
+
+    def __call__(self, atom: Tensor, /) -> Proof | None:
+        """A proof of the atom, [W]; None where no proof is to be recorded."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
-    """How queries are judged; a value of the host."""
+    """How queries are ranked and what is recorded of them."""
 
     task: ProverTask
     protocol: RankingProtocol
-    scorer: ranking_.Scorer
-    prove: Callable[[Tensor], Proof | None]  # of an answer that was proved; None where no proof is to be shown
-    proof_threshold: float  # a score up to here is of no proof
+    scorer: Scorer
+    prove: ProofFinder
+    proof_threshold: float  # log score up to which an answer counts as not proved
     all_scores: bool  # records hold the scores of all candidates that were scored
 
 
 def evaluate_chunks(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -> Iterator[list[Record]]:
-    """The records of some queries of a split, a part at a time.
+    """Rank queries of a split and yield their records, a chunk at a time.
 
-    What a record says does not depend on the parts: corruptions are keyed by row, scores by atom.
+    Records do not depend on the chunks: corruptions are sampled by the query's row, scores depend on the atom alone.
 
     Args:
-      rows: of the split.
+      split: atoms [n, W].
+      rows: rows of the split to rank.
     """
-    first, size = 0, FIRST_CHUNK_QUERIES
-    while first < len(rows):
-        start = time.perf_counter()
-        part = rows[first : first + size]
-        ranked = ranking.rank_split(evaluator.task, split[part], evaluator.scorer, evaluator.protocol, part)
-        yield _records(evaluator, ranked, part)
-        seconds = max(time.perf_counter() - start, 1e-3)
-        most = size * MAX_CHUNK_CANDIDATES / max(len(ranked.listed_score), 1)
-        first, size = first + size, max(1, int(min(size * 4, size * TARGET_CHUNK_SECONDS / seconds, most)))
+    start, size = 0, FIRST_CHUNK_QUERIES
+    while start < len(rows):
+        start_time = time.perf_counter()
+        chunk = rows[start : start + size]
+        ranked = ranking.rank_split(evaluator.task, split[chunk], evaluator.scorer, evaluator.protocol, chunk)
+        yield _make_records(evaluator, ranked, chunk)
+
+        start += size
+        size = _next_chunk_size(size, time.perf_counter() - start_time, len(ranked.listed_score))
 
 
-def _records(judge: Evaluator, ranked: Ranking, rows: np.ndarray) -> list[Record]:
-    """A record a query and side, both sides of a query together."""
-    proofs: dict[int, Proof | None] = {}
-    found, near = [], set(ranked.listed_row[ranked.near_boundary].tolist())
-    ranks = _ranks(ranked)
-    for at, others in enumerate(_others(ranked)):
-        query = int(ranked.query_row[at])
-        record = {"query": int(rows[query])} | _record(judge, ranked, at) | {"rank": ranks[at]}
-        if record["status"] == "proved" and query not in proofs:
-            proofs[query] = judge.prove(ranked.queries[query])
-        record |= {"scored": len(others) + (record["line"] is not None), "near_grid": at in near}
-        record |= {"others": others} if judge.all_scores or judge.task.is_countries else {}
-        proved = proofs.get(query) if record["status"] == "proved" else None
-        found.append(record | {"proof": _shown(judge.task, proved)})
-    return sorted(found, key=lambda record: record["query"])
+def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
+    """The size of the next chunk, after one of `size` queries: as long as the target, within the candidate limit.
+
+    Args:
+      n_listed: candidates that the last chunk listed.
+    """
+    for_target_time = size * TARGET_CHUNK_SECONDS / max(seconds, 1e-3)
+    for_max_candidates = size * MAX_CHUNK_CANDIDATES / max(n_listed, 1)
+    return max(1, int(min(size * MAX_CHUNK_GROWTH, for_target_time, for_max_candidates)))
 
 
-def _record(judge: Evaluator, ranked: Ranking, at: int) -> Record:
-    """What is known of the answer to one query on one side."""
-    dataset = judge.task.dataset
-    atom = ranked.queries[ranked.query_row[at]].numpy(force=True)
-    better, equal, candidates = (int(column[at]) for column in ranked.counts)
-    line = int(ranked.answer_score[at]) if ranked.answer_score[at] > ZERO_SCORE else None
-    score = None if line is None else round(line * SCORE_GRID_STEP, 4)
-    provable = bool(ranked.answer_provable[at])
-    proved = provable and score is not None and score > judge.proof_threshold
+def _make_records(evaluator: Evaluator, ranked: Ranking, rows: np.ndarray) -> list[Record]:
+    """A record for each query and side, both sides of a query together."""
+    task = evaluator.task
+    near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
+    ranks = _ranks_by_policy(ranked)
+    expected_reciprocal = _expected_reciprocal_ranks(ranked)
+
+    records: list[Record] = []
+    proofs: dict[int, Proof | None] = {}  # by query: both sides of a query have the same answer
+    for i, other_scores in enumerate(_other_scores(ranked)):
+        query_row = int(ranked.query_row[i])
+        record = {"query_row": int(rows[query_row])} | _answer_record(evaluator, ranked, i)
+        record["rank"] = ranks[i]
+        record["reciprocal_rank"] = expected_reciprocal[i]
+        record["n_scored"] = len(other_scores) + (record["quantised_score"] is not None)
+        record["near_boundary"] = i in near_boundary
+        if evaluator.all_scores or task.is_countries:
+            record["other_quantised_scores"] = other_scores
+
+        answer_proof = None
+        if record["status"] == "proved":
+            if query_row not in proofs:
+                proofs[query_row] = evaluator.prove(ranked.queries[query_row])
+            answer_proof = proofs[query_row]
+        record["proof"] = None if answer_proof is None else _proof_to_dict(task.dataset, answer_proof)
+        records.append(record)
+    return sorted(records, key=lambda record: record["query_row"])
+
+
+def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:
+    """The part of a record that describes the answer of row i, its score and its rank counts."""
+    dataset = evaluator.task.dataset
+    atom = ranked.queries[ranked.query_row[i]].numpy(force=True)
+    quantised_score, log_score = None, None
+    if ranked.answer_score[i] > ZERO_SCORE:
+        quantised_score = int(ranked.answer_score[i])
+        log_score = round(quantised_score * SCORE_GRID_STEP, 4)
+
+    answer_provable = bool(ranked.answer_provable[i])
     return {
-        "side": result_log.SIDE_NAMES[int(ranked.side[at])],
+        "side": SIDE_NAMES[int(ranked.side[i])],
         "relation": dataset.predicates[int(atom[0]) - 1],
         "atom": format_atom(dataset, atom),
-        "better": better,
-        "equal": equal,
-        "candidates": candidates,
-        "provable": provable,
-        "status": "proved" if proved else "lost" if provable else "refuted",
-        "log_score": score,
-        "line": line,  # of the grid on which scores are compared
+        "n_better": int(ranked.counts.n_better[i]),
+        "n_equal": int(ranked.counts.n_equal[i]),
+        "n_candidates": int(ranked.counts.n_candidates[i]),
+        "answer_provable": answer_provable,
+        "status": _answer_status(answer_provable, log_score, evaluator.proof_threshold),
+        "log_score": log_score,
+        "quantised_score": quantised_score,
     }
 
 
-def _ranks(ranked: Ranking) -> list[dict[str, float]]:
-    """The rank under the three policies that have one, and what `expected` counts: the mean of 1 / rank."""
+def _answer_status(answer_provable: bool, log_score: float | None, proof_threshold: float) -> str:
+    """The status of an answer: refuted, proved, or missed if it is provable but the search did not find a proof."""
+    if not answer_provable:
+        return "refuted"
+    if log_score is not None and log_score > proof_threshold:
+        return "proved"
+    return "missed"
+
+
+def _ranks_by_policy(ranked: Ranking) -> list[dict[str, float]]:
+    """The rank of each row under the tie policies that have one."""
+    ranks = rank_metrics.ranks(ranked.counts)[:, : len(RANK_POLICIES)].tolist()
+    return [dict(zip(RANK_POLICIES, row)) for row in ranks]
+
+
+def _expected_reciprocal_ranks(ranked: Ranking) -> list[float]:
+    """The expectation of 1 / rank of each row when ties are ordered at random."""
     harmonics = rank_metrics.harmonic_numbers(int(ranked.counts.n_candidates.max()), ranked.side.device)
-    rank, reciprocal = rank_metrics.ranks(ranked.counts), rank_metrics.reciprocal_ranks(ranked.counts, harmonics)
-    rows = torch.cat([rank[:, :3], reciprocal[:, 3:]], 1).tolist()
-    return [dict(zip(("optimistic", "pessimistic", "realistic", "reciprocal"), row)) for row in rows]
+    return rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[:, -1].tolist()
 
 
-def _others(ranked: Ranking) -> list[list[int | None]]:
-    """The grid lines of the candidates that were scored beside each answer, best first, None for a score of 0."""
-    found: list[list[int]] = [[] for _ in range(len(ranked.query_row))]
-    other = ~ranked.is_answer
-    for row, line in zip(ranked.listed_row[other].tolist(), ranked.listed_score[other].tolist()):
-        found[row].append(line)
-    return [[line if line > ZERO_SCORE else None for line in sorted(lines, reverse=True)] for lines in found]
+def _other_scores(ranked: Ranking) -> list[list[int | None]]:
+    """The quantised scores of each row's listed candidates other than the answer, best first; None for a score of 0."""
+    scores: list[list[int]] = [[] for _ in range(len(ranked.query_row))]
+    is_other = ~ranked.is_answer
+    for row, score in zip(ranked.listed_row[is_other].tolist(), ranked.listed_score[is_other].tolist()):
+        scores[row].append(score)
+    return [[_none_if_zero(score) for score in sorted(row_scores, reverse=True)] for row_scores in scores]
 
 
-def _shown(ready: ProverTask, found: Proof | None) -> dict | None:
-    if found is None:
-        return None
-    dataset = ready.dataset
-    names = (
-        (lambda goal: format_atom(dataset, np.array(goal))),
-        (lambda rule: format_rule(dataset, dataset.rules[rule])),
-    )
-    return json.loads(proof.to_json(found, *names))
+def _none_if_zero(score: int) -> int | None:
+    """A quantised score for JSON, None for a score of 0."""
+    return score if score > ZERO_SCORE else None
+
+
+def _proof_to_dict(dataset: Dataset, answer_proof: Proof) -> dict[str, object]:
+    """A proof as JSON values, with the names of the data set."""
+    return json.loads(proof.to_json(answer_proof, partial(_atom_text, dataset), partial(_rule_text, dataset)))
+
+
+def _atom_text(dataset: Dataset, goal: Atom, /) -> str:
+    return format_atom(dataset, np.array(goal))
+
+
+def _rule_text(dataset: Dataset, rule: int, /) -> str:
+    return format_rule(dataset, dataset.rules[rule])

@@ -1,9 +1,14 @@
-"""The most probable proof that a policy finds of one atom, with the probability of each choice."""
+"""Proofs of single atoms, checked before they are returned.
+
+`most_probable_proof` gives the proof that a policy finds most probable, with the probability of each choice;
+`smallest_proof` gives a proof of the smallest height without a policy. Both build proofs from a `Program`, which
+`build_program` makes once for many atoms.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,120 +17,148 @@ from funcppo.config import Config
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import score_candidates
 from funcppo.logic import derivability, derivations, fixpoint, proof, proof_builder
-from funcppo.logic.proof import Proof
+from funcppo.logic.proof import Atom, Proof
+from funcppo.logic.proof_builder import Choice, Program
 from funcppo.prover import env as prover_env
-from funcppo.prover import task as prover_task
-from funcppo.prover.task import ProverTask
+from funcppo.prover.env import EnvState, World
+from funcppo.prover.network import Params
+from funcppo.prover.task import ProverTask, inference_world
 
 
 def most_probable_proof(
     task: ProverTask,
     cfg: Config,
-    params: Any,
+    params: Params,
     atom: Tensor,
     beam: int = 256,
-    program: proof_builder.Program | None = None,
+    program: Program | None = None,
 ) -> Proof | None:
-    """The policy's most probable proof of a ground atom, checked; None where its beam finds none.
+    """The policy's most probable proof of a ground atom, or None if its beam finds none.
 
     Args:
+      atom: [W].
       beam: partial proofs kept.
-      table: what `program` returns, where many atoms are asked for.
+      program: what `build_program` returns; None builds it for this call.
     """
-    fixed, atom = prover_task.inference_world(task), atom.to(task.kb.facts.device)
+    world = inference_world(task)
+    atom = atom.to(task.kb.facts.device)
     program = program or build_program(task)
     if task.fact_selection == "oracle":
-        built = _by_rule(task, cfg, fixed, params, atom, program)
+        found = _prove_by_rule(task, cfg, world, params, atom, program)
     else:
-        built = _by_search(task, cfg, fixed, params, atom, program, beam)
-    if built is None:
-        return None
-    _check(task, built, program)
-    return built
+        found = _prove_by_search(task, cfg, world, params, atom, program, beam)
+    if found is not None:
+        _check_proof(task, found, program)
+    return found
 
 
-def build_program(task: ProverTask) -> proof_builder.Program:
+def build_program(task: ProverTask) -> Program:
     """The facts and rules that proofs are built from and checked against."""
     return proof_builder.make_program(task.kb.facts.tolist(), task.kb.rules.tolist(), task.sizes.n_constants)
 
 
-def smallest_proof(task: ProverTask, atom: Tensor, program: proof_builder.Program) -> Proof | None:
-    """A proof of the smallest height of an atom that T_P derives, checked; None for any other, and for a fact."""
+def smallest_proof(task: ProverTask, atom: Tensor, program: Program) -> Proof | None:
+    """A proof of the smallest height of an atom, or None if T_P does not derive it or it is a fact.
+
+    Args:
+      atom: ground, [W].
+      program: what `build_program` returns.
+    """
     if int(fixpoint.atom_height(task.least_model, atom.long())) < 1:
         return None
-    derive = lambda goal: derivations.find_derivation(task.kb, task.sizes, task.least_model, goal)
-    built = proof_builder.from_model(program, derive, tuple(int(t) for t in atom.tolist()), leave_one_out=False)
-    _check(task, built, program)
-    return built
+    derive = partial(derivations.find_derivation, task.kb, task.sizes, task.least_model)
+    found = proof_builder.from_model(program, derive, _to_tuple(atom), leave_one_out=False)
+    _check_proof(task, found, program)
+    return found
 
 
-def _check(ready: ProverTask, built: Proof, table: proof_builder.Program) -> None:
-    """Errors: AssertionError when a proof does not hold, which no input may cause."""
-    wrong = proof.check_proof(
+def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
+    """Check a proof against the program.
+
+    Raises:
+      AssertionError: the proof does not hold, which no input may cause.
+    """
+    errors = proof.check_proof(
         built,
-        table.fact_set,
-        table.rules,
-        n_constants=table.n_constants,
-        max_height=ready.max_height,
+        program.fact_set,
+        program.rules,
+        n_constants=program.n_constants,
+        max_height=task.max_height,
         leave_one_out=True,
-        object_identity=ready.least_model.object_identity,
+        object_identity=task.least_model.object_identity,
     )
-    if wrong:
-        raise AssertionError(f"the prover built a proof that does not hold: {wrong[0]}")
+    if errors:
+        raise AssertionError(f"expected a proof that holds, got {errors[0]}")
 
 
-def _by_search(
-    ready: ProverTask,
-    cfg: Config,
-    fixed: prover_env.World,
-    params: Any,
-    atom: Tensor,
-    table: proof_builder.Program,
-    beam: int,
+def _prove_by_search(
+    task: ProverTask, cfg: Config, world: World, params: Params, atom: Tensor, program: Program, beam: int
 ) -> Proof | None:
-    """The most probable proof that the beam finds."""
-    how = scorers.search_config(ready, cfg, "success", slots=1, beam=beam, rows_per_step=beam, chunk_size=1)
-    found = score_candidates(how, fixed, params, atom[None].to(torch.int32))[0]
-    if not int(found.proof_length[0]):
+    """The most probable proof that a beam search finds."""
+    search = scorers.search_config(task, cfg, "success", slots=1, beam=beam, rows_per_step=beam, chunk_size=1)
+    result = score_candidates(search, world, params, atom[None].to(torch.int32)).results
+    n_choices = int(result.proof_length[0])
+    if not n_choices:
         return None
-    codes = found.trace[0, : int(found.proof_length[0])].tolist()
-    choices = _with_probabilities(cfg, fixed, params, atom, codes)
-    return proof_builder.from_trace(table, tuple(int(t) for t in atom.tolist()), choices)
+    choice_ids = result.trace[0, :n_choices].tolist()
+    choices = _with_probabilities(cfg, world, params, atom, choice_ids)
+    return proof_builder.from_trace(program, _to_tuple(atom), choices)
 
 
-def _by_rule(
-    ready: ProverTask, cfg: Config, fixed: prover_env.World, params: Any, atom: Tensor, table: proof_builder.Program
+def _prove_by_rule(
+    task: ProverTask, cfg: Config, world: World, params: Params, atom: Tensor, program: Program
 ) -> Proof | None:
-    """The most probable rule that derives the atom, over facts that prove its body."""
-    env, agent = cfg.env, cfg.agent
-    state = prover_env.initial_state(
-        env.cfg, fixed, atom[None].to(torch.int32), torch.tensor([True], device=atom.device)
-    )
-    policy = torch.softmax(agent.apply(agent.cfg, fixed, params, env.observe(env.cfg, fixed, state)).logits, -1)[0, :-1]
-    proving = derivability.rule_derives(fixed.derivability_index, ready.sizes, state.query, state.successors.rule)[0]
-    if not proving.any():
+    """The most probable rule that derives the atom, over facts that satisfy its body."""
+    state = _initial_state(cfg, world, atom)
+    policy = _choice_probabilities(cfg, world, params, state)
+    derives = derivability.rule_derives(world.derivability_index, task.sizes, state.query, state.successors.rule)[0]
+    if not derives.any():
         return None
-    slot = int(torch.where(proving, policy, -1.0).argmax())
-    goal, rule = tuple(atom.tolist()), int(state.successors.rule[0, slot])
-    body = derivations.find_ground_body(ready.kb, ready.sizes, ready.least_model, goal, rule, height=1)
-    built = proof_builder.from_model(table, lambda _: (rule, body or ()), goal, leave_one_out=True)
+
+    slot = int(torch.where(derives, policy, -1.0).argmax())
+    goal, rule = _to_tuple(atom), int(state.successors.rule[0, slot])
+    body = derivations.find_ground_body(task.kb, task.sizes, task.least_model, goal, rule, height=1)
+
+    def derive_root(_: Atom) -> tuple[int, tuple[Atom, ...]]:
+        return rule, body or ()
+
+    # The body consists of facts, so the root is the only goal that is derived.
+    built = proof_builder.from_model(program, derive_root, goal, leave_one_out=True)
     root = dataclasses.replace(built.nodes[0], probability=float(policy[slot]))
     return Proof(nodes=(root, *built.nodes[1:]))
 
 
-def _with_probabilities(
-    cfg: Config, fixed: prover_env.World, params: Any, atom: Tensor, codes: list[int]
-) -> list[proof_builder.Choice]:
-    """Each choice of a trace, as ("rule" or "fact", id, probability)."""
-    env, agent, choices = cfg.env, cfg.agent, []
-    state = prover_env.initial_state(
-        env.cfg, fixed, atom[None].to(torch.int32), torch.tensor([True], device=atom.device)
-    )
-    for code in codes:
-        out = agent.apply(agent.cfg, fixed, params, env.observe(env.cfg, fixed, state))
-        ids = state.successors.rule if code >= 0 else state.successors.fact
-        slot = (ids == (code if code >= 0 else -1 - code)).int().argmax(1)
-        probability = float(torch.softmax(out.logits, -1)[0, int(slot)])
-        choices.append(("rule" if code >= 0 else "fact", code if code >= 0 else -1 - code, probability))
-        state, _ = env.step_functional(env.cfg, fixed, state, slot, torch.zeros((1, 2), dtype=torch.int64))
+def _with_probabilities(cfg: Config, world: World, params: Params, atom: Tensor, choice_ids: list[int]) -> list[Choice]:
+    """The choices of a trace, ("rule" or "fact", id, probability), by following it in the environment."""
+    choices: list[Choice] = []
+    state = _initial_state(cfg, world, atom)
+    for choice_id in choice_ids:
+        if choice_id >= 0:
+            kind, clause, slot_ids = "rule", choice_id, state.successors.rule
+        else:
+            kind, clause, slot_ids = "fact", -1 - choice_id, state.successors.fact
+        action = (slot_ids == clause).int().argmax(1)
+        probability = float(_choice_probabilities(cfg, world, params, state)[int(action)])
+        choices.append((kind, clause, probability))
+
+        unused_key = torch.zeros((1, 2), dtype=torch.int64)
+        state, _ = cfg.env.step_functional(cfg.env.cfg, world, state, action, unused_key)
     return choices
+
+
+def _initial_state(cfg: Config, world: World, atom: Tensor) -> EnvState:
+    """The environment's state before the proof of an atom, one row."""
+    label = torch.tensor([True], device=atom.device)
+    return prover_env.initial_state(cfg.env.cfg, world, atom[None].to(torch.int32), label)
+
+
+def _choice_probabilities(cfg: Config, world: World, params: Params, state: EnvState) -> Tensor:
+    """The policy's probability of each successor of a one-row state, [S]."""
+    observation = cfg.env.observe(cfg.env.cfg, world, state)
+    output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)
+    return torch.softmax(output.logits, -1)[0, :-1]
+
+
+def _to_tuple(atom: Tensor) -> Atom:
+    """The atom as plain integers."""
+    return tuple(int(term) for term in atom.tolist())

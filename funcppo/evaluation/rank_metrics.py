@@ -1,10 +1,12 @@
-"""Ranks from scores: four tie policies, MRR, Hits@k and the area under the precision-recall curve.
+"""Ranks and ranking metrics from scores: four tie policies, MRR, Hits@k, area under the precision-recall curve.
 
-A rank needs three integers only: how many candidates score better than the answer, how many score the same, and how
-many there are. They add up over chunks in any order, so ranks are bit-equal however the candidates were cut.
+Scores are quantised first (`quantise`), so that ties are exact. A rank then follows from three integers (`RankCounts`):
+how many candidates score better than the answer, how many score the same, and how many there are. They add up over
+chunks in any order, so ranks are bit-equal however the candidates were divided. `compute_grouped_metrics` averages over
+relations and sides.
 
-Axes here: Q queries, E candidates of a query, L listed candidates of all queries together, and the tie policies
-in the order of `POLICIES`. Means are float64.
+Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P + 1, and tie policies in the order of
+`TIE_POLICIES`. Means are float64.
 """
 
 from __future__ import annotations
@@ -14,88 +16,89 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.types import F32, I64, Bool
+
+Metrics = dict[str, Any]  # nested names and numbers, as they are written to JSON
 
 TIE_POLICIES = ("optimistic", "pessimistic", "realistic", "expected")  # the headline is the last
 HITS_AT = (1, 3, 10)
-SIDE_GROUPS = ("both", "head", "tail")  # side 1 asks for the first argument, side 2 for the second
-SCORE_GRID_STEP = 1e-4  # nats; scores closer than this are one score
-ZERO_SCORE = torch.iinfo(torch.int64).min + 1  # the score 0, whose logarithm is -inf
-INVALID_SCORE = torch.iinfo(torch.int64).min  # NaN or +inf: ranked below everything, for the caller to report
+SIDE_GROUPS = ("both", *SIDE_NAMES.values())
+SCORE_GRID_STEP = 1e-4  # nats; scores are compared after rounding to multiples of this
+ZERO_SCORE = torch.iinfo(torch.int64).min + 1  # quantised score 0, whose logarithm is -inf
+INVALID_SCORE = torch.iinfo(torch.int64).min  # quantised NaN or +inf: ranked below everything
 
 
 class RankCounts(NamedTuple):
-    """What a query's rank is computed from; the answer itself is a candidate, neither better nor equal."""
+    """The integers that a query's rank follows from. The answer itself is a candidate, neither better nor equal."""
 
     n_better: I64[Tensor, "Q"]  # candidates that score more than the answer
     n_equal: I64[Tensor, "Q"]  # other candidates that score the same
-    n_candidates: I64[Tensor, "Q"]  # all of them, the answer included
+    n_candidates: I64[Tensor, "Q"]  # all candidates, the answer included
 
 
 class GroupedMetrics(NamedTuple):
-    """Means over groups of queries: row 0 is every relation, column 0 both sides; NaN where a group is empty."""
+    """Metrics of groups of queries: row 0 is every relation, column 0 both sides; means are NaN for an empty group."""
 
-    mrr: F32[Tensor, "P1 3 4"]  # by tie policy
-    hits: F32[Tensor, "P1 3 3 4"]  # at HITS_AT, by tie policy
-    n_queries: F32[Tensor, "P1 3"]
-    n_tied: F32[Tensor, "P1 3"]  # queries whose answer shares its score
+    mrr: F32[Tensor, "P1 3 4"]  # mean reciprocal rank, by tie policy
+    hits: F32[Tensor, "P1 3 3 4"]  # share of queries of rank at most k, for k in HITS_AT, by tie policy
+    n_queries: F32[Tensor, "P1 3"]  # number of queries
+    n_tied: F32[Tensor, "P1 3"]  # number of queries whose answer shares its score with another candidate
     mean_candidates: F32[Tensor, "P1 3"]  # mean number of candidates
     ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
 
 
 def quantise(log_score: F32[Tensor, "..."]) -> I64[Tensor, "..."]:
-    """The number of the nearest line of the 1e-4 grid, ties to even; order and equality are exact from here on.
-
-    A score of 0, whose logarithm is -inf, is `BOTTOM`; NaN and +inf are `NOT_A_SCORE`.
+    """Round scores to the nearest line of a grid of 1e-4 nats, ties to even; order and equality are exact afterwards.
 
     Args:
-      score_log: natural logarithm of a score.
+      log_score: natural logarithm of a score.
+
+    Returns:
+      The number of the line; `ZERO_SCORE` for a score of 0, whose logarithm is -inf; `INVALID_SCORE` for NaN and +inf.
     """
-    finite = torch.isfinite(log_score)
-    line = torch.round(torch.where(finite, log_score, 0.0).to(torch.float64) / SCORE_GRID_STEP).to(torch.int64)
-    return torch.where(finite, line, torch.where(log_score == -torch.inf, ZERO_SCORE, INVALID_SCORE))
+    is_finite = torch.isfinite(log_score)
+    finite_score = torch.where(is_finite, log_score, 0.0).to(torch.float64)
+    line = torch.round(finite_score / SCORE_GRID_STEP).to(torch.int64)
+    special = torch.where(log_score == -torch.inf, ZERO_SCORE, INVALID_SCORE)
+    return torch.where(is_finite, line, special)
 
 
 def near_boundary(log_score: F32[Tensor, "..."], tolerance: float) -> Bool[Tensor, "..."]:
-    """Whether an error of `tolerance` nats could move a score to the next line: such queries are counted."""
-    x = log_score.to(torch.float64) / SCORE_GRID_STEP
-    return (x - torch.floor(x) - 0.5).abs() <= tolerance / SCORE_GRID_STEP
-
-
-def rank_counts_dense(
-    answer: I64[Tensor, "Q"], other: I64[Tensor, "Q E"], is_candidate: Bool[Tensor, "Q E"]
-) -> RankCounts:
-    """Counts of a dense table of quantised scores.
-
-    Args:
-      other: scores of the answer's competitors, the answer itself not among them.
-      valid: which entries are candidates at all (filtered ones are not).
-    """
-    better, equal = is_candidate & (other > answer[:, None]), is_candidate & (other == answer[:, None])
-    return RankCounts(n_better=better.sum(1), n_equal=equal.sum(1), n_candidates=is_candidate.sum(1) + 1)
+    """Whether an error of `tolerance` nats could move a score to the next line of the grid."""
+    line = log_score.to(torch.float64) / SCORE_GRID_STEP
+    distance_to_half = (line - torch.floor(line) - 0.5).abs()
+    return distance_to_half <= tolerance / SCORE_GRID_STEP
 
 
 def rank_counts_listed(
     query_row: I64[Tensor, "L"], score: I64[Tensor, "L"], is_answer: Bool[Tensor, "L"], n_candidates: I64[Tensor, "Q"]
 ) -> RankCounts:
-    """Counts of listed candidates, in any order; every candidate not listed scores 0 and ties at the bottom.
+    """Rank counts from the listed candidates, in any order; every other candidate scores 0 and ties at the bottom.
 
     Args:
-      query: row of the query that each candidate belongs to.
+      query_row: row of the query that each candidate belongs to.
       score: quantised.
-      is_answer: at most one a query; an answer not listed scores 0 too.
+      is_answer: at most one a query; an answer that is not listed scores 0 too.
       n_candidates: all candidates of each query, listed or not, its answer included.
     """
     n_queries = len(n_candidates)
-    spare = torch.full((n_queries + 1,), ZERO_SCORE, dtype=torch.int64, device=score.device)
-    answer = spare.scatter(0, torch.where(is_answer, query_row, n_queries), torch.where(is_answer, score, ZERO_SCORE))[
-        :-1
-    ]
-    count = lambda mask: torch.zeros_like(n_candidates).scatter_add(0, query_row, (mask & ~is_answer).to(torch.int64))
-    unlisted = n_candidates - 1 - count(torch.ones_like(is_answer))
+
+    # Candidates other than the answer are scattered to a spare row, which is cut off.
+    zero_scores = torch.full((n_queries + 1,), ZERO_SCORE, dtype=torch.int64, device=score.device)
+    answer_row = torch.where(is_answer, query_row, n_queries)
+    answer_score = zero_scores.scatter(0, answer_row, torch.where(is_answer, score, ZERO_SCORE))[:-1]
+
+    is_other = ~is_answer
+    n_listed = _count_by_query(is_other, query_row, n_queries)
+    n_listed_better = _count_by_query(is_other & (score > answer_score[query_row]), query_row, n_queries)
+    n_listed_equal = _count_by_query(is_other & (score == answer_score[query_row]), query_row, n_queries)
+
+    # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
+    n_unlisted = n_candidates - 1 - n_listed
     return RankCounts(
-        n_better=count(score > answer[query_row]) + torch.where(answer < ZERO_SCORE, unlisted, 0),
-        n_equal=count(score == answer[query_row]) + torch.where(answer == ZERO_SCORE, unlisted, 0),
+        n_better=n_listed_better + torch.where(answer_score < ZERO_SCORE, n_unlisted, 0),
+        n_equal=n_listed_equal + torch.where(answer_score == ZERO_SCORE, n_unlisted, 0),
         n_candidates=n_candidates,
     )
 
@@ -109,13 +112,16 @@ def ranks(counts: RankCounts) -> F32[Tensor, "Q 4"]:
 
 
 def harmonic_numbers(n: int, device: torch.device | str = "cpu") -> F32[Tensor, "N1"]:
-    """The harmonic numbers H(0) .. H(n), H(n) = 1 + 1/2 + ... + 1/n, in float64; summed on the CPU for every device."""
+    """The harmonic numbers H(0) .. H(n) in float64, summed on the CPU for every device.
+
+    H(n) = 1 + 1/2 + ... + 1/n
+    """
     terms = 1.0 / torch.arange(1, n + 1, dtype=torch.float64)
     return torch.cat([torch.zeros(1, dtype=torch.float64), terms.cumsum(0)]).to(device)
 
 
 def reciprocal_ranks(counts: RankCounts, harmonics: F32[Tensor, "N1"]) -> F32[Tensor, "Q 4"]:
-    """1 / rank by tie policy; for `expected` its exact expectation when ties are ordered at random:
+    """1 / rank by tie policy; for `expected` its exact expectation when ties are ordered at random.
 
         E[1/rank] = (H(b + e + 1) - H(b)) / (e + 1),    b better, e equal
 
@@ -128,13 +134,14 @@ def reciprocal_ranks(counts: RankCounts, harmonics: F32[Tensor, "N1"]) -> F32[Te
 
 
 def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
-    """Whether the rank is at most k, by tie policy; for `expected` the probability of it:
+    """Whether the rank is at most k, by tie policy; for `expected` the probability of it.
 
     P[rank <= k] = min(max(k - b, 0), e + 1) / (e + 1),    b better, e equal
     """
     b, e = counts.n_better.to(torch.float64), counts.n_equal.to(torch.float64)
     expected = ((k - b) / (e + 1)).clamp(0.0, 1.0)
-    return torch.cat([(ranks(counts)[:, :3] <= k).to(torch.float64), expected[:, None]], dim=1)
+    is_hit = (ranks(counts)[:, :3] <= k).to(torch.float64)
+    return torch.cat([is_hit, expected[:, None]], dim=1)
 
 
 def compute_grouped_metrics(
@@ -148,74 +155,117 @@ def compute_grouped_metrics(
     """MRR, Hits@1, 3 and 10 under the four tie policies, over all queries, by relation and by side.
 
     Args:
-      side: 1 where the head was asked for, 2 where the tail was.
+      side: `HEAD` or `TAIL`.
       relation: predicate ids, from 1 to `n_predicates`.
-      provable: whether the answer is provable at all.
+      answer_provable: T_P derives the answer.
+      harmonics: H(0) .. H(n) with n at least the largest `n_candidates`.
     """
-    at_k = torch.stack([hits_at_k(counts, k) for k in HITS_AT], dim=1)
-    parts = (
+    hits = torch.stack([hits_at_k(counts, k) for k in HITS_AT], dim=1)
+    per_query = (
         reciprocal_ranks(counts, harmonics),
-        at_k.flatten(1),
+        hits.flatten(1),
         torch.ones_like(answer_provable)[:, None],
         (counts.n_equal > 0)[:, None],
         counts.n_candidates[:, None],
         answer_provable[:, None],
     )
-    sums = _group_sums(torch.cat([p.to(torch.float64) for p in parts], dim=1), side, relation, n_predicates)
-    n_queries, n_tied = sums[..., 16], sums[..., 17]
-    mean = sums / n_queries[..., None]
+
+    # Sum all columns at once, then divide by the number of queries, one of the columns.
+    widths = [column.shape[1] for column in per_query]
+    columns = torch.cat([column.to(torch.float64) for column in per_query], dim=1)
+    sums = _sum_by_group(columns, side, relation, n_predicates).split(widths, dim=-1)
+    reciprocal_sum, hits_sum, n_queries, n_tied, candidates_sum, provable_sum = sums
     return GroupedMetrics(
-        mrr=mean[..., :4],
-        hits=mean[..., 4:16].unflatten(-1, (3, 4)),
-        n_queries=n_queries,
-        n_tied=n_tied,
-        mean_candidates=mean[..., 18],
-        ceiling=mean[..., 19],
+        mrr=reciprocal_sum / n_queries,
+        hits=(hits_sum / n_queries).unflatten(-1, (len(HITS_AT), len(TIE_POLICIES))),
+        n_queries=n_queries[..., 0],
+        n_tied=n_tied[..., 0],
+        mean_candidates=(candidates_sum / n_queries)[..., 0],
+        ceiling=(provable_sum / n_queries)[..., 0],
     )
 
 
-def grouped_metrics_to_dict(grouped: GroupedMetrics, relation_names: list[str]) -> dict[str, Any]:
-    """A summary for JSON, without empty groups: {"all": {"both": {...}, "head": ..., "tail": ...}, "relations": {...}}.
+def grouped_metrics_to_dict(grouped: GroupedMetrics, relation_names: list[str]) -> Metrics:
+    """The metrics as a dict for JSON, without empty groups.
 
     Args:
-      relation_names: of predicates 1, 2, ... in order.
+      relation_names: names of predicates 1, 2, ... in order.
+
+    Returns:
+      {"all": {"both": {...}, "head": {...}, "tail": {...}}, "relations": {name: {"both": {...}, ...}}}, where a group
+      is {"mrr": {tie policy: value}, "hits@1": ..., "n_queries": ..., "n_tied": ..., "mean_candidates": ...,
+      "ceiling": ...}.
     """
-    fields = {name: value.tolist() for name, value in grouped._asdict().items()}
-    rows = [_sides(fields, row) for row in range(len(relation_names) + 1)]
-    return {"all": rows[0], "relations": {name: r for name, r in zip(relation_names, rows[1:]) if r}}
+    tables = {name: table.tolist() for name, table in grouped._asdict().items()}
+    relations: Metrics = {}
+    for row, name in enumerate(relation_names, 1):
+        sides = _side_groups_to_dict(tables, row)
+        if sides:
+            relations[name] = sides
+    return {"all": _side_groups_to_dict(tables, 0), "relations": relations}
 
 
 def average_precision(score: I64[Tensor, "L"], label: Bool[Tensor, "L"]) -> F32[Tensor, ""]:
-    """The area under the precision-recall curve as a step function, candidates of one score being one threshold:
+    """The area under the precision-recall curve as a step function, candidates of one score being one threshold.
 
         AP = sum_g (R_g - R_{g-1}) P_g,    g over distinct scores, best first
 
     It is what `sklearn.metrics.average_precision_score` computes and what the published Countries results report, over
     the candidates of all queries pooled. The trapezoid under the same points interpolates between them, which no
-    classifier attains (Davis & Goadrich 2006, ICML). NaN without a true candidate.
+    classifier attains. NaN without a true candidate.
+
+    Source: Davis & Goadrich 2006, ICML.
     """
     score, order = torch.sort(score, stable=True)
-    true = label[order].to(torch.float64)
-    first = torch.searchsorted(score, score)  # of the candidates that score the same
-    precision = (true.sum() - true.cumsum(0) + true)[first] / (len(true) - first)
-    return (true * precision).sum() / true.sum()
+    is_true = label[order].to(torch.float64)
+
+    # Recall steps once a score: every candidate has the precision at the first position of its score.
+    first = torch.searchsorted(score, score)
+    n_true_from = is_true.sum() - is_true.cumsum(0) + is_true  # true candidates at this position and above
+    precision = n_true_from[first] / (len(is_true) - first)
+    return (is_true * precision).sum() / is_true.sum()
 
 
-def _group_sums(values: Tensor, side: Tensor, relation: Tensor, n_predicates: int) -> Tensor:
-    """Sums of the rows of `values`, [P + 1, 3, ...]: row 0 over relations, column 0 over sides."""
-    cells = torch.zeros((n_predicates * 2, values.shape[1]), dtype=values.dtype, device=values.device)
-    cells = cells.index_add(0, (relation - 1) * 2 + side - 1, values).unflatten(0, (n_predicates, 2))
-    by_side = torch.cat([cells.sum(1, keepdim=True), cells], dim=1)
-    return torch.cat([by_side.sum(0, keepdim=True), by_side], dim=0)
+def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
+    """The number of candidates of each query that the mask selects."""
+    zeros = torch.zeros(n_queries, dtype=torch.int64, device=mask.device)
+    return zeros.scatter_add(0, query_row, mask.to(torch.int64))
 
 
-def _sides(fields: dict[str, Any], row: int) -> dict[str, Any]:
-    return {name: _group(fields, row, s) for s, name in enumerate(SIDE_GROUPS) if fields["n_queries"][row][s]}
+def _sum_by_group(values: Tensor, side: Tensor, relation: Tensor, n_predicates: int) -> Tensor:
+    """Sum the rows of `values` over groups, [P + 1, 3, ...]: row 0 is all relations, column 0 both sides."""
+    n_sides = len(SIDE_NAMES)
+    cell = (relation - 1) * n_sides + side - 1
+    zeros = torch.zeros((n_predicates * n_sides, values.shape[1]), dtype=values.dtype, device=values.device)
+    by_relation_and_side = zeros.index_add(0, cell, values).unflatten(0, (n_predicates, n_sides))
+
+    both_sides = by_relation_and_side.sum(1, keepdim=True)
+    by_relation = torch.cat([both_sides, by_relation_and_side], dim=1)
+    all_relations = by_relation.sum(0, keepdim=True)
+    return torch.cat([all_relations, by_relation], dim=0)
 
 
-def _group(fields: dict[str, Any], row: int, side: int) -> dict[str, Any]:
-    value = {name: table[row][side] for name, table in fields.items()}
-    ranked = {"mrr": value["mrr"]} | {f"hits@{k}": h for k, h in zip(HITS_AT, value["hits"])}
-    counted = {name: int(value[name]) for name in ("n_queries", "n_tied")}
-    means = {name: value[name] for name in ("mean_candidates", "ceiling")}
-    return {name: dict(zip(TIE_POLICIES, by_policy)) for name, by_policy in ranked.items()} | counted | means
+def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
+    """The groups of a relation that are not empty, by name of the side."""
+    groups: Metrics = {}
+    for column, name in enumerate(SIDE_GROUPS):
+        if tables["n_queries"][row][column]:
+            groups[name] = _group_to_dict({field: table[row][column] for field, table in tables.items()})
+    return groups
+
+
+def _group_to_dict(fields: Metrics) -> Metrics:
+    """The metrics of one group."""
+    group: Metrics = {"mrr": _by_tie_policy(fields["mrr"])}
+    for k, values in zip(HITS_AT, fields["hits"]):
+        group[f"hits@{k}"] = _by_tie_policy(values)
+    group["n_queries"] = int(fields["n_queries"])
+    group["n_tied"] = int(fields["n_tied"])
+    group["mean_candidates"] = fields["mean_candidates"]
+    group["ceiling"] = fields["ceiling"]
+    return group
+
+
+def _by_tie_policy(values: list[float]) -> dict[str, float]:
+    """Values in the order of `TIE_POLICIES`, by name."""
+    return dict(zip(TIE_POLICIES, values))

@@ -1,28 +1,53 @@
-"""Results of single queries as JSON Lines: written as they come, gone on with after an interruption, summed up.
+"""Results of single queries as JSON Lines: written as they come, resumed after an interruption, summarised.
 
-A line a query and side; the settings are in a file beside it. `better`, `equal` and `candidates` are integers that
-every rank follows from, so a summary needs nothing else:
+A file holds one record, a line of JSON, for each query and side; the settings of the evaluation are in a file beside
+it. `open_log` starts or resumes a file, `append` adds records, `summarise_records` computes all metrics from them.
+Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
 
-    rank = better + 1 .. better + equal + 1,    E[1 / rank] = mean of 1 / r over these r
+    rank = n_better + 1 .. n_better + n_equal + 1,    E[1 / rank] = mean of 1 / r over these r
+
+Files have a format number, in the settings. Files of format 1, whose keys had other names, are read as well; resuming
+one rewrites it in the current format.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from funcppo.atomic_io import write_atomically
-from funcppo.evaluation import rank_metrics
-from funcppo.evaluation import ranking as ranking_
+from funcppo.evaluation import ranking
+from funcppo.evaluation.rank_metrics import ZERO_SCORE, Metrics, RankCounts
+from funcppo.logic.triple_index import SIDE_NAMES
 
-Record = dict[str, Any]
-SIDE_NAMES = {1: "head", 2: "tail"}  # by the argument that is asked for
+Record = dict[str, Any]  # a line, as `evaluator` makes it
+Settings = dict[str, Any]  # what tells an evaluation from others
+
+FORMAT = 2
+REQUIRED_KEYS = ("query_row", "side", "n_better", "n_equal", "n_candidates")
+
+# Names of format 1 and what they are called now.
+_RECORD_KEYS_OF_FORMAT_1 = {
+    "query": "query_row",
+    "better": "n_better",
+    "equal": "n_equal",
+    "candidates": "n_candidates",
+    "provable": "answer_provable",
+    "line": "quantised_score",
+    "scored": "n_scored",
+    "near_grid": "near_boundary",
+    "others": "other_quantised_scores",
+}
+_STATUS_OF_FORMAT_1 = {"lost": "missed"}
+_SETTINGS_KEYS_OF_FORMAT_1 = {"side": "sides", "params": "params_digest"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,124 +56,210 @@ class ResultLog:
 
     path: Path
     file: IO[bytes]
-    complete_records: list[Record]  # those that it held, of queries with all their sides
+    complete_records: list[Record]  # records that it held when opened, of queries with a record for every side
 
 
-def open_log(path: Path, settings: dict[str, Any], n_sides: int, *, resume: bool) -> ResultLog:
-    """The journal at a path: gone on with, or new in place of what is there.
+def open_log(path: Path, settings: Settings, n_sides: int, *, resume: bool) -> ResultLog:
+    """Open a file for records: resume the file at a path, or replace it.
 
-    Errors: ValueError, one line, when the file to go on with holds something else; when it cannot be written.
+    Args:
+      settings: what tells this evaluation from others, JSON values; a file with other settings is not resumed.
+      n_sides: records of a query.
+
+    Raises:
+      ValueError: the file to resume holds something else, or it cannot be written. The message is one line.
     """
     try:
-        done = _whole(path, settings, n_sides) if resume and path.is_file() and path.stat().st_size else []
-        if path.is_file() or not path.exists():  # a device is written to as it is
-            write_atomically(path, lambda file: _write(file, done))
-            text = json.dumps(settings, indent=2) + "\n"
-            write_atomically(_settings_of(path), lambda file: file.write(text.encode()))
-        return ResultLog(path=path, file=open(path, "ab"), complete_records=done)
+        records: list[Record] = []
+        if resume and path.is_file() and path.stat().st_size:
+            records = _read_complete(path, settings, n_sides)
+
+        # A device or a pipe is written to as it is.
+        if path.is_file() or not path.exists():
+            write_atomically(path, lambda file: _write(file, records))
+            text = json.dumps({"format": FORMAT, **settings}, indent=2) + "\n"
+            write_atomically(_settings_path(path), lambda file: file.write(text.encode()))
+        return ResultLog(path=path, file=open(path, "ab"), complete_records=records)
     except OSError as error:
-        raise ValueError(f"{path}: want a file that can be written: {error.strerror}") from None
+        raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
 
 
 def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Nothing, when a journal may be begun there; asked before hours of work.
+    """Check that a file of records may be written at a path, before hours of work.
 
-    Errors: ValueError, one line.
+    Raises:
+      ValueError: it may not. The message is one line.
     """
     if path.is_file() and path.stat().st_size and not (resume or overwrite):
-        raise ValueError(f"{path}: exists: want --resume, --overwrite or another file")
+        raise ValueError(f"{path}: expected --resume, --overwrite or a new file, got a file that exists")
     try:
         with open(path, "ab"):
             pass
     except OSError as error:
-        raise ValueError(f"{path}: want a file that can be written: {error.strerror}") from None
+        raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
 
 
 def append(log: ResultLog, records: Sequence[Record]) -> None:
-    """Write some records, all sides of a query together, and wait until they are on the disk.
+    """Write records and wait until they are on the disk.
 
-    Errors: ValueError when they cannot be written; what was written before stays, and can be gone on with.
+    Args:
+      records: all sides of a query together.
+
+    Raises:
+      ValueError: they cannot be written. Earlier records stay and can be resumed from.
     """
     try:
         _write(log.file, records)
     except OSError as error:
-        raise ValueError(f"{log.path}: {error.strerror}: what it holds stays, and --resume goes on from it") from None
+        raise ValueError(
+            f"{log.path}: {error.strerror}: the records written so far stay, and --resume continues after them"
+        ) from None
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; a last line without its end is left out.
+    """Read the records of a file, of any format; an unfinished last line is left out.
 
-    Errors: ValueError naming the line that is no record.
+    Raises:
+      ValueError: a line, which the message names, is no record.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [_row(path, at, line) for at, line in enumerate(lines, 1)]
+    return [_parse_record(path, number, line) for number, line in enumerate(lines, 1)]
 
 
-def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool) -> dict[str, Any]:
-    """The numbers of `protocol.summarise`, from records alone, in whatever order."""
-    column = lambda values: torch.tensor(list(values), dtype=torch.int64)
-    number = {name: i for i, name in enumerate(predicates, 1)}
-    sides = {name: side for side, name in SIDE_NAMES.items()}
-    counts = rank_metrics.RankCounts(
-        n_better=column(r["better"] for r in records),
-        n_equal=column(r["equal"] for r in records),
-        n_candidates=column(r["candidates"] for r in records),
+def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool) -> Metrics:
+    """Summarise records, in any order: the metrics of `ranking.summarise_ranking`, and some counts.
+
+    Args:
+      predicates: names of predicates 1, 2, ... in order.
+      with_auc: also compute the area under the precision-recall curve, from records that hold the scores of all
+        candidates.
+
+    Returns:
+      The metrics with `n_scored` counted once a query, `n_missed` (provable answers that the search did not find) and
+      `n_near_boundary` (records that another machine could rank otherwise).
+    """
+    predicate_id = {name: i for i, name in enumerate(predicates, 1)}
+    side_id = {name: side for side, name in SIDE_NAMES.items()}
+    counts = RankCounts(
+        n_better=_integers(record["n_better"] for record in records),
+        n_equal=_integers(record["n_equal"] for record in records),
+        n_candidates=_integers(record["n_candidates"] for record in records),
     )
-    result = ranking_.summarise_counts(
+    metrics = ranking.summarise_counts(
         counts,
-        column(sides[r["side"]] for r in records),
-        column(number[r["relation"]] for r in records),
-        torch.tensor([r["provable"] for r in records]),
+        _integers(side_id[record["side"]] for record in records),
+        _integers(predicate_id[record["relation"]] for record in records),
+        torch.tensor([record["answer_provable"] for record in records]),
         list(predicates),
     )
-    result |= {"n_scored": sum(r["scored"] for r in records), "lost": sum(r["status"] == "lost" for r in records)}
-    result |= {"near_grid": sum(r["near_grid"] for r in records)}
-    return result | ({"auc_pr": _auc_pr(records, counts)} if with_auc else {})
+    metrics["n_scored"] = sum(record["n_scored"] for record in records)
+    metrics["n_missed"] = sum(record["status"] == "missed" for record in records)
+    metrics["n_near_boundary"] = sum(record["near_boundary"] for record in records)
+    if with_auc:
+        metrics["auc_pr"] = _auc_pr(records, counts)
+    return metrics
 
 
-def _auc_pr(records: Sequence[Record], counts: rank_metrics.RankCounts) -> float:
-    """The area under the precision-recall curve, from the scores that the records hold of each candidate."""
-    lines = [line for r in records for line in (r["line"], *r["others"])]
-    answers = [flag for r in records for flag in (True, *[False] * len(r["others"]))]
-    listed = torch.tensor([rank_metrics.ZERO_SCORE if line is None else line for line in lines], dtype=torch.int64)
+def _integers(values: Iterable[int]) -> Tensor:
+    """A column of integers."""
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _auc_pr(records: Sequence[Record], counts: RankCounts) -> float:
+    """The area under the precision-recall curve, from the scores of all candidates in the records."""
+    scores: list[int] = []
+    is_answer: list[bool] = []
+    for record in records:
+        others = record["other_quantised_scores"]
+        for score in (record["quantised_score"], *others):
+            scores.append(ZERO_SCORE if score is None else score)
+        is_answer += [True] + [False] * len(others)
+
     n_candidates = int(counts.n_candidates.sum())
-    return ranking_.pooled_average_precision(listed, torch.tensor(answers), n_candidates, len(records))
+    return ranking.pooled_average_precision(_integers(scores), torch.tensor(is_answer), n_candidates, len(records))
 
 
-def _whole(path: Path, settings: dict[str, Any], n_sides: int) -> list[Record]:
-    """The records of those queries that have one for each side, if they were made with these settings."""
-    beside = _settings_of(path)
-    try:
-        held = json.loads(beside.read_text())
-    except (OSError, ValueError):
-        raise ValueError(f"{beside}: want the settings that {path.name} was made with") from None
-    odd = [name for name in {**settings, **held} if settings.get(name) != held.get(name)]
-    if odd:
-        want, got = settings.get(odd[0]), held.get(odd[0])
-        raise ValueError(f"{path}: made with {odd[0]} {got}, want {want}: --resume goes on with the same evaluation")
-    found = read(path)
-    sides: dict[int, int] = {}
-    for record in found:
-        sides[record["query"]] = sides.get(record["query"], 0) + 1
-    return [record for record in found if sides[record["query"]] == n_sides]
+def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]:
+    """Read the records of queries that have one for each side.
+
+    Raises:
+      ValueError: the file was made with other settings.
+    """
+    file_settings = _read_settings(path)
+    for name in (*settings, *file_settings):
+        expected, got = settings.get(name), file_settings.get(name)
+        if expected != got:
+            raise ValueError(
+                f"{path}: expected a file made with {name} {expected}, got {got}: "
+                "--resume continues the same evaluation only"
+            )
+
+    records = read(path)
+    n_records = Counter(record["query_row"] for record in records)
+    return [record for record in records if n_records[record["query_row"]] == n_sides]
 
 
-def _settings_of(path: Path) -> Path:
+def _settings_path(path: Path) -> Path:
+    """The file beside a file of records that holds its settings."""
     return path.with_name(path.name + ".settings.json")
 
 
-def _write(file: IO[bytes], rows: Iterable[Record]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+def _read_settings(path: Path) -> Settings:
+    """Read the settings that a file of records was made with, under their current names and without the format.
+
+    Raises:
+      ValueError: there are none, or they are of an unknown format.
+    """
+    beside = _settings_path(path)
+    try:
+        settings = json.loads(beside.read_text())
+        file_format = settings.pop("format", 1)
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise ValueError(f"{beside}: expected the settings that {path.name} was made with, got none") from None
+    if file_format not in (1, FORMAT):
+        raise ValueError(f"{beside}: expected format 1 or {FORMAT}, got {file_format}")
+    if file_format == FORMAT:
+        return settings
+    current: Settings = {}
+    for name, value in settings.items():
+        current[_SETTINGS_KEYS_OF_FORMAT_1.get(name, name)] = value
+    return current
+
+
+def _write(file: IO[bytes], records: Iterable[Record]) -> None:
+    """Write records and wait until they are on the disk."""
+    text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
     file.write(text.encode())
     file.flush()
     os.fsync(file.fileno())
 
 
-def _row(path: Path, at: int, line: bytes) -> Record:
+def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
+    """Parse a line of any format.
+
+    Raises:
+      ValueError: it is no record.
+    """
     try:
-        row = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{at}: want a line of JSON: {error}") from None
-    if not isinstance(row, dict) or not {"query", "side", "better", "equal", "candidates"} <= row.keys():
-        raise ValueError(f"{path}:{at}: want a record with query, side, better, equal, candidates")
-    return row
+        raise ValueError(f"{path}:{line_number}: expected a line of JSON, got: {error}") from None
+    if isinstance(record, dict) and "query" in record:
+        record = _from_format_1(record)
+    if not isinstance(record, dict) or not record.keys() >= set(REQUIRED_KEYS):
+        raise ValueError(f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line")
+    return record
+
+
+def _from_format_1(record: Record) -> Record:
+    """A record of format 1 under the current names, in the current order."""
+    current: Record = {}
+    for name, value in record.items():
+        if name == "rank":
+            current["rank"] = {policy: rank for policy, rank in value.items() if policy != "reciprocal"}
+            current["reciprocal_rank"] = value["reciprocal"]
+        elif name == "status":
+            current["status"] = _STATUS_OF_FORMAT_1.get(value, value)
+        else:
+            current[_RECORD_KEYS_OF_FORMAT_1.get(name, name)] = value
+    return current

@@ -1,138 +1,179 @@
-"""A policy's scores of candidates, wherever these are: by a search, or by the rules that derive them."""
+"""Scorers: functions from candidates to the logarithms of their scores.
+
+`make_policy_scorer` scores by a trained policy, with a beam search or directly by the rules that derive a candidate
+(`needs_search` says which). `make_untrained_scorer` scores by rule confidences alone.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from funcppo.config import Config
-from funcppo.evaluation import ranking
 from funcppo.evaluation.beam_search import ScoreName, SearchConfig, SearchResult
+from funcppo.evaluation.ranking import Scorer
 from funcppo.evaluation.slot_scheduler import (
     ChunkLoader,
-    SchedulerState,
+    ProgressCallback,
+    SearchStep,
     evaluate_step,
+    ignore_progress,
     score_by_rules,
     score_by_width,
     width_schedule,
 )
 from funcppo.logic import baselines, derivability, joins
-from funcppo.prover import env as prover_env
-from funcppo.prover import task as problems
-from funcppo.prover.task import ProverTask
+from funcppo.logic.baselines import Derivations
+from funcppo.logic.kb import KnowledgeBase
+from funcppo.prover.env import World
+from funcppo.prover.network import Params
+from funcppo.prover.task import ProverTask, inference_world
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import make_async_readback, prefetch
 
 
-def make_search_step(device: torch.device | str) -> Callable[..., SchedulerState]:
-    """`evaluate_step` as it runs without compiling: replayed on a GPU, where kernels take less than launching them."""
+class ScoredCallback(Protocol):
+    """Receives the outcome of each call of a policy scorer."""
+
+    def __call__(self, result: SearchResult | None, active_row_steps: int, row_steps: int, /) -> None:
+        """Receive the outcome of a call.
+
+        Args:
+          result: None where there was no search.
+          active_row_steps: rows that held a partial proof, summed over steps; without a search the candidates.
+          row_steps: all rows, summed over steps; without a search the candidates and their padding.
+        """
+        ...
+
+
+class _RuleScores(NamedTuple):
+    """Scores computed without a search."""
+
+    log_score: Tensor  # [L]
+    n_computed: int  # scores computed, those of padding included
+
+
+class _BaselineScore(Protocol):
+    """A score of atoms from their derivations."""
+
+    def __call__(self, kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int, /) -> Tensor: ...
+
+
+def make_search_step(device: torch.device | str) -> SearchStep:
+    """`evaluate_step` as it runs without compilation.
+
+    On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
+    """
     return GraphedStep(evaluate_step) if torch.device(device).type == "cuda" else evaluate_step
 
 
-def graph_fallback_notes(step: Callable[..., SchedulerState]) -> list[str]:
-    """Lines that say why a way to run steps, made for a GPU, replays none; empty where it does."""
+def graph_fallback_notes(step: SearchStep) -> list[str]:
+    """Reasons why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
     reasons = step.fallback_reasons() if isinstance(step, GraphedStep) else []
     return [f"steps of a search were not replayed as a CUDA graph: {reason}" for reason in reasons]
+
+
+def ignore_outcome(result: SearchResult | None, active_row_steps: int, row_steps: int, /) -> None:
+    """Record nothing of a scorer's work."""
 
 
 def make_policy_scorer(
     cfg: SearchConfig,
     task: ProverTask,
-    params: Any,
-    step: Callable[..., SchedulerState],
-    on_progress: Any = lambda done: None,
-    on_scored: Callable[[SearchResult | None, int, int], None] = lambda result, active, taken: None,
-) -> ranking.Scorer:
-    """The score of `cfg` under a policy; some need no search: see `needs_search`.
+    params: Params,
+    step: SearchStep,
+    on_progress: ProgressCallback = ignore_progress,
+    on_scored: ScoredCallback = ignore_outcome,
+) -> Scorer:
+    """Make the scorer of a policy.
 
-    Candidates may be on the host: they come to the policy's device window by window, and their scores go back.
+    Candidates may be on another device than the policy: they come to its device chunk by chunk, and their scores go
+    back.
 
     Args:
-      step: what `stepping` returns, or another way to run `evaluate_step`; not called where there is no search.
-      on_scored: told the results of each call (None where there was no search), the row-steps that held a partial
-        proof and all row-steps taken.
+      cfg: its `score` says which score of the policy.
+      step: what `make_search_step` returns, or another way to run `evaluate_step`; not called where there is no search.
+      on_progress: called with the number of candidates started.
+      on_scored: called once for each call of the scorer.
     """
-    fixed, device = problems.inference_world(task), task.kb.facts.device
-    stage, widths = partial(prefetch, device=device), width_schedule(cfg)
+    world = inference_world(task)
+    load_chunks = partial(prefetch, device=task.kb.facts.device)
+    widths = width_schedule(cfg)
 
-    def scored(atoms: Tensor) -> Tensor:
+    def score(atoms: Tensor, /) -> Tensor:
         if needs_search(task, cfg):
-            how = dict(step=step, on_progress=on_progress, load_chunks=stage, make_readback=make_async_readback)
-            result, active, taken = score_by_width(widths, fixed, params, atoms, **how)
-            on_scored(result, active, taken)
-            score = result.log_score
-        else:
-            score, computed = _rule_scores(cfg, with_derivations(task, atoms), params, atoms, on_progress, stage)
-            on_scored(None, len(atoms), computed)
-        return score.to(atoms.device)
+            run = score_by_width(
+                widths, world, params, atoms, step, on_progress, load_chunks, make_readback=make_async_readback
+            )
+            on_scored(run.results, run.active_row_steps, run.row_steps)
+            return run.results.log_score.to(atoms.device)
 
-    return scored
+        atoms_world = with_derivations(task, atoms)
+        log_score, n_computed = _score_chunks_by_rules(cfg, atoms_world, params, atoms, on_progress, load_chunks)
+        on_scored(None, len(atoms), n_computed)
+        return log_score.to(atoms.device)
+
+    return score
 
 
 def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
-    """Whether a score depends on more than the rules that derive a candidate: not at height 1, with facts not chosen."""
-    return not (task.fact_selection == "oracle" or (task.max_height == 1 and cfg.score == "best-proof"))
+    """Whether a score depends on more than the rules that derive a candidate.
+
+    It does not where the oracle selects facts, nor for `best-proof` at height 1, which counts no choice of facts.
+    """
+    follows_from_rules = task.fact_selection == "oracle" or (task.max_height == 1 and cfg.score == "best-proof")
+    return not follows_from_rules
 
 
-def with_derivations(task: ProverTask, atoms: Tensor) -> prover_env.World:
-    """A world whose outlook tells of these atoms, where it was too large to tell of all.
+def with_derivations(task: ProverTask, atoms: Tensor) -> World:
+    """The task's world with a derivability index of these atoms, if the index of all atoms was too large to build.
 
     Args:
       atoms: distinct, in lexicographic order.
     """
-    fixed, kb = problems.inference_world(task), task.kb
+    world = inference_world(task)
     if task.derivability_index is not None:
-        return fixed
-    found = derivability.build_derivability_index_for_atoms(kb, task.sizes, task.least_model, atoms.to(kb.facts.device))
-    return fixed._replace(derivability_index=found)
+        return world
+    kb = task.kb
+    index = derivability.build_derivability_index_for_atoms(kb, task.sizes, task.least_model, atoms.to(kb.facts.device))
+    return world._replace(derivability_index=index)
 
 
-def _rule_scores(
-    cfg: SearchConfig, fixed: prover_env.World, params: Any, atoms: Tensor, on_progress: Any, stage: ChunkLoader
-) -> tuple[Tensor, int]:
-    """The scores, and how many were computed: the last chunk is padded to a power of two, so that few sizes come up."""
-    parts, done, computed = [fixed.kb.support.new_zeros(0)], 0, 0
-    for part in stage(atoms, cfg.chunk_size):
-        size = min(cfg.chunk_size, 1 << (len(part) - 1).bit_length())
-        padded = torch.cat([part, part.new_zeros((size - len(part), part.shape[1]))])
-        parts.append(score_by_rules(cfg, fixed, params, padded)[: len(part)])
-        done, computed = done + len(part), computed + size
-        on_progress(done)
-    return torch.cat(parts), computed
+def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
+    """Make a scorer that needs no training.
 
+    Args:
+      name: `exists@H`, `max-confidence`, `noisy-or` or `noisy-or@P`, of confidences to the power P.
 
-def make_untrained_scorer(task: ProverTask, name: str) -> ranking.Scorer:
-    """`exists@H`, `max-confidence`, `noisy-or` or `noisy-or@P`, of power P.
-
-    Errors: ValueError for another name.
+    Raises:
+      ValueError: another name.
     """
-    kb, sizes, model, height = task.kb, task.sizes, task.least_model, task.max_height
     kind, _, number = name.partition("@")
     if kind == "exists" and number.isdigit():
-        return lambda atoms: baselines.exists(model, int(number), atoms)
+        return partial(_score_existence, task, int(number))
     if name == "max-confidence":
-        score = baselines.max_confidence
-    elif name == "noisy-or" or (kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number)):
-        score = partial(baselines.noisy_or, power=float(number or 1))
-    else:
-        want = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
-        raise ValueError(f"score {name!r}: want {want}, P from 1 to 99")
-    if height == 1 and (known := task.derivability_index) is not None:
-        return lambda atoms: score(
-            kb, derivability.iter_indexed_derivations(known, sizes, atoms, joins.MAX_CHUNK_ROWS), len(atoms)
-        )
-    return lambda atoms: score(kb, baselines.iter_derivations(kb, sizes, model, height, atoms), len(atoms))
+        return partial(_score_derivations, task, baselines.max_confidence)
+    if name == "noisy-or":
+        return partial(_score_derivations, task, partial(baselines.noisy_or, power=1.0))
+    if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
+        return partial(_score_derivations, task, partial(baselines.noisy_or, power=float(number)))
+    names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
+    raise ValueError(f"score {name!r}: expected {names}, P from 1 to 99")
 
 
 def search_config(
     task: ProverTask, cfg: Config, score: ScoreName, *, slots: int, beam: int, rows_per_step: int, chunk_size: int
 ) -> SearchConfig:
-    """How a policy's scores are computed."""
+    """The settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
+
+    Args:
+      beam: ignored for `greedy`, whose beam is 1.
+    """
     return SearchConfig(
         resolve=cfg.env.cfg.resolve,
         agent=cfg.agent,
@@ -144,3 +185,42 @@ def search_config(
         chunk_size=chunk_size,
         refill=True,
     )
+
+
+def _score_chunks_by_rules(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    atoms: Tensor,
+    on_progress: ProgressCallback,
+    load_chunks: ChunkLoader,
+) -> _RuleScores:
+    """Score candidates chunk by chunk without a search."""
+    scores = [world.kb.support.new_zeros(0)]
+    n_scored, n_computed = 0, 0
+    for part in load_chunks(atoms, cfg.chunk_size):
+        # The last chunk is padded to a power of two, so that few different shapes are run.
+        size = min(cfg.chunk_size, 1 << (len(part) - 1).bit_length())
+        padding = part.new_zeros((size - len(part), part.shape[1]))
+        scores.append(score_by_rules(cfg, world, params, torch.cat([part, padding]))[: len(part)])
+
+        n_scored += len(part)
+        n_computed += size
+        on_progress(n_scored)
+    return _RuleScores(log_score=torch.cat(scores), n_computed=n_computed)
+
+
+def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
+    """Score 1 for atoms that T_P derives within a height, else 0."""
+    return baselines.exists(task.least_model, height, atoms)
+
+
+def _score_derivations(task: ProverTask, score: _BaselineScore, atoms: Tensor, /) -> Tensor:
+    """Score atoms by their derivations: from the index where it holds them all, else by joins."""
+    if task.max_height == 1 and task.derivability_index is not None:
+        derivations = derivability.iter_indexed_derivations(
+            task.derivability_index, task.sizes, atoms, joins.MAX_CHUNK_ROWS
+        )
+    else:
+        derivations = baselines.iter_derivations(task.kb, task.sizes, task.least_model, task.max_height, atoms)
+    return score(task.kb, derivations, len(atoms))

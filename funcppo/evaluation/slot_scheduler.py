@@ -1,14 +1,19 @@
-"""Candidates through a fixed number of slots, each a beam of partial proofs; finished slots are masked and refilled.
+"""Scores of many candidates through a fixed number of search slots.
 
-The score of a candidate is held as a natural logarithm, minus infinity where it is 0. Everything is written to the
-candidate's own row, so neither the order of candidates nor their neighbours in a batch matter.
+Each slot holds the beam of one candidate (`beam_search`). `score_candidates` loads candidates in chunks, runs
+`evaluate_step` until all of a chunk are finished, and refills finished slots in between. `score_by_width` does so with
+narrow successor tables first and repeats only what did not fit. `score_by_rules` needs no search: it scores candidates
+whose proofs are known beforehand.
+
+Scores are natural logarithms, -inf where a score is 0. Every result is written to the candidate's own row, so neither
+the order of candidates nor their neighbours in a batch matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,217 +29,355 @@ from funcppo.evaluation.beam_search import (
 )
 from funcppo.logic.resolve import Goals, resolve
 from funcppo.prover.env import World, make_observation
-from funcppo.types import F32, I32, I64
+from funcppo.prover.network import Params
+from funcppo.types import F32, I32, I64, Bool
 
-ChunkLoader = Callable[
-    [Tensor, int], Iterator[Tensor]
-]  # candidates and a number to parts of as many, where they are scored
-Readback = Callable[[Tensor], Tensor | None]  # from numbers on the device to those of this look, or of an earlier one
-NARROW_WIDTHS = (32,)  # successors a row, tried before the width that holds any
-ROW_CAPACITY = 10  # successors a row that the network has room for, on average over a step
-_STEPS_BETWEEN_LOOKS = 4  # how often the host asks whether all are finished
+NARROW_WIDTHS = (32,)  # successors a row, tried before the width that holds all
+ROW_CAPACITY = 10  # successors a row that the network has capacity for, on average over a step
+_STEPS_PER_READBACK = 4  # steps between two questions of the host whether all candidates are finished
 
 
 class SchedulerState(NamedTuple):
-    """A search, the results so far and the work done."""
+    """A search through one chunk of candidates, its results so far and the work done."""
 
     search: SearchState
-    results: SearchResult  # [window + 1, ...]; the last row is for idle slots
-    n_started: I64[Tensor, ""]  # candidates started
-    n_candidates: I64[Tensor, ""]  # candidates of the table
-    active_row_steps: I64[Tensor, ""]  # rows x beam entries stepped that held a partial proof
+    results: SearchResult  # [chunk_size + 1, ...]; the last row is for idle slots
+    n_started: I64[Tensor, ""]  # candidates that entered a slot
+    n_candidates: I64[Tensor, ""]  # candidates of the chunk
+    active_row_steps: I64[Tensor, ""]  # partial proofs extended, summed over steps
+
+
+class ScoringRun(NamedTuple):
+    """The results of a scoring run and the work that it took."""
+
+    results: SearchResult  # of each candidate
+    active_row_steps: int  # rows that held a partial proof, summed over steps
+    row_steps: int  # all rows, summed over steps
+
+
+class SearchStep(Protocol):
+    """`evaluate_step`, or a compiled or graphed version of it. It may overwrite the state that it is given."""
+
+    def __call__(
+        self, cfg: SearchConfig, world: World, params: Params, chunk: Tensor, state: SchedulerState, /
+    ) -> SchedulerState:
+        """The state after one step."""
+        ...
+
+
+class ChunkLoader(Protocol):
+    """Brings candidates to the device where they are scored."""
+
+    def __call__(self, candidates: Tensor, chunk_size: int, /) -> Iterator[Tensor]:
+        """Chunks of at most `chunk_size` candidates, in order, on the scoring device."""
+        ...
+
+
+class Readback(Protocol):
+    """Brings numbers from the device to the host."""
+
+    def __call__(self, numbers: Tensor, /) -> Tensor | None:
+        """These numbers, or those of an earlier call where the transfer is asynchronous; None if none arrived yet."""
+        ...
+
+
+class ReadbackFactory(Protocol):
+    """Makes a readback for one chunk."""
+
+    def __call__(self) -> Readback:
+        """A new readback."""
+        ...
+
+
+class ProgressCallback(Protocol):
+    """Receives the progress of a scoring run."""
+
+    def __call__(self, n_started: int, /) -> None:
+        """Receive the number of candidates started so far."""
+        ...
 
 
 def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerState:
-    """All slots idle; the first step fills them."""
-    B, K, A, W, device = cfg.slots, cfg.beam, cfg.resolve.max_goals, chunk.shape[1], chunk.device
-    ints = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
+    """The state before the first step, which fills the slots.
+
+    Args:
+      chunk: as `evaluate_step`.
+    """
+    n_slots, beam, device = cfg.slots, cfg.beam, chunk.device
+    goals_shape = (n_slots, beam, cfg.resolve.max_goals)
+    atom_width = chunk.shape[1]
     search = SearchState(
-        goals=Goals(ints(B, K, A, W), ints(B, K, A)),
-        log_prob=torch.full((B, K), -torch.inf, device=device),
-        trace=ints(B, K, cfg.max_depth),
-        query=ints(B, W),
-        candidate_row=torch.full((B,), cfg.chunk_size, dtype=torch.int64, device=device),
-        depth=ints(B),
-        result=_nothing_found(cfg, B, device),
+        goals=Goals(
+            torch.zeros((*goals_shape, atom_width), dtype=torch.int32, device=device),
+            torch.zeros(goals_shape, dtype=torch.int32, device=device),
+        ),
+        log_prob=torch.full((n_slots, beam), -torch.inf, device=device),
+        trace=torch.zeros((n_slots, beam, cfg.max_depth), dtype=torch.int32, device=device),
+        query=torch.zeros((n_slots, atom_width), dtype=torch.int32, device=device),
+        candidate_row=torch.full((n_slots,), cfg.chunk_size, dtype=torch.int64, device=device),
+        depth=torch.zeros(n_slots, dtype=torch.int32, device=device),
+        result=_empty_results(cfg, n_slots, device),
     )
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    return SchedulerState(search, _nothing_found(cfg, cfg.chunk_size + 1, device), zero, (chunk[:, 0] > 0).sum(), zero)
+    return SchedulerState(
+        search=search,
+        results=_empty_results(cfg, cfg.chunk_size + 1, device),
+        n_started=zero,
+        n_candidates=(chunk[:, 0] > 0).sum(),
+        active_row_steps=zero,
+    )
 
 
 def evaluate_step(
-    cfg: SearchConfig, world: World, params: Any, chunk: I32[Tensor, "n W"], state: SchedulerState
+    cfg: SearchConfig, world: World, params: Params, chunk: I32[Tensor, "n W"], state: SchedulerState
 ) -> SchedulerState:
     """Refill the free slots, then extend partial proofs by one choice.
 
     Args:
-      table: candidates [window + 1, W]; the last row is all 0, and so is any row that pads the window.
+      chunk: candidates [chunk_size + 1, W]; rows that pad the chunk are all 0, the last row always.
     """
     state = _refill(cfg, chunk, state)
     search, n_rows = extend_beams(cfg, world, params, state.search)
-    results = tree.map(lambda old, new: _write(old, search.candidate_row, new), state.results, search.result)
-    return SchedulerState(search, results, state.n_started, state.n_candidates, state.active_row_steps + n_rows)
+    return SchedulerState(
+        search=search,
+        results=tree.map(lambda old, new: _write_rows(old, search.candidate_row, new), state.results, search.result),
+        n_started=state.n_started,
+        n_candidates=state.n_candidates,
+        active_row_steps=state.active_row_steps + n_rows,
+    )
 
 
-def split_chunks(candidates: Tensor, size: int) -> Iterator[Tensor]:
-    """The candidates in parts, left on the device where they are."""
-    yield from candidates.split(size)
+def split_chunks(candidates: Tensor, chunk_size: int, /) -> Iterator[Tensor]:
+    """Load candidates from the device where they are."""
+    yield from candidates.split(chunk_size)
 
 
 def blocking_readback() -> Readback:
-    """A look that waits for the device."""
-    return lambda numbers: numbers
+    """Make a readback that waits for the device."""
+    return _read_now
+
+
+def ignore_progress(n_started: int, /) -> None:
+    """Show no progress."""
 
 
 def score_candidates(
     cfg: SearchConfig,
     world: World,
-    params: Any,
+    params: Params,
     candidates: I32[Tensor, "n W"],
-    step: Callable[..., SchedulerState] = evaluate_step,
-    on_progress: Callable[[int], None] = lambda done: None,
+    step: SearchStep = evaluate_step,
+    on_progress: ProgressCallback = ignore_progress,
     load_chunks: ChunkLoader = split_chunks,
-    make_readback: Callable[[], Readback] = blocking_readback,
-) -> tuple[SearchResult, int, int]:
-    """The result of each candidate; the row-steps that held a partial proof, and all row-steps taken.
+    make_readback: ReadbackFactory = blocking_readback,
+) -> ScoringRun:
+    """Search for proofs of every candidate.
 
     Args:
-      step: `evaluate_step`, or what the runtime made of it; it may overwrite the state that it is given.
-      on_progress: told the number of candidates started, every few steps.
-      stage: how windows of candidates come to the device, such as `runtime.inputs.staged`.
-      looking: how the host looks at each window's progress, such as `runtime.inputs.lagging`.
+      candidates: ground atoms, at least one.
+      on_progress: called every few steps.
+      load_chunks: such as `runtime.host_transfer.prefetch`.
+      make_readback: such as `runtime.host_transfer.make_async_readback`.
+
+    Returns:
+      The result of each candidate, and the work done.
     """
-    windows, active, taken, first = [], 0, 0, 0
+    results: list[SearchResult] = []
+    active_row_steps, row_steps = 0, 0
+    n_scored = 0
     for part in load_chunks(candidates, cfg.chunk_size):
         padding = part.new_zeros((cfg.chunk_size + 1 - len(part), part.shape[1]))
-        table = torch.cat([part, padding]).to(torch.int32)
-        state, look, done = init_scheduler(cfg, table), make_readback(), False
-        while not done:
-            for _ in range(_STEPS_BETWEEN_LOOKS):
-                state = step(cfg, world, params, table, state)
-                taken += cfg.rows_per_step
-            numbers = look(torch.stack([state.n_started, all_finished(state).long()]))
+        chunk = torch.cat([part, padding]).to(torch.int32)
+        state = init_scheduler(cfg, chunk)
+        read = make_readback()
+
+        finished = False
+        while not finished:
+            for _ in range(_STEPS_PER_READBACK):
+                state = step(cfg, world, params, chunk, state)
+            row_steps += _STEPS_PER_READBACK * cfg.rows_per_step
+
+            numbers = read(torch.stack([state.n_started, all_finished(state).long()]))
             if numbers is not None:
-                started, done = numbers.tolist()
-                on_progress(first + min(started, len(part)))
-        windows.append(_rows_before(state.results, len(part)))
-        active, first = active + int(state.active_row_steps), first + len(part)
-    return tree.map(lambda *parts: torch.cat(parts), windows[0], *windows[1:]), active, taken
+                n_started, finished = numbers.tolist()
+                on_progress(n_scored + min(n_started, len(part)))
+
+        results.append(_copy_rows(state.results, len(part)))
+        active_row_steps += int(state.active_row_steps)
+        n_scored += len(part)
+    return ScoringRun(
+        results=tree.map(lambda *parts: torch.cat(parts), results[0], *results[1:]),
+        active_row_steps=active_row_steps,
+        row_steps=row_steps,
+    )
 
 
 def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
-    """The same search in ascending widths: most goals have few successors, and steps cost what slots there are.
+    """The same search with ascending widths of the successor table, the full one last.
 
-    A wider search extends fewer rows at a time, so that each takes about as much memory.
+    Most goals have few successors, and a step costs what the table is wide. A wider search extends fewer rows at a
+    time, so that each takes about as much memory.
     """
-    full, searches = cfg.resolve.max_successors, []
-    for width in NARROW_WIDTHS:
-        if 2 * width <= full:
-            shape = replace(cfg.resolve, max_successors=width, max_fanout=min(width, cfg.resolve.max_fanout))
-            searches.append(replace(cfg, resolve=shape))
-    rows = (
-        max(cfg.beam, cfg.rows_per_step * searches[-1].resolve.max_successors // full)
-        if searches
-        else cfg.rows_per_step
+    full_width = cfg.resolve.max_successors
+    narrow = [_with_width(cfg, width) for width in NARROW_WIDTHS if 2 * width <= full_width]
+
+    rows = cfg.rows_per_step
+    if narrow:
+        rows = max(cfg.beam, cfg.rows_per_step * narrow[-1].resolve.max_successors // full_width)
+    full = replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows))
+    return [_with_capacity(search) for search in (*narrow, full)]
+
+
+def score_by_width(
+    cfgs: Sequence[SearchConfig],
+    world: World,
+    params: Params,
+    candidates: I32[Tensor, "n W"],
+    step: SearchStep = evaluate_step,
+    on_progress: ProgressCallback = ignore_progress,
+    load_chunks: ChunkLoader = split_chunks,
+    make_readback: ReadbackFactory = blocking_readback,
+) -> ScoringRun:
+    """As `score_candidates`, narrow searches first; candidates with successors that did not fit are scored again.
+
+    Args:
+      cfgs: what `width_schedule` returns.
+    """
+    run = score_candidates(cfgs[0], world, params, candidates, step, on_progress, load_chunks, make_readback)
+    for cfg in cfgs[1:]:
+        overflowed = torch.isfinite(run.results.overflow_log_mass).nonzero()[:, 0]
+        if not len(overflowed):
+            break
+
+        again = candidates[overflowed.to(candidates.device)]
+        wider = score_candidates(cfg, world, params, again, step, on_progress, load_chunks, make_readback)
+        run = ScoringRun(
+            results=_replace_rows(run.results, overflowed, wider.results),
+            active_row_steps=run.active_row_steps + wider.active_row_steps,
+            row_steps=run.row_steps + wider.row_steps,
+        )
+    return run
+
+
+def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:
+    """Score ground atoms without a search, at height 1 with facts selected by the oracle.
+
+    There a rule proves an atom if and only if it derives it, which is known beforehand. The scores are
+
+        success:     log of the summed probabilities of the rules that derive the atom
+        best-proof:  log of the largest of these probabilities
+        greedy:      log-probability of the most probable action, plus `UNPROVED_PENALTY` unless it derives the atom
+    """
+    root_goal = torch.arange(cfg.resolve.max_goals, device=atoms.device) == 0
+    goals = Goals(
+        torch.where(root_goal[:, None], atoms[:, None], 0),
+        torch.zeros_like(root_goal, dtype=torch.int32).expand(len(atoms), -1),
     )
-    return [_packed(search) for search in (*searches, replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows)))]
+    successors = resolve(cfg.resolve, world.kb, goals, atoms)
+    remaining_depth = torch.ones_like(atoms[:, 0], dtype=torch.float32)
+    observation = make_observation(cfg.resolve, world, goals, successors, atoms, remaining_depth)
+    log_policy = policy_log_probs(cfg, world, params, observation)
+
+    # At a ground root every successor that does not derive it is a dead end.
+    derives = observation.action_mask[:, :-1] & ~observation.dead_end
+    derivation_log_prob = torch.where(derives, log_policy[:, :-1], -torch.inf)
+    if cfg.score == "success":
+        return torch.logsumexp(derivation_log_prob, 1)
+    if cfg.score == "best-proof":
+        return derivation_log_prob.amax(1)
+    best_action = log_policy.amax(1)
+    return torch.where(derivation_log_prob.amax(1) == best_action, best_action, best_action + UNPROVED_PENALTY)
 
 
-def _packed(cfg: SearchConfig) -> SearchConfig:
-    """The same search with a network that runs on the successors that there are, where that spares it a third."""
-    places = cfg.resolve.max_successors
-    capacity = max(ROW_CAPACITY * cfg.rows_per_step, cfg.beam * places)  # what one slot holds always has room
-    if 3 * capacity > 2 * cfg.rows_per_step * places:
+def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
+    """Whether every candidate of the chunk has its result."""
+    return (state.n_started >= state.n_candidates) & ~torch.isfinite(state.search.log_prob).any()
+
+
+def _read_now(numbers: Tensor, /) -> Tensor:
+    """The numbers themselves: reading them on the host waits for the device."""
+    return numbers
+
+
+def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
+    """The same search with a narrower successor table."""
+    max_fanout = min(width, cfg.resolve.max_fanout)
+    return replace(cfg, resolve=replace(cfg.resolve, max_successors=width, max_fanout=max_fanout))
+
+
+def _with_capacity(cfg: SearchConfig) -> SearchConfig:
+    """The same search with a network that runs on compacted successors, where that saves a third of its work."""
+    table_size = cfg.rows_per_step * cfg.resolve.max_successors
+    one_slot = cfg.beam * cfg.resolve.max_successors  # always fits, so that every slot moves on eventually
+    capacity = max(ROW_CAPACITY * cfg.rows_per_step, one_slot)
+    if 3 * capacity > 2 * table_size:
         return cfg
     return replace(cfg, agent=replace(cfg.agent, cfg=replace(cfg.agent.cfg, capacity=capacity)))
 
 
-def score_by_width(
-    cfgs: Sequence[SearchConfig], world: World, params: Any, candidates: I32[Tensor, "n W"], **how: Any
-) -> tuple[SearchResult, int, int]:
-    """As `score_candidates`: candidates some of whose successors did not fit are scored again, wider.
+def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState) -> SchedulerState:
+    """Give free slots the next candidates of the chunk."""
+    search = state.search
+    is_free = ~torch.isfinite(search.log_prob).any(1)
+    if not cfg.refill:
+        is_free = is_free & is_free.all()
+
+    # Free slots take candidates in order; beyond the end of the chunk all read its last row, which is empty.
+    next_row = state.n_started + is_free.long().cumsum(0) - 1
+    candidate_row = torch.where(is_free, next_row.clamp_max(cfg.chunk_size), search.candidate_row)
+    fresh = _init_search(cfg, search, chunk[candidate_row], candidate_row)
+    return state._replace(
+        search=tree.where(is_free, fresh, search),
+        n_started=(state.n_started + is_free.sum()).clamp_max(cfg.chunk_size),
+    )
+
+
+def _init_search(cfg: SearchConfig, like: SearchState, query: Tensor, candidate_row: Tensor) -> SearchState:
+    """Beams that hold one partial proof each, the query as its only goal; an all-0 query leaves its slot idle.
 
     Args:
-      cfgs: what `narrowed` returns.
-      how: the other arguments of `score_candidates`.
+      like: a state of the same shapes.
     """
-    result, active, taken = score_candidates(cfgs[0], world, params, candidates, **how)
-    for cfg in cfgs[1:]:
-        again = torch.isfinite(result.overflow_log_mass).nonzero()[:, 0]
-        if not len(again):
-            break
-        wider, more, steps = score_candidates(cfg, world, params, candidates[again.to(candidates.device)], **how)
-        result = tree.map(lambda old, new: old.index_copy(0, again, new), result, wider)  # noqa: B023
-        active, taken = active + more, taken + steps
-    return result, active, taken
-
-
-def score_by_rules(cfg: SearchConfig, world: World, params: Any, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:
-    """The scores of ground atoms at height 1 where facts are found: which rules prove an atom is known beforehand.
-
-    success: the probabilities of the rules that derive the atom, summed; best-proof: the largest of them; greedy: that
-    of the most probable choice, at a price unless it derives the atom.
-    """
-    first = torch.arange(cfg.resolve.max_goals, device=atoms.device) == 0
-    goals = Goals(
-        torch.where(first[:, None], atoms[:, None], 0),
-        torch.zeros_like(first, dtype=torch.int32).expand(len(atoms), -1),
-    )
-    successors = resolve(cfg.resolve, world.kb, goals, atoms)
-    observation = make_observation(
-        cfg.resolve, world, goals, successors, atoms, torch.ones_like(atoms[:, 0], dtype=torch.float32)
-    )
-    policy = policy_log_probs(cfg, world, params, observation)
-    derives = (
-        observation.action_mask[:, :-1] & ~observation.dead_end
-    )  # of a ground root's successors all others are hopeless
-    proving = torch.where(derives, policy[:, :-1], -torch.inf)
-    if cfg.score == "success":
-        return torch.logsumexp(proving, 1)
-    if cfg.score == "best-proof":
-        return proving.amax(1)
-    best = policy.amax(1)
-    return torch.where(proving.amax(1) == best, best, best + UNPROVED_PENALTY)
-
-
-def all_finished(state: SchedulerState) -> Tensor:
-    """Whether every candidate of the table has its result, 0-d."""
-    return (state.n_started >= state.n_candidates) & ~torch.isfinite(state.search.log_prob).any()
-
-
-def _refill(cfg: SearchConfig, table: Tensor, state: SchedulerState) -> SchedulerState:
-    search = state.search
-    free = ~torch.isfinite(search.log_prob).any(1)
-    free = free if cfg.refill else free & free.all()
-    order = state.n_started + free.long().cumsum(0) - 1
-    candidate = torch.where(free, order.clamp_max(cfg.chunk_size), search.candidate_row)
-    query = table[candidate]
-    first = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
-    atoms = torch.where(first[:, None], query[:, None], 0)[:, None].expand_as(search.goals.atoms)
-    one = torch.arange(cfg.beam, device=query.device) == 0
-    fresh = SearchState(
-        goals=Goals(atoms, torch.zeros_like(search.goals.height)),
-        log_prob=torch.where(one & (query[:, :1] > 0), 0.0, -torch.inf),
-        trace=torch.zeros_like(search.trace),
+    is_root_goal = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
+    root_atoms = torch.where(is_root_goal[:, None], query[:, None], 0)
+    is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
+    return SearchState(
+        goals=Goals(root_atoms[:, None].expand_as(like.goals.atoms), torch.zeros_like(like.goals.height)),
+        log_prob=torch.where(is_first_entry & (query[:, :1] > 0), 0.0, -torch.inf),
+        trace=torch.zeros_like(like.trace),
         query=query,
-        candidate_row=candidate,
-        depth=torch.zeros_like(search.depth),
-        result=_nothing_found(cfg, cfg.slots, query.device),
+        candidate_row=candidate_row,
+        depth=torch.zeros_like(like.depth),
+        result=_empty_results(cfg, cfg.slots, query.device),
     )
-    started = (state.n_started + free.sum()).clamp_max(cfg.chunk_size)
-    return state._replace(search=tree.where(free, fresh, search), n_started=started)
 
 
-def _rows_before(results: SearchResult, n: int) -> SearchResult:
+def _empty_results(cfg: SearchConfig, n: int, device: torch.device) -> SearchResult:
+    """Results of candidates of which no proof was found yet."""
+    zero_probability = torch.full((n,), -torch.inf, device=device)
+    zero = torch.zeros(n, dtype=torch.int32, device=device)
+    return SearchResult(
+        log_score=zero_probability,
+        pruned_log_mass=zero_probability,
+        overflow_log_mass=zero_probability,
+        best_log_prob=zero_probability,
+        trace=torch.zeros((n, cfg.max_depth), dtype=torch.int32, device=device),
+        proof_length=zero,
+        n_steps=zero,
+    )
+
+
+def _copy_rows(results: SearchResult, n: int) -> SearchResult:
+    """A copy of the first n rows: the next chunk may overwrite the originals."""
     return tree.map(lambda x: x[:n].clone(), results)
 
 
-def _write(table: Tensor, row: I64[Tensor, "B"], value: Tensor) -> Tensor:
-    return table.scatter(0, row.view(-1, *[1] * (value.ndim - 1)).expand_as(value), value)
+def _replace_rows(results: SearchResult, row: I64[Tensor, "m"], new: SearchResult) -> SearchResult:
+    """The results with new ones in some rows."""
+    return tree.map(lambda old, x: old.index_copy(0, row, x), results, new)
 
 
-def _nothing_found(cfg: SearchConfig, n: int, device: torch.device) -> SearchResult:
-    none = torch.full((n,), -torch.inf, device=device)
-    zero = torch.zeros(n, dtype=torch.int32, device=device)
-    trace = torch.zeros((n, cfg.max_depth), dtype=torch.int32, device=device)
-    return SearchResult(none, none, none, none, trace, zero, zero)
+def _write_rows(table: Tensor, row: I64[Tensor, "B"], value: Tensor) -> Tensor:
+    """The table, [n, ...], with value[b] in row[b]."""
+    index = row.view(-1, *[1] * (value.ndim - 1)).expand_as(value)
+    return table.scatter(0, index, value)

@@ -1,38 +1,69 @@
-"""How much room learning to prove needs for successors: most goals have far fewer than a goal may have."""
+"""How many successors a minibatch of the prover has, so that the network runs on those and not on every slot.
+
+Most goals have far fewer successors than a goal may have. `with_capacity` measures a few rollout steps and gives the
+network of the update a capacity, as a mixture of experts has one for each expert.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+
+from torch import Tensor
 
 from funcppo import train_step
 from funcppo.config import Config
-from funcppo.prover import network as net
+from funcppo.prover import network
+from funcppo.prover.env import World
 from funcppo.train_step import TrainState
+from funcppo.types import Bool
 
-PROFILE_STEPS = 8  # rollout steps that are looked at
-CAPACITY_FACTOR = 1.25  # times as many successors as were seen: a policy that learns comes to other goals
-CAPACITY_MARGIN_DEVIATIONS = 4.0  # by which a minibatch may differ from the mean by chance
+PROFILE_STEPS = 8  # rollout steps that are measured
+CAPACITY_FACTOR = 1.25  # capacity over measured successors: the distribution of states shifts during training
+CAPACITY_MARGIN_DEVIATIONS = 4.0  # standard deviations of a minibatch's total that are added to the mean
 
 
-def with_capacity(cfg: Config, world: Any, state: TrainState) -> Config:
-    """The problem with minibatches whose network runs on the successors that there are, where that spares half or more.
+def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
+    """The config with a capacity for minibatches, if that spares the network half of the successor slots or more.
 
-    Rows of a minibatch that find no room are left out of its losses and counted, as `LossMetrics.dropped_fraction`.
+    Rows of a minibatch that exceed the capacity are left out of its loss and counted, as
+    `LossMetrics.dropped_fraction`.
 
     Args:
-      state: the first of a run, so that a run that goes on has the same room.
+      cfg: a learning problem of the prover.
+      world: what it reads.
+      state: the first training state of the run, also when the run is resumed: the capacity is then the same.
     """
+    # With the oracle, successors have no goals, and every rule is embedded once for the whole batch.
+    if cfg.env.cfg.fact_selection == "oracle":
+        return cfg
+
     ppo = cfg.ppo
-    if cfg.env.cfg.fact_selection == "oracle":  # successors without goals are embedded once for all
+    n_rows = ppo.n_envs * ppo.n_steps // ppo.n_minibatches // ppo.n_microbatches
+    successor_mask = _profile_successors(cfg, world, state)
+    n_slots = successor_mask.shape[1]
+    n_successors = successor_mask.sum(1).double()
+
+    # Totals of independent rows: the mean grows with their number, the standard deviation with its root.
+    expected_total = CAPACITY_FACTOR * float(n_successors.mean()) * n_rows
+    deviation = float(n_successors.std(correction=0))
+    margin = CAPACITY_MARGIN_DEVIATIONS * deviation * math.sqrt(n_rows)
+
+    # A single row must fit in any case.
+    capacity = max(n_slots, math.ceil(expected_total + margin))
+    if 2 * capacity > n_rows * n_slots:
         return cfg
-    short = replace(ppo, n_steps=min(PROFILE_STEPS, ppo.n_steps), n_minibatches=1, n_microbatches=1)
-    mask = train_step.collect(replace(cfg, ppo=short), world, state).batch.obs.action_mask[:, :-1]
-    filled, places = mask.sum(1).double(), mask.shape[1]
-    rows = ppo.n_envs * ppo.n_steps // ppo.n_minibatches // ppo.n_microbatches
-    chance = CAPACITY_MARGIN_DEVIATIONS * float(filled.std(correction=0)) * math.sqrt(rows)
-    capacity = max(places, math.ceil(CAPACITY_FACTOR * float(filled.mean()) * rows + chance))
-    if 2 * capacity > rows * places:
-        return cfg
-    return replace(cfg, update_agent=net.agent(replace(cfg.agent.cfg, capacity=capacity)))
+    network_config = replace(cfg.agent.cfg, capacity=capacity)
+    return replace(cfg, update_agent=network.agent(network_config))
+
+
+def _profile_successors(cfg: Config, world: World, state: TrainState) -> Bool[Tensor, "N S"]:
+    """Which successor slots are filled, in the states of a few rollout steps."""
+    ppo = replace(
+        cfg.ppo,
+        n_steps=min(PROFILE_STEPS, cfg.ppo.n_steps),
+        n_minibatches=1,
+        n_microbatches=1,
+    )
+    profile = train_step.collect(replace(cfg, ppo=ppo), world, state)
+    return profile.batch.obs.action_mask[:, :-1]

@@ -1,72 +1,118 @@
-"""A tree of tensors in one file, written whole or not at all."""
+"""Checkpoints: a tree of tensors in one file, written whole or not at all.
+
+A file is a NumPy archive of one array for each leaf, named by its path of fields, and of meta data as JSON. `save`
+writes it; `restore` reads it back into a tree of the same structure, `read` without knowing the structure.
+"""
 
 from __future__ import annotations
 
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from funcppo import tree
 from funcppo.atomic_io import write_atomically
+from funcppo.experiment import formats
 
-T = TypeVar("T")
+Tree = TypeVar("Tree")
+Meta = dict[str, Any]  # values of JSON
 
-
-def save(path: Path, state: Any, meta: dict[str, Any]) -> None:
-    """Write the leaves of `state`, by name, and `meta` as JSON; a crash or a full disk leaves the old file.
-
-    Errors: OSError when it cannot be written.
-    """
-    leaves = {name: leaf.detach().cpu().numpy() for name, leaf in zip(tree.paths(state), tree.leaves(state))}
-    text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-    arrays: dict[str, Any] = {_META: text, **leaves}
-    write_atomically(path, lambda file: np.savez(file, **arrays))
+_META_ARRAY = "__meta__"  # name of the array that holds the meta data
 
 
-def restore(path: Path, like: T, fingerprint: str) -> tuple[T, dict[str, Any]]:
-    """The saved tree, on the devices of `like`, and its meta.
+class Checkpoint(NamedTuple):
+    """The contents of a file."""
+
+    arrays: dict[str, np.ndarray]  # by path of fields, such as train_state.params.term_embedding
+    meta: Meta  # what `save` was given, and the format version
+
+
+def save(path: Path, state: object, meta: Meta) -> None:
+    """Write a tree of tensors and its meta data. A crash or a full disk leaves the old file as it was.
 
     Args:
-      like: a tree of the same structure, shapes and dtypes.
-      fingerprint: what `meta["fingerprint"]` must be: the data set that ids refer to.
-    Errors: ValueError naming the file and what does not fit: no checkpoint, another data set, another shape.
+      path: the file to write.
+      state: a tree of tensors, on any device.
+      meta: values of JSON; the format version is added.
+
+    Raises:
+      OSError: the file cannot be written.
     """
-    stored, meta = read(path)
-    if meta.get("fingerprint") != fingerprint:
+    versioned_meta = {formats.FORMAT_KEY: formats.FORMAT} | meta
+    text = json.dumps(versioned_meta).encode()
+    arrays: dict[str, Any] = {_META_ARRAY: np.frombuffer(text, dtype=np.uint8)}
+    for name, leaf in zip(tree.paths(state), tree.leaves(state)):
+        arrays[name] = leaf.detach().cpu().numpy()
+
+    def write(file: Any) -> None:
+        np.savez(file, **arrays)
+
+    write_atomically(path, write)
+
+
+def restore(path: Path, like: Tree, fingerprint: str) -> tuple[Tree, Meta]:
+    """Read a tree that `save` wrote.
+
+    Args:
+      path: the file to read.
+      like: a tree of the same structure, shapes and dtypes; the result is on its devices.
+      fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`).
+
+    Returns:
+      The tree, and the meta data.
+
+    Raises:
+      ValueError: there is no checkpoint, or it is of another data set, structure or shape; the message names the file
+        and the first difference.
+    """
+    arrays, meta = read(path)
+    stored_fingerprint = meta.get("fingerprint")
+    if stored_fingerprint != fingerprint:
         raise ValueError(
-            f"{path}: made for another data set (fingerprint {meta.get('fingerprint')}, want {fingerprint})"
+            f"{path}: made for another data set: expected fingerprint {fingerprint}, got {stored_fingerprint}"
         )
-    names, leaves = tree.paths(like), tree.leaves(like)
-    if set(names) != set(stored):
-        odd = sorted(set(names) ^ set(stored))[0]
-        raise ValueError(f"{path}: want the tensors of this configuration, {odd} is in one and not in the other")
+    names = tree.paths(like)
+    difference = sorted(set(names) ^ set(arrays))
+    if difference:
+        name = difference[0]
+        owner = "the file" if name in arrays else "this configuration"
+        raise ValueError(f"{path}: expected the tensors of this configuration, got {name} in {owner} only")
+
     tensors = []
-    for name, leaf in zip(names, leaves):
-        tensor = torch.from_numpy(stored[name])
+    for name, leaf in zip(names, tree.leaves(like)):
+        tensor = torch.from_numpy(arrays[name])
         if tensor.shape != leaf.shape or tensor.dtype != leaf.dtype:
-            want, got = (f"{x.dtype} {list(x.shape)}" for x in (leaf, tensor))
-            raise ValueError(f"{path}: {name}: want {want}, got {got}")
+            raise ValueError(f"{path}: {name}: expected {_describe(leaf)}, got {_describe(tensor)}")
         tensors.append(tensor.to(leaf.device))
     return tree.unflatten(like, tensors), meta
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and the meta of a file.
+def read(path: Path) -> Checkpoint:
+    """Read the arrays and the meta data of a checkpoint, of this format version or an older one.
 
-    Errors: ValueError when there is no such file or it is no checkpoint.
+    Raises:
+      ValueError: there is no such file, it is not a checkpoint, or a newer version of funcppo wrote it.
     """
     try:
         with np.load(path) as file:
-            stored = dict(file)
-        return stored, json.loads(stored.pop(_META).tobytes())
+            arrays = dict(file)
+        meta = json.loads(arrays.pop(_META_ARRAY).tobytes())
     except FileNotFoundError:
-        raise ValueError(f"{path}: want a checkpoint, found no file") from None
+        raise ValueError(f"{path}: expected a checkpoint, got no file") from None
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: want a checkpoint, this is none or a damaged one ({error})") from None
+        raise ValueError(f"{path}: expected a checkpoint, got none or a damaged one ({error})") from None
+
+    version = formats.check_format(path, meta.get(formats.FORMAT_KEY, 1))
+    if version == 1:
+        arrays = formats.upgrade_arrays(arrays)
+    return Checkpoint(arrays, meta)
 
 
-_META = "__meta__"
+def _describe(tensor: Tensor) -> str:
+    """Dtype and shape, for an error."""
+    return f"{tensor.dtype} {list(tensor.shape)}"

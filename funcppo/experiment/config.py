@@ -1,15 +1,21 @@
-"""TODO."""
+"""Settings of a training run, the names of the files in its folder, and config.json itself.
+
+`RunConfig` is everything that a run depends on; `write_config` and `read_config` are its file. This module imports no
+PyTorch, so that the command line starts fast.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from funcppo.config import PPOConfig, Schedule
+from funcppo import atomic_io
+from funcppo.config import AdamConfig, PPOConfig, Schedule
+from funcppo.experiment import formats
 from funcppo.prover.config import ProverTaskConfig
-
-if TYPE_CHECKING:
-    pass
 
 # Files in the folder of a run.
 CONFIG_FILE = "config.json"
@@ -19,49 +25,122 @@ RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
 
 
+_DEFAULT_PROVER = ProverTaskConfig()
+_DEFAULT_PPO = PPOConfig(
+    n_envs=256,
+    n_steps=8,
+    n_epochs=2,
+    n_minibatches=4,
+    learning_rate=1e-3,
+    learning_rate_schedule=Schedule(kind="linear"),
+    # The entropy is relative to the prior, so this weight limits how far learning moves the confidences.
+    entropy_coef=0.3,
+    # Rewards are of order 1 and the entropy weight is in their unit, so advantages are not normalised.
+    advantage_ddof=None,
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """One training run on a data set; what `config.json` in its folder holds."""
+    """Settings of one training run; the contents of config.json."""
 
     dataset: str
     """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED), a folder with
     train.txt, or a Prolog program FILE.pl."""
+
     rules: str | None = None
     """Rule file to use instead of the data set's own rules; None: the data set's."""
+
     steps: int = 120_000
     """Total number of environment steps, rounded up to whole rollouts."""
+
     seed: int = 0
     """Random seed of the initial weights, the training queries and the actions."""
+
     device: str = "cpu"
     """Device to train on: cpu or cuda."""
+
     strategy: str = "auto"
     """How the training step is executed: auto, one-graph, two-graphs, forward or eager."""
+
     precision: Literal["highest", "high", "bfloat16"] = "highest"
     """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""
+
     score: Literal["auto", "success", "best-proof"] = "auto"
     """How the policy scores a candidate: success, best-proof, or auto (the better of the two on the valid split)."""
+
     n_validations: int = 12
     """Number of evaluations on the valid split during training; the best parameters are kept."""
+
     n_validation_queries: int = 1000
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
+
     max_nonfinite_updates: int = 5
     """Number of consecutive updates with a non-finite loss or gradient after which the run stops."""
-    prover: ProverTaskConfig = ProverTaskConfig()
+
+    prover: ProverTaskConfig = _DEFAULT_PROVER
     """Settings of the proof search and of the prover network."""
-    ppo: PPOConfig = PPOConfig(
-        n_envs=256,
-        n_steps=8,
-        n_epochs=2,
-        n_minibatches=4,
-        learning_rate=1e-3,
-        learning_rate_schedule=Schedule(kind="linear"),
-        entropy_coef=0.3,  # of the entropy relative to the prior: how far what is learnt may move the confidences
-        advantage_ddof=None,  # rewards are of order 1 already, and the weight above is in their unit
-    )
+
+    ppo: PPOConfig = _DEFAULT_PPO
     """Settings of proximal policy optimisation (PPO)."""
 
     def __post_init__(self) -> None:
-        """Errors: ValueError naming the field."""
+        """Check the ranges.
+
+        Raises:
+          ValueError: a value is out of range; the message names the field.
+        """
         for name in ("steps", "n_validations", "n_validation_queries", "max_nonfinite_updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want 1 or more")
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name}={value}: expected 1 or more")
+
+
+def write_config(run_config: RunConfig, folder: Path) -> None:
+    """Write config.json to the folder of a run, whole or not at all."""
+    contents = {formats.FORMAT_KEY: formats.FORMAT}
+    contents |= dataclasses.asdict(run_config)
+    text = json.dumps(contents, indent=2) + "\n"
+    atomic_io.write_atomically(folder / CONFIG_FILE, lambda file: file.write(text.encode()))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Read the config.json of a run, of this format version or an older one.
+
+    Raises:
+      ValueError: the folder holds no run, a newer version of funcppo wrote it, or a field is unknown or out of range.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        raw = json.loads(path.read_text())
+        version = formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))
+        if version == 1:
+            raw = formats.upgrade_config(raw)
+        ppo = _ppo_config(raw.pop("ppo"))
+        prover = ProverTaskConfig(**raw.pop("prover"))
+        return RunConfig(**raw, ppo=ppo, prover=prover)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder}: expected a folder that `funcppo train` wrote, got one without {CONFIG_FILE}"
+        ) from None
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: expected the settings of a run, got {_reason(error)}") from None
+
+
+def _ppo_config(raw: dict[str, Any]) -> PPOConfig:
+    """The PPO settings from their JSON object, whose schedules and Adam settings are objects too."""
+    fields = dict(raw)
+    fields["adam"] = AdamConfig(**raw["adam"])
+    for name, value in raw.items():
+        if name.endswith("_schedule"):
+            fields[name] = Schedule(**value)
+    return PPOConfig(**fields)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in words."""
+    if isinstance(error, KeyError):
+        return f"a file without {error}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"invalid JSON ({error})"
+    return str(error)

@@ -1,304 +1,450 @@
-"""A training run on disk: learn, validate, keep the best, stop and go on bit for bit."""
+"""A training run in a folder: train, validate, keep the best parameters, stop, and resume bit for bit.
+
+run = prepare_run(run_config, folder, resume=False)     # or open_run(folder) for one that exists
+step, note = prepare_train_step(run)
+for run, metrics in train(run, folder, step, should_stop, monitor):
+    ...
+evaluate_policy(run, run.state.best_params, run.task.dataset.test, protocol)
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import atomic_io, data, random, train_step, tree
-from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo import data, random, train_step, tree
+from funcppo.config import Config, PPOConfig
 from funcppo.evaluation import ranking, scorers
-from funcppo.evaluation import scorers as scores
 from funcppo.evaluation.beam_search import ScoreName, SearchConfig, slots_for_rows
 from funcppo.evaluation.ranking import RankingProtocol, ranked_sides, selection_metric, stratified_sample
 from funcppo.evaluation.slot_scheduler import SchedulerState
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
-from funcppo.experiment.config import CHECKPOINT_FILE, CONFIG_FILE, METRICS_FILE, RunConfig
+from funcppo.experiment.config import CHECKPOINT_FILE as CHECKPOINT_FILE
+from funcppo.experiment.config import CONFIG_FILE as CONFIG_FILE
+from funcppo.experiment.config import METRICS_FILE as METRICS_FILE
+from funcppo.experiment.config import RESULTS_FILE as RESULTS_FILE
+from funcppo.experiment.config import RunConfig
+from funcppo.experiment.config import read_config as read_config
+from funcppo.experiment.config import write_config as write_config
 from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.network import Params
 from funcppo.prover.task import ProverTask
-from funcppo.runtime import compile as ladder
+from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import CapturedStep, capture, with_capture
+from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
 from funcppo.types import F32, I64
 
-if TYPE_CHECKING:  # it imports Dynamo, which judging a run does without
+if TYPE_CHECKING:  # it imports Dynamo, which the evaluation of a run does without
     from funcppo.runtime.monitor import Monitor
 
-MAX_VALIDATION_SUCCESSORS = 3e7  # successors that a validation by `success` may have to look at, by a rough count
-# Rollout steps and minibatches from which a run is long: compiling takes a minute or two, and saves 1.5 ms on each on a
-# GPU, 8 on a CPU.
+# Rollout steps and minibatch updates from which a run is long enough to be compiled. Compiling takes a minute or two,
+# and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.
 COMPILE_MIN_CALLS = 40_000
+
+# Validation by `success` is left out if it would compute more successors than this, by a rough count.
+MAX_VALIDATION_SUCCESSORS = 3e7
+STEPS_PER_HEIGHT = 3  # resolution steps that the rough count assumes for each height of a proof
+
+# Search settings before they are tuned for the machine.
+BEAM_WIDTH = 64
+MAX_ROWS_PER_STEP = 512
+MAX_SUCCESSORS_PER_STEP = 4096
+GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
+CHUNK_SIZE = 2048
 
 
 class RunState(NamedTuple):
-    """A checkpoint: where training stands, and the params that ranked valid best so far."""
+    """The contents of a checkpoint: the training state, and the best parameters on the valid split so far."""
 
     train_state: TrainState
-    best_params: Any  # params
-    best_valid_metric: F32[Tensor, ""]  # their MRR (Countries: AUC-PR) on the valid queries
-    best_update: I64[Tensor, ""]  # 0: before the first update
+    best_params: Params
+    best_valid_metric: F32[Tensor, ""]  # their metric on valid: MRR, or AUC-PR for Countries; -1 before any
+    best_update: I64[Tensor, ""]  # number of the update that gave them; 0: the initial ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run ready to go on; a value of the host."""
+    """A training run in memory, at its start or at a checkpoint."""
 
     run_config: RunConfig
+    """The settings, as in config.json."""
+
     task: ProverTask
+    """The data set and what is computed from it."""
+
     cfg: Config
+    """Algorithm, environment and network."""
+
     score: ScoreName
+    """How the policy scores candidates."""
+
     state: RunState
+    """Where training stands."""
+
     notes: tuple[str, ...]
-    evaluate_step: Callable[..., SchedulerState]  # as it runs on the run's device
+    """What was chosen or left out, one line each."""
+
+    evaluate_step: Callable[..., SchedulerState]
+    """A step of the search for scores, as it runs on the run's device."""
 
 
-def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
-    """The run that `run` describes, at its start or where the checkpoint in `folder` left it.
+class StopRequest(Protocol):
+    """Whether training should save and stop after the current update."""
 
-    Errors: ValueError for bad data or settings, or a checkpoint of something else.
-    """
-    ready = prover_task.build_task(
-        data.load(run_config.dataset, run_config.rules), run_config.prover, run_config.device
-    )
-    n_updates = math.ceil(run_config.steps / (run_config.ppo.n_envs * run_config.ppo.n_steps))
-    products = torch.bfloat16 if run_config.precision == "bfloat16" else None
-    cfg = prover_task.build_config(ready, dataclasses.replace(run_config.ppo, n_updates=n_updates), products)
-    state = train_step.init(cfg, prover_task.training_world(ready), random.key(run_config.seed, run_config.device))
-    zero = torch.zeros((), dtype=torch.int64, device=run_config.device)
-    saved = RunState(
-        train_state=state, best_params=state.params, best_valid_metric=zero.float() - 1.0, best_update=zero
-    )
-    made = partial(
-        Run,
-        run_config=run_config,
-        task=ready,
-        cfg=cfg,
-        notes=ready.notes,
-        evaluate_step=scores.make_search_step(run_config.device),
-    )
-    if resume:
-        saved, meta = checkpoint.restore(folder / CHECKPOINT_FILE, saved, ready.dataset.fingerprint)
-        return made(score=meta["score"], state=saved)
-    draft = made(score="best-proof", state=saved)
-    score, notes = _choose_score(draft)
-    return dataclasses.replace(draft, score=score, notes=(*ready.notes, *notes))
-
-
-def open_run(folder: Path, device: str = "cpu") -> Run:
-    """The run in a folder, to be judged or gone on with.
-
-    Errors: ValueError when it is none, or its data set has changed since.
-    """
-    return prepare_run(dataclasses.replace(read_config(folder), device=device), folder, resume=True)
+    def __call__(self) -> bool:
+        """True to stop."""
+        ...
 
 
 class DivergenceError(ValueError):
     """A run whose loss or gradient stays infinite or not a number."""
 
 
-def prepare_train_step(run: Run) -> tuple[CapturedStep[TrainState, Metrics], str]:
-    """The training step as this run wants it, from where the run stands, and a line that tells which and why.
+def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
+    """Build the run that a config describes.
 
-    Errors: what a strategy that was asked for by name raises.
+    Args:
+      run_config: the settings.
+      folder: the folder of the run; read only if `resume`.
+      resume: continue from the checkpoint in the folder; otherwise start anew.
+
+    Raises:
+      ValueError: bad data or settings, or a checkpoint that does not belong to them.
     """
-    wanted, world = run.run_config.strategy, prover_task.training_world(run.task)
-    short = wanted == "auto" and _calls(run.cfg.ppo) < COMPILE_MIN_CALLS
-    chosen = "eager" if short else wanted
-    cfg, state = with_capacity(run.cfg, world, _first_state(run)), run.state.train_state
-    parity = BF16_TOLERANCE if run.run_config.precision == "bfloat16" else DEFAULT_TOLERANCE
-    parts, record = ladder.select_strategy(train_step.collect, EAGER_PARTS, cfg, world, state, chosen, tolerance=parity)
+    dataset = data.load(run_config.dataset, run_config.rules)
+    task = prover_task.build_task(dataset, run_config.prover, run_config.device)
+    cfg = _learner_config(run_config, task)
+    train_state = _initial_train_state(cfg, task, run_config)
+    run = Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score="best-proof",
+        state=_initial_run_state(train_state),
+        notes=task.notes,
+        evaluate_step=scorers.make_search_step(run_config.device),
+    )
+    if resume:
+        state, meta = checkpoint.restore(folder / CHECKPOINT_FILE, run.state, dataset.fingerprint)
+        return dataclasses.replace(run, score=meta["score"], state=state)
+    score, notes = _choose_score(run)
+    return dataclasses.replace(run, score=score, notes=(*task.notes, *notes))
+
+
+def open_run(folder: Path, device: str = "cpu") -> Run:
+    """Open the run in a folder at its last checkpoint, to evaluate or to resume it.
+
+    Raises:
+      ValueError: the folder holds no run, or its data set has changed since.
+    """
+    run_config = dataclasses.replace(read_config(folder), device=device)
+    return prepare_run(run_config, folder, resume=True)
+
+
+def _learner_config(run_config: RunConfig, task: ProverTask) -> Config:
+    """The learner's configuration, with the number of updates that the environment steps of the run make."""
+    ppo = run_config.ppo
+    steps_per_update = ppo.n_envs * ppo.n_steps
+    n_updates = math.ceil(run_config.steps / steps_per_update)
+    return prover_task.build_config(
+        task,
+        dataclasses.replace(ppo, n_updates=n_updates),
+        matmul_dtype=torch.bfloat16 if run_config.precision == "bfloat16" else None,
+    )
+
+
+def _initial_train_state(cfg: Config, task: ProverTask, run_config: RunConfig) -> TrainState:
+    """The training state before the first update."""
+    world = prover_task.training_world(task)
+    key = random.key(run_config.seed, run_config.device)
+    return train_step.init(cfg, world, key)
+
+
+def _initial_run_state(train_state: TrainState) -> RunState:
+    """The state before the first validation."""
+    device = train_state.update.device
+    return RunState(
+        train_state=train_state,
+        best_params=train_state.params,
+        best_valid_metric=torch.full((), -1.0, dtype=torch.float32, device=device),
+        best_update=torch.zeros((), dtype=torch.int64, device=device),
+    )
+
+
+def prepare_train_step(run: Run) -> tuple[CapturedStep[TrainState, Metrics], str]:
+    """Compile or capture the training step of a run, starting from its state.
+
+    With strategy auto, a run too short to repay compilation is not compiled.
+
+    Returns:
+      The step, and a line that says which strategy it uses and why.
+
+    Raises:
+      Exception: whatever a strategy raises that was set by name and fails.
+    """
+    run_config = run.run_config
+    world = prover_task.training_world(run.task)
+    train_state = run.state.train_state
+    is_short = run_config.strategy == "auto" and _n_calls(run.cfg.ppo) < COMPILE_MIN_CALLS
+
+    # The capacity depends on the first state of the run, so that a resumed run has the same.
+    cfg = with_capacity(run.cfg, world, _initial_train_state(run.cfg, run.task, run_config))
+    parts, record = compilation.select_strategy(
+        train_step.collect,
+        EAGER_PARTS,
+        cfg,
+        world,
+        train_state,
+        "eager" if is_short else run_config.strategy,
+        tolerance=BF16_TOLERANCE if run_config.precision == "bfloat16" else DEFAULT_TOLERANCE,
+    )
+
+    # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
     step = partial(train_step.train_step, cfg, world)
-    turns = short and run.run_config.device != "cpu"  # to record all kernels of an uncompiled iteration takes seconds
-    captured = capture_loop_bodies(step, parts, state) if turns else capture(partial(step, parts=parts), state)
-    record = with_capture(record, captured)
-    failed = "; ".join(f"not {f.name}: {f.error_type}: {f.message}" for f in record.failures)
+    if is_short and run_config.device != "cpu":
+        captured = capture_loop_bodies(step, parts, train_state)
+    else:
+        captured = capture(partial(step, parts=parts), train_state)
+    return captured, _describe_strategy(with_capture(record, captured), is_short)
+
+
+def _n_calls(ppo: PPOConfig) -> int:
+    """Number of rollout steps and microbatches in a whole run."""
+    microbatches_per_update = ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches
+    return ppo.n_updates * (ppo.n_steps + microbatches_per_update)
+
+
+def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
+    """A line that says which strategy is used, and why not another."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
-    line += "; compiling would take longer than it saves (--strategy one-graph compiles)" if short else ""
-    return captured, line + (f" ({failed})" if failed else "")
-
-
-def _calls(ppo: PPOConfig) -> int:
-    """Rollout steps, and parts of minibatches, of a whole run."""
-    return ppo.n_updates * (ppo.n_steps + ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches)
+    if is_short:
+        line += "; compiling would take longer than it saves (--strategy one-graph compiles)"
+    failures = [f"not {failure.name}: {failure.error_type}: {failure.message}" for failure in record.failures]
+    if failures:
+        line += f" ({'; '.join(failures)})"
+    return line
 
 
 def train(
     run: Run,
     folder: Path,
     captured: CapturedStep[TrainState, Metrics],
-    should_stop: Callable[[], bool],
+    should_stop: StopRequest,
     monitor: Monitor,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
-    """The run after each update and what the update showed; files are kept up to date at every validation and stop.
+    """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
-    The run's state is the step's buffers: the next update overwrites it.
+    The training state of a yielded run is the buffers of the step, which the next update overwrites. The metrics log
+    gets a line at every update; the checkpoint is written at every validation and at a stop.
 
     Args:
-      stop: asked after each update whether to save and end here.
-    Errors: Diverged after `patience` updates in a row that met a number that is not finite; none of them is saved.
+      run: the run, at its start or resumed.
+      folder: where its files are.
+      captured: the training step, from `prepare_train_step`.
+      should_stop: called after each update; if true, training saves a checkpoint and ends.
+      monitor: times the steps, and reports compilations at each validation.
+
+    Raises:
+      DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
     """
     n_updates = run.cfg.ppo.n_updates
-    every, bad = max(1, n_updates // run.run_config.n_validations), 0
+    validation_interval = max(1, n_updates // run.run_config.n_validations)
+    n_bad_updates = 0  # consecutive updates with a number that is not finite
+
     if int(run.state.train_state.update) == 0:
         run = validate(run)
         save_checkpoint(run, folder)
     metrics_log.truncate(folder / METRICS_FILE, int(run.state.train_state.update))
     run = dataclasses.replace(run, state=run.state._replace(train_state=captured.state))
-    while (update := int(run.state.train_state.update)) < n_updates:
+
+    for update in range(int(run.state.train_state.update) + 1, n_updates + 1):
         start = time.perf_counter()
         with monitor.timer("replay"):
-            metrics = captured.step()
-        numbers, row = metrics_log.to_scalars(metrics), {}
-        seconds, stopping = time.perf_counter() - start, should_stop()
-        bad = bad + 1 if numbers["n_nonfinite_minibatches"] else 0
-        if not bad and ((update + 1) % every == 0 or update + 1 == n_updates):
+            device_metrics = captured.step()
+        metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
+        row = {"update": update, "seconds": time.perf_counter() - start} | metrics
+        stopping = should_stop()
+        n_bad_updates = n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
+
+        # State and parameters of a bad update are neither validated nor saved.
+        is_due = update % validation_interval == 0 or update == n_updates
+        validates = is_due and not n_bad_updates
+        if validates:
             run = validate(run)
-            row = {"best_valid": float(run.state.best_valid_metric), "best_update": int(run.state.best_update)}
-            row |= monitor.report()
-        metrics_log.append(folder / METRICS_FILE, {"update": update + 1, "seconds": seconds} | numbers | row)
-        if not bad and (row or stopping):
+            row |= _validation_metrics(run) | monitor.report()
+        metrics_log.append(folder / METRICS_FILE, row)
+        if validates or (stopping and not n_bad_updates):
             save_checkpoint(run, folder)
-        yield run, numbers
-        if bad >= run.run_config.max_nonfinite_updates:
-            raise DivergenceError(_diverged(folder, update + 1, bad))
+
+        yield run, metrics
+        if n_bad_updates >= run.run_config.max_nonfinite_updates:
+            raise DivergenceError(_divergence_message(folder, update, n_bad_updates))
         if stopping:
             return
 
 
+def _validation_metrics(run: Run) -> dict[str, float]:
+    """What the metrics log says of a validation."""
+    return {
+        "best_valid_metric": float(run.state.best_valid_metric),
+        "best_update": int(run.state.best_update),
+    }
+
+
+def _divergence_message(folder: Path, update: int, n_bad_updates: int) -> str:
+    """Why a run ends, and what its checkpoint still holds."""
+    saved = checkpoint.read(folder / CHECKPOINT_FILE)
+    saved_update = int(saved.arrays["train_state.update"])
+    return (
+        f"{folder}: expected finite numbers, got a loss or gradient not finite in each of the {n_bad_updates} updates "
+        f"up to {update}; none of them changed the parameters, and {CHECKPOINT_FILE} holds update {saved_update}"
+    )
+
+
 def validate(run: Run) -> Run:
-    """The run with its params kept as the best, if they rank the valid queries better than any before."""
-    saved = run.state
-    if not len(run.task.dataset.valid):
-        kept = saved._replace(best_params=_kept(saved.train_state.params), best_update=saved.train_state.update.clone())
-        return dataclasses.replace(run, state=kept)
-    quality = evaluate_policy(
-        run, saved.train_state.params, validation_queries(run), RankingProtocol(sides=ranked_sides(run.task))
+    """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
+
+    Without valid queries the current parameters are kept.
+    """
+    state = run.state
+    valid_metric = None
+    if len(run.task.dataset.valid):
+        protocol = RankingProtocol(sides=ranked_sides(run.task))
+        quality = evaluate_policy(run, state.train_state.params, validation_queries(run), protocol)
+        valid_metric = quality[selection_metric(run.task)]
+        if valid_metric <= float(state.best_valid_metric):
+            return run
+
+    # Clones, because the next update overwrites the leaves of the training state.
+    best = state._replace(
+        best_params=tree.map(torch.clone, state.train_state.params),
+        best_update=state.train_state.update.clone(),
     )
-    value = quality[selection_metric(run.task)]
-    if value <= float(saved.best_valid_metric):
-        return run
-    best = saved._replace(
-        best_params=_kept(saved.train_state.params),
-        best_valid_metric=torch.full_like(saved.best_valid_metric, value),
-        best_update=saved.train_state.update.clone(),
-    )
+    if valid_metric is not None:
+        best = best._replace(best_valid_metric=torch.full_like(state.best_valid_metric, valid_metric))
     return dataclasses.replace(run, state=best)
 
 
-def _kept(params: Any) -> Any:
-    return tree.map(torch.clone, params)  # the state's own leaves are overwritten by the next update
-
-
 def evaluate_policy(
-    run: Run, params: Any, split: np.ndarray, ranking_protocol: RankingProtocol, score: ScoreName | None = None
+    run: Run, params: Params, split: np.ndarray, ranking_protocol: RankingProtocol, score: ScoreName | None = None
 ) -> dict[str, Any]:
-    """The ranking quality of a policy on a split."""
+    """The ranking metrics of a policy on a split.
+
+    Args:
+      run: the task, and how it is searched.
+      params: the parameters of the policy.
+      split: the queries, one row each.
+      ranking_protocol: sides and candidates.
+      score: how candidates are scored; None: as the run does.
+
+    Returns:
+      The metrics of `ranking.summarise_ranking`, such as "mrr"; for Countries also "auc_pr".
+    """
     scorer = run_policy_scorer(run, params, score or run.score)
     ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
-    return ranking.summarise_ranking(ranked, list(run.task.dataset.predicates), with_auc=run.task.is_countries)
-
-
-def initial_params(run: Run) -> Any:
-    """The params that the run started from."""
-    return _first_state(run).params
-
-
-def _first_state(run: Run) -> TrainState:
-    return train_step.init(
-        run.cfg, prover_task.training_world(run.task), random.key(run.run_config.seed, run.run_config.device)
+    return ranking.summarise_ranking(
+        ranked,
+        list(run.task.dataset.predicates),
+        with_auc=run.task.is_countries,
     )
 
 
-def run_policy_scorer(run: Run, params: Any, score: ScoreName) -> ranking.Scorer:
-    """How the policy scores candidates, with slots and beam that fit the search."""
-    return scores.make_policy_scorer(run_search_config(run, score), run.task, params, run.evaluate_step)
+def initial_params(run: Run) -> Params:
+    """The parameters before the first update."""
+    train_state = _initial_train_state(run.cfg, run.task, run.run_config)
+    return train_state.params
+
+
+def run_policy_scorer(run: Run, params: Params, score: ScoreName) -> ranking.Scorer:
+    """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
+    cfg = run_search_config(run, score)
+    return scorers.make_policy_scorer(cfg, run.task, params, run.evaluate_step)
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
-    """The settings of a search for scores, before `fitting` has looked at what this machine is fastest at."""
-    width = run.cfg.env.cfg.resolve.max_successors
-    beam = 1 if score == "greedy" else 64
-    rows = max(beam, min(512, 4096 // width) * (16 if run.run_config.device == "cuda" else 1))
-    slots = slots_for_rows(rows, beam)
-    return scorers.search_config(run.task, run.cfg, score, slots=slots, beam=beam, rows_per_step=rows, chunk_size=2048)
+    """The settings of a search for scores, before `autotune` has adapted them to the machine."""
+    beam = 1 if score == "greedy" else BEAM_WIDTH
+    max_successors = run.cfg.env.cfg.resolve.max_successors
+    rows = min(MAX_ROWS_PER_STEP, MAX_SUCCESSORS_PER_STEP // max_successors)
+    if run.run_config.device == "cuda":
+        rows *= GPU_ROWS_FACTOR
+    rows_per_step = max(beam, rows)
+    return scorers.search_config(
+        run.task,
+        run.cfg,
+        score,
+        slots=slots_for_rows(rows_per_step, beam),
+        beam=beam,
+        rows_per_step=rows_per_step,
+        chunk_size=CHUNK_SIZE,
+    )
 
 
 def validation_queries(run: Run) -> np.ndarray:
-    """The valid queries that training looks at, always the same ones."""
+    """The valid queries that every validation ranks: a fixed sample, stratified by relation."""
     valid = run.task.dataset.valid
     return valid[stratified_sample(valid, run.run_config.n_validation_queries)]
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
-    """Write the checkpoint."""
-    meta = {"fingerprint": run.task.dataset.fingerprint, "score": run.score}
+    """Write the state of a run to its folder."""
+    meta = {
+        "fingerprint": run.task.dataset.fingerprint,
+        "score": run.score,
+    }
     checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
 
 
-def write_config(run_config: RunConfig, folder: Path) -> None:
-    """Write `config.json`."""
-    text = json.dumps(dataclasses.asdict(run_config), indent=2) + "\n"
-    atomic_io.write_atomically(folder / CONFIG_FILE, lambda file: file.write(text.encode()))
+def _choose_score(run: Run) -> tuple[ScoreName, list[str]]:
+    """The score of a run, and notes: as set, or the one that ranks valid better before any training.
 
-
-def read_config(folder: Path) -> RunConfig:
-    """What `write_config` wrote.
-
-    Errors: ValueError when the folder holds no run, or a field is not known.
+    `success` is not tried if a validation by it would take too long.
     """
-    path = folder / CONFIG_FILE
-    try:
-        raw = json.loads(path.read_text())
-        ppo, prover = raw.pop("ppo"), raw.pop("prover")
-        schedules = {k: Schedule(**v) for k, v in ppo.items() if k.endswith("_schedule")}
-        ppo = PPOConfig(**(ppo | schedules | {"adam": AdamConfig(**ppo["adam"])}))
-        return RunConfig(**raw, ppo=ppo, prover=ProverTaskConfig(**prover))
-    except FileNotFoundError:
-        raise ValueError(f"{folder}: want a folder that `funcppo train` wrote, found no {CONFIG_FILE} in it") from None
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: want the settings of a run: {error}") from None
-
-
-def _choose_score(draft: Run) -> tuple[ScoreName, list[str]]:
-    """The score that ranks valid better before any training, where looking at both is affordable."""
-    if draft.run_config.score != "auto":
-        return draft.run_config.score, []
-    sample, how = validation_queries(draft), RankingProtocol(sides=ranked_sides(draft.task))
-    if not len(sample):
+    if run.run_config.score != "auto":
+        return run.run_config.score, []
+    queries = validation_queries(run)
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    if not len(queries):
         return "best-proof", ["score best-proof: there are no valid queries to choose by"]
-    width = draft.cfg.env.cfg.resolve.max_successors
-    n = len(
-        ranking.rank_split(
-            draft.task, sample, lambda atoms: torch.zeros(len(atoms), device=atoms.device), how
-        ).scored_atom
-    )
-    cost = n * min(64, width) * width * 3 * draft.task.max_height
-    if draft.task.fact_selection == "policy" and cost > MAX_VALIDATION_SUCCESSORS:
-        return "best-proof", [f"score best-proof: success would look at about {cost:.0e} successors a validation"]
-    names: tuple[ScoreName, ...] = ("success", "best-proof")  # of equal ones the first
-    mrr = {name: evaluate_policy(draft, draft.state.best_params, sample, how, name)["mrr"] for name in names}
-    chosen = max(names, key=lambda name: mrr[name])
-    return chosen, [f"score {chosen} chosen: MRR on valid " + ", ".join(f"{v:.4f} by {k}" for k, v in mrr.items())]
+    if run.task.fact_selection == "policy":
+        n_successors = _estimate_validation_successors(run, queries, protocol)
+        if n_successors > MAX_VALIDATION_SUCCESSORS:
+            note = f"score best-proof: success would compute about {n_successors:.0e} successors a validation"
+            return "best-proof", [note]
+
+    candidates: tuple[ScoreName, ...] = ("success", "best-proof")
+    mrr: dict[ScoreName, float] = {}
+    for score in candidates:
+        quality = evaluate_policy(run, run.state.best_params, queries, protocol, score)
+        mrr[score] = quality["mrr"]
+    chosen = max(candidates, key=lambda score: mrr[score])  # the first one, if they are equal
+    listing = ", ".join(f"{value:.4f} by {score}" for score, value in mrr.items())
+    return chosen, [f"score {chosen} chosen: MRR on valid {listing}"]
 
 
-def _diverged(folder: Path, update: int, bad: int) -> str:
-    saved, _ = checkpoint.read(folder / CHECKPOINT_FILE)
-    return (
-        f"{folder}: loss or gradient not finite in each of the {bad} updates up to {update}; params moved in none of "
-        f"them, and {CHECKPOINT_FILE} holds update {int(saved['train_state.update'])}: want other settings"
-    )
+def _estimate_validation_successors(run: Run, queries: np.ndarray, protocol: RankingProtocol) -> int:
+    """A rough count of the successors that ranking these queries by `success` computes."""
+    ranked = ranking.rank_split(run.task, queries, _zero_scores, protocol)
+    n_candidates = len(ranked.scored_atom)
+    max_successors = run.cfg.env.cfg.resolve.max_successors
+    n_proofs = min(BEAM_WIDTH, max_successors)  # partial proofs of a candidate at a time
+    n_steps = STEPS_PER_HEIGHT * run.task.max_height
+    return n_candidates * n_proofs * max_successors * n_steps
+
+
+def _zero_scores(atoms: Tensor) -> F32[Tensor, "N"]:
+    return torch.zeros(len(atoms), device=atoms.device)

@@ -1,18 +1,20 @@
-"""One application of each rule to the facts: what it derives, and how often it is right.
+"""What one application of each rule derives, and how often each rule is right.
 
-Atoms are counted once a rule, however many bodies derive them: with `heads(r)` the distinct heads of rule r over the
-facts,
+`iter_consequences` and `collect_consequences` list the atoms that rules derive from the facts. `iter_derivations` and
+`collect_derivations` tell which rules derive each atom of a list. `with_confidence` counts the confidence of each rule.
+With `heads(r)` the distinct heads of rule r over the facts,
 
     body_pairs(r) = |heads(r)|,    support(r) = |heads(r) and facts|,    confidence = support / body_pairs
 
-which is the standard confidence of AMIE and AnyBURL, without the closed-world correction.
+which is the standard confidence of AMIE and AnyBURL, without the closed-world correction. An atom counts once for each
+rule, however many bodies of that rule derive it.
 
 Source: Galárraga et al. 2013, "AMIE: association rule mining under incomplete evidence", section 3.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,8 +22,9 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import joins, row_index
+from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import Inequality
-from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.kb import KBSizes, KnowledgeBase, build, find_atoms, sort_and_index_atoms
 from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
 from funcppo.logic.rules import (
     Rule,
@@ -33,15 +36,23 @@ from funcppo.logic.rules import (
     rules_from_kb,
     substitute_rule,
 )
+from funcppo.logic.typed_torch import int_list, unique_values
 from funcppo.types import I32, I64
 
 
 class Consequences(NamedTuple):
-    """Pairs of a derived atom and the rule that derives it, each once, in the order of the rules."""
+    """Pairs of a derived atom and a rule that derives it, each pair once, in the order of the rules."""
 
     atoms: I32[Tensor, "n W"]
-    rule: I64[Tensor, "n"]
-    fact: I64[Tensor, "n"]  # the atom's row among the facts, -1 where it is not one
+    rule: I64[Tensor, "n"]  # id of the rule
+    fact: I64[Tensor, "n"]  # id of the atom among the facts, -1 if it is not a fact
+
+
+class Derivations(NamedTuple):
+    """Pairs of an atom of a list and a rule that derives it in one application, each pair once."""
+
+    atom_row: I64[Tensor, "n"]  # position of the atom in the list
+    rule: I64[Tensor, "n"]  # id of the rule
 
 
 def iter_consequences(
@@ -52,27 +63,29 @@ def iter_consequences(
     leave_one_out: bool = False,
     object_identity: bool = False,
 ) -> Iterator[Consequences]:
-    """The consequences of one rule after another, so that no more than one rule's are held.
+    """Yield the consequences of one rule after another, so that only one rule's are in memory.
 
     Args:
-      rules: ids of rules, in the order wanted; None for all.
-      leave_one_out: leave out a known fact that the rule derives only from bodies that hold the fact itself.
+      rule_ids: the rules to apply, in order; None for all, in file order.
+      leave_one_out: omit a fact that the rule derives only from bodies that contain the fact itself.
       object_identity: different variables of a rule bind different constants.
     """
+    device = kb.facts.device
     relations = relations_by_predicate(kb.facts)
-    table = rules_from_kb(kb)
-    for rule in table if rule_ids is None else [table[i] for i in rule_ids]:
-        unequal = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
-        columns = _heads(rule, relations, sizes, unequal, kb.facts.device)
+    rules = rules_from_kb(kb)
+    selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
+    for rule in selected:
+        inequalities = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
+        columns = _derive_heads(rule, relations, sizes, inequalities, device)
         if leave_one_out:
-            circular = _circular(rule, relations, sizes, unequal, kb.facts.device)
-            kept = ~find_rows(columns, Relation(circular, circular[0].numel()), sizes.n_constants)[1]
-            columns = tuple(column[kept] for column in columns)
-        name = torch.full_like(columns[0], rule.head[0])
+            circular = _circular_heads(rule, relations, sizes, inequalities, device)
+            columns = _exclude_rows(columns, circular, sizes)
+
+        predicate = torch.full_like(columns[0], rule.head[0])
         yield Consequences(
-            atoms=torch.stack([column.to(torch.int32) for column in (name, *columns)], dim=1),
+            atoms=torch.stack([column.to(torch.int32) for column in (predicate, *columns)], dim=1),
             rule=torch.full_like(columns[0], rule.id),
-            fact=_fact_ids(rule.head[0], columns, relations, kb, sizes),
+            fact=_find_facts(rule.head[0], columns, relations, kb, sizes),
         )
 
 
@@ -84,12 +97,13 @@ def collect_consequences(
     leave_one_out: bool = False,
     object_identity: bool = False,
 ) -> Consequences:
-    """The consequences of all the rules in one table; arguments as for `each_consequence`."""
+    """The consequences of all the rules in one table; arguments as for `iter_consequences`."""
     parts = iter_consequences(
         kb, sizes, rule_ids=rule_ids, leave_one_out=leave_one_out, object_identity=object_identity
     )
-    empty = Consequences(kb.facts[:0], kb.rule_ids_by_predicate[:0], kb.rule_ids_by_predicate[:0])
-    return Consequences(*(torch.cat(same) for same in zip(empty, *parts)))
+    no_rule = kb.rule_ids_by_predicate[:0]
+    empty = Consequences(kb.facts[:0], no_rule, no_rule)
+    return Consequences(*(torch.cat(columns) for columns in zip(empty, *parts)))
 
 
 def with_confidence(
@@ -98,61 +112,156 @@ def with_confidence(
     """The knowledge base with `support` and `body_pairs` counted from its facts.
 
     Args:
-      smoothing: None for plain counts; else facts that a rule derives only from bodies which hold the fact itself are
-        not counted, and this many wrong pairs are added, so that few examples are trusted less (as the miner ranks).
+      object_identity: different variables of a rule bind different constants.
+      smoothing: None for plain counts. Otherwise a fact that a rule derives only from bodies that contain the fact
+        itself does not count, and this number is added to the body pairs, so that few examples give less confidence
+        (the miner ranks rules in this way).
     """
-    found = iter_consequences(kb, sizes, leave_one_out=smoothing is not None, object_identity=object_identity)
-    pairs = [(int((part.fact >= 0).sum()), len(part.fact)) for part in found]
-    counts = torch.tensor(pairs, dtype=kb.support.dtype, device=kb.support.device).reshape(-1, 2)
-    return kb._replace(support=counts[:, 0].contiguous(), body_pairs=counts[:, 1] + (smoothing or 0.0))
+    counts: list[tuple[int, int]] = []
+    leave_one_out = smoothing is not None
+    for part in iter_consequences(kb, sizes, leave_one_out=leave_one_out, object_identity=object_identity):
+        support = int((part.fact >= 0).sum())
+        counts.append((support, len(part.fact)))
+
+    table = torch.tensor(counts, dtype=kb.support.dtype, device=kb.support.device).reshape(-1, 2)
+    return kb._replace(support=table[:, 0].contiguous(), body_pairs=table[:, 1] + (smoothing or 0.0))
 
 
-def _fact_ids(
+def iter_derivations(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    max_height: int,
+    atoms: I32[Tensor, "L W"],
+    leave_one_out: bool = True,
+) -> Iterator[Derivations]:
+    """Yield, for one rule after another, the atoms of a list that it derives in step `max_height` of T_P.
+
+    The atoms of a body are those that T_P derives in `max_height - 1` steps.
+
+    Args:
+      model: holds at least `max_height - 1` steps of T_P; its object identity applies to the rules.
+      atoms: the list; distinct, in lexicographic order.
+      leave_one_out: omit an atom that the rule derives only from bodies that contain the atom itself.
+    """
+    # Above height 1, bodies may hold derived atoms: apply the rules to a knowledge base in which those are facts.
+    body_kb = kb
+    if max_height > 1:
+        body_kb = _with_facts(kb, sizes, model.atoms[model.height < max_height])
+
+    _, atom_index = sort_and_index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
+    predicates = set(int_list(unique_values(atoms[:, 0])))
+    head_predicates = int_list(kb.rules[:, 0, 0])
+    rule_ids = [i for i, predicate in enumerate(head_predicates) if predicate in predicates]
+    parts = iter_consequences(
+        body_kb,
+        sizes,
+        rule_ids=rule_ids,
+        leave_one_out=leave_one_out,
+        object_identity=model.object_identity,
+    )
+    for part in parts:
+        row = find_atoms(atom_index, sizes, part.atoms.long())
+        yield Derivations(row[row >= 0], part.rule[row >= 0])
+
+
+def collect_derivations(
+    kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
+) -> Derivations:
+    """The derivations by all rules in one table, with leave-one-out; arguments as for `iter_derivations`."""
+    parts = iter_derivations(kb, sizes, model, max_height, atoms)
+    none = torch.zeros(0, dtype=torch.int64, device=atoms.device)
+    return Derivations(*(torch.cat(columns) for columns in zip(Derivations(none, none), *parts)))
+
+
+def _with_facts(kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "N W"]) -> KnowledgeBase:
+    """A knowledge base of other facts and the same rules."""
+    other, _ = build(
+        facts.cpu().numpy(),
+        kb.rules.cpu().numpy(),
+        n_constants=sizes.n_constants,
+        n_predicates=sizes.n_predicates,
+        device=facts.device,
+    )
+    return other
+
+
+def _find_facts(
     predicate: int, columns: Columns, relations: dict[int, Relation], kb: KnowledgeBase, sizes: KBSizes
-) -> Tensor:
-    """The rows of a predicate's atoms among the facts, -1 where they are not there."""
+) -> I64[Tensor, "n"]:
+    """The fact id of each atom of a predicate, given by its argument columns; -1 if it is not a fact."""
     if predicate not in relations:
         return torch.full_like(columns[0], -1)
-    row, found = find_rows(columns, relations[predicate], sizes.n_constants)
-    return torch.where(found, kb.fact_offsets[predicate] + row, -1)
+    row, is_fact = find_rows(columns, relations[predicate], sizes.n_constants)
+    return torch.where(is_fact, kb.fact_offsets[predicate] + row, -1)
 
 
-def _heads(
-    rule: Rule, relations: dict[int, Relation], sizes: KBSizes, unequal: list[Inequality], device: torch.device
+def _derive_heads(
+    rule: Rule,
+    relations: dict[int, Relation],
+    sizes: KBSizes,
+    inequalities: Sequence[Inequality],
+    device: torch.device,
 ) -> Columns:
-    """The argument columns of a rule's distinct heads, each once."""
+    """The argument columns of a rule's heads, each head once."""
     empty = tuple(torch.empty(0, dtype=torch.int64, device=device) for _ in rule.head[1:])
     if any(atom[0] not in relations for atom in rule.body):
         return empty
-    query = body_query(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, unequal)
+    query = body_query(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, inequalities)
     tables = list(joins.iter_answers(query))
-    return head_columns(rule, joins.union(tables, query.constant_bits), device) if tables else empty
+    if not tables:
+        return empty
+    return head_columns(rule, joins.union(tables, query.constant_bits), device)
 
 
-def _circular(
-    rule: Rule, relations: dict[int, Relation], sizes: KBSizes, unequal: list[Inequality], device: torch.device
+def _circular_heads(
+    rule: Rule,
+    relations: dict[int, Relation],
+    sizes: KBSizes,
+    inequalities: Sequence[Inequality],
+    device: torch.device,
 ) -> Columns:
-    """The heads of a rule that are facts and that none of its bodies derives without that fact."""
-    n, bits = sizes.n_constants, [sizes.n_constants.bit_length()] * (sizes.atom_width - 1)
-    itself = [atom for atom in rule.body if atom[0] == rule.head[0]]
-    parts = [
-        _heads(substitute_rule(rule, same), relations, sizes, [], device)
-        for same in (most_general_unifier(rule.head, atom, n) for atom in itself)
-        if same is not None
-    ]
-    empty = torch.empty(0, dtype=torch.int64, device=device)
-    suspects = row_index.unique_rows(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *parts)), bits)
+    """The heads of a rule that are facts and that the rule derives from no body without that fact."""
+    n_constants = sizes.n_constants
+    same_predicate = [atom for atom in rule.body if atom[0] == rule.head[0]]
+
+    # Suspects: heads of bodies that contain the head. They are facts, as all atoms of a body are.
+    parts: list[Columns] = []
+    for atom in same_predicate:
+        unifier = most_general_unifier(rule.head, atom, n_constants)
+        if unifier is not None:
+            parts.append(_derive_heads(substitute_rule(rule, unifier), relations, sizes, [], device))
+    suspects = _distinct_rows(parts, sizes, device)
     if not suspects[0].numel():
         return suspects
-    guard = Relation(suspects, suspects[0].numel())
-    query = body_query(rule, [relations[atom[0]] for atom in rule.body], n, unequal)
-    head = make_literal(guard, rule.head[1:], n)
+
+    # Join the suspects with the bodies in which no atom equals the head: what is left has a derivation without itself.
+    query = body_query(rule, [relations[atom[0]] for atom in rule.body], n_constants, inequalities)
+    is_suspect = make_literal(_relation(suspects), rule.head[1:], n_constants)
+    differs_from_head = [(rule.head[1:], atom[1:]) for atom in same_predicate]
     query = replace(
         query,
-        literals=(head, *query.literals),
-        inequalities=(*unequal, *((rule.head[1:], atom[1:]) for atom in itself)),
+        literals=(is_suspect, *query.literals),
+        inequalities=(*inequalities, *differs_from_head),
     )
-    sound = [head_columns(rule, table, device) for table in joins.iter_answers(query)]
-    sound = row_index.unique_rows(tuple(torch.cat(same) for same in zip((empty,) * len(bits), *sound)), bits)
-    kept = ~find_rows(suspects, Relation(sound, sound[0].numel()), n)[1]
-    return tuple(column[kept] for column in suspects)
+    derivable = [head_columns(rule, table, device) for table in joins.iter_answers(query)]
+    return _exclude_rows(suspects, _distinct_rows(derivable, sizes, device), sizes)
+
+
+def _relation(columns: Columns) -> Relation:
+    """The relation of distinct rows in lexicographic order."""
+    return Relation(columns, columns[0].numel())
+
+
+def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes, device: torch.device) -> Columns:
+    """The distinct rows of some tables of arguments, in lexicographic order."""
+    arity = sizes.atom_width - 1
+    empty = (torch.empty(0, dtype=torch.int64, device=device),) * arity
+    columns = tuple(torch.cat(pieces) for pieces in zip(empty, *parts))
+    return row_index.unique_rows(columns, [sizes.n_constants.bit_length()] * arity)
+
+
+def _exclude_rows(columns: Columns, excluded: Columns, sizes: KBSizes) -> Columns:
+    """The rows that are not among the excluded ones, which are distinct and in lexicographic order."""
+    _, is_excluded = find_rows(columns, _relation(excluded), sizes.n_constants)
+    return tuple(column[~is_excluded] for column in columns)

@@ -1,6 +1,7 @@
-"""What T_P knows before a search begins: which rules derive its root, and which goals nothing derives.
+"""What T_P knows before a proof search starts: which rules derive the query, and which goals nothing derives.
 
-A policy that is to prefer precise rules must see which of them apply at all; otherwise it learns which apply often.
+A policy that should prefer precise rules must see which rules apply at all; otherwise it learns which ones apply often.
+`build_derivability_index` computes the index; `rule_derives` and `dead_end_mask` look it up during the search.
 """
 
 from __future__ import annotations
@@ -11,99 +12,120 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic import baselines, row_index
-from funcppo.logic import kb as kbase
-from funcppo.logic.baselines import Derivations
+from funcppo.logic import consequences, row_index
+from funcppo.logic.consequences import Derivations
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.joins import ragged_arange
+from funcppo.logic.kb import KBSizes, KnowledgeBase, find_atoms, index_sorted_atoms
 from funcppo.logic.resolve import Goals, Successors
+from funcppo.logic.typed_torch import int_list, run_lengths
 from funcppo.types import I32, I64, Bool
 
 
 class DerivabilityIndex(NamedTuple):
-    """The atoms that T_P derives, and by which rules; without atoms, nothing is known beforehand."""
+    """The atoms that T_P derives, and the rules that derive each. Without atoms, it excludes nothing."""
 
-    atom_index: tuple[Tensor, ...]  # what `kb.locate` reads
+    atom_index: tuple[Tensor, ...]  # index of the derivable atoms for `kb.find_atoms`
     height: I32[Tensor, "M"]  # smallest height of each atom
-    derivation_keys: I64[Tensor, "D"]  # row * R + rule, ascending, of each atom and rule that derives it at the root
+    derivation_keys: I64[Tensor, "D"]  # row of the atom * R + id of a rule that derives it as a root; ascending
+
+
+# -- building
 
 
 def build_derivability_index(
     kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, max_height: int, max_derivations: int
 ) -> DerivabilityIndex | None:
-    """The outlook of searches to `max_height`, None when more than `budget` pairs of an atom and a rule are derived.
+    """Index all atoms of a model for searches up to a height.
 
-    At height 1 a rule whose only bodies hold the atom itself does not derive it (leave-one-out). Above, that atom may
-    be proved again as a goal of the body.
+    At height 1, a rule whose only bodies hold the atom itself does not derive it (leave-one-out). Above, it may: that
+    atom can be proved again as a goal of the body.
+
+    Args:
+      model: what T_P derives in `max_height` steps.
+      max_height: the greatest height of a search.
+      max_derivations: the most pairs of an atom and a rule to hold.
+
+    Returns:
+      The index; None if there are more than `max_derivations` pairs.
     """
-    parts, n_pairs = [], 0
-    for found in baselines.iter_derivations(kb, sizes, model, max_height, model.atoms, leave_one_out=max_height == 1):
-        parts.append(found.atom_row * sizes.n_rules + found.rule)
-        n_pairs += len(found.atom_row)
-        if n_pairs > max_derivations:
+    keys = [model.height[:0].to(torch.int64)]
+    n_derivations = 0
+    leave_one_out = max_height == 1
+    for part in consequences.iter_derivations(kb, sizes, model, max_height, model.atoms, leave_one_out=leave_one_out):
+        keys.append(part.atom_row * sizes.n_rules + part.rule)
+        n_derivations += len(part.atom_row)
+        if n_derivations > max_derivations:
             return None
-    derived = torch.cat([model.height[:0].to(torch.int64), *parts])
+
     return DerivabilityIndex(
-        atom_index=model.atom_index, height=model.height, derivation_keys=torch.sort(derived).values
+        atom_index=model.atom_index,
+        height=model.height,
+        derivation_keys=torch.sort(torch.cat(keys)).values,
     )
 
 
 def build_derivability_index_for_atoms(
     kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atoms: I32[Tensor, "L W"]
 ) -> DerivabilityIndex:
-    """The outlook of searches to height 1 for these atoms alone, distinct and in lexicographic order."""
-    found = baselines.collect_derivations(kb, sizes, model, 1, atoms)
+    """Index some atoms for searches to height 1; the atoms are distinct and in lexicographic order."""
+    derivations = consequences.collect_derivations(kb, sizes, model, 1, atoms)
+    keys = derivations.atom_row * sizes.n_rules + derivations.rule
     return DerivabilityIndex(
-        atom_index=kbase.index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
         height=torch.zeros_like(atoms[:, 0]),
-        derivation_keys=torch.sort(found.atom_row * sizes.n_rules + found.rule).values,
+        derivation_keys=torch.sort(keys).values,
     )
 
 
 def empty_derivability_index(kb: KnowledgeBase, sizes: KBSizes) -> DerivabilityIndex:
-    """The outlook that knows nothing."""
-    none = kb.facts[:0]
+    """The index without atoms, with which `dead_end_mask` is false everywhere."""
+    no_atoms = kb.facts[:0]
     return DerivabilityIndex(
-        atom_index=kbase.index_sorted_atoms(none, sizes.n_predicates, sizes.n_constants),
-        height=none[:, 0],
-        derivation_keys=none[:, 0].to(torch.int64),
+        atom_index=index_sorted_atoms(no_atoms, sizes.n_predicates, sizes.n_constants),
+        height=no_atoms[:, 0],
+        derivation_keys=no_atoms[:, 0].to(torch.int64),
     )
+
+
+# -- reading
 
 
 def iter_indexed_derivations(
     derivability_index: DerivabilityIndex, sizes: KBSizes, atoms: I32[Tensor, "L W"], max_chunk_derivations: int
 ) -> Iterator[Derivations]:
-    """Which rules derive each atom, those of some atoms at a time; at height 1 as `baselines` counts them.
+    """Yield the rules that derive each atom, in order of the atoms, some atoms at a time.
 
     Args:
-      n_pairs: how many derivations are to be held at once, about: never more than this and those of one atom.
+      atoms: in any order; an atom that is not in the index has no derivation.
+      max_chunk_derivations: about how many derivations to yield at once: never more than these and those of one atom.
     """
-    row = kbase.find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
-    first = torch.where(row >= 0, row, len(derivability_index.height)) * sizes.n_rules
-    start, stop = (
-        torch.searchsorted(derivability_index.derivation_keys, edge) for edge in (first, first + sizes.n_rules)
-    )
+    # The derivations of an atom are a span of the sorted keys.
+    row = find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
+    first_key = torch.where(row >= 0, row, len(derivability_index.height)) * sizes.n_rules
+    start = torch.searchsorted(derivability_index.derivation_keys, first_key)
+    stop = torch.searchsorted(derivability_index.derivation_keys, first_key + sizes.n_rules)
     count = stop - start
-    _, n_atoms = torch.unique_consecutive(count.cumsum(0) // max_chunk_derivations, return_counts=True)
-    done = 0
-    for n in n_atoms.tolist():
-        few, low = count[done : done + n], start[done : done + n]
-        atom = torch.repeat_interleave(torch.arange(n, device=row.device), few)
-        within = torch.arange(len(atom), device=row.device) - (few.cumsum(0) - few)[atom]
-        yield Derivations(done + atom, derivability_index.derivation_keys[low[atom] + within] % sizes.n_rules)
-        done += n
+
+    # A chunk holds the atoms whose cumulative count lies in the same multiple of the limit.
+    n_atoms = run_lengths(count.cumsum(0) // max_chunk_derivations)
+    first_atom = 0
+    for n in int_list(n_atoms):
+        chunk = slice(first_atom, first_atom + n)
+        for atom, position in ragged_arange(start[chunk], count[chunk]):
+            rule = derivability_index.derivation_keys[position] % sizes.n_rules
+            yield Derivations(first_atom + atom, rule)
+        first_atom += n
 
 
 def rule_derives(
     derivability_index: DerivabilityIndex, sizes: KBSizes, root: I32[Tensor, "B W"], rule: I32[Tensor, "B S"]
 ) -> Bool[Tensor, "B S"]:
-    """Whether each rule derives the row's root; false for a fact (-1)."""
-    row = kbase.find_atoms(derivability_index.atom_index, sizes, root.to(torch.int64))[:, None]
-    return (
-        (row >= 0)
-        & (rule >= 0)
-        & row_index.binary_search(derivability_index.derivation_keys, row * sizes.n_rules + rule)[1]
-    )
+    """Whether each rule derives the root of its row; false for a fact (-1)."""
+    row = find_atoms(derivability_index.atom_index, sizes, root.to(torch.int64))[:, None]
+    key = row * sizes.n_rules + rule
+    _, is_derivation = row_index.binary_search(derivability_index.derivation_keys, key)
+    return (row >= 0) & (rule >= 0) & is_derivation
 
 
 def dead_end_mask(
@@ -114,16 +136,32 @@ def dead_end_mask(
     goals: Goals,
     successors: Successors,
 ) -> Bool[Tensor, "B S"]:
-    """Which successors T_P shows to lead to no proof; others may still lead to none.
+    """Whether T_P shows that a successor leads to no proof; others may still lead to none.
 
-    They are rules that do not derive the root, and goal lists with a ground goal that is not derivable from its height.
+    A dead end is a rule that does not derive the root, or a goal list with a ground goal that T_P does not derive in
+    the height that is left for it.
+
+    Args:
+      max_height: the height limit of the search, for which the index was built.
+      root: the query of each row.
+      goals: [B, A], the goal list of each row.
+      successors: [B, S], its successors.
+
+    Returns:
+      [B, S]; false where `successors.mask` is false.
     """
     if not len(derivability_index.height):
         return torch.zeros_like(successors.mask)
+
+    # Rules for the root itself.
+    is_root = (goals.atoms[:, :1, 0] > 0) & (goals.height[:, :1] == 0)
+    is_rule = successors.rule >= 0
+    useless_rule = is_root & is_rule & ~rule_derives(derivability_index, sizes, root, successors.rule)
+
+    # Ground goals: the goal's height and the height of its smallest proof must fit into max_height.
     atoms, height = successors.goals
-    row = kbase.find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
-    low_enough = (row >= 0) & (derivability_index.height[row.clamp_min(0)] + height <= max_height)
-    ground = (atoms[..., 0] > 0) & (atoms[..., 1:] <= sizes.n_constants).all(-1)
-    at_root = (goals.atoms[:, :1, 0] > 0) & (goals.height[:, :1] == 0)
-    idle = at_root & (successors.rule >= 0) & ~rule_derives(derivability_index, sizes, root, successors.rule)
-    return successors.mask & (idle | (ground & ~low_enough).any(-1))
+    row = find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
+    is_provable = (row >= 0) & (derivability_index.height[row.clamp_min(0)] + height <= max_height)
+    is_ground = (atoms[..., 0] > 0) & (atoms[..., 1:] <= sizes.n_constants).all(-1)
+    unprovable_goal = (is_ground & ~is_provable).any(-1)
+    return successors.mask & (useless_rule | unprovable_goal)

@@ -1,11 +1,18 @@
-"""The last step of a derivation, read back from a model: from these a proof is built along decreasing height."""
+"""The last step of a derivation, read back from a least model.
+
+`find_derivation` finds a rule and a ground body for a derived atom, `find_ground_body` the body for a given rule. From
+these a proof is built along decreasing height.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from funcppo.logic import fixpoint, joins
 from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.joins import Inequality
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.relations import Relation
 from funcppo.logic.rules import (
@@ -19,70 +26,114 @@ from funcppo.logic.rules import (
     substitute_rule,
     substitute_terms,
 )
+from funcppo.logic.typed_torch import atom_tuples, int_list
 
 
-def find_derivation(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom) -> tuple[int, tuple[Atom, ...]]:
-    """A rule that derives an atom of the model and its ground body, all of whose atoms have smaller heights.
+class Derivation(NamedTuple):
+    """The last step of a derivation; Python values."""
 
-    The first rule in file order that has such a body; of its bodies, the one whose variables, in order of occurrence,
+    rule: int  # id of the rule
+    body: tuple[Atom, ...]  # its ground body
+
+
+def find_derivation(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom) -> Derivation:
+    """Find a rule that derives an atom of the model from atoms of smaller heights.
+
+    It is the first rule in file order with such a body; of its bodies, the one whose variables, in order of occurrence,
     have the smallest constants.
 
-    Errors: ValueError when the atom is a fact (it needs no rule) or is not in the model.
+    Args:
+      atom: padded to the width of the knowledge base.
+
+    Returns:
+      rule: the rule's id.
+      body: the rule's ground body.
+
+    Raises:
+      ValueError: if the atom is a fact (it needs no rule), is not in the model, or the model belongs to other rules.
     """
     height = int(fixpoint.atom_height(model, torch.tensor(atom, device=model.atoms.device)))
     if height < 1:
-        raise ValueError(f"{list(atom)}: want a derived atom of the model, got " + ("a fact", "none")[height])
-    start, stop = kb.rule_offsets[atom[0]], kb.rule_offsets[atom[0] + 1]
-    for i in kb.rule_ids_by_predicate[start:stop].tolist():
-        head, *body = (tuple(row) for row in kb.rules[i].tolist() if row[0])
-        rule = Rule(i, head, tuple(body))
-        same = most_general_unifier(head, atom, sizes.n_constants)
-        found = None if same is None else _ground(rule, same, model, height)
-        if found is not None:
-            return i, found.body
-    raise ValueError(f"{list(atom)}: no rule derives it; the model belongs to other rules")
+        problem = "a fact" if height == 0 else "none"
+        raise ValueError(f"{list(atom)}: expected a derived atom of the model, got {problem}")
+
+    start, stop = int_list(kb.rule_offsets[atom[0] : atom[0] + 2])
+    for rule_id in int_list(kb.rule_ids_by_predicate[start:stop]):
+        body = _smallest_body(_read_rule(kb, rule_id), atom, model, height)
+        if body is not None:
+            return Derivation(rule_id, body)
+    raise ValueError(f"{list(atom)}: expected a rule that derives it, got none; the model belongs to other rules")
 
 
 def find_ground_body(
     kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom, rule: int, height: int
 ) -> tuple[Atom, ...] | None:
-    """The ground body by which a given rule derives an atom, none of its atoms the atom itself; None if there is none.
+    """Find the ground body by which a given rule derives an atom, without that atom in it.
 
     Args:
-      height: the body's atoms have smaller ones.
+      atom: padded to the width of the knowledge base.
+      rule: id of the rule.
+      height: the body's atoms have smaller heights.
+
+    Returns:
+      The body with the smallest constants, as in `find_derivation`; None if there is none.
     """
-    head, *rest = (tuple(row) for row in kb.rules[rule].tolist() if row[0])
-    same = most_general_unifier(head, atom, sizes.n_constants)
-    found = None if same is None else _ground(Rule(rule, head, tuple(rest)), same, model, height, atom)
-    return None if found is None else found.body
+    return _smallest_body(_read_rule(kb, rule), atom, model, height, excluded_atom=atom)
 
 
-def _ground(
-    rule: Rule, same: dict[int, int], model: LeastModel, height: int, left_out: Atom | None = None
-) -> Rule | None:
-    """The rule's smallest ground instance with a body of smaller heights, None if there is none."""
-    n = model.sizes.n_constants
-    pairs = object_identity_constraints(rule, n) if model.object_identity else []
-    rule = substitute_rule(rule, same)
-    relations = [_below(model, atom, height, left_out) for atom in rule.body]
+def _read_rule(kb: KnowledgeBase, rule_id: int) -> Rule:
+    """One rule of a knowledge base."""
+    head, *body = (atom for atom in atom_tuples(kb.rules[rule_id]) if atom[0])
+    return Rule(rule_id, head, tuple(body))
+
+
+def _smallest_body(
+    rule: Rule, atom: Atom, model: LeastModel, height: int, excluded_atom: Atom | None = None
+) -> tuple[Atom, ...] | None:
+    """The smallest ground body of a rule that derives an atom from atoms of smaller heights; None if there is none."""
+    n_constants = model.sizes.n_constants
+    substitution = most_general_unifier(rule.head, atom, n_constants)
+    if substitution is None:
+        return None
+    rule_constraints = object_identity_constraints(rule, n_constants) if model.object_identity else []
+    constraints = _substitute_constraints(rule_constraints, substitution)
+    instance = substitute_rule(rule, substitution)
+    relations = [_atoms_below(model, goal, height, excluded_atom) for goal in instance.body]
     if not all(relation.size for relation in relations):
         return None
-    names = tuple(dict.fromkeys(v for atom in rule.body for v in atom_variables(atom, n)))
-    for name in (None, *names):  # None: is there an instance at all?
-        unequal = [(substitute_terms(left, same), substitute_terms(right, same)) for left, right in pairs]
-        tables = list(joins.iter_answers(body_query(rule, relations, n, unequal, () if name is None else (name,))))
-        if not tables:
-            return None
-        if name is not None:
-            same = {**same, name: min(int(table.columns[0].min()) for table in tables)}
-            rule = substitute_rule(rule, same)
-    return rule
+
+    # Without output variables, the query only decides whether there is a body at all.
+    if not list(joins.iter_answers(body_query(instance, relations, n_constants, constraints, ()))):
+        return None
+
+    # Bind one variable after another to its smallest constant: the result is the lexicographically smallest body.
+    for variable in _body_variables(instance, n_constants):
+        tables = joins.iter_answers(body_query(instance, relations, n_constants, constraints, (variable,)))
+        smallest = min(int(table.columns[0].min()) for table in tables)
+        constraints = _substitute_constraints(constraints, {variable: smallest})
+        instance = substitute_rule(instance, {variable: smallest})
+    return instance.body
 
 
-def _below(model: LeastModel, atom: Atom, height: int, left_out: Atom | None) -> Relation:
-    """The atoms of smaller height that an open atom matches, less one."""
-    found, heights = fixpoint.matching_atoms(model, atom)
-    kept = heights < height
-    if left_out is not None:
-        kept = kept & (found != torch.tensor(left_out, device=found.device)).any(1)
-    return relation_from_atoms(found[kept])
+def _body_variables(rule: Rule, n_constants: int) -> list[int]:
+    """The distinct variables of a rule's body in order of occurrence."""
+    variables: dict[int, None] = {}
+    for atom in rule.body:
+        variables.update(dict.fromkeys(atom_variables(atom, n_constants)))
+    return list(variables)
+
+
+def _substitute_constraints(constraints: list[Inequality], substitution: dict[int, int]) -> list[Inequality]:
+    """The inequalities with their variables replaced."""
+    return [
+        (substitute_terms(left, substitution), substitute_terms(right, substitution)) for left, right in constraints
+    ]
+
+
+def _atoms_below(model: LeastModel, atom: Atom, height: int, excluded_atom: Atom | None) -> Relation:
+    """The atoms of smaller height that match an open atom, without the excluded one."""
+    atoms, heights = fixpoint.matching_atoms(model, atom)
+    is_included = heights < height
+    if excluded_atom is not None:
+        is_included = is_included & (atoms != torch.tensor(excluded_atom, device=atoms.device)).any(1)
+    return relation_from_atoms(atoms[is_included])

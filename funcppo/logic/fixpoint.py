@@ -1,9 +1,12 @@
-"""T_P, the immediate-consequence operator: what can be derived, and in how many steps.
+"""The least model of a program: what the immediate-consequence operator T_P derives, and in how many steps.
 
     T_P(I) = facts + { head s : head :- body is a rule, every atom of body s is in I }
 
 The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. Evaluation is semi-naive:
 step h joins only those bodies that hold an atom of height h - 1.
+
+`least_model` computes the model; `atom_height`, `verdict` and `matching_atoms` read it. `derived_in_next_step` takes
+one step more for given atoms alone.
 
 Source: van Emden and Kowalski 1976, "The semantics of predicate logic as a programming language"; Bancilhon and
 Ramakrishnan 1986, "An amateur's introduction to recursive query processing strategies" (semi-naive evaluation).
@@ -14,17 +17,17 @@ from __future__ import annotations
 import enum
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from funcppo.logic import joins, row_index
-from funcppo.logic import kb as kb_
 from funcppo.logic.joins import ConjunctiveQuery
-from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.relations import Columns, Relation, find_rows
+from funcppo.logic.kb import KBSizes, KnowledgeBase, find_atoms, index_sorted_atoms, sort_and_index_atoms
+from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
 from funcppo.logic.rules import (
     Atom,
     Rule,
@@ -34,29 +37,52 @@ from funcppo.logic.rules import (
     relations_by_predicate,
     rules_from_kb,
 )
-from funcppo.types import I32, I64
+from funcppo.logic.typed_torch import atom_tuples, unique_rows
+from funcppo.types import I32, I64, Bool
+
+Relations = dict[int, Relation]  # by predicate; a predicate without atoms has no relation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastModel:
-    """The atoms that T_P derives, a value of the host: it is never seen by a compiled function."""
+    """The atoms that T_P derives; a value of the host, never an argument of a compiled function."""
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
-    height: I32[Tensor, "n"]  # the smallest step that derives the atom, 0 for a fact
-    atom_index: tuple[Tensor, ...]  # what `kb.locate` reads
-    n_atoms_after_step: tuple[
-        int, ...
-    ]  # atoms after step 0 (the facts), 1, 2, ...; every one of these steps is complete
-    complete: bool  # the fixpoint or the height asked for was reached
-    reached_fixpoint: bool  # one more step would derive nothing
-    stop_reason: str  # why it is not complete, in one line; empty when it is
+    height: I32[Tensor, "n"]  # the first step that derives the atom, 0 for a fact
+    atom_index: tuple[Tensor, ...]  # index of `atoms` for `kb.find_atoms`
+    n_atoms_after_step: tuple[int, ...]  # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
+    complete: bool  # whether the evaluation reached the fixpoint or the height that was asked for
+    reached_fixpoint: bool  # whether one more step would derive nothing
+    stop_reason: str  # one line that says why the model is not complete; empty if it is
     seconds: float  # wall-clock time of the evaluation
-    predicates: frozenset[int]  # those evaluated; of another, nothing is known
-    object_identity: bool
-    sizes: KBSizes  # of the knowledge base that it was derived from
+    predicates: frozenset[int]  # those evaluated; nothing is known of atoms of others
+    object_identity: bool  # whether different variables of a rule bind different constants
+    sizes: KBSizes  # of the knowledge base that the model was derived from
 
 
-StepCallback = Callable[[int, int, float], None]  # told step, atoms and seconds after each step
+class StepCallback(Protocol):
+    """Function that is called before each step of T_P, and so after each completed one."""
+
+    def __call__(self, step: int, n_atoms: int, seconds: float, /) -> None:
+        """Report the last completed step (0: the facts), the number of atoms after it, and the time since the start."""
+
+
+class Verdict(enum.IntEnum):
+    """What a model says of a query."""
+
+    REFUTED = 0  # absent from a complete model
+    PROVED = 1  # in the model
+    UNKNOWN = 2  # absent, but the model is not complete or the query's predicate was not evaluated
+
+
+class MatchingAtoms(NamedTuple):
+    """The atoms of a model that match an open atom."""
+
+    atoms: I32[Tensor, "n W"]  # in lexicographic order
+    height: I32[Tensor, "n"]
+
+
+# -- evaluation
 
 
 def least_model(
@@ -69,39 +95,45 @@ def least_model(
     object_identity: bool = False,
     progress: StepCallback | None = None,
 ) -> LeastModel:
-    """What `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
+    """Derive what `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
 
     Args:
       max_height: steps of T_P; None for the fixpoint.
-      budget: the most atoms to hold. A step that would pass it is dropped as a whole, so the model stays exact up to
-        the step before, and `stopped` says so.
-      predicates: derive only these and what their rules depend on; None for all.
+      max_atoms: the most atoms to hold, facts included. A step that would exceed it is dropped as a whole, so the model
+        stays exact up to the step before, and `stop_reason` says so.
+      predicates: derive only these and those that their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants.
+      progress: is called before each step; None for no reports.
+
+    Returns:
+      The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
     """
     start = time.perf_counter()
-    covered, rules = _relevant(rules_from_kb(kb), predicates, sizes)
-    known = relations_by_predicate(kb.facts, covered)
-    old, delta, runs, counts, stopped, fixpoint = {}, known, [known], [_n_atoms(known)], "", False
-    while not (stopped or fixpoint or len(counts) - 1 == max_height):
+    covered, rules = _relevant_rules(rules_from_kb(kb), predicates, sizes)
+    state = _initial_state(kb, covered)
+    stop_reason = ""
+    reached_fixpoint = False
+    while not (stop_reason or reached_fixpoint or state.step == max_height):
         if progress is not None:
-            progress(len(counts) - 1, counts[-1], time.perf_counter() - start)
-        active = rules.with_body_in(delta) if old else rules.all
-        bodies = (pair for rule in active for pair in _bodies(rule, old, delta, known, sizes, object_identity))
-        new = _step(bodies, known, sizes, max_atoms - counts[-1], kb.facts.device)
-        stopped, fixpoint = ("" if new is not None else _over(counts, max_atoms)), new == {}
-        if new:
-            old, delta, known = known, new, known | {p: _merged(known.get(p), r, sizes) for p, r in new.items()}
-            runs.append(new)
-            counts.append(counts[-1] + _n_atoms(new))
-    atoms, height = _assemble(known, runs, sizes, kb.facts.device)
+            progress(state.step, state.counts[-1], time.perf_counter() - start)
+        queries = _semi_naive_queries(rules, state, sizes, object_identity)
+        new = _derive_new_heads(queries, state.known, sizes, max_atoms - state.counts[-1], kb.facts.device)
+        if new is None:
+            stop_reason = _describe_stop(state, max_atoms)
+        elif not new:
+            reached_fixpoint = True
+        else:
+            state = _advance(state, new, sizes)
+
+    atoms, height = _assemble_atoms(state, sizes, kb.facts.device)
     return LeastModel(
         atoms=atoms,
         height=height,
-        atom_index=kb_.index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
-        n_atoms_after_step=tuple(counts),
-        complete=not stopped,
-        reached_fixpoint=fixpoint,
-        stop_reason=stopped,
+        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        n_atoms_after_step=state.counts,
+        complete=not stop_reason,
+        reached_fixpoint=reached_fixpoint,
+        stop_reason=stop_reason,
         seconds=time.perf_counter() - start,
         predicates=covered,
         object_identity=object_identity,
@@ -109,21 +141,43 @@ def least_model(
     )
 
 
-def _over(counts: list[int], budget: int) -> str:
-    return f"stopped at {counts[-1]} atoms: step {len(counts)} passes the budget of {budget}, unknown beyond"
+def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]) -> Bool[Tensor, "n"]:
+    """Whether a rule derives each atom from the model: one more step of T_P, taken for these atoms alone.
+
+    Each rule's body is joined with the given atoms, so no table grows beyond what they need.
+
+    Args:
+      kb: the knowledge base whose rules apply; the model is one of it.
+      atoms: ground, in any order.
+    """
+    n_constants = model.sizes.n_constants
+    targets = relations_by_predicate(unique_rows(atoms))
+    rules = [rule for rule in rules_from_kb(kb) if rule.head[0] in targets]
+    body_predicates = {atom[0] for rule in rules for atom in rule.body}
+    known = relations_by_predicate(model.atoms, body_predicates)
+
+    derived = [atoms[:0].long()]
+    for rule in rules:
+        if any(atom[0] not in known for atom in rule.body):
+            continue
+        inequalities = object_identity_constraints(rule, n_constants) if model.object_identity else []
+        query = body_query(rule, [known[atom[0]] for atom in rule.body], n_constants, inequalities)
+        is_target = make_literal(targets[rule.head[0]], rule.head[1:], n_constants)
+        for table in joins.iter_answers(replace(query, literals=(is_target, *query.literals))):
+            columns = head_columns(rule, table, atoms.device)
+            predicate = torch.full_like(columns[0], rule.head[0])
+            derived.append(torch.stack([predicate, *columns], dim=1))
+
+    _, derived_index = sort_and_index_atoms(torch.cat(derived), model.sizes.n_predicates, n_constants)
+    return find_atoms(derived_index, model.sizes, atoms) >= 0
 
 
-class Verdict(enum.IntEnum):
-    """What is known of a query."""
-
-    REFUTED = 0  # absent from a complete model
-    PROVED = 1
-    UNKNOWN = 2  # a budget was hit, or its predicate was not evaluated
+# -- reading a model
 
 
 def atom_height(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
-    """The height of each atom, -1 where the model has it not."""
-    row = kb_.find_atoms(model.atom_index, model.sizes, atoms)
+    """The height of each atom, -1 for one that is not in the model."""
+    row = find_atoms(model.atom_index, model.sizes, atoms)
     if not len(model.height):
         return row
     return torch.where(row >= 0, model.height[row.clamp_min(0)].to(torch.int64), -1)
@@ -131,149 +185,264 @@ def atom_height(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "
 
 def verdict(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
     """The `Verdict` on each ground atom, within the height that the model was asked for."""
-    covered = torch.isin(atoms[..., 0], torch.tensor(sorted(model.predicates), device=atoms.device))
-    absent = torch.where(covered & model.complete, int(Verdict.REFUTED), int(Verdict.UNKNOWN))
-    return torch.where(atom_height(model, atoms) >= 0, int(Verdict.PROVED), absent)
+    is_covered = torch.isin(atoms[..., 0], torch.tensor(sorted(model.predicates), device=atoms.device))
+    if_absent = torch.where(is_covered & model.complete, int(Verdict.REFUTED), int(Verdict.UNKNOWN))
+    return torch.where(atom_height(model, atoms) >= 0, int(Verdict.PROVED), if_absent)
 
 
-def matching_atoms(model: LeastModel, atom: Atom) -> tuple[I32[Tensor, "n W"], I32[Tensor, "n"]]:
-    """The atoms of the model that an open atom matches, in order, and their heights.
+def matching_atoms(model: LeastModel, atom: Atom) -> MatchingAtoms:
+    """Find the atoms of a model that match an open atom.
 
     Args:
-      atom: predicate and terms; a variable that occurs twice asks for equal arguments.
+      atom: predicate and terms; a term above `n_constants` is a variable, and one that occurs twice requires equal
+        arguments.
+
+    Returns:
+      atoms: in lexicographic order.
+      height: the height of each.
     """
-    n = model.sizes.n_constants
-    fixed = next((j for j, t in enumerate(atom) if j and t > n), len(atom))  # how many leading terms are constants
-    row = lambda i: model.atoms[i, :fixed].tolist()
-    low, high = (side(range(len(model.atoms)), list(atom[:fixed]), key=row) for side in (bisect_left, bisect_right))
-    found, height = model.atoms[low:high], model.height[low:high]
-    for j in range(fixed, len(atom)):
-        first = atom.index(atom[j], 1)
-        if atom[j] <= n or first < j:
-            kept = (found[:, j] == (atom[j] if atom[j] <= n else found[:, first])).nonzero().squeeze(1)
-            found, height = found[kept], height[kept]
-    return found, height
+    n_constants = model.sizes.n_constants
+
+    # Atoms are sorted: those that agree with the leading constants lie together.
+    n_leading = len(atom)
+    for position, term in enumerate(atom):
+        if position and term > n_constants:  # position 0 is the predicate, whose id may be that of a variable
+            n_leading = position
+            break
+    start, stop = _find_prefix(model.atoms, atom[:n_leading])
+    atoms = model.atoms[start:stop]
+    height = model.height[start:stop]
+
+    # Of those, select the ones that agree with the other constants and the repeated variables.
+    for position in range(n_leading, len(atom)):
+        term = atom[position]
+        first = atom.index(term, 1)
+        if term <= n_constants:
+            required = term
+        elif first < position:
+            required = atoms[:, first]
+        else:
+            continue
+        row = (atoms[:, position] == required).nonzero().squeeze(1)
+        atoms = atoms[row]
+        height = height[row]
+    return MatchingAtoms(atoms, height)
 
 
-class _Rules:
+def _find_prefix(atoms: I32[Tensor, "n W"], prefix: Atom) -> tuple[int, int]:
+    """Where the rows that begin with a prefix start and stop, in a table in lexicographic order."""
+
+    def row_prefix(row: int) -> Atom:
+        return atom_tuples(atoms[row : row + 1, : len(prefix)])[0]
+
+    rows = range(len(atoms))
+    return bisect_left(rows, prefix, key=row_prefix), bisect_right(rows, prefix, key=row_prefix)
+
+
+# -- rules
+
+
+class _RuleSet:
     """Rules in file order, and those that have each predicate in their body."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.all = rules
-        self.readers: dict[int, list[Rule]] = {}
+        self.by_body_predicate: dict[int, list[Rule]] = {}
         for rule in rules:
             for predicate in {atom[0] for atom in rule.body}:
-                self.readers.setdefault(predicate, []).append(rule)
+                self.by_body_predicate.setdefault(predicate, []).append(rule)
 
-    def with_body_in(self, delta: dict[int, Relation]) -> list[Rule]:
-        """The rules that have a predicate of the last step in their body."""
-        found = {rule.id: rule for predicate in delta for rule in self.readers.get(predicate, [])}
-        return [found[i] for i in sorted(found)]
+    def with_body_in(self, predicates: Collection[int]) -> list[Rule]:
+        """The rules with one of these predicates in their body, in file order."""
+        selected: dict[int, Rule] = {}
+        for predicate in predicates:
+            for rule in self.by_body_predicate.get(predicate, []):
+                selected[rule.id] = rule
+        return [selected[i] for i in sorted(selected)]
 
 
-def _relevant(rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes) -> tuple[frozenset[int], _Rules]:
-    """The predicates asked for and those that their rules depend on, and the rules that derive them."""
+def _relevant_rules(
+    rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes
+) -> tuple[frozenset[int], _RuleSet]:
+    """The given predicates with those that their rules depend on, and the rules that derive them."""
     if predicates is None:
-        return frozenset(range(1, sizes.n_predicates + 1)), _Rules(rules)
-    needs: dict[int, set[int]] = {}
+        return frozenset(range(1, sizes.n_predicates + 1)), _RuleSet(rules)
+
+    dependencies: dict[int, set[int]] = {}
     for rule in rules:
-        needs.setdefault(rule.head[0], set()).update(atom[0] for atom in rule.body)
-    covered, todo = set(predicates), list(predicates)
-    while todo:
-        wider = needs.get(todo.pop(), set()) - covered
-        covered |= wider
-        todo += wider
-    return frozenset(covered), _Rules([rule for rule in rules if rule.head[0] in covered])
+        dependencies.setdefault(rule.head[0], set()).update(atom[0] for atom in rule.body)
+
+    covered = set(predicates)
+    pending = list(predicates)
+    while pending:
+        added = dependencies.get(pending.pop(), set()) - covered
+        covered |= added
+        pending += added
+    return frozenset(covered), _RuleSet([rule for rule in rules if rule.head[0] in covered])
 
 
-def _n_atoms(relations: dict[int, Relation]) -> int:
-    return sum(relation.size for relation in relations.values())
+# -- one semi-naive step
 
 
-def _bodies(
-    rule: Rule,
-    old: dict[int, Relation],
-    delta: dict[int, Relation],
-    known: dict[int, Relation],
-    sizes: KBSizes,
-    object_identity: bool,
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A semi-naive evaluation after some steps."""
+
+    known: Relations  # all atoms
+    previous: Relations  # the atoms before the last step
+    delta: Relations  # the atoms that the last step added
+    deltas: tuple[Relations, ...]  # what each step added; the facts first
+    counts: tuple[int, ...]  # number of atoms after each step
+
+    @property
+    def step(self) -> int:
+        """The number of completed steps."""
+        return len(self.counts) - 1
+
+
+def _initial_state(kb: KnowledgeBase, predicates: Collection[int]) -> _State:
+    """Step 0: the facts of some predicates."""
+    facts = relations_by_predicate(kb.facts, predicates)
+    return _State(facts, {}, facts, (facts,), (_n_atoms(facts),))
+
+
+def _advance(state: _State, new: Relations, sizes: KBSizes) -> _State:
+    """The state after a step that added new atoms."""
+    known = dict(state.known)
+    for predicate, relation in new.items():
+        known[predicate] = _union(known.get(predicate), relation, sizes)
+    return _State(
+        known=known,
+        previous=state.known,
+        delta=new,
+        deltas=(*state.deltas, new),
+        counts=(*state.counts, state.counts[-1] + _n_atoms(new)),
+    )
+
+
+def _describe_stop(state: _State, max_atoms: int) -> str:
+    """Why the evaluation stops when the next step has too many atoms."""
+    return f"stopped at {state.counts[-1]} atoms: step {state.step + 1} exceeds max_atoms {max_atoms}, unknown beyond"
+
+
+def _semi_naive_queries(
+    rules: _RuleSet, state: _State, sizes: KBSizes, object_identity: bool
 ) -> Iterator[tuple[Rule, ConjunctiveQuery]]:
-    """The ways in which a rule's body can hold an atom of the last step: the first such atom at each place in turn."""
-    unequal = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
-    names = [atom[0] for atom in rule.body]
-    if not names and not old:
-        yield rule, body_query(rule, [], sizes.n_constants, unequal)
-    for i in range(len(names)):
-        sources = [old] * i + [delta] + [known] * (len(names) - i - 1)
-        if all(p in source for p, source in zip(names, sources)):
-            yield rule, body_query(rule, [source[p] for p, source in zip(names, sources)], sizes.n_constants, unequal)
+    """Yield queries whose answers are the bodies that hold an atom of the last step, with their rules.
+
+    A body is found once: by the query for its first atom of the last step. Atoms left of it are older, atoms right
+    of it are of any step.
+    """
+    active = rules.with_body_in(state.delta) if state.previous else rules.all
+    for rule in active:
+        inequalities = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
+        predicates = [atom[0] for atom in rule.body]
+        if not predicates and not state.previous:  # a rule without a body fires in the first step
+            yield rule, body_query(rule, [], sizes.n_constants, inequalities)
+
+        for i in range(len(predicates)):
+            sources = [state.previous] * i + [state.delta] + [state.known] * (len(predicates) - i - 1)
+            relations = [source.get(predicate) for predicate, source in zip(predicates, sources)]
+            present = [relation for relation in relations if relation is not None]
+            if len(present) == len(relations):
+                yield rule, body_query(rule, present, sizes.n_constants, inequalities)
 
 
-def _step(
-    bodies: Iterator[tuple[Rule, ConjunctiveQuery]],
-    known: dict[int, Relation],
+def _derive_new_heads(
+    queries: Iterator[tuple[Rule, ConjunctiveQuery]],
+    known: Relations,
     sizes: KBSizes,
-    room: int,
+    max_new: int,
     device: torch.device,
-) -> dict[int, Relation] | None:
-    """The heads that are not known yet, by predicate; None when there are more than `room` of them."""
-    new: dict[int, Columns] = {}
-    held: dict[int, list[Columns]] = {}
-    for rule, query in bodies:
-        name = rule.head[0]
+) -> Relations | None:
+    """The heads of the answers that are not known yet; None if there are more than `max_new`."""
+    new: dict[int, Columns] = {}  # distinct
+    pending: dict[int, list[Columns]] = {}  # not yet made distinct
+    for rule, query in queries:
+        predicate = rule.head[0]
         for table in joins.iter_answers(query):
-            held.setdefault(name, []).append(_unknown(head_columns(rule, table, device), known.get(name), sizes))
-            if _n_rows(held[name]) > max(joins.MAX_CHUNK_ROWS, _n_rows([new[name]] if name in new else [])):
-                new[name] = _distinct([*held.pop(name), *([new[name]] if name in new else [])], sizes)
-                if sum(columns[0].numel() for columns in new.values()) > room:
+            heads = _exclude_known(head_columns(rule, table, device), known.get(predicate), sizes)
+            pending.setdefault(predicate, []).append(heads)
+
+            # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
+            n_distinct = _n_rows([new[predicate]]) if predicate in new else 0
+            if _n_rows(pending[predicate]) > max(joins.MAX_CHUNK_ROWS, n_distinct):
+                new[predicate] = _merge_pending(new.get(predicate), pending.pop(predicate), sizes)
+                if _n_rows(new.values()) > max_new:
                     return None
-            if not query.output_variables:
+            if not query.output_variables:  # the head has no variables: one answer gives it
                 break
-    for name, parts in held.items():
-        new[name] = _distinct([*parts, *([new[name]] if name in new else [])], sizes)
-    found = {name: Relation(columns, columns[0].numel()) for name, columns in sorted(new.items()) if columns[0].numel()}
-    return found if _n_atoms(found) <= room else None
+
+    for predicate, parts in pending.items():
+        new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
+    if _n_rows(new.values()) > max_new:
+        return None
+    relations = {predicate: Relation(columns, _n_rows([columns])) for predicate, columns in sorted(new.items())}
+    return {predicate: relation for predicate, relation in relations.items() if relation.size}
 
 
-def _n_rows(parts: list[Columns]) -> int:
-    return sum(columns[0].numel() for columns in parts)
-
-
-def _distinct(parts: list[Columns], sizes: KBSizes) -> Columns:
-    columns = tuple(torch.cat(same) for same in zip(*parts))
-    return row_index.unique_rows(columns, [sizes.n_constants.bit_length()] * len(columns))
-
-
-def _merged(known: Relation | None, new: Relation, sizes: KBSizes) -> Relation:
-    """The union of two disjoint relations."""
-    if known is None:
-        return new
-    columns = _distinct([known.columns, new.columns], sizes)
-    return Relation(columns, known.size + new.size)
-
-
-def _unknown(columns: Columns, known: Relation | None, sizes: KBSizes) -> Columns:
+def _exclude_known(columns: Columns, known: Relation | None, sizes: KBSizes) -> Columns:
     """The rows that a relation does not hold."""
     if known is None:
         return columns
-    fresh = ~find_rows(columns, known, sizes.n_constants)[1]
-    return tuple(column[fresh] for column in columns)
+    _, is_known = find_rows(columns, known, sizes.n_constants)
+    return tuple(column[~is_known] for column in columns)
 
 
-def _assemble(
-    known: dict[int, Relation], runs: list[dict[int, Relation]], sizes: KBSizes, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """All atoms in lexicographic order, and their heights."""
-    tables, heights = [torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)], []
+def _merge_pending(distinct: Columns | None, parts: Sequence[Columns], sizes: KBSizes) -> Columns:
+    """The distinct rows of some tables and of one that is distinct already."""
+    return _distinct_rows(parts if distinct is None else [*parts, distinct], sizes)
+
+
+def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
+    """The distinct rows of some tables of arguments, in lexicographic order."""
+    columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
+    return row_index.unique_rows(columns, [sizes.n_constants.bit_length()] * len(columns))
+
+
+def _union(known: Relation | None, new: Relation, sizes: KBSizes) -> Relation:
+    """The union of two disjoint relations."""
+    if known is None:
+        return new
+    return Relation(_distinct_rows([known.columns, new.columns], sizes), known.size + new.size)
+
+
+def _n_rows(tables: Collection[Columns]) -> int:
+    """The number of rows of some tables."""
+    return sum(columns[0].numel() for columns in tables)
+
+
+def _n_atoms(relations: Relations) -> int:
+    """The number of atoms of some relations."""
+    return sum(relation.size for relation in relations.values())
+
+
+# -- the atoms of all steps
+
+
+class _AtomTable(NamedTuple):
+    """Atoms and their heights."""
+
+    atoms: Tensor
+    height: Tensor
+
+
+def _assemble_atoms(state: _State, sizes: KBSizes, device: torch.device) -> _AtomTable:
+    """All atoms in lexicographic order, with the step that added each."""
     added: dict[int, list[tuple[int, Relation]]] = {}
-    for step, run in enumerate(runs[1:], 1):
-        for name, relation in run.items():
-            added.setdefault(name, []).append((step, relation))
-    for name, relation in sorted(known.items()):
-        columns = (torch.full_like(relation.columns[0], name), *relation.columns)
+    for step, delta in enumerate(state.deltas[1:], 1):
+        for predicate, relation in delta.items():
+            added.setdefault(predicate, []).append((step, relation))
+
+    tables = [torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)]
+    heights = [torch.empty(0, dtype=torch.int32, device=device)]
+    for predicate, relation in sorted(state.known.items()):
+        columns = (torch.full_like(relation.columns[0], predicate), *relation.columns)
         tables.append(torch.stack([column.to(torch.int32) for column in columns], dim=1))
+
         height = torch.zeros(relation.size, dtype=torch.int32, device=device)
-        for step, new in added.get(name, []):
-            height = height.scatter(0, find_rows(new.columns, relation, sizes.n_constants)[0], step)
+        for step, new in added.get(predicate, []):
+            row, _ = find_rows(new.columns, relation, sizes.n_constants)
+            height = height.scatter(0, row, step)
         heights.append(height)
-    return torch.cat(tables), torch.cat([torch.empty(0, dtype=torch.int32, device=device), *heights])
+    return _AtomTable(torch.cat(tables), torch.cat(heights))

@@ -1,48 +1,80 @@
-"""T_P to height 1 in part: what one rule application derives of the candidates of given queries, and a sample besides.
+"""Part of T_P to height 1: the consequences of one step that given queries need, and a sample of the others.
 
-Where the whole of it is too much to hold, the candidates are enough to rank with, and the sample to learn from: of
-another atom nothing is known. What is held, is held with every rule that derives it.
+Where all consequences of one step are too many to hold, the candidates of the queries are enough to rank with, and a
+sample is enough to learn from. `restricted_step` derives both; `priority_sample` draws the sample. Each atom that is
+held is held with every rule that derives it; of other atoms nothing is known.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from funcppo.logic import kb as kb_
 from funcppo.logic.consequences import iter_consequences
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.kb import (
+    KBSizes,
+    KnowledgeBase,
+    fact_id,
+    find_atoms,
+    index_sorted_atoms,
+    rule_confidence,
+    sort_and_index_atoms,
+)
 from funcppo.types import F64, I32, I64
 
-_ODD = 0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B  # multipliers of `_uniform`
+_HASH_MULTIPLIERS = 0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B  # odd; of `_hash_to_uniform`
+
+
+class RestrictedStep(NamedTuple):
+    """Part of one step of T_P."""
+
+    model: LeastModel  # never complete
+    derivability_index: DerivabilityIndex  # of the atoms of the model
 
 
 def priority_sample(
     kb: KnowledgeBase, sizes: KBSizes, max_atoms: int, object_identity: bool = False
 ) -> I32[Tensor, "n W"]:
-    """At most `n` atoms that one step derives and that are no facts, in lexicographic order; the same ones always.
+    """Sample atoms that one step of T_P derives and that are not facts, always the same ones.
 
-    They come in proportion to the largest confidence c of a rule that derives them, so that rules compete over many of
-    them: those of the smallest u / c, with u uniform on [0, 1) for each atom. One of confidence 0 never comes.
+    An atom's chance is proportional to the largest confidence c of a rule that derives it, so that rules compete over
+    many atoms: the sample holds the atoms with the smallest u / c, where u is a hash of the atom, uniform on [0, 1).
+
+    Args:
+      max_atoms: the size of the sample; fewer if fewer atoms are derived.
+      object_identity: different variables of a rule bind different constants.
+
+    Returns:
+      The atoms in lexicographic order; none that only rules of confidence 0 derive.
 
     Source: Duffield, Lund and Thorup 2007, "Priority sampling for estimation of arbitrary subset sums", JACM 54(6).
     """
-    confidence = kb_.rule_confidence(kb).to(torch.float64)
-    parts, held, bound = [(kb.facts[:0], confidence[:0])], 0, torch.inf
-    for found in iter_consequences(kb, sizes, object_identity=object_identity):
-        rank = _uniform(found.atoms) / confidence[found.rule]
-        low = (found.fact < 0) & (rank < bound)
-        parts.append((found.atoms[low], rank[low]))
-        held += len(parts[-1][1])
-        if held > 2 * max_atoms:
-            parts = [_smallest(parts, max_atoms, sizes)]
-            held = len(parts[0][1])
-            bound = float(parts[0][1].max()) if held == max_atoms > 0 else bound
-    return _smallest(parts, max_atoms, sizes)[0]
+    confidence = rule_confidence(kb).to(torch.float64)
+    sample: list[_RankedAtoms] = [_RankedAtoms(kb.facts[:0], confidence[:0])]
+    n_held = 0
+    max_rank = torch.inf
+    for part in iter_consequences(kb, sizes, object_identity=object_identity):
+        rank = _hash_to_uniform(part.atoms) / confidence[part.rule]
+        is_candidate = (part.fact < 0) & (rank < max_rank)
+        candidates = _RankedAtoms(part.atoms[is_candidate], rank[is_candidate])
+        sample.append(candidates)
+        n_held += len(candidates.rank)
+
+        # Shrink the sample when it has doubled; from then on, larger ranks cannot enter it.
+        if n_held > 2 * max_atoms:
+            smallest = _smallest_ranks(sample, max_atoms, sizes)
+            sample = [smallest]
+            n_held = len(smallest.rank)
+            if n_held == max_atoms > 0:
+                max_rank = float(smallest.rank.max())
+
+    return _smallest_ranks(sample, max_atoms, sizes).atoms
 
 
 def restricted_step(
@@ -52,45 +84,61 @@ def restricted_step(
     sample: I32[Tensor, "n W"],
     max_derivations: int,
     object_identity: bool = False,
-) -> tuple[LeastModel, DerivabilityIndex] | None:
-    """The facts, the sample, the consequences of one step that agree with a query in its predicate and some argument.
+) -> RestrictedStep | None:
+    """Derive the facts, the sample, and the consequences of one step that some query may have as a candidate.
+
+    A consequence is such a candidate if it agrees with a query in the predicate and in at least one argument.
 
     Args:
+      queries: ground atoms; a ranking replaces one of their arguments.
       sample: derived atoms, distinct, in lexicographic order.
-      budget: the most pairs to hold of an atom and a rule that derives it; None is returned when there are more.
+      max_derivations: the most pairs of an atom and a rule that derives it to hold.
       object_identity: different variables of a rule bind different constants.
+
+    Returns:
+      model: the atoms, of height 0 or 1.
+      derivability_index: with the rules that derive each atom; leave-one-out.
+      None instead of both if there are more than `max_derivations` pairs.
     """
     start = time.perf_counter()
-    n_places = (sizes.atom_width - 1) * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
-    asked = torch.zeros(n_places, dtype=torch.bool, device=kb.facts.device)
-    asked = asked.index_fill(0, _places(queries, sizes).view(-1), True)
-    index = kb_.index_sorted_atoms(sample, sizes.n_predicates, sizes.n_constants)
-    parts, held = [(kb.facts[:0], kb.rule_ids_by_predicate[:0])], 0
-    for found in iter_consequences(kb, sizes, leave_one_out=True, object_identity=object_identity):
-        wanted = (found.fact >= 0) | asked[_places(found.atoms, sizes)].any(0)
-        wanted = wanted | (kb_.find_atoms(index, sizes, found.atoms) >= 0)
-        parts.append((found.atoms[wanted], found.rule[wanted]))
-        held += len(parts[-1][1])
-        if held > max_derivations:
+    is_queried = _queried_arguments(queries, sizes)
+    sample_index = index_sorted_atoms(sample, sizes.n_predicates, sizes.n_constants)
+
+    atom_parts = [kb.facts[:0]]
+    rule_parts = [kb.rule_ids_by_predicate[:0]]
+    n_derivations = 0
+    for part in iter_consequences(kb, sizes, leave_one_out=True, object_identity=object_identity):
+        is_candidate = is_queried[_argument_codes(part.atoms, sizes)].any(0)
+        is_sampled = find_atoms(sample_index, sizes, part.atoms) >= 0
+        selected = (part.fact >= 0) | is_candidate | is_sampled
+        atom_parts.append(part.atoms[selected])
+        rule_parts.append(part.rule[selected])
+        n_derivations += len(rule_parts[-1])
+        if n_derivations > max_derivations:
             return None
-    atoms, rule = (torch.cat(columns) for columns in zip(*parts))
-    model = _model(kb, sizes, atoms, start, object_identity)
-    row = kb_.find_atoms(model.atom_index, sizes, atoms)
-    return model, DerivabilityIndex(model.atom_index, model.height, torch.sort(row * sizes.n_rules + rule).values)
+
+    atoms = torch.cat(atom_parts)
+    rule = torch.cat(rule_parts)
+    model = _partial_model(kb, sizes, atoms, start, object_identity)
+    row = find_atoms(model.atom_index, sizes, atoms)
+    keys = torch.sort(row * sizes.n_rules + rule).values
+    return RestrictedStep(model, DerivabilityIndex(model.atom_index, model.height, keys))
 
 
-def _model(
+def _partial_model(
     kb: KnowledgeBase, sizes: KBSizes, derived: I32[Tensor, "n W"], start: float, object_identity: bool
 ) -> LeastModel:
-    """The facts and some atoms derived from them, in any order and perhaps more than once."""
+    """The model of the facts and of some atoms that one step derives; these in any order, perhaps more than once."""
     atoms = torch.cat([kb.facts, derived])
-    atoms = atoms[kb_.sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)[0]]
+    rows, _ = sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
+    atoms = atoms[rows]
+    is_derived = fact_id(kb, sizes, atoms) < 0
     return LeastModel(
         atoms=atoms,
-        height=(kb_.fact_id(kb, sizes, atoms) < 0).to(torch.int32),
-        atom_index=kb_.index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        height=is_derived.to(torch.int32),
+        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
         n_atoms_after_step=(len(kb.facts), len(atoms)),
-        complete=False,  # of an atom that is not asked for, nothing is known
+        complete=False,  # an atom that is absent may still be derivable
         reached_fixpoint=False,
         stop_reason="derived only as far as the queries ask",
         seconds=time.perf_counter() - start,
@@ -100,27 +148,54 @@ def _model(
     )
 
 
-def _places(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> I64[Tensor, "J n"]:
-    """Where each argument of each atom stands in a table by place, predicate and constant."""
-    place = torch.arange(sizes.atom_width - 1, device=atoms.device)[:, None]
-    return (place * (sizes.n_predicates + 1) + atoms[:, 0]) * (sizes.n_constants + 1) + atoms[:, 1:].T
+# -- candidates of the queries
 
 
-def _uniform(atoms: I32[Tensor, "n W"]) -> F64[Tensor, "n"]:
-    """A number on [0, 1) that looks random and depends on the atom alone."""
-    word = torch.zeros_like(atoms[:, 0], dtype=torch.int64)
-    for column in atoms.unbind(1):
-        word = (word ^ column) * _ODD[0]
-        word = (word ^ (word >> 32)) * _ODD[1]
-    return ((word >> 32) & 0x7FFFFFFF) * 2.0**-31
+def _queried_arguments(queries: I64[Tensor, "Q W"], sizes: KBSizes) -> Tensor:
+    """A mask over all argument codes: true for those of the queries."""
+    n_codes = (sizes.atom_width - 1) * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    mask = torch.zeros(n_codes, dtype=torch.bool, device=queries.device)
+    return mask.index_fill(0, _argument_codes(queries, sizes).view(-1), True)
 
 
-def _smallest(parts: list[tuple[Tensor, Tensor]], n: int, sizes: KBSizes) -> tuple[Tensor, Tensor]:
-    """The `n` distinct atoms of the smallest ranks, in order, and these; an atom counts by its smallest."""
-    atoms, rank = (torch.cat(columns) for columns in zip(*parts))
+def _argument_codes(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> I64[Tensor, "J n"]:
+    """One number for each argument of each atom, made of its position, the predicate and the constant."""
+    position = torch.arange(sizes.atom_width - 1, device=atoms.device)[:, None]
+    prefix = position * (sizes.n_predicates + 1) + atoms[:, 0]
+    return prefix * (sizes.n_constants + 1) + atoms[:, 1:].T
+
+
+# -- priority sampling
+
+
+class _RankedAtoms(NamedTuple):
+    """Atoms and their priorities: the smaller the rank, the sooner an atom is in the sample."""
+
+    atoms: Tensor
+    rank: Tensor
+
+
+def _smallest_ranks(parts: Sequence[_RankedAtoms], n: int, sizes: KBSizes) -> _RankedAtoms:
+    """The `n` distinct atoms of the smallest ranks, in lexicographic order; an atom has the smallest of its ranks."""
+    atoms = torch.cat([part.atoms for part in parts])
+    rank = torch.cat([part.rank for part in parts])
+
+    # Sorted by rank, the first of equal atoms has their smallest rank, and the sort below keeps the first.
     rank, order = torch.sort(rank)
     atoms = atoms[order]
-    row = kb_.sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)[0]
+    row, _ = sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
     if len(row) > n:
-        row = row[torch.sort(torch.topk(rank[row], n, largest=False, sorted=False).indices).values]
-    return atoms[row], rank[row]
+        smallest = torch.topk(rank[row], n, largest=False, sorted=False).indices
+        row = row[torch.sort(smallest).values]
+    return _RankedAtoms(atoms[row], rank[row])
+
+
+def _hash_to_uniform(atoms: I32[Tensor, "n W"]) -> F64[Tensor, "n"]:
+    """A pseudo-random number on [0, 1) that depends on the atom alone."""
+    first, second = _HASH_MULTIPLIERS
+    word = torch.zeros_like(atoms[:, 0], dtype=torch.int64)
+    for column in atoms.unbind(1):
+        word = (word ^ column) * first
+        word = (word ^ (word >> 32)) * second
+    high_bits = (word >> 32) & 0x7FFFFFFF
+    return high_bits * 2.0**-31

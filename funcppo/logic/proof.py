@@ -1,39 +1,60 @@
-"""Proofs as objects: what they are, whether they hold, and how they are shown.
+"""Proofs as values: their form, an independent checker, and their text, JSON and DOT forms.
 
-A proof is a list of nodes, the root first; a node names its children by position, so no step of any function recurses
-and proofs may be thousands of nodes deep. A node may be the child of several: a subproof is stored once.
+A proof is a list of nodes, the root first. A node names its children by position, so no function here recurses and
+proofs may be thousands of nodes deep. A node may be the child of several nodes: a subproof is stored once.
 
-An atom is a tuple of ids padded with 0, as a row of `KnowledgeBase.facts`. This module is plain Python and imports
-nothing of the project, so that `check` shares no code with a prover or with what builds a proof (`logic/proof_builder.py`).
+`check_proof` replays a proof against facts and rules. An atom is a tuple of ids padded with 0, like a row of
+`KnowledgeBase.facts`. This module is plain Python and imports nothing else of the package: the checker shares no code
+with the prover or with the module that builds proofs (`logic/proof_builder.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, Protocol, TypeGuard, cast
 
 Atom = tuple[int, ...]
+_MAX_NUMBER = 1e300  # excludes NaN and the infinities, which `json` reads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One goal and how it was proved."""
+    """One goal of a proof and the choice that proves it."""
 
     goal: Atom  # ground
-    rule: int | None  # id of the rule applied; None for a fact leaf
-    substitution: tuple[tuple[int, int], ...]  # (variable of the rule, constant), ascending
-    probability: float | None  # of this choice, where a policy made it
-    children: tuple[int, ...]  # positions of the proofs of the body's atoms, in order
+    rule: int | None  # id of the rule applied; None for a fact
+    substitution: tuple[tuple[int, int], ...]  # (variable of the rule, constant), ascending; empty for a fact
+    probability: float | None  # probability of this choice under a policy; None if no policy made it
+    children: tuple[int, ...]  # positions of the nodes that prove the atoms of the rule's body, in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
     """A proof of `nodes[0].goal`."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # the root first
+
+
+class AtomFormatter(Protocol):
+    """Function that turns an atom into text."""
+
+    def __call__(self, atom: Atom, /) -> str:
+        """The text of an atom."""
+        ...
+
+
+class RuleFormatter(Protocol):
+    """Function that turns the id of a rule into the rule's text."""
+
+    def __call__(self, rule: int, /) -> str:
+        """The text of the rule with this id."""
+        ...
+
+
+# -- checking
 
 
 def check_proof(
@@ -46,183 +67,289 @@ def check_proof(
     leave_one_out: bool,
     object_identity: bool = False,
 ) -> list[str]:
-    """What is wrong with a proof, a line each, naming the node by its path from the root; empty when it holds.
+    """Check a proof against facts and rules.
 
-    It holds when every node's goal is a fact or the head of an instance of a rule whose body are its children's goals
-    in order, no node supports itself, and every node supports the root.
+    A proof holds if the goal of every node is a fact, or the head of a rule instance whose body atoms are the goals of
+    its children in order; if no node supports itself; and if every node supports the root.
 
     Args:
-      rules: head first; empty atoms (0) are skipped, ids above `n_constants` are variables.
-      max_height: goals of this height or more are facts; None for any.
-      leave_one_out: the root is no fact leaf, there or anywhere in its proof.
+      facts: ground atoms, padded.
+      rules: head first; atoms with predicate 0 are skipped, and a term above `n_constants` is a variable.
+      max_height: goals at this height or above must be facts; None for no limit. The root has height 0, the children of
+        a node one more than the node.
+      leave_one_out: the root does not count as a fact, neither as the root nor anywhere in its proof.
       object_identity: different variables of a rule bind different constants.
+
+    Returns:
+      One line for each error, with the path of its node from the root; empty if the proof holds.
     """
-    height, path, errors = _order(proof)
+    errors = _position_errors(proof)
     if errors:
         return errors
-    for at, node in enumerate(proof.nodes):
-        wrong = []
-        if node.rule is not None:
-            wrong += _rule_errors(proof, node, rules, n_constants)
-            if max_height is not None and height[at] >= max_height:
-                wrong.append(f"a rule at height {height[at]}, want facts only from {max_height}")
-            if object_identity and len({constant for _, constant in node.substitution}) < len(node.substitution):
-                wrong.append(f"want a constant for each variable of its own, got {list(node.substitution)}")
-        elif node.children or node.substitution:
-            wrong.append("a fact has no children and no substitution")
-        elif node.goal not in facts:
-            wrong.append(f"{list(node.goal)} is not a fact")
-        elif leave_one_out and node.goal == proof.nodes[0].goal:
-            wrong.append("the root is used as a fact in its own proof")
+    layout = _order_nodes(proof)
+    if layout.unsupported:
+        return [f"node {i}: supports itself or nothing" for i in layout.unsupported]
+
+    root = proof.nodes[0].goal
+    for position, node in enumerate(proof.nodes):
+        node_errors: list[str] = []
+        if node.rule is None:
+            node_errors += _fact_errors(node, facts, root if leave_one_out else None)
+        else:
+            height = layout.heights[position]
+            node_errors += _rule_errors(proof, node, node.rule, rules, n_constants)
+            if max_height is not None and height >= max_height:
+                node_errors.append(f"expected only facts from height {max_height}, got a rule at height {height}")
+            if object_identity and not _has_distinct_constants(node):
+                node_errors.append(f"expected another constant for each variable, got {list(node.substitution)}")
         if node.probability is not None and not 0 <= node.probability <= 1:
-            wrong.append(f"probability {node.probability}, want 0 to 1")
-        errors += [f"{path(at)}: {text}" for text in wrong]
+            node_errors.append(f"expected a probability from 0 to 1, got {node.probability}")
+
+        for error in node_errors:  # a path is as long as the node is deep: format it for an error only
+            errors.append(f"{_format_path(position, layout.users)}: {error}")
     return errors
 
 
-def _rule_errors(proof: Proof, node: Node, rules: Sequence[Sequence[Sequence[int]]], n_constants: int) -> list[str]:
-    """What is wrong with a node that applies a rule, seen beside its children."""
-    assert node.rule is not None
-    if not 0 <= node.rule < len(rules):
-        return [f"there is no rule {node.rule}"]
-    atoms = [atom for atom in rules[node.rule] if atom[0]]
-    binding = dict(node.substitution)
-    variables = sorted({t for atom in atoms for t in atom[1:] if t > n_constants})
-    if [variable for variable, _ in node.substitution] != variables:
-        return [f"rule {node.rule} has the variables {variables}, got {list(node.substitution)}"]
-    if not all(1 <= constant <= n_constants for constant in binding.values()):
-        return [f"want constants from 1 to {n_constants} for variables, got {list(node.substitution)}"]
-    instance = [(atom[0], *(binding[t] if t > n_constants else t for t in atom[1:])) for atom in atoms]
-    proved = [node.goal, *(proof.nodes[child].goal for child in node.children)]
-    if len(instance) != len(proved):
-        return [f"rule {node.rule} has {len(instance) - 1} atoms in its body, got {len(proved) - 1} children"]
-    part = ["head", *(f"body atom {i}" for i in range(len(instance)))]
-    return [
-        f"{part[i]} of rule {node.rule} is {list(want)} here, got {list(got)}"
-        for i, (want, got) in enumerate(zip(instance, proved))
-        if want != got
-    ]
+def _position_errors(proof: Proof) -> list[str]:
+    """What is wrong with the positions that nodes give as children; the root is nobody's child."""
+    n_nodes = len(proof.nodes)
+    if not n_nodes:
+        return ["expected at least one node, got no nodes"]
+    errors: list[str] = []
+    for i, node in enumerate(proof.nodes):
+        if not all(0 < child < n_nodes for child in node.children):
+            errors.append(f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {list(node.children)}")
+    return errors
 
 
-def _order(proof: Proof) -> tuple[list[int], Callable[[int], str], list[str]]:
-    """The greatest height at which each node is used, its path there, and what is wrong with the graph of nodes."""
+class _Layout(NamedTuple):
+    """How the nodes of a proof hang together."""
+
+    heights: list[int]  # of each node, the greatest at which it is used
+    users: list[tuple[int, int]]  # of each node, a parent at the greatest height and the place among its children
+    unsupported: list[int]  # nodes that support themselves or not the root
+
+
+def _order_nodes(proof: Proof) -> _Layout:
+    """Traverse the nodes in topological order from the root (Kahn's algorithm)."""
     nodes = proof.nodes
-    bad = [i for i, node in enumerate(nodes) if not all(0 < c < len(nodes) for c in node.children)]
-    if bad or not nodes:
-        return (
-            [],
-            str,
-            [f"node {i}: children {list(nodes[i].children)}, want positions 1 to {len(nodes) - 1}" for i in bad]
-            or ["no nodes"],
-        )
-    waiting, height, user = [0] * len(nodes), [0] * len(nodes), [(0, 0)] * len(nodes)
+    n_open_parents = [0] * len(nodes)
     for node in nodes:
         for child in node.children:
-            waiting[child] += 1
-    ready = [0]
-    for at in ready:
-        for ordinal, child in enumerate(nodes[at].children):
-            height[child], user[child] = height[at] + 1, (at, ordinal)  # the last user is the one of greatest height
-            waiting[child] -= 1
-            if not waiting[child]:
-                ready.append(child)
-    lost = sorted(set(range(len(nodes))) - set(ready))
-    return height, lambda at: _path(at, user), [f"node {i}: supports itself or nothing" for i in lost]
+            n_open_parents[child] += 1
+
+    heights = [0] * len(nodes)
+    users = [(0, 0)] * len(nodes)
+    order = [0]
+    for position in order:  # grows while it is traversed
+        for ordinal, child in enumerate(nodes[position].children):
+            # Parents come by ascending height, so the last one is at the greatest.
+            heights[child] = heights[position] + 1
+            users[child] = (position, ordinal)
+            n_open_parents[child] -= 1
+            if not n_open_parents[child]:
+                order.append(child)
+
+    unsupported = sorted(set(range(len(nodes))) - set(order))
+    return _Layout(heights, users, unsupported)
 
 
-def _path(at: int, user: Sequence[tuple[int, int]]) -> str:
-    """root/1/0 is the first child of the second child of the root."""
-    steps = []
-    while at:
-        at, ordinal = user[at]
-        steps.append(str(ordinal))
-    return "/".join(["root", *reversed(steps)])
+def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
+    """The path of a node: root/1/0 is the first child of the second child of the root."""
+    ordinals: list[str] = []
+    while position:
+        position, ordinal = users[position]
+        ordinals.append(str(ordinal))
+    return "/".join(["root", *reversed(ordinals)])
 
 
-# -- showing
+def _fact_errors(node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None) -> list[str]:
+    """What is wrong with a node that is a fact."""
+    if node.children or node.substitution:
+        return ["a fact has no children and no substitution"]
+    if node.goal not in facts:
+        return [f"{list(node.goal)} is not a fact"]
+    if node.goal == excluded_fact:
+        return ["the root is used as a fact in its own proof"]
+    return []
 
 
-def to_text(proof: Proof, format_atom: Callable[[Atom], str], format_rule: Callable[[int], str]) -> str:
-    """The proof as an indented tree, a line a goal; a subproof that occurs again is referred to, not repeated.
+def _rule_errors(
+    proof: Proof, node: Node, rule_id: int, rules: Sequence[Sequence[Sequence[int]]], n_constants: int
+) -> list[str]:
+    """What is wrong with a node that applies a rule, compared with its children."""
+    if not 0 <= rule_id < len(rules):
+        return [f"there is no rule {rule_id}"]
+    atoms = [atom for atom in rules[rule_id] if atom[0]]
+
+    # The substitution binds exactly the variables of the rule, each to a constant.
+    binding = dict(node.substitution)
+    variables = sorted({term for atom in atoms for term in atom[1:] if term > n_constants})
+    if [variable for variable, _ in node.substitution] != variables:
+        return [f"rule {rule_id} has the variables {variables}, got {list(node.substitution)}"]
+    if not all(1 <= constant <= n_constants for constant in binding.values()):
+        return [f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"]
+
+    # Under the substitution, the head is the node's goal and the body atoms are the goals of its children.
+    instance = [_substitute(atom, binding) for atom in atoms]
+    goals = [node.goal, *(proof.nodes[child].goal for child in node.children)]
+    if len(instance) != len(goals):
+        return [f"rule {rule_id} has {len(instance) - 1} atoms in its body, got {len(goals) - 1} children"]
+    errors: list[str] = []
+    for i, (expected, goal) in enumerate(zip(instance, goals)):
+        if expected != goal:
+            part = "head" if i == 0 else f"body atom {i - 1}"
+            errors.append(f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}")
+    return errors
+
+
+def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
+    """The atom with its variables replaced by constants."""
+    return (atom[0], *(binding.get(term, term) for term in atom[1:]))
+
+
+def _has_distinct_constants(node: Node) -> bool:
+    """Whether no two variables have one constant."""
+    constants = {constant for _, constant in node.substitution}
+    return len(constants) == len(node.substitution)
+
+
+# -- text, JSON and DOT
+
+
+def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+    """Format a proof as an indented tree, one goal a line.
+
+    A subproof that occurs again is referred to ("as above") instead of being repeated.
 
     Args:
-      show_rule: the text of the rule of that id.
+      format_atom: turns an atom into text.
+      format_rule: turns the id of a rule into the rule's text.
+
+    Returns:
+      The lines, each with a newline at its end.
     """
-    lines, shown = [], set()
+    lines: list[str] = []
+    visited: set[int] = set()
     stack = [(0, "", "")]  # node, what stands before it, what stands before its children
     while stack:
-        at, first, rest = stack.pop()
-        node = proof.nodes[at]
-        again = at in shown and node.rule is not None
-        how = "fact" if node.rule is None else "as above" if again else f"by rule {node.rule}: {format_rule(node.rule)}"
+        position, prefix, child_prefix = stack.pop()
+        node = proof.nodes[position]
+        is_repeated = position in visited and node.rule is not None
+        visited.add(position)
+
+        choice = "as above" if is_repeated else _format_choice(node, format_rule, by="by ")
         probability = "" if node.probability is None else f"   p={node.probability:.3g}"
-        lines.append(f"{first}{format_atom(node.goal)}      {how}{probability}")
+        lines.append(f"{prefix}{format_atom(node.goal)}      {choice}{probability}")
+        if is_repeated:
+            continue
+
+        # The first child is pushed last, to come next.
         last = len(node.children) - 1
-        for i, child in [] if again else reversed([*enumerate(node.children)]):
-            stack.append((child, rest + ("├─ ", "└─ ")[i == last], rest + ("│  ", "   ")[i == last]))
-        shown.add(at)
+        for i, child in reversed(list(enumerate(node.children))):
+            branch = "└─ " if i == last else "├─ "
+            trunk = "   " if i == last else "│  "
+            stack.append((child, child_prefix + branch, child_prefix + trunk))
     return "\n".join(lines) + "\n"
 
 
-def to_json(proof: Proof, format_atom: Callable[[Atom], str], format_rule: Callable[[int], str]) -> str:
-    """The proof as one JSON object; ids are what counts, names are for the reader."""
-    nodes = [
-        {
-            "goal": node.goal,
-            "goal_text": format_atom(node.goal),
-            "rule": node.rule,
-            "rule_text": None if node.rule is None else format_rule(node.rule),
-            "substitution": node.substitution,
-            "probability": node.probability,
-            "children": node.children,
-        }
-        for node in proof.nodes
-    ]
+def to_json(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+    """Format a proof as one JSON object; `from_json` reads the ids, the texts are for people."""
+    nodes: list[dict[str, object]] = []
+    for node in proof.nodes:
+        rule_text = None if node.rule is None else format_rule(node.rule)
+        nodes.append(
+            {
+                "goal": node.goal,
+                "goal_text": format_atom(node.goal),
+                "rule": node.rule,
+                "rule_text": rule_text,
+                "substitution": node.substitution,
+                "probability": node.probability,
+                "children": node.children,
+            }
+        )
     return json.dumps({"nodes": nodes}, ensure_ascii=False, allow_nan=False)
 
 
-def from_json(text: str) -> Proof:
-    """The proof that `to_json` wrote; whether it holds is for `check` to say.
+def to_dot(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+    """Format a proof as a Graphviz digraph: a box for each goal, an edge to each goal that supports it.
 
-    Errors: ValueError, one line, naming the node that is not one.
+    Args:
+      format_atom: turns an atom into text.
+      format_rule: turns the id of a rule into the rule's text.
+
+    Returns:
+      The text of a DOT file.
     """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"proof: not JSON: {error}") from None
-    rows = value.get("nodes") if isinstance(value, dict) else None
-    if not isinstance(rows, list):
-        raise ValueError('proof: want an object with a list of "nodes"')
-    return Proof(nodes=tuple(_node(i, row) for i, row in enumerate(rows)))
-
-
-def to_dot(proof: Proof, format_atom: Callable[[Atom], str], format_rule: Callable[[int], str]) -> str:
-    """The proof as a Graphviz digraph: a box a goal, an edge to each goal that proves it."""
     lines = ["digraph proof {", "  node [shape=box];"]
-    for at, node in enumerate(proof.nodes):
-        how = "fact" if node.rule is None else f"rule {node.rule}: {format_rule(node.rule)}"
-        odds = [] if node.probability is None else [f"p={node.probability:.3g}"]
-        label = "\n".join([format_atom(node.goal), how, *odds])
-        lines.append(f"  n{at} [label={_quoted(label)}];")
-        lines += [f"  n{at} -> n{child};" for child in node.children]
-    return "\n".join([*lines, "}"]) + "\n"
+    for position, node in enumerate(proof.nodes):
+        label_lines = [format_atom(node.goal), _format_choice(node, format_rule)]
+        if node.probability is not None:
+            label_lines.append(f"p={node.probability:.3g}")
+        label = _quote_dot("\n".join(label_lines))
+        lines.append(f"  n{position} [label={label}];")
+        for child in node.children:
+            lines.append(f"  n{position} -> n{child};")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
 
 
-def _quoted(label: str) -> str:
-    """A string of the DOT language, in which a backslash starts an escape."""
+def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
+    """The choice that proves a goal: a fact, or a rule with its id and text."""
+    if node.rule is None:
+        return "fact"
+    return f"{by}rule {node.rule}: {format_rule(node.rule)}"
+
+
+def _quote_dot(label: str) -> str:
+    """A quoted string of the DOT language, in which a backslash starts an escape."""
     escaped = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
-def _node(at: int, row: Any) -> Node:
-    row = row if isinstance(row, dict) else {}
-    goal, rule, probability = row.get("goal"), row.get("rule"), row.get("probability")
-    substitution, children = row.get("substitution"), row.get("children")
-    fits = _integers(goal) and bool(goal) and _integers(children) and isinstance(substitution, list)
-    fits = fits and all(_integers(pair) and len(pair) == 2 for pair in substitution)
-    fits = fits and _integers([] if rule is None else [rule])
-    if not fits or not (probability is None or (type(probability) in (float, int) and abs(probability) < 1e300)):
-        raise ValueError(f"proof: node {at}: want goal, rule, substitution, children as integers; probability")
+# -- reading JSON
+
+
+def from_json(text: str) -> Proof:
+    """Read the proof that `to_json` wrote.
+
+    The form alone is checked; whether the proof holds is the task of `check_proof`.
+
+    Raises:
+      ValueError: one line, naming the node that is malformed.
+    """
+    try:
+        document: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"proof: expected JSON, got: {error}") from None
+
+    rows = _fields(document).get("nodes")
+    if not isinstance(rows, list):
+        raise ValueError('proof: expected an object with a list of "nodes"')
+    nodes = cast("list[object]", rows)
+    return Proof(nodes=tuple(_parse_node(i, row) for i, row in enumerate(nodes)))
+
+
+def _parse_node(position: int, row: object) -> Node:
+    """The node of one entry of the list of nodes."""
+    fields = _fields(row)
+    goal = fields.get("goal")
+    rule = fields.get("rule")
+    substitution = fields.get("substitution")
+    probability = fields.get("probability")
+    children = fields.get("children")
+    if (
+        not (_is_integer_list(goal) and goal)
+        or not (rule is None or _is_integer(rule))
+        or not _is_substitution(substitution)
+        or not (probability is None or _is_finite_number(probability))
+        or not _is_integer_list(children)
+    ):
+        raise ValueError(
+            f"proof: node {position}: expected integers in goal, rule, substitution and children, "
+            "and a number or null as probability"
+        )
     return Node(
         goal=tuple(goal),
         rule=rule,
@@ -232,5 +359,28 @@ def _node(at: int, row: Any) -> Node:
     )
 
 
-def _integers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(x) is int for x in value)
+def _fields(value: object) -> dict[str, object]:
+    """The fields of a JSON object; none for any other value."""
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is an integer; true and false are none."""
+    return type(value) is int
+
+
+def _is_integer_list(value: object) -> TypeGuard[list[int]]:
+    """Whether a JSON value is a list of integers."""
+    return isinstance(value, list) and all(_is_integer(item) for item in cast("list[object]", value))
+
+
+def _is_substitution(value: object) -> TypeGuard[list[list[int]]]:
+    """Whether a JSON value is a list of pairs of integers."""
+    if not isinstance(value, list):
+        return False
+    return all(_is_integer_list(pair) and len(pair) == 2 for pair in cast("list[object]", value))
+
+
+def _is_finite_number(value: object) -> TypeGuard[float]:
+    """Whether a JSON value is a number that a float holds."""
+    return isinstance(value, (int, float)) and type(value) is not bool and abs(value) < _MAX_NUMBER

@@ -1,161 +1,238 @@
-"""Proofs rebuilt: from the model that T_P derives, and from the choices that a prover made.
+"""Building proofs: from a least model, and from the choices that a prover made.
 
-Plain Python over `Program`, the facts and rules as tuples; nothing here recurses, so proofs may be thousands deep.
+`from_model` builds a proof from a function that derives one goal at a time; `from_trace` replays a search's choices.
+Both work on a `Program`, the facts and rules as plain Python values. Nothing here recurses, so proofs may be thousands
+of nodes deep.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal, NamedTuple, Protocol
 
 from funcppo.logic.proof import Atom, Node, Proof
 
-Choice = tuple[str, int, float | None]  # "rule" or "fact", its id, the probability of choosing it
+Clause = tuple[Atom, ...]  # head first; a fact is a clause without a body
+
+
+class Choice(NamedTuple):
+    """One choice of a prover: the clause that resolves the leftmost goal."""
+
+    kind: Literal["rule", "fact"]
+    id: int  # of the rule or the fact
+    probability: float | None  # of the choice under the policy; None if no policy made it
+
+
+class DeriveGoal(Protocol):
+    """Function that finds the last step of a derivation."""
+
+    def __call__(self, goal: Atom, /) -> tuple[int, Iterable[Iterable[int]]]:
+        """The id of a rule and a ground body that derive a goal which is no fact, from atoms of smaller height."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """Facts and rules as plain Python values."""
 
-    facts: tuple[Atom, ...]
-    fact_set: frozenset[Atom]  # the facts as a set
-    rules: tuple[tuple[Atom, ...], ...]  # head first, no empty atoms
-    n_constants: int  # ids above are variables
+    facts: tuple[Atom, ...]  # by id
+    fact_set: frozenset[Atom]  # the same facts
+    rules: tuple[Clause, ...]  # by id; without padding atoms
+    n_constants: int  # a term above is a variable
 
 
-def make_program(facts: Sequence[Any], rules: Sequence[Any], n_constants: int) -> Program:
+def make_program(facts: Iterable[Sequence[int]], rules: Iterable[Iterable[Sequence[int]]], n_constants: int) -> Program:
     """The program of nested lists, such as `kb.facts.tolist()` and `kb.rules.tolist()`."""
     atoms = tuple(tuple(fact) for fact in facts)
-    clauses = tuple(tuple(tuple(atom) for atom in rule if atom[0]) for rule in rules)
-    return Program(facts=atoms, fact_set=frozenset(atoms), rules=clauses, n_constants=n_constants)
+    clauses: list[Clause] = []
+    for rule in rules:
+        clauses.append(tuple(tuple(atom) for atom in rule if atom[0]))
+    return Program(facts=atoms, fact_set=frozenset(atoms), rules=tuple(clauses), n_constants=n_constants)
 
 
-# -- building
+# -- from a model
 
 
-def from_model(
-    program: Program, derive: Callable[[Atom], tuple[int, Iterable[Iterable[int]]]], root: Atom, *, leave_one_out: bool
-) -> Proof:
-    """The proof that a model holds of an atom, each distinct subgoal proved once.
+def from_model(program: Program, derive: DeriveGoal, root: Atom, *, leave_one_out: bool) -> Proof:
+    """Build the proof that a model holds of an atom; each distinct subgoal is proved once.
 
     Args:
-      derive: id of a rule and the ground body that derive an atom which is no fact, from atoms of smaller height.
-      leave_one_out: the root, though a fact, is derived too and is no leaf.
+      derive: finds the last step of a derivation of a goal.
+      root: the atom to prove.
+      leave_one_out: derive the root even if it is a fact.
+
+    Returns:
+      The proof; its nodes are in breadth-first order of their goals, without probabilities.
     """
-    position, order, nodes = {root: 0}, [root], []
-    for goal in order:
-        if goal in program.fact_set and not (leave_one_out and goal == root):
+    goals = [root]
+    positions = {root: 0}
+    nodes: list[Node] = []
+    for goal in goals:  # grows while it is traversed
+        must_derive = leave_one_out and goal == root
+        if goal in program.fact_set and not must_derive:
             nodes.append(Node(goal=goal, rule=None, substitution=(), probability=None, children=()))
             continue
-        rule, body = derive(goal)
-        body = [tuple(int(t) for t in atom) for atom in body]
+
+        rule, ground_body = derive(goal)
+        body = [tuple(int(term) for term in atom) for atom in ground_body]
         for atom in body:
-            if position.setdefault(atom, len(order)) == len(order):
-                order.append(atom)
-        pairs = (
-            pair for pattern, atom in zip(program.rules[rule], [goal, *body]) for pair in zip(pattern[1:], atom[1:])
-        )
-        binding = {variable: constant for variable, constant in pairs if variable > program.n_constants}
+            if atom not in positions:
+                positions[atom] = len(goals)
+                goals.append(atom)
         nodes.append(
             Node(
                 goal=goal,
                 rule=int(rule),
-                substitution=tuple(sorted(binding.items())),
+                substitution=_match_clause(program.rules[rule], [goal, *body], program.n_constants),
                 probability=None,
-                children=tuple(position[atom] for atom in body),
+                children=tuple(positions[atom] for atom in body),
             )
         )
     return Proof(nodes=tuple(nodes))
 
 
-def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof:
-    """The proof that leftmost resolution reaches by these choices, the root itself never being a fact.
+def _match_clause(clause: Clause, instance: Sequence[Atom], n_constants: int) -> tuple[tuple[int, int], ...]:
+    """The constants of a clause's variables in a ground instance, in order of the variables."""
+    binding: dict[int, int] = {}
+    for pattern, atom in zip(clause, instance):
+        for term, constant in zip(pattern[1:], atom[1:]):
+            if term > n_constants:
+                binding[term] = constant
+    return tuple(sorted(binding.items()))
 
-    Each choice resolves the leftmost goal by a rule or a fact; then every goal that is a known fact is a leaf. What
-    later choices bind is bound in earlier nodes too.
+
+# -- from a trace
+
+
+def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof:
+    """Build the proof that leftmost resolution reaches by some choices; the root never counts as a fact.
+
+    Each choice resolves the leftmost open goal with a rule or a fact; then every open goal that is a fact becomes a
+    leaf. A variable that a later choice binds is bound in earlier nodes too.
 
     Args:
+      root: the atom to prove; may hold variables.
       choices: in the order in which the prover made them, one for each rule applied and each fact chosen.
-    Errors: ValueError naming the choice that does not apply, or saying that no proof is reached.
+
+    Returns:
+      The proof, with the probabilities of the choices; leaves that needed no choice have none.
+
+    Raises:
+      ValueError: naming the choice that does not apply, or saying what the choices leave open.
     """
-    drafts, open_goals, binding = [_Draft(goal=root)], [0], {}
-    fresh = itertools.count(max(program.n_constants, *root) + 1)
+    n_constants = program.n_constants
+    drafts = [_DraftNode(goal=root)]
+    open_goals = [0]  # positions of drafts, leftmost goal first
+    binding: dict[int, int] = {}
+    fresh_variables = itertools.count(max(n_constants, *root) + 1)
     for step, (kind, index, probability) in enumerate(choices):
         if not open_goals:
             raise ValueError(f"choice {step}: no goal is left for {kind} {index}")
         draft = drafts[open_goals[0]]
-        names, (head, *body) = _apart(_clause(program, kind, index, step), program.n_constants, fresh)
-        if (kind == "fact" and head == root) or not _unify(head, draft.goal, binding, program.n_constants):
-            raise ValueError(f"choice {step}: {kind} {index} does not resolve {list(_bound(draft.goal, binding))}")
-        draft.rule, draft.names = (index if kind == "rule" else None), names
-        draft.probability, draft.children = probability, tuple(range(len(drafts), len(drafts) + len(body)))
-        drafts += [_Draft(goal=atom) for atom in body]
-        goals = [(i, _bound(drafts[i].goal, binding)) for i in (*draft.children, *open_goals[1:])]
-        open_goals = [i for i, goal in goals if goal == root or goal not in program.fact_set]
+        clause = _find_clause(program, kind, index, step)
+        renaming = _fresh_names(clause, n_constants, fresh_variables)
+        head, *body = _rename(clause, renaming)
+        is_root_fact = kind == "fact" and head == root
+        if is_root_fact or not _unify(head, draft.goal, binding, n_constants):
+            goal = list(_substitute(draft.goal, binding))
+            raise ValueError(f"choice {step}: {kind} {index} does not resolve {goal}")
+
+        # Complete the node of the goal, and add one for each atom of the body.
+        draft.rule = index if kind == "rule" else None
+        draft.renaming = renaming
+        draft.probability = probability
+        draft.children = tuple(range(len(drafts), len(drafts) + len(body)))
+        drafts += [_DraftNode(goal=atom) for atom in body]
+
+        # The body takes the goal's place; facts are leaves at once.
+        remaining = [*draft.children, *open_goals[1:]]
+        open_goals = [i for i in remaining if not _is_leaf(program, _substitute(drafts[i].goal, binding), root)]
+
     if open_goals:
         raise ValueError(f"the choices leave {len(open_goals)} goals unproved")
-    return Proof(nodes=tuple(_finished(draft, binding, program.n_constants) for draft in drafts))
+    return Proof(nodes=tuple(_finish_node(draft, binding, n_constants) for draft in drafts))
 
 
 @dataclass(kw_only=True, slots=True)
-class _Draft:
-    """A node while a trace is replayed: its goal may hold variables that later choices bind."""
+class _DraftNode:
+    """A node of a trace that is being replayed: its goal may hold variables that later choices bind."""
 
     goal: Atom
     rule: int | None = None
-    names: dict[int, int] = field(default_factory=dict)  # variable of the rule -> variable of this trace
+    renaming: dict[int, int] = field(default_factory=dict[int, int])  # variable of the rule -> variable of the trace
     probability: float | None = None
     children: tuple[int, ...] = ()
 
 
-def _clause(program: Program, kind: str, index: int, step: int) -> tuple[Atom, ...]:
-    table = {"rule": program.rules, "fact": program.facts}.get(kind, ())
-    if not 0 <= index < len(table):
-        raise ValueError(f"choice {step}: there is no {kind} {index}")
-    return program.rules[index] if kind == "rule" else (program.facts[index],)
+def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
+    """The rule or fact of a choice, as a clause."""
+    if kind == "rule" and 0 <= index < len(program.rules):
+        return program.rules[index]
+    if kind == "fact" and 0 <= index < len(program.facts):
+        return (program.facts[index],)
+    raise ValueError(f"choice {step}: there is no {kind} {index}")
 
 
-def _apart(clause: tuple[Atom, ...], n_constants: int, fresh: Iterator[int]) -> tuple[dict[int, int], tuple[Atom, ...]]:
-    """The clause with variables that nothing else in the trace has, and the new name of each."""
-    names = {t: next(fresh) for t in sorted({t for atom in clause for t in atom[1:] if t > n_constants})}
-    return names, tuple((atom[0], *(names.get(t, t) for t in atom[1:])) for atom in clause)
+def _is_leaf(program: Program, goal: Atom, root: Atom) -> bool:
+    """Whether a goal is a fact other than the root."""
+    return goal != root and goal in program.fact_set
+
+
+def _fresh_names(clause: Clause, n_constants: int, fresh_variables: Iterator[int]) -> dict[int, int]:
+    """A variable that nothing else in the trace has, for each variable of a clause."""
+    variables: set[int] = set()
+    for atom in clause:
+        variables.update(term for term in atom[1:] if term > n_constants)
+    return {variable: next(fresh_variables) for variable in sorted(variables)}
+
+
+def _rename(clause: Clause, renaming: dict[int, int]) -> list[Atom]:
+    """The atoms of a clause with its variables renamed."""
+    return [(atom[0], *(renaming.get(term, term) for term in atom[1:])) for atom in clause]
 
 
 def _unify(left: Atom, right: Atom, binding: dict[int, int], n_constants: int) -> bool:
-    """Whether two atoms unify under the binding, which is extended to their most general unifier."""
+    """Whether two atoms unify under a binding, which is extended in place to their most general unifier."""
     if left[0] != right[0]:
         return False
-    for s, t in zip(left[1:], right[1:]):
-        s, t = _walk(s, binding), _walk(t, binding)
-        if s > n_constants and s != t:
-            binding[s] = t
-        elif t > n_constants and s != t:
-            binding[t] = s
-        elif s != t:
+    for left_term, right_term in zip(left[1:], right[1:]):
+        a = _dereference(left_term, binding)
+        b = _dereference(right_term, binding)
+        if a == b:
+            continue
+        if a > n_constants:
+            binding[a] = b
+        elif b > n_constants:
+            binding[b] = a
+        else:
             return False
     return True
 
 
-def _walk(term: int, binding: dict[int, int]) -> int:
+def _dereference(term: int, binding: dict[int, int]) -> int:
+    """What a term stands for: the end of its chain of bindings."""
     while term in binding:
         term = binding[term]
     return term
 
 
-def _bound(atom: Atom, binding: dict[int, int]) -> Atom:
-    return (atom[0], *(_walk(t, binding) for t in atom[1:]))
+def _substitute(atom: Atom, binding: dict[int, int]) -> Atom:
+    """The atom with what its terms stand for."""
+    return (atom[0], *(_dereference(term, binding) for term in atom[1:]))
 
 
-def _finished(draft: _Draft, binding: dict[int, int], n_constants: int) -> Node:
-    goal = _bound(draft.goal, binding)
+def _finish_node(draft: _DraftNode, binding: dict[int, int], n_constants: int) -> Node:
+    """The node of a draft, once all choices are made."""
+    goal = _substitute(draft.goal, binding)
     if max(goal[1:], default=0) > n_constants:
         raise ValueError(f"the choices leave a variable of {list(goal)} unbound")
+    substitution = [(variable, _dereference(name, binding)) for variable, name in draft.renaming.items()]
     return Node(
         goal=goal,
         rule=draft.rule,
-        substitution=tuple(sorted((variable, _walk(name, binding)) for variable, name in draft.names.items())),
+        substitution=tuple(sorted(substitution)),
         probability=draft.probability,
         children=draft.children,
     )

@@ -1,4 +1,8 @@
-"""A query put to T_P: proved with a proof, refuted with what each rule lacks, or unknown."""
+"""Query answering: a ground atom is proved with a proof, refuted, or unknown.
+
+`prove_ground` gives the verdict. For an atom that is not proved, `matching_rules` and `unsatisfied_prefix` tell what
+each rule lacks.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +10,49 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from funcppo.logic import fixpoint, joins, proof, proof_builder
-from funcppo.logic import kb as kbase
-from funcppo.logic.derivations import find_derivation
+from funcppo.logic import fixpoint, joins, proof_builder
+from funcppo.logic.derivations import Derivation, find_derivation
 from funcppo.logic.fixpoint import LeastModel, StepCallback, Verdict
+from funcppo.logic.fixpoint import derived_in_next_step as derived_in_next_step  # callers still find it here
 from funcppo.logic.joins import Inequality
-from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.proof import Proof
-from funcppo.logic.relations import Relation, make_literal
+from funcppo.logic.kb import KBSizes, KnowledgeBase, contains, remove_fact, sort_and_index_atoms
+from funcppo.logic.proof import Proof, check_proof
+from funcppo.logic.relations import Relation
 from funcppo.logic.rules import (
     Atom,
     Rule,
     atom_variables,
     body_query,
-    head_columns,
     most_general_unifier,
     object_identity_constraints,
     relation_from_atoms,
-    relations_by_predicate,
     rules_from_kb,
     substitute_rule,
     substitute_terms,
 )
-from funcppo.types import I64, Bool
+from funcppo.logic.typed_torch import atom_tuples, rule_tuples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryResult:
-    """What is known of a ground atom; a value of the host."""
+    """The answer to a ground query; a value of the host."""
 
-    verdict: Verdict  # on its derivation, in which it never counts as a fact
-    is_fact: bool  # it is stated
-    height: int | None  # of the proof
-    proof: Proof | None  # of the smallest height, from other facts
-    model: LeastModel  # without the atom as a fact, up to where its verdict is certain
+    verdict: Verdict  # whether the atom is derivable without counting as a fact itself
+    is_fact: bool  # whether the knowledge base states the atom
+    height: int | None  # of the proof; None without one
+    proof: Proof | None  # a proof of the smallest height, from other facts; None unless the verdict is PROVED
+    model: LeastModel  # derived without the atom as a fact, up to the step that decided the verdict
+
+
+class RuleInstance(NamedTuple):
+    """A rule whose head unifies with an atom, under the most general unifier of the two."""
+
+    rule: Rule
+    inequalities: tuple[Inequality, ...]  # object identity: terms that must differ; none without object identity
+
+
+# -- the verdict
 
 
 def prove_ground(
@@ -54,24 +65,36 @@ def prove_ground(
     object_identity: bool = False,
     progress: StepCallback | None = None,
 ) -> QueryResult:
-    """The verdict on a ground atom, and a checked proof of the smallest height if it has one.
+    """Prove or refute a ground atom, which does not count as a fact in its own proof.
 
-    T_P is taken 0, 1, 3, 7, ... steps and no further than the atom needs; the step after them is taken for the atom
-    alone. So what is derived at once costs little although the fixpoint may be out of reach.
+    T_P is evaluated to 0, 1, 3, 7, ... steps, and no further than the atom needs; one more step is taken for the atom
+    alone. So a query with a short proof costs little even where the fixpoint is out of reach.
 
     Args:
       atom: padded to the width of the knowledge base.
-      max_height: as for `least_model`, as are the others.
-    Errors: AssertionError when the proof does not hold, which no input may cause.
+      max_height: the greatest height of a proof; None for any.
+      max_atoms: the most atoms of a model; see `least_model`.
+      object_identity: different variables of a rule bind different constants.
+      progress: is called before each step of T_P; None for no reports.
+
+    Returns:
+      The verdict; for a proved atom with a checked proof of the smallest height.
+
+    Raises:
+      AssertionError: if the proof does not hold, which no input may cause.
     """
-    root = torch.tensor(atom, device=kb.facts.device)
-    is_fact = bool(kbase.contains(kb, sizes, root))
-    kb, sizes = kbase.remove_fact(kb, sizes, root)
-    rules = [] if max_height == 0 else matching_rules(kb, sizes, atom, object_identity=object_identity)
-    last = None if max_height is None else max(0, max_height - 1)
-    steps = 0
+    query = torch.tensor(atom, device=kb.facts.device)
+    is_fact = bool(contains(kb, sizes, query))
+    kb, sizes = remove_fact(kb, sizes, query)
+    rules: list[RuleInstance] = []
+    if max_height != 0:
+        rules = matching_rules(kb, sizes, atom, object_identity=object_identity)
+
+    # The last step is taken for the atom alone, so models end one step before max_height.
+    last_step = None if max_height is None else max(0, max_height - 1)
+    n_steps = 0
     while True:
-        limit = steps if last is None else min(steps, last)
+        limit = n_steps if last_step is None else min(n_steps, last_step)
         model = fixpoint.least_model(
             kb,
             sizes,
@@ -81,109 +104,116 @@ def prove_ground(
             object_identity=object_identity,
             progress=progress,
         )
-        model = _with_next(model, atom, rules)
-        height = int(fixpoint.atom_height(model, root))
-        if height > 0 or model.reached_fixpoint or model.stop_reason or limit == last or not rules:
+        model = _add_if_derived_next(model, atom, rules)
+        height = int(fixpoint.atom_height(model, query))
+        is_decided = height > 0 or model.reached_fixpoint or not rules
+        if is_decided or model.stop_reason or limit == last_step:
             break
-        steps = 2 * steps + 1
-    verdict = Verdict.PROVED if height > 0 else Verdict.UNKNOWN if model.stop_reason else Verdict.REFUTED
-    return QueryResult(
-        verdict=verdict,
-        is_fact=is_fact,
-        height=height if height > 0 else None,
-        proof=_proof(kb, sizes, model, atom, height) if height > 0 else None,
-        model=model,
-    )
+        n_steps = 2 * n_steps + 1
+
+    if height > 0:
+        proof = _build_proof(kb, sizes, model, atom, height)
+        return QueryResult(verdict=Verdict.PROVED, is_fact=is_fact, height=height, proof=proof, model=model)
+    verdict = Verdict.UNKNOWN if model.stop_reason else Verdict.REFUTED
+    return QueryResult(verdict=verdict, is_fact=is_fact, height=None, proof=None, model=model)
 
 
-def _with_next(model: LeastModel, atom: Atom, rules: list[RuleInstance]) -> LeastModel:
-    """The model with the atom in it if one of the rules derives it in one step more."""
+def _add_if_derived_next(model: LeastModel, atom: Atom, rules: list[RuleInstance]) -> LeastModel:
+    """The model with the atom added if one of the rules derives it in the next step."""
     row = torch.tensor([atom], dtype=model.atoms.dtype, device=model.atoms.device)
-    if int(fixpoint.atom_height(model, row)) >= 0 or all(unsatisfied_prefix(model, found) for found in rules):
+    is_present = int(fixpoint.atom_height(model, row)) >= 0
+    if is_present or all(unsatisfied_prefix(model, instance) for instance in rules):
         return model
-    order, index = kbase.sort_and_index_atoms(
-        torch.cat([model.atoms, row]).long(), model.sizes.n_predicates, model.sizes.n_constants
-    )
-    height = torch.cat([model.height, model.height.new_full((1,), len(model.n_atoms_after_step))])
-    return replace(model, atoms=torch.cat([model.atoms, row])[order], height=height[order], atom_index=index)
+
+    atoms = torch.cat([model.atoms, row])
+    next_step = len(model.n_atoms_after_step)
+    height = torch.cat([model.height, model.height.new_full((1,), next_step)])
+    order, atom_index = sort_and_index_atoms(atoms.long(), model.sizes.n_predicates, model.sizes.n_constants)
+    return replace(model, atoms=atoms[order], height=height[order], atom_index=atom_index)
 
 
-def _proof(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom, height: int) -> Proof:
-    """The proof that the model holds of an atom, which is no fact of the knowledge base."""
-    used = torch.isin(kb.facts[:, 0], torch.tensor(sorted(model.predicates), device=kb.facts.device))
-    program = proof_builder.make_program(kb.facts[used].tolist(), kb.rules.tolist(), sizes.n_constants)
-    found = proof_builder.from_model(
-        program, lambda goal: find_derivation(kb, sizes, model, goal), atom, leave_one_out=False
-    )
-    errors = proof.check_proof(
-        found,
+def _build_proof(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom, height: int) -> Proof:
+    """A checked proof of an atom of the model that is not a fact."""
+
+    def derive(goal: Atom) -> Derivation:
+        return find_derivation(kb, sizes, model, goal)
+
+    # Facts of other predicates cannot occur in the proof: skip them.
+    is_used = torch.isin(kb.facts[:, 0], torch.tensor(sorted(model.predicates), device=kb.facts.device))
+    rules = rule_tuples(kb.rules)
+    program = proof_builder.make_program(atom_tuples(kb.facts[is_used]), rules, sizes.n_constants)
+
+    proof = proof_builder.from_model(program, derive, atom, leave_one_out=False)
+    errors = check_proof(
+        proof,
         program.fact_set,
-        kb.rules.tolist(),
+        rules,
         n_constants=sizes.n_constants,
         max_height=height,
         leave_one_out=True,
         object_identity=model.object_identity,
     )
     assert not errors, errors
-    return found
+    return proof
 
 
-def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]) -> Bool[Tensor, "n"]:
-    """Which of these atoms a rule derives from the model: the step of T_P after it, taken for them alone.
-
-    A body is joined with the atoms asked for, so no more is held than they need.
-    """
-    n, device = model.sizes.n_constants, atoms.device
-    asked = relations_by_predicate(torch.unique(atoms, dim=0))
-    rules = [rule for rule in rules_from_kb(kb) if rule.head[0] in asked]
-    known = relations_by_predicate(model.atoms, {atom[0] for rule in rules for atom in rule.body})
-    found = [atoms[:0].long()]
-    for rule in rules:
-        if all(atom[0] in known for atom in rule.body):
-            unequal = object_identity_constraints(rule, n) if model.object_identity else []
-            query = body_query(rule, [known[atom[0]] for atom in rule.body], n, unequal)
-            head = make_literal(asked[rule.head[0]], rule.head[1:], n)
-            for table in joins.iter_answers(replace(query, literals=(head, *query.literals))):
-                columns = head_columns(rule, table, device)
-                found.append(torch.stack([torch.full_like(columns[0], rule.head[0]), *columns], dim=1))
-    _, index = kbase.sort_and_index_atoms(torch.cat(found), model.sizes.n_predicates, n)
-    return kbase.find_atoms(index, model.sizes, atoms) >= 0
-
-
-class RuleInstance(NamedTuple):
-    """A rule as an atom makes it that its head unifies with."""
-
-    rule: Rule
-    inequalities: tuple[
-        Inequality, ...
-    ]  # its variables, or what they stand for, that must differ; none unless asked for
+# -- what the rules lack
 
 
 def matching_rules(
     kb: KnowledgeBase, sizes: KBSizes, atom: Atom, *, object_identity: bool = False
 ) -> list[RuleInstance]:
-    """The rules whose head unifies with an atom; with object identity, without giving two variables one constant."""
-    found = []
+    """Find the rules whose head unifies with an atom, in file order.
+
+    Args:
+      atom: padded to the width of the knowledge base; may hold variables.
+      object_identity: leave out a rule whose unifier gives two of its variables one constant.
+
+    Returns:
+      Each rule under its most general unifier with the atom.
+    """
+    n_constants = sizes.n_constants
+    instances: list[RuleInstance] = []
     for rule in rules_from_kb(kb):
-        same = most_general_unifier(rule.head, atom, sizes.n_constants)
-        if same is not None:
-            pairs = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
-            unequal = tuple((substitute_terms(left, same), substitute_terms(right, same)) for left, right in pairs)
-            if all(left != right for left, right in unequal):
-                found.append(RuleInstance(substitute_rule(rule, same), unequal))
-    return found
+        unifier = most_general_unifier(rule.head, atom, n_constants)
+        if unifier is None:
+            continue
+        constraints = object_identity_constraints(rule, n_constants) if object_identity else []
+        inequalities = tuple(
+            (substitute_terms(left, unifier), substitute_terms(right, unifier)) for left, right in constraints
+        )
+        if all(left != right for left, right in inequalities):
+            instances.append(RuleInstance(substitute_rule(rule, unifier), inequalities))
+    return instances
 
 
 def unsatisfied_prefix(model: LeastModel, instance: RuleInstance) -> tuple[Atom, ...]:
-    """The shortest beginning of a rule's body that no atoms of the model satisfy; empty when they satisfy the whole."""
-    rule, n = instance.rule, model.sizes.n_constants
+    """Find the shortest prefix of a rule's body that no atoms of a model satisfy.
+
+    Args:
+      instance: what `matching_rules` returns.
+
+    Returns:
+      The first atoms of the body; empty if the model satisfies the whole body.
+    """
+    rule = instance.rule
+    n_constants = model.sizes.n_constants
     relations: list[Relation] = []
     bound: set[int] = set()
-    for size, goal in enumerate(rule.body, 1):
-        relations.append(relation_from_atoms(fixpoint.matching_atoms(model, goal)[0]))
-        bound.update(atom_variables(goal, n))
-        unequal = [pair for pair in instance.inequalities if {t for part in pair for t in part if t > n} <= bound]
-        query = body_query(Rule(rule.id, rule.head, rule.body[:size]), relations, n, unequal, ())
+    for length, goal in enumerate(rule.body, 1):
+        relations.append(relation_from_atoms(fixpoint.matching_atoms(model, goal).atoms))
+        bound.update(atom_variables(goal, n_constants))
+
+        # Only inequalities between variables that the prefix binds can fail yet.
+        inequalities = [pair for pair in instance.inequalities if _inequality_variables(pair, n_constants) <= bound]
+        prefix = Rule(rule.id, rule.head, rule.body[:length])
+        query = body_query(prefix, relations, n_constants, inequalities, ())
         if not relations[-1].size or not any(table.size for table in joins.iter_answers(query)):
-            return rule.body[:size]
+            return prefix.body
     return ()
+
+
+def _inequality_variables(inequality: Inequality, n_constants: int) -> set[int]:
+    """The variables of an inequality."""
+    left, right = inequality
+    return {term for term in (*left, *right) if term > n_constants}

@@ -1,4 +1,8 @@
-"""Relations, and the literals that read them: rows by column, sorted and indexed as a join asks, once."""
+"""Relations and the literals that read them: rows stored by column, sorted and indexed once for each way to join.
+
+A `Relation` holds the argument tuples of one predicate. A `Literal` reads it at some terms, as `p(X, c, X)` does; its
+`indexed_view` selects and sorts the matching rows over the variables in the order that a join needs.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,17 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import row_index
+from funcppo.logic.row_index import Lookup
 
-_DENSE = 16  # ids per row up to which a view is indexed by id, without a search
+_MAX_IDS_PER_ROW = 16  # a view with at least one row for so many ids is indexed by id, without a search
 
 Columns = tuple[Tensor, ...]
+ViewKey = tuple[tuple[int, ...], tuple[int, ...], int]  # pattern of terms, order of columns, indexed columns
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Distinct rows, stored by column; `names` are variables. Without columns it has 0 or 1 rows."""
+    """Distinct rows over variables, stored by column. Without columns it has 0 or 1 rows."""
 
     variables: tuple[int, ...]
     columns: Columns
@@ -34,16 +40,16 @@ class IndexedView:
     size: int
     key_prefixes: tuple[Tensor, ...]
     keys: Tensor
-    row_offsets: Tensor | None  # where the rows of each value of the first column start, if that is all the index
+    row_offsets: Tensor | None  # where the rows of each value of the first column start, if that is the whole index
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Distinct rows of int64 columns in lexicographic order; a view is computed once and kept."""
+    """Distinct rows of int64 columns in lexicographic order; each view is computed once."""
 
     columns: Columns
     size: int
-    view_cache: dict[tuple, IndexedView] = field(default_factory=dict)
+    view_cache: dict[ViewKey, IndexedView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,23 +66,31 @@ def make_literal(relation: Relation, terms: tuple[int, ...], n_constants: int) -
     return Literal(relation, terms, frozenset(t for t in terms if t > n_constants))
 
 
-def find_rows(columns: Columns, relation: Relation, n_constants: int) -> tuple[Tensor, Tensor]:
-    """Where each row stands in a relation, and whether it does."""
-    names, bits = tuple(range(n_constants + 1, n_constants + 1 + len(columns))), n_constants.bit_length()
-    seen = indexed_view(make_literal(relation, names, n_constants), names, len(names), n_constants)
-    key, found = row_index.encode_with_prefixes(seen.key_prefixes, columns, [bits] * len(columns))
-    at, hit = row_index.binary_search(seen.keys, key)
-    return at, found & hit
+def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
+    """The position of each row in a relation, and whether it is there."""
+    # View the relation over distinct variables, indexed by all columns.
+    variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
+    view = indexed_view(make_literal(relation, variables, n_constants), variables, len(variables), n_constants)
+
+    bits = [n_constants.bit_length()] * len(columns)
+    key, has_key = row_index.encode_with_prefixes(view.key_prefixes, columns, bits)
+    position, found = row_index.binary_search(view.keys, key)
+    return Lookup(position, has_key & found)
 
 
 def select_rows(table: Table, mask: Tensor) -> Table:
-    """The rows of a table that a mask keeps."""
+    """The rows of a table where the mask is true."""
     row = mask.nonzero().squeeze(1)
-    return Table(table.variables, tuple(column.index_select(0, row) for column in table.columns), row.numel())
+    columns = tuple(column.index_select(0, row) for column in table.columns)
+    return Table(table.variables, columns, row.numel())
 
 
 def distinct(table: Table, bits: int) -> Table:
-    """The table with each row once, in lexicographic order."""
+    """The table with each row once, in lexicographic order.
+
+    Args:
+      bits: how many bits hold any value.
+    """
     if not table.columns:
         return Table((), (), min(table.size, 1))
     columns = row_index.unique_rows(table.columns, [bits] * len(table.columns))
@@ -84,28 +98,51 @@ def distinct(table: Table, bits: int) -> Table:
 
 
 def indexed_view(literal: Literal, variables: tuple[int, ...], n_index_columns: int, n_constants: int) -> IndexedView:
-    """The literal's rows over `names`, found once a relation, pattern of terms and order of columns."""
+    """The literal's rows over some of its variables, sorted and indexed.
+
+    Views are cached in the relation by the pattern of terms, the order of columns and the number of indexed columns.
+
+    Args:
+      variables: the columns of the view, in order.
+      n_index_columns: how many of the first columns the index covers.
+    """
     first = {t: literal.terms.index(t) for t in literal.terms}
+    positions = tuple(first[v] for v in variables)
+
+    # A variable stands for the position of its first occurrence, a constant for itself plus 1.
     pattern = tuple(-first[t] if t in literal.variables else t + 1 for t in literal.terms)
-    memo = (pattern, tuple(first[v] for v in variables), n_index_columns)
-    if memo not in literal.relation.view_cache:
-        literal.relation.view_cache[memo] = _make_view(
-            literal, [first[v] for v in variables], n_index_columns, n_constants
-        )
-    return literal.relation.view_cache[memo]
+    cache = literal.relation.view_cache
+    cache_key = (pattern, positions, n_index_columns)
+    if cache_key not in cache:
+        cache[cache_key] = _make_view(literal, positions, n_index_columns, n_constants)
+    return cache[cache_key]
 
 
-def _make_view(literal: Literal, places: list[int], indexed: int, n_constants: int) -> IndexedView:
-    columns, terms, bits = literal.relation.columns, literal.terms, n_constants.bit_length()
-    same = [t if t not in literal.variables else columns[terms.index(t)] for t in terms]
-    masks = [columns[j] == value for j, value in enumerate(same) if value is not columns[j]]
+def _make_view(literal: Literal, positions: tuple[int, ...], n_index_columns: int, n_constants: int) -> IndexedView:
+    """Select the rows that match the literal's terms, order them by the given columns, and index them."""
+    columns = literal.relation.columns
+    bits = n_constants.bit_length()
+
+    # A constant must equal its column, and a repeated variable the column of its first occurrence.
+    masks: list[Tensor] = []
+    for j, term in enumerate(literal.terms):
+        if term not in literal.variables:
+            masks.append(columns[j] == term)
+        elif literal.terms.index(term) != j:
+            masks.append(columns[j] == columns[literal.terms.index(term)])
     table = Table(tuple(range(len(columns))), columns, columns[0].numel())
-    for mask in [torch.stack(masks).all(0)] if masks else []:
-        table = select_rows(table, mask)
-    if tuple(places) != table.variables:
-        table = distinct(Table((), tuple(table.columns[j] for j in places), table.size), bits)
-    levels, key = row_index.encode_rows(table.columns[:indexed], [bits] * indexed) if indexed else ((), torch.empty(0))
-    starts = None
-    if indexed == 1 and n_constants <= _DENSE * table.size:
-        starts = torch.searchsorted(key, torch.arange(n_constants + 2, device=key.device))
-    return IndexedView(table.columns, table.size, levels, key, starts)
+    if masks:
+        table = select_rows(table, torch.stack(masks).all(0))
+
+    # Rows are in order already, unless columns are dropped or exchanged.
+    if positions != table.variables:
+        table = distinct(Table((), tuple(table.columns[j] for j in positions), table.size), bits)
+
+    prefixes: tuple[Tensor, ...] = ()
+    key = torch.empty(0)
+    if n_index_columns:
+        prefixes, key = row_index.encode_rows(table.columns[:n_index_columns], [bits] * n_index_columns)
+    row_offsets = None
+    if n_index_columns == 1 and n_constants <= _MAX_IDS_PER_ROW * table.size:
+        row_offsets = torch.searchsorted(key, torch.arange(n_constants + 2, device=key.device))
+    return IndexedView(table.columns, table.size, prefixes, key, row_offsets)

@@ -27,21 +27,33 @@ class Rule:
 
 def rules_from_kb(kb: KnowledgeBase) -> list[Rule]:
     """The rules of a knowledge base in file order."""
-    tables = [[tuple(atom) for atom in rule if atom[0]] for rule in kb.rules.tolist()]
-    return [Rule(i, rule[0], tuple(rule[1:])) for i, rule in enumerate(tables)]
+    rules: list[Rule] = []
+    for i, table in enumerate(kb.rules.tolist()):
+        head, *body = (tuple(atom) for atom in table if atom[0])
+        rules.append(Rule(i, head, tuple(body)))
+    return rules
 
 
 def relations_by_predicate(atoms: I32[Tensor, "N W"], predicates: Collection[int] | None = None) -> dict[int, Relation]:
-    """The argument columns of each predicate that has an atom, from a table of distinct sorted atoms."""
+    """The relation of each predicate that has an atom.
+
+    Args:
+      atoms: distinct, in lexicographic order.
+      predicates: those wanted; None for all.
+    """
     present, counts = torch.unique_consecutive(atoms[:, 0], return_counts=True)
     parts = torch.split(atoms, counts.tolist())
-    wanted = set(present.tolist()) if predicates is None else predicates
-    return {p: relation_from_atoms(part) for p, part in zip(present.tolist(), parts) if p in wanted}
+    return {
+        predicate: relation_from_atoms(part)
+        for predicate, part in zip(present.tolist(), parts)
+        if predicates is None or predicate in predicates
+    }
 
 
 def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
-    """The argument columns of distinct sorted atoms of one predicate."""
-    return Relation(tuple(column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)), len(atoms))
+    """The relation of distinct sorted atoms of one predicate: their argument columns."""
+    columns = tuple(column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1))
+    return Relation(columns, len(atoms))
 
 
 def body_query(
@@ -51,31 +63,40 @@ def body_query(
     inequalities: Sequence[Inequality],
     output_variables: tuple[int, ...] | None = None,
 ) -> ConjunctiveQuery:
-    """The query over a rule's body, its atoms read from one relation each.
+    """The query over a rule's body, each atom read from a relation of its own.
 
     Args:
-      wanted: variables of the answer; None for those of the head.
+      relations: one for each atom of the body.
+      inequalities: pairs of term tuples that must differ.
+      output_variables: variables of the answer; None for those of the head.
     """
     literals = tuple(make_literal(relation, atom[1:], n_constants) for relation, atom in zip(relations, rule.body))
-    return ConjunctiveQuery(
-        literals,
-        atom_variables(rule.head, n_constants) if output_variables is None else output_variables,
-        tuple(inequalities),
-        n_constants,
-    )
+    if output_variables is None:
+        output_variables = atom_variables(rule.head, n_constants)
+    return ConjunctiveQuery(literals, output_variables, tuple(inequalities), n_constants)
 
 
 def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
     """The argument columns of the head for every row of an answer."""
-    column = dict(zip(table.variables, table.columns))
-    constant = {t: torch.full((table.size,), t, device=device) for t in rule.head[1:] if t not in column}
-    return tuple((column | constant)[t] for t in rule.head[1:])
+    columns = dict(zip(table.variables, table.columns))
+    for term in rule.head[1:]:
+        if term not in columns:
+            columns[term] = torch.full((table.size,), term, device=device)
+    return tuple(columns[term] for term in rule.head[1:])
 
 
 def object_identity_constraints(rule: Rule, n_constants: int) -> list[Inequality]:
-    """Object identity: no two variables of a rule bind one constant."""
-    names = sorted({v for atom in (rule.head, *rule.body) for v in atom_variables(atom, n_constants)})
-    return [((a,), (b,)) for i, a in enumerate(names) for b in names[i + 1 :]]
+    """Inequalities that keep every two variables of a rule on different constants."""
+    variables: set[int] = set()
+    for atom in (rule.head, *rule.body):
+        variables.update(atom_variables(atom, n_constants))
+    ordered = sorted(variables)
+
+    constraints: list[Inequality] = []
+    for i, first in enumerate(ordered):
+        for second in ordered[i + 1 :]:
+            constraints.append(((first,), (second,)))
+    return constraints
 
 
 def atom_variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
@@ -84,19 +105,24 @@ def atom_variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
 
 
 def most_general_unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
-    """What to put for each variable so that two atoms are equal, None when nothing does."""
+    """The most general unifier of two atoms, from variables to terms; None if they do not unify."""
     if left[0] != right[0]:
         return None
-    same: dict[int, int] = {}
+    substitution: dict[int, int] = {}
     for a, b in zip(left[1:], right[1:]):
-        a, b = same.get(a, a), same.get(b, b)
+        a = substitution.get(a, a)
+        b = substitution.get(b, b)
         if a == b:
             continue
-        gone, kept = max(a, b), min(a, b)
-        if gone <= n_constants:
+
+        # Variables have the larger ids: replace the larger of the two, in earlier bindings too.
+        variable = max(a, b)
+        term = min(a, b)
+        if variable <= n_constants:
             return None
-        same = {v: kept if t == gone else t for v, t in same.items()} | {gone: kept}
-    return same
+        substitution = {v: term if t == variable else t for v, t in substitution.items()}
+        substitution[variable] = term
+    return substitution
 
 
 def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:

@@ -1,4 +1,9 @@
-"""TODO."""
+"""Lookup of triples by the two sides of a ranking query.
+
+A ranking query is a triple and a side: `HEAD` replaces its first argument, `TAIL` its second. `TripleIndex` answers two
+questions for many queries at once: which entities complete a query to a triple of the index (`list_answers`), and
+whether a triple is in the index (`contains`). `FilterIndex` holds the two indices that filtered ranking needs.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,16 @@ from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes
 from funcppo.types import I32, I64, Bool
 
-HEAD, TAIL = 1, 2  # the argument that is replaced
+HEAD, TAIL = 1, 2  # sides of a query: the argument that is replaced
+SIDE_NAMES = {HEAD: "head", TAIL: "tail"}
+MAX_KEY_BITS = 63  # bits of a non-negative int64
 
 
 class TripleIndex(NamedTuple):
-    """Distinct triples as ascending keys, for lookup by the two arguments of either side's question.
+    """Distinct triples as ascending integer keys, one table of keys for each side.
 
-    A key is (predicate, given argument, asked argument), in base C + 1.
+    The key of a triple for a side is (predicate, given argument, replaced argument) in base C + 1, so that all answers
+    to one query are neighbours.
     """
 
     base: I64[Tensor, ""]  # C + 1
@@ -25,78 +33,138 @@ class TripleIndex(NamedTuple):
     tail_query_keys: I64[Tensor, "N"]  # keys (predicate, head, tail)
 
 
+class FilterIndex(NamedTuple):
+    """The triples that candidates are looked up in, the same for every query of a data set."""
+
+    true_triples: TripleIndex  # the triples of all splits, which are filtered from the candidates
+    derivable_triples: TripleIndex  # the triples that T_P derives
+
+
+class AnswerRange(NamedTuple):
+    """Positions of each query's answers in the keys of a side: start, and one past the last."""
+
+    start: I64[Tensor, "Q"]
+    stop: I64[Tensor, "Q"]
+
+
+class Answers(NamedTuple):
+    """The answers to a batch of queries, in ascending order of query and entity."""
+
+    query_row: I64[Tensor, "L"]  # row of the query in the batch
+    triple_key: I64[Tensor, "L"]  # key of the answering triple
+    entity: I64[Tensor, "L"]  # its replaced argument
+
+
 def build_triple_index(
     atoms: I64[Tensor, "N W"], n_constants: int, pool: I64[Tensor, "E"] | None = None
 ) -> TripleIndex:
-    """The index of a table of ground atoms, in any order; atoms of other than two arguments answer no ranking query.
+    """Build the index of the binary atoms of a table of ground atoms.
 
     Args:
-      pool: keep on each side only triples whose asked argument is one of these entities; None keeps all.
-    Errors: ValueError when the keys of so many predicates and constants exceed 63 bits.
+      atoms: in any order, repetitions allowed. Atoms of other than two arguments answer no ranking query and are left
+        out.
+      pool: index on each side only triples whose replaced argument is one of these entities; None indexes all.
+
+    Raises:
+      ValueError: the keys of so many predicates and constants exceed 63 bits.
     """
-    atoms, base = atoms.to(torch.int64), n_constants + 1
-    if (int(atoms[:, 0].max()) if len(atoms) else 0) * base * base + base * base >= 2**63:
-        raise ValueError(f"{n_constants} constants: a triple does not fit a key of 63 bits")
-    of_two = atoms[(atoms[:, 2] > 0) & (atoms[:, 3:] == 0).all(1)] if atoms.shape[1] > 2 else atoms.new_zeros((0, 3))
-    key = lambda given, asked: (of_two[:, 0] * base + of_two[:, given]) * base + of_two[:, asked]
-    kept = lambda asked: slice(None) if pool is None else torch.isin(of_two[:, asked], pool)
+    atoms = atoms.to(torch.int64)
+    base = n_constants + 1
+    n_predicates = int(atoms[:, 0].max()) if len(atoms) else 0
+    if (n_predicates + 1) * base * base >= 2**MAX_KEY_BITS:
+        raise ValueError(
+            f"expected triples whose keys fit {MAX_KEY_BITS} bits, "
+            f"got {n_predicates} predicates and {n_constants} constants"
+        )
+
+    triples = _binary_atoms(atoms)
     return TripleIndex(
         base=torch.tensor(base, device=atoms.device),
-        head_query_keys=torch.unique(key(TAIL, HEAD)[kept(HEAD)]),
-        tail_query_keys=torch.unique(key(HEAD, TAIL)[kept(TAIL)]),
+        head_query_keys=_sorted_keys(triples, base, HEAD, pool),
+        tail_query_keys=_sorted_keys(triples, base, TAIL, pool),
     )
-
-
-def contains(index: TripleIndex, atoms: I64[Tensor, "... W"], side: int) -> Bool[Tensor, "..."]:
-    """Whether each atom is among the triples, and its argument `side` in the pool that they are restricted to."""
-    return _among(_keys(index, side), _pattern(index, atoms, side) + atoms[..., side])
-
-
-def _keys(triples: TripleIndex, side: int) -> Tensor:
-    return triples.head_query_keys if side == HEAD else triples.tail_query_keys
-
-
-def _pattern(triples: TripleIndex, queries: Tensor, side: int) -> Tensor:
-    """The key of a query with its asked argument left 0."""
-    predicate, given = queries[..., 0].to(torch.int64), queries[..., HEAD + TAIL - side]
-    return (predicate * triples.base + given) * triples.base
-
-
-def _among(keys: Tensor, key: Tensor) -> Tensor:
-    at = torch.searchsorted(keys, key)
-    return at < torch.searchsorted(keys, key, right=True)
-
-
-def _answers(triples: TripleIndex, queries: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Where the triples that answer each query start and stop in the keys of this side."""
-    pattern = _pattern(triples, queries, side)
-    keys = _keys(triples, side)
-    return torch.searchsorted(keys, pattern), torch.searchsorted(keys, pattern + triples.base)
-
-
-def _list_answers(triples: TripleIndex, queries: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The query's row and the key of every triple that answers a query."""
-    start, stop = _answers(triples, queries, side)
-    count = stop - start
-    query = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
-    within = torch.arange(len(query), device=queries.device) - (count.cumsum(0) - count)[query]
-    return query, _keys(triples, side)[start[query] + within]
-
-
-class FilterIndex(NamedTuple):
-    """What candidates are looked up in, the same for every query of a data set."""
-
-    true_triples: TripleIndex  # the atoms of all splits, which are filtered from the candidates
-    derivable_triples: TripleIndex  # the atoms that T_P derives
 
 
 def build_filter_index(
     sizes: KBSizes, model: LeastModel, true_atoms: I32[Tensor, "N W"], pool: I64[Tensor, "E"]
 ) -> FilterIndex:
-    """The index of the true and of the derivable atoms, by what is asked of them.
+    """Build the indices of the true and of the derivable triples.
 
     Args:
+      true_atoms: the atoms of all splits.
       pool: the entities to rank against, ascending.
     """
-    index = lambda atoms: build_triple_index(atoms, sizes.n_constants, pool)
-    return FilterIndex(true_triples=index(true_atoms), derivable_triples=index(model.atoms))
+    return FilterIndex(
+        true_triples=build_triple_index(true_atoms, sizes.n_constants, pool),
+        derivable_triples=build_triple_index(model.atoms, sizes.n_constants, pool),
+    )
+
+
+def contains(index: TripleIndex, atoms: I64[Tensor, "... W"], side: int) -> Bool[Tensor, "..."]:
+    """Whether each atom is in the index of a side: a triple whose replaced argument is in the index's pool."""
+    return contains_key(index, _query_key(index, atoms, side) + atoms[..., side], side)
+
+
+def contains_key(index: TripleIndex, triple_key: I64[Tensor, "..."], side: int) -> Bool[Tensor, "..."]:
+    """Whether each key of a triple is in the index of a side."""
+    keys = _side_keys(index, side)
+    return torch.searchsorted(keys, triple_key) < torch.searchsorted(keys, triple_key, right=True)
+
+
+def answer_range(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> AnswerRange:
+    """Find where the answers to each query start and stop in the keys of a side."""
+    keys = _side_keys(index, side)
+    query_key = _query_key(index, queries, side)
+    return AnswerRange(
+        start=torch.searchsorted(keys, query_key),
+        stop=torch.searchsorted(keys, query_key + index.base),
+    )
+
+
+def list_answers(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> Answers:
+    """List every triple of the index that answers a query."""
+    start, stop = answer_range(index, queries, side)
+    count = stop - start
+
+    # A ragged arange: positions start[q] .. stop[q] - 1 of all queries, one query after the other.
+    query_row = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
+    first_row = count.cumsum(0) - count
+    offset = torch.arange(len(query_row), device=queries.device) - first_row[query_row]
+
+    triple_key = _side_keys(index, side)[start[query_row] + offset]
+    return Answers(query_row=query_row, triple_key=triple_key, entity=triple_key % index.base)
+
+
+def _binary_atoms(atoms: Tensor) -> Tensor:
+    """The atoms of exactly two arguments."""
+    if atoms.shape[1] <= TAIL:
+        return atoms.new_zeros((0, TAIL + 1))
+    has_second_argument = atoms[:, TAIL] > 0
+    has_no_third_argument = (atoms[:, TAIL + 1 :] == 0).all(1)
+    return atoms[has_second_argument & has_no_third_argument]
+
+
+def _sorted_keys(triples: Tensor, base: int, side: int, pool: Tensor | None) -> Tensor:
+    """The ascending, distinct keys of triples for a side, of those whose replaced argument is in the pool."""
+    given, replaced = triples[:, _given_argument(side)], triples[:, side]
+    keys = (triples[:, 0] * base + given) * base + replaced
+    if pool is not None:
+        keys = keys[torch.isin(replaced, pool)]
+    return torch.unique(keys)
+
+
+def _given_argument(side: int) -> int:
+    """The argument that a query of a side keeps."""
+    return TAIL if side == HEAD else HEAD
+
+
+def _side_keys(index: TripleIndex, side: int) -> Tensor:
+    """The keys of a side."""
+    return index.head_query_keys if side == HEAD else index.tail_query_keys
+
+
+def _query_key(index: TripleIndex, queries: Tensor, side: int) -> Tensor:
+    """The key of each query with 0 as its replaced argument: all answers lie within `base` above it."""
+    predicate = queries[..., 0].to(torch.int64)
+    given = queries[..., _given_argument(side)]
+    return (predicate * index.base + given) * index.base

@@ -14,56 +14,76 @@ from funcppo.types import I32, Bool
 
 
 class Substitution(NamedTuple):
-    """W - 1 bindings, applied one after another (a triangular substitution); variable 0 binds nothing."""
+    """J = W - 1 bindings, applied one after another (a triangular substitution)."""
 
-    variable: I32[Tensor, "... J"]
-    term: I32[Tensor, "... J"]
+    variable: I32[Tensor, "... J"]  # 0 binds nothing
+    term: I32[Tensor, "... J"]  # what replaces the variable
 
 
-def unify(
-    a: I32[Tensor, "... W"], b: I32[Tensor, "... W"], n_constants: int
-) -> tuple[Bool[Tensor, "..."], Substitution]:
-    """Whether two atoms have a unifier, and their most general one.
+class Unification(NamedTuple):
+    """The result of unifying pairs of atoms."""
 
-    Arguments are solved left to right, each equation rewritten by the bindings before it; where both sides are
-    variables, that of `a` is replaced by that of `b`. Where the atoms do not unify the substitution means nothing.
+    unifies: Bool[Tensor, "..."]
+    substitution: Substitution  # the most general unifier; meaningless where the atoms do not unify
+
+
+def unify(a: I32[Tensor, "... W"], b: I32[Tensor, "... W"], n_constants: int) -> Unification:
+    """Compute the most general unifier of two atoms.
+
+    Arguments are solved left to right, each equation rewritten by the bindings before it. Where both sides are
+    variables, the variable of `a` is replaced by that of `b`.
+
+    Returns:
+      unifies: whether there is a unifier.
+      substitution: the most general one.
 
     Source: Martelli & Montanari 1982, "An efficient unification algorithm", rules (c) and (d), for flat terms.
     """
     left, right = torch.broadcast_tensors(a[..., 1:], b[..., 1:])
     unifies = a[..., 0] == b[..., 0]
-    variables, terms = [], []
+    variables: list[Tensor] = []
+    terms: list[Tensor] = []
     for j in range(left.shape[-1]):
-        x, y = left[..., j], right[..., j]
-        x_is_variable, y_is_variable = x > n_constants, y > n_constants
+        x = left[..., j]
+        y = right[..., j]
+        x_is_variable = x > n_constants
+        y_is_variable = y > n_constants
         unifies = unifies & ((x == y) | x_is_variable | y_is_variable)
+
+        # Bind a variable to the other side; variable 0 where there is nothing to bind.
         binds = (x != y) & (x_is_variable | y_is_variable)
         variable = torch.where(binds, torch.where(x_is_variable, x, y), 0)
         term = torch.where(binds, torch.where(x_is_variable, y, x), 0)
+
+        # Apply the binding to all arguments, so that later equations see it.
         left = torch.where(left == variable[..., None], term[..., None], left)
         right = torch.where(right == variable[..., None], term[..., None], right)
         variables.append(variable)
         terms.append(term)
-    return unifies, Substitution(torch.stack(variables, -1), torch.stack(terms, -1))
+    return Unification(unifies, Substitution(torch.stack(variables, -1), torch.stack(terms, -1)))
 
 
 def substitute(terms: I32[Tensor, "... L"], substitution: Substitution) -> I32[Tensor, "... L"]:
-    """`terms` with every bound variable replaced. Pass arguments only: a predicate's id may equal a variable's."""
+    """Replace every bound variable. Pass arguments only: the id of a predicate may equal that of a variable."""
     for j in range(substitution.variable.shape[-1]):
-        bound = terms == substitution.variable[..., j, None]
-        terms = torch.where(bound, substitution.term[..., j, None], terms)
+        is_bound = terms == substitution.variable[..., j, None]
+        terms = torch.where(is_bound, substitution.term[..., j, None], terms)
     return terms
 
 
 def canonicalize(terms: I32[Tensor, "... L"], n_constants: int) -> I32[Tensor, "... L"]:
-    """`terms` with its variables numbered C + 1, C + 2, ... by first occurrence.
+    """Number the variables of each row C + 1, C + 2, ... by first occurrence.
 
     Two rows are equal up to renaming exactly when their canonical forms are equal.
     """
     length = terms.shape[-1]
-    same = terms[..., :, None] == terms[..., None, :]
     slots = torch.arange(length, device=terms.device)
-    first = torch.where(same, slots, length).amin(-1)  # where each term occurs first
+
+    # The slot in which each term occurs first.
+    is_same = terms[..., :, None] == terms[..., None, :]
+    first = torch.where(is_same, slots, length).amin(-1)
+
+    # The rank of a variable is the number of distinct variables up to its first occurrence.
     is_variable = terms > n_constants
     rank = ((first == slots) & is_variable).cumsum(-1)
     number = (n_constants + rank.gather(-1, first)).to(terms.dtype)

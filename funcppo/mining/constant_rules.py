@@ -1,8 +1,8 @@
 """Rules with constants: h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), and the same with either atom the other way round.
 
-A step from X is a *feature* of X: its label and target for the second shape, its label alone for the first. Which
-features go together is the product of the sparse boolean matrix of entities and features with its transpose, taken here
-by a join over the entities, block by block of heads.
+An edge from X is a *feature* of X: its label and target for the second shape, its label alone for the first. Which
+features occur together is the product of the sparse boolean matrix of entities and features with its transpose,
+computed here by a join over the entities, block by block of heads.
 
 Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3 (acyclic rules AC1 and AC2).
 """
@@ -15,140 +15,230 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic.joins import ragged_arange
+from funcppo.logic import row_index
+from funcppo.logic.joins import RowPairs, ragged_arange
 from funcppo.mining import paths
 from funcppo.mining.paths import BLOCK_ROWS, EdgeIndex
 from funcppo.types import F64, I64
 
 
 class ConstantRules(NamedTuple):
-    """Rules, and the facts that they derive from others."""
+    """Rules with constants, and the facts that they derive from others."""
 
-    head_label: I64[Tensor, "R"]  # label of the head's step from X
+    head_label: I64[Tensor, "R"]  # label of the head's edge from X
     head_constant: I64[Tensor, "R"]  # its target
-    body_label: I64[Tensor, "R"]  # of the body's step from X
+    body_label: I64[Tensor, "R"]  # label of the body's edge from X
     body_constant: I64[Tensor, "R"]  # its target; 0 for any
     support: F64[Tensor, "R"]
-    circular_support: F64[Tensor, "R"]
+    circular_support: F64[
+        Tensor, "R"
+    ]  # facts among the support that the rule derives from the fact itself alone
     body_pairs: F64[Tensor, "R"]
-    fact: I64[Tensor, "n"]  # pairs of a fact and a rule
+    fact: I64[
+        Tensor, "n"
+    ]  # pairs of a fact and a rule that derives it from others
     rule: I64[Tensor, "n"]
 
 
 class _Features(NamedTuple):
     """Features of entities, grouped by entity."""
 
-    start: Tensor  # those of entity e: start[e] to start[e + 1]
-    code: Tensor  # label * base + target
-    name: Tensor  # which distinct feature each is
-    entities: Tensor  # how many have each distinct feature
+    offsets: Tensor  # features of entity e: offsets[e] to offsets[e + 1]
+    code: Tensor  # label * n_entity_ids + target
+    number: Tensor  # which distinct feature each is
+    n_entities: Tensor  # how many entities have each distinct feature
 
 
-def find_constant_rules(edges: EdgeIndex, min_support: int) -> Iterator[ConstantRules]:
-    """The rules that derive `min_support` facts from others, block by block; each rule in one block."""
+def find_constant_rules(
+    edges: EdgeIndex, min_support: int
+) -> Iterator[ConstantRules]:
+    """Yield the rules that derive `min_support` facts from others, block by block; each rule is in one block."""
     source = torch.repeat_interleave(torch.diff(edges.offsets))
-    whole = _features(source, edges.label * edges.n_entity_ids + edges.target, edges, min_support)
-    first = torch.diff(source * edges.n_labels + edges.label, prepend=source.new_tensor([-1])) != 0
-    labels = _features(source[first], edges.label[first] * edges.n_entity_ids, edges, min_support)
-    frequent = _counts(edges.label * edges.n_entity_ids + edges.target)[1] >= min_support
-    row = frequent.nonzero().squeeze(1)
-    row = row[torch.sort((edges.label * edges.n_entity_ids + edges.target)[row], stable=True).indices]
-    for bodies in (labels, whole):
-        cost = bodies.start[source[row] + 1] - bodies.start[source[row]]
-        for block in _blocks(row, (edges.label * edges.n_entity_ids + edges.target)[row], cost):
-            yield _of_block(edges, source, bodies, block, min_support)
+    code = _edge_code(edges)
+
+    # Bodies of both shapes: the label alone, counted once an entity, and label with target.
+    is_first = row_index.first_of_run(source * edges.n_labels + edges.label)
+    label_code = edges.label[is_first] * edges.n_entity_ids
+    label_features = _frequent_features(
+        source[is_first], label_code, edges, min_support
+    )
+    edge_features = _frequent_features(source, code, edges, min_support)
+
+    # Heads: edges whose label and target are frequent, grouped by both.
+    is_frequent = _count_values(code).count >= min_support
+    head_edges = is_frequent.nonzero().squeeze(1)
+    head_edges = head_edges[torch.sort(code[head_edges], stable=True).indices]
+    for bodies in (label_features, edge_features):
+        n_bodies = (
+            bodies.offsets[source[head_edges] + 1]
+            - bodies.offsets[source[head_edges]]
+        )
+        for block in _split_between_groups(
+            head_edges, code[head_edges], n_bodies
+        ):
+            yield _rules_of_block(edges, source, bodies, block, min_support)
 
 
 def count_pca_pairs(
-    edges: EdgeIndex, head_label: I64[Tensor, "R"], body_label: I64[Tensor, "R"], body_constant: I64[Tensor, "R"]
+    edges: EdgeIndex,
+    head_label: I64[Tensor, "R"],
+    body_label: I64[Tensor, "R"],
+    body_constant: I64[Tensor, "R"],
 ) -> F64[Tensor, "R"]:
-    """The pairs of each rule whose first argument has some fact of the head's predicate.
+    """Count the pairs of each rule whose first argument has some fact of the head's predicate.
 
     Args:
-      head, label, target: as in `ConstantRules`.
+      head_label, body_label, body_constant: as in `ConstantRules`.
     """
     source = torch.repeat_interleave(torch.diff(edges.offsets))
-    first = torch.diff(source * edges.n_labels + edges.label, prepend=source.new_tensor([-1])) != 0
-    code = torch.cat([edges.label * edges.n_entity_ids + edges.target, edges.label[first] * edges.n_entity_ids])
+    is_first = row_index.first_of_run(source * edges.n_labels + edges.label)
+
+    # The entities of every feature, by feature.
+    code = torch.cat(
+        [_edge_code(edges), edges.label[is_first] * edges.n_entity_ids]
+    )
     code, order = torch.sort(code, stable=True)
-    entity = torch.cat([source, source[first]])[order]
-    low = torch.searchsorted(code, body_label * edges.n_entity_ids + body_constant)
-    count = torch.searchsorted(code, body_label * edges.n_entity_ids + body_constant, right=True) - low
-    total = torch.zeros(len(head_label), dtype=torch.float64, device=code.device)
-    for rule, at in ragged_arange(low, count) if len(head_label) else ():
-        _, has = paths.outgoing_edges(edges, entity[at], head_label[rule])
-        total = total + torch.bincount(rule, (has > 0).double(), minlength=len(head_label))
-    return torch.where(head_label % 2 == 0, total, count.double())  # h(c, X): c has a fact wherever one is derived
+    entity = torch.cat([source, source[is_first]])[order]
+    body_code = body_label * edges.n_entity_ids + body_constant
+    start = torch.searchsorted(code, body_code)
+    count = torch.searchsorted(code, body_code, right=True) - start
+
+    n_rules = len(head_label)
+    total = torch.zeros(n_rules, dtype=torch.float64, device=code.device)
+    for rule, position in ragged_arange(start, count) if n_rules else ():
+        n_head_edges = paths.outgoing_edges(
+            edges, entity[position], head_label[rule]
+        ).length
+        total = total + torch.bincount(
+            rule, (n_head_edges > 0).double(), minlength=n_rules
+        )
+
+    # Of h(c, X) the first argument is c, which has a fact wherever one is derived.
+    is_forward = head_label % 2 == 0
+    return torch.where(is_forward, total, count.double())
 
 
-def _features(source: Tensor, code: Tensor, steps: EdgeIndex, min_support: int) -> _Features:
-    """Those that enough entities have, in the order of entities."""
-    kept = _counts(code)[1] >= min_support
-    source, code = source[kept], code[kept]
-    name, _ = _counts(code)
-    edges = torch.arange(steps.n_entity_ids + 1, device=code.device)
-    return _Features(torch.searchsorted(source, edges), code, name, torch.bincount(name))
+def _edge_code(edges: EdgeIndex) -> Tensor:
+    """Label and target of each edge in one integer."""
+    return edges.label * edges.n_entity_ids + edges.target
 
 
-def _counts(code: Tensor) -> tuple[Tensor, Tensor]:
-    """Which distinct value each is, and how often it occurs."""
-    _, name, count = torch.unique(code, return_inverse=True, return_counts=True)
-    return name, count[name]
+def _frequent_features(
+    source: Tensor, code: Tensor, edges: EdgeIndex, min_support: int
+) -> _Features:
+    """The features that enough entities have, in the order of entities."""
+    is_frequent = _count_values(code).count >= min_support
+    source = source[is_frequent]
+    code = code[is_frequent]
+    number = _count_values(code).number
+    entities = torch.arange(edges.n_entity_ids + 1, device=code.device)
+    return _Features(
+        torch.searchsorted(source, entities),
+        code,
+        number,
+        torch.bincount(number),
+    )
 
 
-def _blocks(rows: Tensor, group: Tensor, cost: Tensor) -> Iterator[Tensor]:
-    """The rows cut between groups where their cost adds up to about BLOCK."""
+class _ValueCounts(NamedTuple):
+    """For each element of a tensor, its value among the distinct ones."""
+
+    number: Tensor  # which distinct value it is
+    count: Tensor  # how often that value occurs  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+def _count_values(code: Tensor) -> _ValueCounts:
+    _, number, count = torch.unique(
+        code, return_inverse=True, return_counts=True
+    )
+    return _ValueCounts(number, count[number])
+
+
+def _split_between_groups(
+    rows: Tensor, group: Tensor, cost: Tensor
+) -> Iterator[Tensor]:
+    """Yield the rows, cut between groups where their cost adds up to about BLOCK_ROWS."""
     if not len(rows):
         return
     _, size = torch.unique_consecutive(group, return_counts=True)
-    last = torch.cumsum(size, 0)
-    filled = torch.cumsum(cost, 0)[last - 1] // BLOCK_ROWS
-    cut = last[:-1][torch.diff(filled) > 0]
+    group_end = torch.cumsum(size, 0)
+    block = torch.cumsum(cost, 0)[group_end - 1] // BLOCK_ROWS
+    cut = group_end[:-1][torch.diff(block) > 0]
     yield from torch.tensor_split(rows, cut.cpu())
 
 
-def _of_block(
-    steps: EdgeIndex, source: Tensor, bodies: _Features, head_steps: Tensor, min_support: int
+def _rules_of_block(
+    edges: EdgeIndex,
+    source: Tensor,
+    bodies: _Features,
+    head_edges: Tensor,
+    min_support: int,
 ) -> ConstantRules:
-    """The rules whose heads are the features of these steps: all steps of each of them."""
-    low = bodies.start[source[head_steps]]
-    pairs = list(ragged_arange(low, bodies.start[source[head_steps] + 1] - low))
-    row, at = (torch.cat(same) for same in zip(*pairs)) if pairs else (head_steps[:0], head_steps[:0])
-    step = head_steps[row]
-    code = steps.label[step] * steps.n_entity_ids + steps.target[step]
-    kept = (code != bodies.code[at]).nonzero().squeeze(1)
-    step, at, code = step[kept], at[kept], code[kept]
-    head, _ = _counts(code)
+    """The rules whose heads are the features of these edges, which are all edges of each of them."""
+    row, feature = _join_bodies(bodies, source[head_edges])
+    edge = head_edges[row]
+
+    # A rule does not derive its head from the same atom.
+    code = edges.label[edge] * edges.n_entity_ids + edges.target[edge]
+    differs = (code != bodies.code[feature]).nonzero().squeeze(1)
+    edge = edge[differs]
+    feature = feature[differs]
+    head_number = _count_values(code[differs]).number
+
+    # Number the pairs of head and body; count their facts.
+    pair = head_number * len(bodies.n_entities) + bodies.number[feature]
     _, rule, support = torch.unique(
-        head * len(bodies.entities) + bodies.name[at], return_inverse=True, return_counts=True
+        pair, return_inverse=True, return_counts=True
     )
-    circular = _is_circular(steps, step, source[step], bodies.code[at])
-    looped = torch.bincount(rule, circular.double(), minlength=len(support))
-    enough = support - looped >= min_support
-    example = torch.zeros_like(support).scatter(0, rule, torch.arange(len(rule), device=rule.device))[enough]
-    mine = (enough[rule] & ~circular).nonzero().squeeze(1)
+    is_circular = _is_circular(edges, edge, source[edge], bodies.code[feature])
+    circular_support = torch.bincount(
+        rule, is_circular.double(), minlength=len(support)
+    )
+    is_kept = support - circular_support >= min_support
+
+    # Any pair of a rule tells its labels and constants.
+    number = torch.arange(len(rule), device=rule.device)
+    example = torch.zeros_like(support).scatter(0, rule, number)[is_kept]
+    derives = (is_kept[rule] & ~is_circular).nonzero().squeeze(1)
+    new_number = torch.cumsum(is_kept, 0) - 1
     return ConstantRules(
-        head_label=steps.label[step[example]],
-        head_constant=steps.target[step[example]],
-        body_label=bodies.code[at[example]] // steps.n_entity_ids,
-        body_constant=bodies.code[at[example]] % steps.n_entity_ids,
-        support=support[enough].double(),
-        circular_support=looped[enough],
-        body_pairs=bodies.entities[bodies.name[at[example]]].double(),
-        fact=steps.fact[step[mine]],
-        rule=(torch.cumsum(enough, 0) - 1)[rule[mine]],
+        head_label=edges.label[edge[example]],
+        head_constant=edges.target[edge[example]],
+        body_label=bodies.code[feature[example]] // edges.n_entity_ids,
+        body_constant=bodies.code[feature[example]] % edges.n_entity_ids,
+        support=support[is_kept].double(),
+        circular_support=circular_support[is_kept],
+        body_pairs=bodies.n_entities[bodies.number[feature[example]]].double(),
+        fact=edges.fact[edge[derives]],
+        rule=new_number[rule[derives]],
     )
 
 
-def _is_circular(steps: EdgeIndex, step: Tensor, source: Tensor, code: Tensor) -> Tensor:
+def _join_bodies(bodies: _Features, entity: Tensor) -> RowPairs:
+    """Every pair of an entity and one of its features."""
+    start = bodies.offsets[entity]
+    chunks = list(ragged_arange(start, bodies.offsets[entity + 1] - start))
+    if not chunks:
+        return RowPairs(entity[:0], entity[:0])
+    return RowPairs(*(torch.cat(columns) for columns in zip(*chunks)))
+
+
+def _is_circular(
+    edges: EdgeIndex, edge: Tensor, source: Tensor, code: Tensor
+) -> Tensor:
     """Whether the body holds through the head's own fact alone.
 
-    A body h(X, Z) holds through h(X, c) alone where X has no other step of the label. Walked the other way, the fact
-    h(c, c) is a step of its own; a body of that label and target, or with no other step of that label, is it again.
+    A body h(X, Z) holds through h(X, c) alone where X has no other edge of the label. Walked the other way, the fact
+    h(c, c) is an edge of its own: a body of that label and target, or with no other edge of that label, is it again.
     """
-    label, target = code // steps.n_entity_ids, code % steps.n_entity_ids
-    loop = steps.target[step] == source
-    back = loop & (label == steps.label[step] ^ 1)
-    same = (label == steps.label[step]) | back
-    _, count = paths.outgoing_edges(steps, source, label)
-    return same & torch.where(target == 0, count == 1, back & (target == source))
+    label = code // edges.n_entity_ids
+    constant = code % edges.n_entity_ids
+    is_loop = edges.target[edge] == source
+    is_same_fact_reversed = is_loop & (label == edges.label[edge] ^ 1)
+    is_same_fact = (label == edges.label[edge]) | is_same_fact_reversed
+
+    is_only_edge = paths.outgoing_edges(edges, source, label).length == 1
+    is_reversed_loop = is_same_fact_reversed & (constant == source)
+    return is_same_fact & torch.where(
+        constant == 0, is_only_edge, is_reversed_loop
+    )

@@ -1,4 +1,4 @@
-"""Rules from data: candidates from the paths that close facts, their counts, and which of them to keep.
+"""Mine rules from the facts of a graph: candidates, their counts, and which of them to keep.
 
 With pairs(r) the distinct heads that rule r derives from the facts,
 
@@ -8,11 +8,13 @@ With pairs(r) the distinct heads that rule r derives from the facts,
     leave-one-out confidence = (support - circular) / (body_pairs - circular)
     PCA confidence = support / |{(x, y) in pairs(r) : the head's predicate has a fact (x, y')}|
 
-Rules are ranked by smoothed confidence, (support - circular) / (body_pairs - circular + SMOOTHING), which trusts few
-examples less, and where counts are estimated by two standard errors less than that. Every fact then votes for the best
-rule that derives it from other facts, each rule taken as if the fact were unknown, and the shorter one of two equals. A
-rule without a vote is redundant: wherever it is right, another one is, with no less confidence. This asks more than
-that a longer rule beat the shorter ones that it contains.
+Rules are ranked by smoothed confidence, (support - circular) / (body_pairs - circular + SMOOTHING_COUNT), which trusts
+few examples less; where counts are estimated, by two standard errors less than that. Every fact then votes for the best
+rule that derives it from other facts, each rule counted as if the fact were unknown; of two equal rules the shorter
+one gets the vote. A rule without a vote is redundant: wherever it is right, another rule is, with no less confidence.
+This asks more than that a longer rule beat the shorter ones that it contains.
+
+`mine_rules` is the entry point.
 
 Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
 AnyBURL (rules with constants; smoothing by a number of unseen wrong predictions).
@@ -21,9 +23,9 @@ AnyBURL (rules with constants; smoothing by a number of unseen wrong predictions
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,41 +33,56 @@ from torch.nn.functional import pad
 
 from funcppo import random
 from funcppo.mining import constant_rules, path_rules, paths
-from funcppo.mining.config import MiningConfig
+from funcppo.mining.config import MAX_PATH_LENGTH, MiningConfig
 from funcppo.mining.constant_rules import ConstantRules
 from funcppo.mining.path_rules import DeadlineCheck
 from funcppo.mining.paths import EdgeIndex
-from funcppo.types import F64, I32, I64
+from funcppo.types import F32, F64, I32, I64
 
-SMOOTHING_COUNT = 5.0
-MAX_RULE_ATOMS = 4  # of the longest rule
-ProgressCallback = Callable[[str], None]  # told what is done next
+SMOOTHING_COUNT = 5.0  # wrong pairs added to the counts of each rule
+MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
+
+
+class ProgressCallback(Protocol):
+    """Receives a line that says what is done next."""
+
+    def __call__(self, message: str, /) -> object: ...
 
 
 class MinedRules(NamedTuple):
-    """Rules and what was counted of them."""
+    """Rules and their counts."""
 
-    labels: I64[Tensor, "R 4"]  # labels of the head, from X, and of the body's steps from X; -1 for none
-    end_constants: I64[Tensor, "R 2"]  # the constants that the head and a body of one step end in; 0 for a variable
+    labels: I64[
+        Tensor, "R 4"
+    ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
+    end_constants: I64[
+        Tensor, "R 2"
+    ]  # constants that the head and a body of one edge end in; 0 for a variable
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
     pca_pairs: F64[Tensor, "R"]
     head_facts: F64[Tensor, "R"]
-    std_error: F64[Tensor, "R"]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
-    pca_std_error: F64[Tensor, "R"]  # of the PCA confidence; infinite where the sample does not tell
+    std_error: F64[
+        Tensor, "R"
+    ]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
+    pca_std_error: F64[
+        Tensor, "R"
+    ]  # of the PCA confidence; infinite where the sample is too small to tell
 
 
-class Votes(NamedTuple):
+class _Votes(NamedTuple):
     """The best rules of each fact so far, facts in order, the best rule of each first."""
 
     fact: I64[Tensor, "V"]
     rule: I64[Tensor, "V"]
     score: F64[Tensor, "V"]
-    score_threshold: F64[Tensor, "N"]  # what a rule's score must pass to be among the best of a fact
+    score_threshold: F64[
+        Tensor, "N"
+    ]  # what a rule's score must exceed to be among the best of a fact
 
 
-class CandidateRules(NamedTuple):
+class _CandidateRules(NamedTuple):
     """Rules above the thresholds, and the pairs of a fact and a rule that derives it from others."""
 
     rules: MinedRules
@@ -75,22 +92,27 @@ class CandidateRules(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiningResult:
-    """What was found, and how completely; a value of the host."""
+    """The rules that were mined, and how completely."""
 
     rules: MinedRules  # in descending order of smoothed confidence
     n_candidates: int  # rules above the thresholds, redundant ones included
     notes: tuple[str, ...]  # what was sampled or left out, one line each
-    seconds: float
+    seconds: float  # wall time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _MiningContext:
-    steps: EdgeIndex
-    predicate: Tensor  # of each fact
-    head_facts: Tensor  # facts of each label
-    draw: Tensor  # a number in [0, 1) for each fact, and for each entity
+    """What every stage reads."""
+
+    edges: EdgeIndex
+    predicate: I64[Tensor, "N"]  # of each fact
+    head_facts: F64[Tensor, "L"]  # number of facts of each label
+    fact_priority: F32[Tensor, "N"]  # a random number in [0, 1) for each fact
+    entity_priority: F32[
+        Tensor, "C1"
+    ]  # a random number in [0, 1) for each entity
     cfg: MiningConfig
-    expired: DeadlineCheck
+    deadline_passed: DeadlineCheck
 
 
 def mine_rules(
@@ -100,30 +122,67 @@ def mine_rules(
     cfg: MiningConfig,
     progress: ProgressCallback = lambda _: None,
 ) -> MiningResult:
-    """The rules of a graph that are not redundant.
+    """Mine the rules of a graph that are not redundant.
 
-    Facts of other than two arguments are passed over. The result depends on facts, settings and seed alone, unless
-    `cfg.seconds` ends the search early; then a note says so.
+    Facts that do not have two arguments are left out and counted in a note. The result depends on facts, settings and
+    seed alone, unless `cfg.time_limit` ends the search early; then a note says so.
+
+    Args:
+      facts: [predicate, argument...], padded with 0.
+      progress: called with a line before each stage.
+
+    Returns:
+      MiningResult, its rules by descending smoothed confidence.
     """
     begin = time.perf_counter()
-    expired = lambda: cfg.time_limit is not None and time.perf_counter() - begin > cfg.time_limit
-    two = (facts[:, 2] > 0) & (facts[:, 3:] == 0).all(1) if facts.shape[1] > 2 else torch.zeros_like(facts[:, 0] > 0)
-    binary = facts[two][:, :3].long() if facts.shape[1] > 2 else facts.new_zeros((0, 3)).long()
-    notes = [] if two.all() else [f"{int((~two).sum())} facts have other than two arguments and were passed over"]
-    graph = _build_context(binary, n_predicates, n_constants, cfg, expired)
-    least = torch.zeros_like(graph.predicate, dtype=torch.float64)
-    vote = Votes(graph.predicate[:0], graph.predicate[:0], least[:0], least)
-    kept, n_kept, n_candidates = [_none(facts.device)], 0, 0
-    for found in _stages(graph, notes, progress) if len(binary) else ():
-        vote, voted = _elect(vote, found, n_kept, cfg.votes_per_fact)
-        kept.append(_rows(found.rules, voted))
-        n_kept, n_candidates = n_kept + len(voted), n_candidates + len(found.rules.support)
+
+    def deadline_passed() -> bool:
+        return (
+            cfg.time_limit is not None
+            and time.perf_counter() - begin > cfg.time_limit
+        )
+
+    binary, notes = _binary_facts(facts)
+    context = _make_context(
+        binary, n_predicates, n_constants, cfg, deadline_passed
+    )
+
+    # Let the facts vote on the candidates of each stage.
+    no_threshold = torch.zeros_like(context.predicate, dtype=torch.float64)
+    votes = _Votes(
+        context.predicate[:0],
+        context.predicate[:0],
+        no_threshold[:0],
+        no_threshold,
+    )
+    kept = [_no_rules(facts.device)]
+    n_kept = n_candidates = 0
+    for candidates in (
+        _iter_stages(context, notes, progress) if len(binary) else ()
+    ):
+        votes, elected = _vote(votes, candidates, n_kept, cfg.votes_per_fact)
+        kept.append(_select(candidates.rules, elected))
+        n_kept += len(elected)
+        n_candidates += len(candidates.rules.support)
+
     progress("counting the rules that are kept")
-    rules = _with_pca_pairs(graph, _best_first(kept, vote))
-    notes += [f"stopped after {cfg.time_limit:g} seconds: another machine may find other rules"] if expired() else []
+    rules = _with_pca_pairs(context, _sort_elected(kept, votes))
+    if deadline_passed():
+        notes.append(
+            f"stopped after {cfg.time_limit:g} seconds: another machine may find other rules"
+        )
     n_estimated = int(((rules.std_error > 0) | (rules.pca_std_error > 0)).sum())
-    notes += [f"{n_estimated} rules have estimated counts, with a standard error"] if n_estimated else []
-    return MiningResult(rules=rules, n_candidates=n_candidates, notes=tuple(notes), seconds=time.perf_counter() - begin)
+    if n_estimated:
+        notes.append(
+            f"{n_estimated} rules have estimated counts, with a standard error"
+        )
+    seconds = time.perf_counter() - begin
+    return MiningResult(
+        rules=rules,
+        n_candidates=n_candidates,
+        notes=tuple(notes),
+        seconds=seconds,
+    )
 
 
 def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
@@ -133,178 +192,332 @@ def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
 
 def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """(support - circular) / (body_pairs - circular)."""
-    return (rules.support - rules.circular_support) / (rules.body_pairs - rules.circular_support).clamp_min(1)
+    support = rules.support - rules.circular_support
+    return support / (rules.body_pairs - rules.circular_support).clamp_min(1)
 
 
 def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """(support - circular) / (body_pairs - circular + SMOOTHING), less two standard errors where it is estimated."""
-    plain = (rules.support - rules.circular_support) / (rules.body_pairs - rules.circular_support + SMOOTHING_COUNT)
-    return (plain - 2 * rules.std_error).clamp_min(0)
+    """(support - circular) / (body_pairs - circular + SMOOTHING_COUNT), less two standard errors if estimated."""
+    support = rules.support - rules.circular_support
+    smoothed = support / (
+        rules.body_pairs - rules.circular_support + SMOOTHING_COUNT
+    )
+    return (smoothed - 2 * rules.std_error).clamp_min(0)
 
 
 def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """The smoothed confidence as it would be were one of the facts that the rule derives not known."""
-    hits, pairs = rules.support - rules.circular_support - 1, rules.body_pairs - rules.circular_support - 1
-    return (hits / (pairs + SMOOTHING_COUNT) - 2 * rules.std_error).clamp_min(0)
+    """The smoothed confidence if one of the facts that the rule derives were unknown."""
+    support = rules.support - rules.circular_support - 1
+    pairs = rules.body_pairs - rules.circular_support - 1
+    return (
+        support / (pairs + SMOOTHING_COUNT) - 2 * rules.std_error
+    ).clamp_min(0)
 
 
 def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 4 3"]:
-    """Head and body as ids; variables are numbered from C + 1 in the order of their occurrence."""
+    """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
     x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
-    length, with_constant = (rules.labels[:, 1:] >= 0).sum(1), rules.end_constants[:, 0] > 0
-    last = torch.where(with_constant, rules.end_constants[:, 0], x + 1)
-    stop = torch.where(
-        with_constant, torch.where(rules.end_constants[:, 1] > 0, rules.end_constants[:, 1], x + 1), last
-    )
-    rows = [_atom(rules.labels[:, 0], x, last)]
+    y = x + 1
+    length = (rules.labels[:, 1:] >= 0).sum(1)
+
+    # The head ends in Y or a constant. A path body ends in Y, a body beside a constant in its own constant or in Y.
+    head_constant, body_constant = rules.end_constants.unbind(1)
+    has_constant = head_constant > 0
+    head_end = torch.where(has_constant, head_constant, y)
+    constant_body_end = torch.where(body_constant > 0, body_constant, y)
+    body_end = torch.where(has_constant, constant_body_end, head_end)
+
+    atoms = [_edge_atom(rules.labels[:, 0], x, head_end)]
     for j in range(1, MAX_RULE_ATOMS):
-        begin = x if j == 1 else x + j
-        rows.append(_atom(rules.labels[:, j], begin, torch.where(length == j, stop, x + j + 1)))
-    return torch.stack(rows, 1)
+        source = x if j == 1 else x + j
+        target = torch.where(length == j, body_end, x + j + 1)
+        atoms.append(_edge_atom(rules.labels[:, j], source, target))
+    return torch.stack(atoms, 1)
 
 
-def _atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """The fact that a step of a label walks along; 0 for label -1."""
-    back, predicate = label % 2 == 1, torch.div(label, 2, rounding_mode="floor") + 1
-    row = torch.stack([predicate, torch.where(back, target, source), torch.where(back, source, target)], 1)
-    return torch.where(label[:, None] >= 0, row, 0)
+def _edge_atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """The atom that an edge of a label walks along; 0 for label -1."""
+    is_backward = label % 2 == 1
+    predicate = torch.div(label, 2, rounding_mode="floor") + 1
+    first = torch.where(is_backward, target, source)
+    second = torch.where(is_backward, source, target)
+    atom = torch.stack([predicate, first, second], 1)
+    return torch.where(label[:, None] >= 0, atom, 0)
 
 
-def _build_context(
-    binary: Tensor, n_predicates: int, n_constants: int, cfg: MiningConfig, expired: DeadlineCheck
+def _binary_facts(facts: Tensor) -> tuple[Tensor, list[str]]:
+    """The facts with two arguments, and a note on the others if there are any."""
+    if facts.shape[1] > 2:
+        is_binary = (facts[:, 2] > 0) & (facts[:, 3:] == 0).all(1)
+        binary = facts[is_binary][:, :3].long()
+    else:
+        is_binary = torch.zeros_like(facts[:, 0] > 0)
+        binary = facts.new_zeros((0, 3)).long()
+    if is_binary.all():
+        return binary, []
+    return binary, [
+        f"{int((~is_binary).sum())} facts do not have two arguments and were left out"
+    ]
+
+
+def _make_context(
+    binary: Tensor,
+    n_predicates: int,
+    n_constants: int,
+    cfg: MiningConfig,
+    deadline_passed: DeadlineCheck,
 ) -> _MiningContext:
     ids = torch.arange(max(len(binary), n_constants + 1), device=binary.device)
-    n_facts = torch.bincount(binary[:, 0], minlength=n_predicates + 1)[1:].double()
+    priority = random.uniform(
+        random.fold_in(random.key(cfg.seed, binary.device), ids), ()
+    )
+    n_facts = torch.bincount(binary[:, 0], minlength=n_predicates + 1)[
+        1:
+    ].double()
     return _MiningContext(
-        steps=paths.build_edge_index(binary, n_predicates, n_constants),
+        edges=paths.build_edge_index(binary, n_predicates, n_constants),
         predicate=binary[:, 0],
         head_facts=n_facts.repeat_interleave(2),
-        draw=random.uniform(random.fold_in(random.key(cfg.seed, binary.device), ids), ()),
+        fact_priority=priority[: len(binary)],
+        entity_priority=priority[: n_constants + 1],
         cfg=cfg,
-        expired=expired,
+        deadline_passed=deadline_passed,
     )
 
 
-def _none(device: torch.device) -> MinedRules:
+def _no_rules(device: torch.device) -> MinedRules:
     count = torch.zeros(0, dtype=torch.float64, device=device)
     label = torch.zeros((0, MAX_RULE_ATOMS), dtype=torch.int64, device=device)
-    return MinedRules(label, label[:, :2], *[count] * (len(MinedRules._fields) - 2))
+    return MinedRules(
+        label, label[:, :2], *[count] * (len(MinedRules._fields) - 2)
+    )
 
 
-def _rows(rules: MinedRules, which: Tensor) -> MinedRules:
-    return MinedRules(*(column[which] for column in rules))
+def _select(rules: MinedRules, rows: Tensor) -> MinedRules:
+    """Some of the rules, by a mask or by rows."""
+    return MinedRules(*(column[rows] for column in rules))
 
 
-def _elect(vote: Votes, found: CandidateRules, n_kept: int, n_votes: int) -> tuple[Votes, Tensor]:
-    """The votes after some more rules, and which of these got one; they are numbered from `n_kept`."""
-    score = held_out_smoothed_confidence(found.rules)[found.rule]
-    better = (score > vote.score_threshold[found.fact]).nonzero().squeeze(1)
-    fact = torch.cat([vote.fact, found.fact[better]])
-    rule = torch.cat([vote.rule, found.rule[better] + n_kept])
-    score = torch.cat([vote.score, score[better]])
+def _vote(
+    votes: _Votes, candidates: _CandidateRules, n_kept: int, votes_per_fact: int
+) -> tuple[_Votes, Tensor]:
+    """The votes after some more candidates, and which of these got one; they are numbered from `n_kept`."""
+    # Only pairs above the fact's threshold can change its vote.
+    score = held_out_smoothed_confidence(candidates.rules)[candidates.rule]
+    better = (
+        (score > votes.score_threshold[candidates.fact]).nonzero().squeeze(1)
+    )
+    fact = torch.cat([votes.fact, candidates.fact[better]])
+    rule = torch.cat([votes.rule, candidates.rule[better] + n_kept])
+    score = torch.cat([votes.score, score[better]])
+
+    # By fact, then by descending score; stable, so that of equal rules the earlier, shorter one is first.
     order = torch.sort(score, descending=True, stable=True).indices
     order = order[torch.sort(fact[order], stable=True).indices]
-    fact, rule, score = fact[order], rule[order], score[order]
-    first = torch.searchsorted(fact, fact)
-    place = torch.arange(len(fact), device=fact.device) - first
-    chosen = place < n_votes
-    full = place == n_votes - 1
-    least = torch.zeros_like(vote.score_threshold).scatter(0, fact[full], score[full])
-    fact, rule, score = fact[chosen], rule[chosen], score[chosen]
-    voted = torch.unique(rule[rule >= n_kept]) - n_kept
-    numbered = torch.where(rule >= n_kept, n_kept + torch.searchsorted(voted, rule - n_kept), rule)
-    return Votes(fact, numbered, score, least), voted
+    fact = fact[order]
+    rule = rule[order]
+    score = score[order]
+
+    # The first `votes_per_fact` of each fact win; the last of them sets the threshold.
+    position = torch.arange(len(fact), device=fact.device) - torch.searchsorted(
+        fact, fact
+    )
+    is_last = position == votes_per_fact - 1
+    threshold = torch.zeros_like(votes.score_threshold).scatter(
+        0, fact[is_last], score[is_last]
+    )
+    wins = position < votes_per_fact
+    fact = fact[wins]
+    rule = rule[wins]
+    score = score[wins]
+
+    # Number the new rules that won consecutively.
+    is_new = rule >= n_kept
+    elected = torch.unique(rule[is_new]) - n_kept
+    number = torch.where(
+        is_new, n_kept + torch.searchsorted(elected, rule - n_kept), rule
+    )
+    return _Votes(fact, number, score, threshold), elected
 
 
-def _best_first(kept: list[MinedRules], vote: Votes) -> MinedRules:
-    """The rules with a vote in the end."""
-    every = MinedRules(*(torch.cat(same) for same in zip(*kept)))
-    rules = _rows(every, torch.unique(vote.rule))
-    return _rows(rules, torch.sort(smoothed_confidence(rules), descending=True, stable=True).indices)
+def _sort_elected(kept: list[MinedRules], votes: _Votes) -> MinedRules:
+    """The rules that have a vote in the end, by descending smoothed confidence."""
+    every = MinedRules(*(torch.cat(columns) for columns in zip(*kept)))
+    rules = _select(every, torch.unique(votes.rule))
+    return _select(
+        rules,
+        torch.sort(
+            smoothed_confidence(rules), descending=True, stable=True
+        ).indices,
+    )
 
 
-def _stages(graph: _MiningContext, notes: list[str], progress: ProgressCallback) -> Iterator[CandidateRules]:
-    """The rules above the thresholds, the shorter ones first."""
-    for length in range(1, graph.cfg.max_length + 1):
+def _iter_stages(
+    context: _MiningContext, notes: list[str], progress: ProgressCallback
+) -> Iterator[_CandidateRules]:
+    """Yield the rules above the thresholds, shorter ones first; append to `notes` what was left out."""
+    for length in range(1, context.cfg.max_length + 1):
         progress(f"paths of length {length}")
-        yield _path_stage(graph, length, notes)
-        if length == 1 and graph.cfg.constants:
+        yield _path_candidates(context, length, notes)
+        if length == 1 and context.cfg.constants:
             progress("rules with constants")
-            for rules in constant_rules.find_constant_rules(graph.steps, graph.cfg.min_support):
-                yield _constant_stage(graph, rules)
-                if graph.expired():
-                    notes.append("rules with constants: stopped before all were looked at")
+            for rules in constant_rules.find_constant_rules(
+                context.edges, context.cfg.min_support
+            ):
+                yield _constant_candidates(context, rules)
+                if context.deadline_passed():
+                    notes.append(
+                        "rules with constants: stopped before all heads were searched"
+                    )
                     break
 
 
-def _path_stage(graph: _MiningContext, length: int, notes: list[str]) -> CandidateRules:
-    steps, cfg = graph.steps, graph.cfg
-    draws = graph.draw[: len(graph.predicate)], graph.draw[: steps.n_entity_ids]
-    found, share, told = path_rules.find_path_rules(
-        steps, graph.predicate, length, cfg.min_support, cfg.max_rows, draws[0], graph.expired
+def _path_candidates(
+    context: _MiningContext, length: int, notes: list[str]
+) -> _CandidateRules:
+    """The path rules of one length above the thresholds."""
+    cfg = context.cfg
+    edges = context.edges
+    found, fraction, search_notes = path_rules.find_path_rules(
+        edges,
+        context.predicate,
+        length,
+        cfg.min_support,
+        cfg.max_rows,
+        context.fact_priority,
+        context.deadline_passed,
     )
-    bodies, which = torch.unique(found.body_labels, dim=0, return_inverse=True)
-    pairs = path_rules.count_body_pairs(steps, bodies, cfg.max_rows, draws[1], graph.expired)
-    count, error = (column[which] for column in pairs)
-    seen = (found.support * share).clamp_min(1)  # closing facts that were really seen
-    spread = torch.sqrt((1 - share) / seen + (error / count.clamp_min(1)) ** 2)
-    n_lost = int(error.isinf().sum())
-    told += [f"{n_lost} rules left out, as a sample of their pairs does not tell their confidence"] if n_lost else []
-    notes.extend(f"length {length}: {line}" for line in told)
-    head = 2 * found.head_predicate - 2
+    bodies, body_of_rule = torch.unique(
+        found.body_labels, dim=0, return_inverse=True
+    )
+    estimate = path_rules.count_body_pairs(
+        edges,
+        bodies,
+        cfg.max_rows,
+        context.entity_priority,
+        context.deadline_passed,
+    )
+    pairs = estimate.total[body_of_rule]
+    pairs_error = estimate.std_error[body_of_rule]
+
+    # The relative errors of support and of body pairs add up as squares.
+    n_seen = (found.support * fraction).clamp_min(
+        1
+    )  # facts of the sample that the rule derives
+    relative_error = torch.sqrt(
+        (1 - fraction) / n_seen + (pairs_error / pairs.clamp_min(1)) ** 2
+    )
+    n_unknown = int(pairs_error.isinf().sum())
+    if n_unknown:
+        search_notes.append(
+            f"{n_unknown} rules left out: a sample of their pairs does not tell their confidence"
+        )
+    notes.extend(f"length {length}: {line}" for line in search_notes)
+
+    head_label = 2 * found.head_predicate - 2
+    labels = torch.cat([head_label[:, None], found.body_labels], 1)
     rules = MinedRules(
-        labels=pad(torch.cat([head[:, None], found.body_labels], 1), (0, MAX_RULE_ATOMS - 1 - length), value=-1),
-        end_constants=torch.zeros((len(head), 2), dtype=torch.int64, device=head.device),
+        labels=pad(labels, (0, MAX_RULE_ATOMS - 1 - length), value=-1),
+        end_constants=torch.zeros(
+            (len(head_label), 2), dtype=torch.int64, device=head_label.device
+        ),
         support=found.support,
         circular_support=found.circular_support,
-        body_pairs=torch.maximum(count, found.support),
-        pca_pairs=torch.zeros_like(count),
-        head_facts=graph.head_facts[head],
-        std_error=found.support / count.clamp_min(1) * spread,
-        pca_std_error=torch.zeros_like(count),
+        body_pairs=torch.maximum(pairs, found.support),
+        pca_pairs=torch.zeros_like(pairs),
+        head_facts=context.head_facts[head_label],
+        std_error=found.support / pairs.clamp_min(1) * relative_error,
+        pca_std_error=torch.zeros_like(pairs),
     )
-    return _above(cfg, CandidateRules(rules, found.fact, found.rule))
+    return _above_min_confidence(
+        cfg, _CandidateRules(rules, found.fact, found.rule)
+    )
 
 
-def _constant_stage(graph: _MiningContext, found: ConstantRules) -> CandidateRules:
+def _constant_candidates(
+    context: _MiningContext, found: ConstantRules
+) -> _CandidateRules:
+    """The rules with constants above the thresholds; their counts are exact."""
+    labels = torch.stack([found.head_label, found.body_label], 1)
+    zeros = torch.zeros_like(found.body_pairs)
     rules = MinedRules(
-        labels=pad(torch.stack([found.head_label, found.body_label], 1), (0, MAX_RULE_ATOMS - 2), value=-1),
-        end_constants=torch.stack([found.head_constant, found.body_constant], 1),
+        labels=pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
+        end_constants=torch.stack(
+            [found.head_constant, found.body_constant], 1
+        ),
         support=found.support,
         circular_support=found.circular_support,
         body_pairs=found.body_pairs,
-        pca_pairs=torch.zeros_like(found.body_pairs),
-        head_facts=graph.head_facts[found.head_label],
-        std_error=torch.zeros_like(found.body_pairs),
-        pca_std_error=torch.zeros_like(found.body_pairs),
+        pca_pairs=zeros,
+        head_facts=context.head_facts[found.head_label],
+        std_error=zeros,
+        pca_std_error=zeros,
     )
-    return _above(graph.cfg, CandidateRules(rules, found.fact, found.rule))
+    return _above_min_confidence(
+        context.cfg, _CandidateRules(rules, found.fact, found.rule)
+    )
 
 
-def _above(cfg: MiningConfig, found: CandidateRules) -> CandidateRules:
-    """The rules of enough confidence, and what they derive."""
-    good = (
-        leave_one_out_confidence(found.rules) - 2 * found.rules.std_error >= cfg.min_confidence
-    )  # an infinite error fails
-    rows = good[found.rule]
-    return CandidateRules(_rows(found.rules, good), found.fact[rows], (torch.cumsum(good, 0) - 1)[found.rule[rows]])
+def _above_min_confidence(
+    cfg: MiningConfig, candidates: _CandidateRules
+) -> _CandidateRules:
+    """The rules of enough confidence, and the facts that they derive."""
+    # An infinite standard error fails.
+    lower_bound = (
+        leave_one_out_confidence(candidates.rules)
+        - 2 * candidates.rules.std_error
+    )
+    is_kept = lower_bound >= cfg.min_confidence
+    rows = is_kept[candidates.rule]
+    new_number = torch.cumsum(is_kept, 0) - 1
+    return _CandidateRules(
+        rules=_select(candidates.rules, is_kept),
+        fact=candidates.fact[rows],
+        rule=new_number[candidates.rule[rows]],
+    )
 
 
-def _with_pca_pairs(graph: _MiningContext, rules: MinedRules) -> MinedRules:
-    """The rules with their PCA pairs; their share of error and that of the confidence add up as squares."""
-    steps, cfg, total = graph.steps, graph.cfg, torch.zeros_like(rules.support)
-    unsure = rules.std_error / confidence(rules).clamp_min(1e-9)
-    constant = rules.end_constants[:, 0] > 0
-    lengths = (rules.labels[:, 1:] >= 0).sum(1)
-    chosen = constant.nonzero().squeeze(1)
-    walk, ends = rules.labels[chosen], rules.end_constants[chosen]
-    total = total.scatter(0, chosen, constant_rules.count_pca_pairs(steps, walk[:, 0], walk[:, 1], ends[:, 1]))
+def _with_pca_pairs(context: _MiningContext, rules: MinedRules) -> MinedRules:
+    """The rules with their PCA pairs; relative errors of PCA pairs and of the confidence add up as squares."""
+    edges = context.edges
+    total = torch.zeros_like(rules.support)
+    relative_error = rules.std_error / confidence(rules).clamp_min(1e-9)
+
+    # Rules with constants: exact.
+    has_constant = rules.end_constants[:, 0] > 0
+    chosen = has_constant.nonzero().squeeze(1)
+    labels = rules.labels[chosen]
+    body_constant = rules.end_constants[chosen, 1]
+    count = constant_rules.count_pca_pairs(
+        edges, labels[:, 0], labels[:, 1], body_constant
+    )
+    total = total.scatter(0, chosen, count)
+
+    # Path rules, length by length: exact where their other counts are.
+    length_of_rule = (rules.labels[:, 1:] >= 0).sum(1)
     for length in range(1, MAX_RULE_ATOMS):
-        chosen = ((lengths == length) & ~constant).nonzero().squeeze(1)
-        if len(chosen):
-            walk, exact, draw = rules.labels[chosen], rules.std_error[chosen] == 0, graph.draw[: steps.n_entity_ids]
-            count = path_rules.count_pca_pairs(steps, walk[:, 0], walk[:, 1 : 1 + length], exact, cfg.max_rows, draw)
-            total = total.scatter(0, chosen, count.total)
-            unsure = unsure.scatter(0, chosen, torch.hypot(unsure[chosen], count.std_error / count.total.clamp_min(1)))
+        chosen = (
+            ((length_of_rule == length) & ~has_constant).nonzero().squeeze(1)
+        )
+        if not len(chosen):
+            continue
+        labels = rules.labels[chosen]
+        estimate = path_rules.count_pca_pairs(
+            edges,
+            labels[:, 0],
+            labels[:, 1 : 1 + length],
+            rules.std_error[chosen] == 0,
+            context.cfg.max_rows,
+            context.entity_priority,
+        )
+        total = total.scatter(0, chosen, estimate.total)
+        pca_error = estimate.std_error / estimate.total.clamp_min(1)
+        relative_error = relative_error.scatter(
+            0, chosen, torch.hypot(relative_error[chosen], pca_error)
+        )
+
     pairs = torch.maximum(total, rules.support)
-    return rules._replace(pca_pairs=pairs, pca_std_error=rules.support / pairs.clamp_min(1) * unsure)
+    return rules._replace(
+        pca_pairs=pairs,
+        pca_std_error=rules.support / pairs.clamp_min(1) * relative_error,
+    )

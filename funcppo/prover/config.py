@@ -1,64 +1,86 @@
-"""TODO."""
+"""Settings of learning to prove: the proof search, its rewards and training queries, and the size of the network.
+
+`ProverTaskConfig` holds the settings that a data set does not fix; the command line offers each as `--prover.*`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    pass
+RewardScheme = Literal["proof", "signed", "balanced"]
+FactSelection = Literal["policy", "oracle"]
+FactSelectionOption = Literal["auto", "policy", "oracle"]
+
+_MIN_ONE = ("max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "max_atoms")
+_MIN_ZERO = ("n_residual_blocks", "negatives_per_positive", "smoothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProverTaskConfig:
-    """What a data set does not fix about learning to prove its facts."""
+    """Settings of the proof search and of the prover network."""
 
     max_height: int | None = None
     """Maximum height of a proof: rule applications on one branch. Default: the smallest of 1, 2, 3 that proves nearly
     as much of the valid split as 3."""
+
     max_depth: int = 20
     """Maximum number of resolution steps in one search; beyond it the search counts as not proved."""
+
     max_successors: int | None = None
     """Maximum number of successors of a search state; a state with more is marked as overflowed. Default: the largest
     number that can occur, so that none is dropped."""
-    reward: Literal["proof", "signed", "balanced"] = "balanced"
+
+    reward: RewardScheme = "balanced"
     """Reward of an episode. proof: +1 for proving a positive query; signed: +1 for proving a positive and -1 for
     proving a negative; balanced: +1 for a correct and -1 for a wrong result, where a negative correctly left unproved
     counts 1 / --prover.negatives-per-positive."""
-    fact_selection: Literal["auto", "policy", "oracle"] = "auto"
+
+    fact_selection: FactSelectionOption = "auto"
     """Who selects the facts of a proof. policy: the policy selects rules and facts; oracle: the policy selects rules,
     and facts come from the precomputed fixpoint (height 1 only); auto: oracle at height 1, otherwise policy."""
+
     negatives_per_positive: float = 1.0
     """Number of negative training queries per positive one."""
+
     hard_negative_fraction: float = 0.0
     """Fraction, 0 to 1, of the negative training queries that are sampled from what the rules derive; the rest are
     uniform corruptions. Many derived negatives may be true facts held out for testing."""
+
     embed_dim: int = 32
     """Dimension of the embeddings of constants, predicates and rules."""
+
     hidden_dim: int = 64
     """Width of the hidden layers."""
+
     n_residual_blocks: int = 0
     """Number of residual blocks applied to the state vector."""
+
     max_atoms: int = 5_000_000
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
     atoms, and a larger --prover.max-height is an error."""
+
     smoothing: float | None = None
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is
     computed. Default: plain counts, without leave-one-out."""
+
     object_identity: bool = False
     """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
     off."""
 
     def __post_init__(self) -> None:
-        """Errors: ValueError naming the field."""
-        for name in ("max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "max_atoms"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value}: want 1 or more")
-        if self.n_residual_blocks < 0:
-            raise ValueError(f"n_residual_blocks={self.n_residual_blocks}: want 0 or more")
+        """Check the ranges.
+
+        Raises:
+          ValueError: a value is out of range; the message names the field.
+        """
+        for name in _MIN_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected 1 or more")
+        for name in _MIN_ZERO:
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value}: expected 0 or more")
         if not 0.0 <= self.hard_negative_fraction <= 1.0:
-            raise ValueError(f"hard_negative_fraction={self.hard_negative_fraction}: want a share from 0 to 1")
-        if self.negatives_per_positive < 0.0:
-            raise ValueError(f"negatives_per_positive={self.negatives_per_positive}: want 0 or more")
-        if self.smoothing is not None and self.smoothing < 0.0:
-            raise ValueError(f"smoothing={self.smoothing}: want 0 or more")
+            raise ValueError(f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1")

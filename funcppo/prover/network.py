@@ -1,15 +1,16 @@
-"""The prover's network: atoms to vectors, goal lists to sums of them, successors scored against the state.
+"""The policy and value network of the prover.
 
-A rule's logit is the log-odds of its train confidence plus the network's output, a fact's and END's logit the
-network's output alone. All heads start at zero: an untrained prover follows confidences and picks facts uniformly.
+Atoms become vectors, a goal list becomes the sum of its atoms' vectors, and each successor is scored against the state.
+The logit of a rule is the log-odds of its train confidence plus the output of the network; the logit of a fact, and of
+END, is the output of the network alone. The output layers start at zero, so an untrained prover follows the confidences
+and picks facts uniformly. Entry points: `agent`, or `init` and `apply`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,10 +24,16 @@ from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, in
 from funcppo.prover.env import Observation, World
 from funcppo.types import F32, I32, I64, Bool
 
-ApplyDense = Callable[[Dense, Tensor], Tensor]
-CONFIDENCE_CLIP = (
-    0.01  # confidences are drawn this far in from 0 and 1: a rule that never failed must not be beyond learning
-)
+# Confidences are clipped to [c, 1 - c], so that prior logits stay finite and training can still overrule them.
+CONFIDENCE_CLIP = 0.01
+
+
+class ApplyDense(Protocol):
+    """A dense layer with the dtype of its matrix product already chosen."""
+
+    def __call__(self, params: Dense, x: F32[Tensor, "... In"]) -> F32[Tensor, "... Out"]:
+        """x W + b."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,100 +41,145 @@ class ProverNetworkConfig:
     """Static sizes of the network."""
 
     sizes: KBSizes
-    n_variables: int  # that a goal list, or a rule, can hold
+    """Sizes of the knowledge base."""
+
+    n_variables: int
+    """Number of variables that a goal list, or a rule, can hold."""
+
     max_height: int
-    embed_dim: int  # D
+    """Maximum height of a goal."""
+
+    embed_dim: int
+    """Dimension D of the embeddings."""
+
     hidden_dim: int
-    n_residual_blocks: int = 0  # residual layers that the state passes
-    matmul_dtype: torch.dtype | None = None  # of matrices; None: that of the params
-    capacity: int | None = None  # successors of a batch that have room, those that come first; None: a place for each
+    """Width H of the hidden layers."""
+
+    n_residual_blocks: int = 0
+    """Number of residual blocks applied to the state vector."""
+
+    matmul_dtype: torch.dtype | None = None
+    """Data type of matrix products; None: that of the parameters."""
+
+    capacity: int | None = None
+    """Number of successors per batch that are embedded, the first ones; None: every slot, filled or not."""
 
 
 class Params(NamedTuple):
-    """Tables are looked up by id, the padding id 0 included."""
+    """The weights. Tables are indexed by id, and row 0 belongs to the padding id unless stated otherwise."""
 
     term_embedding: F32[Tensor, "C1 D"]  # constants, then canonical variables
     predicate_embedding: F32[Tensor, "P1 D"]
-    position_embedding: F32[Tensor, "J D"]  # one for each argument position
-    height_embedding: F32[Tensor, "H1 D"]
-    rule_embedding: F32[Tensor, "R1 D"]  # entry 0 stands for every fact
-    dead_end_embedding: F32[Tensor, "D"]
-    successor_layer: Dense
-    state_layer: Dense
-    hidden_layer: Dense
-    residual_blocks: tuple[Dense, ...]
-    score_projection: Dense  # what successors are scored against
-    end_head: Dense
-    value_head: Dense
+    position_embedding: F32[Tensor, "J D"]  # one per argument position, from the first argument on
+    height_embedding: F32[Tensor, "H1 D"]  # heights 0 to max_height
+    rule_embedding: F32[Tensor, "R1 D"]  # row 0 stands for every fact, row r + 1 for rule r
+    dead_end_embedding: F32[Tensor, "D"]  # added to a successor that leads to no proof
+    successor_layer: Dense  # D to H, the vector of a successor
+    state_layer: Dense  # 3 D + 1 to H, features of the state
+    hidden_layer: Dense  # 2 H to H, the state together with the mean of its successors
+    residual_blocks: tuple[Dense, ...]  # H to H each
+    score_projection: Dense  # H to H, the vector that successors are scored against
+    end_head: Dense  # H to 1, the logit of END
+    value_head: Dense  # H to 1
 
 
 class _SuccessorVectors(NamedTuple):
-    """The vectors of each state's successors."""
+    """The vectors of each state's successors, stored one by one or as indices into a shared table."""
 
-    vectors: F32[Tensor, "B S H"] | F32[Tensor, "V H"]  # one each; or a table that all states share
-    table_index: I64[Tensor, "B S"] | None  # in the table
+    vectors: F32[Tensor, "B S H"] | F32[Tensor, "V H"]  # one per successor; or, if there is an index, the table
+    table_index: I64[Tensor, "B S"] | None  # row of the table for each successor
 
 
 class ProverOutput(NamedTuple):
-    """A policy over successors and END, what it was before any training, and a value."""
+    """The policy over S successors and END, the policy before training, and the value."""
 
     logits: F32[Tensor, "B S1"]  # the smallest finite number where an action is illegal
-    prior_logits: F32[Tensor, "B S1"]  # likewise
+    prior_logits: F32[Tensor, "B S1"]  # likewise; from the rule confidences alone
     value: F32[Tensor, "B"]
 
 
 def init(cfg: ProverNetworkConfig, key: I64[Tensor, "2"]) -> Params:
-    """Uniform weights of unit output variance; score, END and value heads are zero."""
+    """Initial weights: uniform, scaled for unit output variance; score projection, END and value heads are zero."""
     keys = random.split(key, 9)
-    sizes, D, H = cfg.sizes, cfg.embed_dim, cfg.hidden_dim
+    sizes = cfg.sizes
+    embed_dim = cfg.embed_dim
+    hidden_dim = cfg.hidden_dim
 
-    def table(i: int, rows: int) -> Tensor:
-        return 2.0 * random.uniform(keys[i], (rows, D)) - 1.0
+    def init_table(key_index: int, n_rows: int) -> Tensor:
+        """A table of entries uniform on [-1, 1)."""
+        return 2.0 * random.uniform(keys[key_index], (n_rows, embed_dim)) - 1.0
 
+    residual_blocks = [
+        init_dense(random.fold_in(keys[6], i), hidden_dim, hidden_dim) for i in range(cfg.n_residual_blocks)
+    ]
     return Params(
-        term_embedding=table(0, 1 + sizes.n_constants + cfg.n_variables),
-        predicate_embedding=table(1, 1 + sizes.n_predicates),
-        position_embedding=table(2, sizes.atom_width - 1),
-        height_embedding=table(3, 1 + cfg.max_height),
-        rule_embedding=table(4, 1 + sizes.n_rules),
-        dead_end_embedding=table(7, 1)[0],
-        successor_layer=init_dense(keys[8], D, H),
-        state_layer=init_dense(keys[5], 3 * D + 1, H),
-        hidden_layer=init_dense(keys[6], 2 * H, H),
-        residual_blocks=tuple(init_dense(random.fold_in(keys[6], i), H, H) for i in range(cfg.n_residual_blocks)),
-        score_projection=init_dense(keys[7], H, H, scale=0.0),
-        end_head=init_dense(keys[7], H, 1, scale=0.0),
-        value_head=init_dense(keys[7], H, 1, scale=0.0),
+        term_embedding=init_table(0, 1 + sizes.n_constants + cfg.n_variables),
+        predicate_embedding=init_table(1, 1 + sizes.n_predicates),
+        position_embedding=init_table(2, sizes.atom_width - 1),
+        height_embedding=init_table(3, 1 + cfg.max_height),
+        rule_embedding=init_table(4, 1 + sizes.n_rules),
+        dead_end_embedding=init_table(7, 1)[0],
+        successor_layer=init_dense(keys[8], embed_dim, hidden_dim),
+        state_layer=init_dense(keys[5], 3 * embed_dim + 1, hidden_dim),
+        hidden_layer=init_dense(keys[6], 2 * hidden_dim, hidden_dim),
+        residual_blocks=tuple(residual_blocks),
+        # With scale 0 the weights are zero, so the key has no influence.
+        score_projection=init_dense(keys[7], hidden_dim, hidden_dim, scale=0.0),
+        end_head=init_dense(keys[7], hidden_dim, 1, scale=0.0),
+        value_head=init_dense(keys[7], hidden_dim, 1, scale=0.0),
     )
 
 
 def apply(cfg: ProverNetworkConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
-    """The policy: log-odds of the rules' confidences, and what the network adds to them and to END."""
+    """The policy logits, prior logits and value of each state.
+
+        logits = log-odds of the rule's confidence (0 for facts and END) + output of the network
+
+    Args:
+      world: the knowledge base, whose rules and confidences are read.
+      obs: the states; rows for which `exceeds_capacity` holds get numbers without a meaning.
+    """
     layer = partial(dense, matmul_dtype=cfg.matmul_dtype)
-    successor = _successors(layer, world.kb, params, obs, cfg.capacity)
-    state = _state(layer, params, obs, _masked_mean(successor, obs.action_mask[:, :-1]))
-    score = _inner(successor, layer(params.score_projection, state)) / cfg.hidden_dim**0.5
+
+    # What the network adds: an inner product for each successor, and a number for END.
+    successors = _successor_vectors(layer, world.kb, params, obs, cfg.capacity)
+    successor_mask = obs.action_mask[:, :-1]
+    mean_successor = _masked_mean(successors, successor_mask)
+    state = _state_vector(layer, params, obs, mean_successor)
+    direction = layer(params.score_projection, state)
+    scores = _inner_products(successors, direction) / cfg.hidden_dim**0.5
+    end_score = layer(params.end_head, state)
+    correction = torch.cat([scores, end_score], 1)
+
+    # Only at the root is a rule applied to the query itself, which must not count as its own evidence.
     at_root = obs.goals.height[:, :1] == 0
-    known = rule_prior_logits(world.kb, obs.rule, obs.query_is_fact[:, None] & at_root)
-    known = torch.cat([known, torch.zeros_like(known[:, :1])], 1)
-    legal = lambda logits: torch.where(obs.action_mask, logits, torch.finfo(logits.dtype).min)
+    leave_one_out = obs.query_is_fact[:, None] & at_root
+    rule_prior = rule_prior_logits(world.kb, obs.rule, leave_one_out)
+    end_prior = torch.zeros_like(rule_prior[:, :1])
+    prior = torch.cat([rule_prior, end_prior], 1)
+
+    lowest = torch.finfo(prior.dtype).min
     return ProverOutput(
-        logits=legal(known + torch.cat([score, layer(params.end_head, state)], 1)),
-        prior_logits=legal(known),
+        logits=torch.where(obs.action_mask, prior + correction, lowest),
+        prior_logits=torch.where(obs.action_mask, prior, lowest),
         value=layer(params.value_head, state).squeeze(-1),
     )
 
 
 def negative_kl_to_prior(out: ProverOutput) -> F32[Tensor, "B"]:
-    """-KL(policy, prior): a bonus on it draws the policy to what the confidences say, not to uniform choices.
+    """-KL(policy, prior) in nats, the entropy relative to the rule confidences.
 
-    With the bonus tau the best policy is proportional to prior exp(Q / tau), Q the return of each action.
+    As a bonus it draws the policy to the confidences and not to uniform choices: with weight tau the best policy is
+    proportional to prior * exp(Q / tau), where Q is the return of each action.
 
     Source: Todorov 2009, "Efficient computation of optimal actions", PNAS 106(28).
     """
-    log_p, log_prior = torch.log_softmax(out.logits, -1), torch.log_softmax(out.prior_logits, -1)
+    log_p = torch.log_softmax(out.logits, -1)
+    log_prior = torch.log_softmax(out.prior_logits, -1)
     p = log_p.exp()
-    return -torch.where(p > 0, p * (log_p - log_prior), 0.0).sum(-1)
+    # An action of probability 0 adds nothing; its logarithm would make the product not a number.
+    summands = torch.where(p > 0, p * (log_p - log_prior), 0.0)
+    return -summands.sum(-1)
 
 
 KL_REGULARISED_CATEGORICAL = Distribution(
@@ -136,131 +188,210 @@ KL_REGULARISED_CATEGORICAL = Distribution(
 
 
 def agent(cfg: ProverNetworkConfig) -> Agent:
-    """The prover's network as the learner takes it."""
-    fits = None if cfg.capacity is None else _fits
-    return Agent(cfg=cfg, init=init, apply=apply, distribution=KL_REGULARISED_CATEGORICAL, within_capacity=fits)
+    """The network as an `Agent`, whose entropy is relative to the rule confidences."""
+    return Agent(
+        cfg=cfg,
+        init=init,
+        apply=apply,
+        distribution=KL_REGULARISED_CATEGORICAL,
+        within_capacity=None if cfg.capacity is None else _within_capacity,
+    )
 
 
 def rule_prior_logits(
     kb: KnowledgeBase, rule: I32[Tensor, "B S"], leave_one_out: Bool[Tensor, "B 1"]
 ) -> F32[Tensor, "B S"]:
-    """Log-odds of each rule's train confidence, 0 for facts (rule -1).
+    """Log-odds of each rule's train confidence, 0 for facts.
 
     Args:
-      left_out: the rule is applied to a known fact, which then counts neither as support nor as a pair.
+      rule: id of the rule, -1 for a fact.
+      leave_one_out: the rule is applied to a known fact, which then counts neither as support nor as a body pair.
     """
-    odds = lambda confidence: torch.logit(CONFIDENCE_CLIP + (1.0 - 2.0 * CONFIDENCE_CLIP) * confidence)
-    tables = torch.stack([odds(kbase.rule_confidence(kb, less)) for less in (False, True)])
-    none = torch.zeros_like(tables[:, :1])
-    return torch.cat([none, tables], 1)[leave_one_out.long(), (rule + 1).long()]
+    # Row 0 of the table holds plain confidences, row 1 leave-one-out ones; column 0 stands for facts.
+    plain = _confidence_log_odds(kbase.rule_confidence(kb, False))
+    without_query = _confidence_log_odds(kbase.rule_confidence(kb, True))
+    rule_logits = torch.stack([plain, without_query])
+    fact_logits = torch.zeros_like(rule_logits[:, :1])
+    logits = torch.cat([fact_logits, rule_logits], 1)
+    column = (rule + 1).long()
+    return logits[leave_one_out.long(), column]
+
+
+def _confidence_log_odds(confidence: F32[Tensor, "R"]) -> F32[Tensor, "R"]:
+    """Log-odds of confidences scaled to [c, 1 - c]."""
+    scale = 1.0 - 2.0 * CONFIDENCE_CLIP
+    clipped = CONFIDENCE_CLIP + scale * confidence
+    return torch.logit(clipped)
 
 
 def exceeds_capacity(cfg: ProverNetworkConfig, mask: Bool[Tensor, "B S1"]) -> Bool[Tensor, "B"]:
-    """The rows of a batch whose logits mean nothing, for want of room for some of their successors."""
+    """Rows of a batch with a successor beyond the capacity, whose logits have no meaning.
+
+    Args:
+      mask: the action mask, END in the last column.
+    """
     if cfg.capacity is None:
         return torch.zeros_like(mask[:, 0])
-    count = mask[:, :-1].sum(1)
-    return (count > 0) & (count.cumsum(0) > cfg.capacity)
+    n_successors = mask[:, :-1].sum(1)
+    n_used = n_successors.cumsum(0)
+    return (n_successors > 0) & (n_used > cfg.capacity)
 
 
-def _fits(cfg: ProverNetworkConfig, obs: Observation) -> Bool[Tensor, "B"]:
+def _within_capacity(cfg: ProverNetworkConfig, obs: Observation) -> Bool[Tensor, "B"]:
     return ~exceeds_capacity(cfg, obs.action_mask)
 
 
-def _packed(mask: Bool[Tensor, "B S"], capacity: int) -> I64[Tensor, "C"]:
-    """The places of the entries that are filled, the first `capacity` of them; then a place beyond all."""
-    n, filled = mask.numel(), mask.flatten()
-    order = torch.where(filled, filled.cumsum(0) - 1, capacity).clamp_max(capacity)
-    beyond = torch.full((capacity + 1,), n, device=mask.device)
-    return beyond.scatter(0, order, torch.arange(n, device=mask.device))[:capacity]
-
-
-def _successors(
+def _successor_vectors(
     layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation, capacity: int | None
 ) -> _SuccessorVectors:
-    if not obs.successors.atoms.shape[2]:
-        return _rules(layer, kb, params, obs)
+    """The vector of every successor, by the cheapest of three ways."""
+    successors_have_goals = obs.successors.atoms.shape[2] > 0
+    if not successors_have_goals:
+        return _rule_vectors(layer, kb, params, obs)
     if capacity is None:
-        return _SuccessorVectors(_embed_successors(layer, params, obs.successors, obs.rule, obs.dead_end), None)
+        vectors = _embed_successors(layer, params, obs.successors, obs.rule, obs.dead_end)
+        return _SuccessorVectors(vectors, None)
+    return _ragged_successor_vectors(layer, params, obs, capacity)
+
+
+def _ragged_successor_vectors(layer: ApplyDense, params: Params, obs: Observation, capacity: int) -> _SuccessorVectors:
+    """The vectors of the first `capacity` successors of the batch; zero for empty slots and for those beyond."""
     mask = obs.action_mask[:, :-1]
-    n, place = mask.numel(), _packed(mask, capacity)
-    each = place.clamp_max(n - 1)
-    vector = _embed_successors(
-        layer, params, *tree.map(lambda x: x.flatten(0, 1)[each], (obs.successors, obs.rule, obs.dead_end))
-    )
-    # Copied to their places, for the gradient is a lookup then; looked up, it would be a sum by atomic additions.
-    spread = vector.new_zeros((n + 1, vector.shape[1])).index_copy(0, place, vector)
-    return _SuccessorVectors(spread[:n].view(*mask.shape, -1), None)
+    n_slots = mask.numel()
+    position = _filled_positions(mask, capacity)
+
+    # An unused position is n_slots: it reads the last slot, and writes a row that is cut off at the end.
+    readable = position.clamp_max(n_slots - 1)
+    goals, rule, dead_end = tree.map(lambda x: x.flatten(0, 1)[readable], (obs.successors, obs.rule, obs.dead_end))
+    vectors = _embed_successors(layer, params, goals, rule, dead_end)
+
+    # Scatter in the forward pass so the backward pass is a gather; a forward gather would need an atomic scatter-add.
+    all_slots = vectors.new_zeros((n_slots + 1, vectors.shape[1]))
+    all_slots = all_slots.index_copy(0, position, vectors)
+    all_slots = all_slots[:n_slots]
+    return _SuccessorVectors(all_slots.view(*mask.shape, -1), None)
+
+
+def _filled_positions(mask: Bool[Tensor, "B S"], capacity: int) -> I64[Tensor, "C"]:
+    """Flat positions of the first `capacity` true entries, in order; `mask.numel()` for the rest."""
+    n_slots = mask.numel()
+    filled = mask.flatten()
+    # The rank of each true entry; false entries and those beyond the capacity share the last bin, which is dropped.
+    rank = torch.where(filled, filled.cumsum(0) - 1, capacity)
+    rank = rank.clamp_max(capacity)
+    position = torch.arange(n_slots, device=mask.device)
+    unused = torch.full((capacity + 1,), n_slots, device=mask.device)
+    return unused.scatter(0, rank, position)[:capacity]
 
 
 def _embed_successors(
-    layer: ApplyDense, params: Params, goals: Goals, rule: I32[Tensor, "..."], hopeless: Bool[Tensor, "..."]
+    layer: ApplyDense, params: Params, goals: Goals, rule: I32[Tensor, "..."], dead_end: Bool[Tensor, "..."]
 ) -> F32[Tensor, "... H"]:
-    vector = _embed_goals(params, goals) + embedding(rule + 1, params.rule_embedding)
-    return gelu(
-        layer(params.successor_layer, torch.where(hopeless[..., None], vector + params.dead_end_embedding, vector))
-    )
+    """The vectors of successors: their goals, the rule that makes them, and whether they lead to no proof."""
+    goal_vector = _embed_goals(params, goals)
+    rule_vector = embedding(rule + 1, params.rule_embedding)
+    vector = goal_vector + rule_vector
+    as_dead_end = vector + params.dead_end_embedding
+    vector = torch.where(dead_end[..., None], as_dead_end, vector)
+    return gelu(layer(params.successor_layer, vector))
 
 
-def _rules(layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation) -> _SuccessorVectors:
-    """Successors without goals: each rule stands for its body as it is written, so it is embedded once."""
+def _rule_vectors(layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation) -> _SuccessorVectors:
+    """The vectors of successors without goals, where a rule stands for its body as written.
+
+    Such a vector depends on the rule and on being a dead end alone, so a table with both variants of every rule holds
+    them all.
+    """
     body = kb.rules[:, 1:]
-    written = _embed_goals(params, Goals(body, torch.ones_like(body[..., 0])))
-    vector = torch.cat([params.rule_embedding[:1], written + params.rule_embedding[1:]])
-    both = gelu(layer(params.successor_layer, torch.cat([vector, vector + params.dead_end_embedding])))
-    place = obs.rule + 1 + obs.dead_end * len(vector)
-    if place.shape[1] * both.shape[1] < len(both):  # products with the table would be more numbers than vectors are
-        return _SuccessorVectors(embedding(place, both), None)
-    return _SuccessorVectors(both, place.long())
+    height = torch.ones_like(body[..., 0])
+    body_vectors = _embed_goals(params, Goals(body, height))
+    fact_vector = params.rule_embedding[:1]
+    rule_vectors = body_vectors + params.rule_embedding[1:]
+
+    fact_and_rules = torch.cat([fact_vector, rule_vectors])
+    as_dead_ends = fact_and_rules + params.dead_end_embedding
+    variants = torch.cat([fact_and_rules, as_dead_ends])
+    table = gelu(layer(params.successor_layer, variants))
+    table_index = obs.rule + 1 + obs.dead_end * len(fact_and_rules)
+
+    # Products with the table have as many numbers a state as it has rows; copies of its rows have S * H.
+    copies_are_smaller = table_index.shape[1] * table.shape[1] < len(table)
+    if copies_are_smaller:
+        return _SuccessorVectors(embedding(table_index, table), None)
+    return _SuccessorVectors(table, table_index.long())
 
 
 def _masked_mean(successor: _SuccessorVectors, legal: Bool[Tensor, "B S"]) -> F32[Tensor, "B H"]:
-    """The mean of each state's legal successors, zero where there are none."""
-    vector, place = successor
-    weight = legal.to(vector.dtype)
-    if place is None:
-        total = (vector * weight[..., None]).sum(1)
-    else:  # a product with the table: of thousands of rules a state, vectors would be far more than numbers
-        total = weight.new_zeros((len(place), len(vector))).scatter_add(1, place, weight) @ vector
-    return total / weight.sum(1, keepdim=True).clamp_min(1.0)
+    """The mean vector of each state's legal successors, zero where there are none."""
+    vectors, table_index = successor
+    weight = legal.to(vectors.dtype)
+    if table_index is None:
+        total = (vectors * weight[..., None]).sum(1)
+    else:
+        # Count how often each row of the table occurs; gathered vectors would take far more memory.
+        counts = weight.new_zeros((len(table_index), len(vectors)))
+        counts = counts.scatter_add(1, table_index, weight)
+        total = counts @ vectors
+    n_legal = weight.sum(1, keepdim=True)
+    return total / n_legal.clamp_min(1.0)
 
 
-def _inner(successor: _SuccessorVectors, against: F32[Tensor, "B H"]) -> F32[Tensor, "B S"]:
-    """The inner product of each state's successors with the state's own vector."""
-    vector, place = successor
-    if place is None:
-        return (vector * against[:, None]).sum(-1)
-    return (against @ vector.T).gather(1, place)
+def _inner_products(successor: _SuccessorVectors, against: F32[Tensor, "B H"]) -> F32[Tensor, "B S"]:
+    """The inner product of each successor's vector with the vector of its own state."""
+    vectors, table_index = successor
+    if table_index is None:
+        products = vectors * against[:, None]
+        return products.sum(-1)
+    table_scores = against @ vectors.T
+    return table_scores.gather(1, table_index)
 
 
-def _state(layer: ApplyDense, params: Params, obs: Observation, options: F32[Tensor, "B H"]) -> F32[Tensor, "B H"]:
-    """What there is to prove, and the mean of what can be done about it."""
-    goals = _embed_goals(params, obs.goals)
-    query = _embed_atoms(params, obs.query, torch.zeros_like(obs.query[:, 0]))
-    arguments = torch.where((obs.query[:, 1:] > 0)[..., None], params.term_embedding[obs.query[:, 1:].long()], 1.0)
-    product = params.predicate_embedding[obs.query[:, 0].long()] * arguments.prod(
-        1
-    )  # what a bilinear link predictor sees
-    features = torch.cat([goals, query, product, obs.remaining_depth[:, None]], 1)
-    state = gelu(layer(params.hidden_layer, torch.cat([gelu(layer(params.state_layer, features)), options], 1)))
+def _state_vector(
+    layer: ApplyDense, params: Params, obs: Observation, mean_successor: F32[Tensor, "B H"]
+) -> F32[Tensor, "B H"]:
+    """The vector of each state: its goals, its query, the depth left, and the mean of its successors."""
+    root_height = torch.zeros_like(obs.query[:, 0])
+    features = [
+        _embed_goals(params, obs.goals),
+        _embed_atoms(params, obs.query, root_height),
+        _query_product(params, obs.query),
+        obs.remaining_depth[:, None],
+    ]
+    hidden = gelu(layer(params.state_layer, torch.cat(features, 1)))
+    hidden_and_successors = torch.cat([hidden, mean_successor], 1)
+    state = gelu(layer(params.hidden_layer, hidden_and_successors))
     for block in params.residual_blocks:
         state = state + gelu(layer(block, state))
     return state
 
 
+def _query_product(params: Params, query: I32[Tensor, "B W"]) -> F32[Tensor, "B D"]:
+    """The elementwise product of predicate and arguments, which a bilinear link predictor (DistMult) scores by."""
+    predicate = query[:, 0].long()
+    argument = query[:, 1:].long()
+    is_argument = (argument > 0)[..., None]
+    argument_vectors = torch.where(is_argument, params.term_embedding[argument], 1.0)
+    return params.predicate_embedding[predicate] * argument_vectors.prod(1)
+
+
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
-    """The sum of a list's atom vectors."""
+    """The sum of the atom vectors of each goal list."""
     filled = goals.atoms[..., 0] > 0
-    return torch.where(filled[..., None], _embed_atoms(params, goals.atoms, goals.height), 0.0).sum(-2)
+    atom_vectors = _embed_atoms(params, goals.atoms, goals.height)
+    atom_vectors = torch.where(filled[..., None], atom_vectors, 0.0)
+    return atom_vectors.sum(-2)
 
 
 def _embed_atoms(params: Params, atoms: I32[Tensor, "... W"], height: I32[Tensor, "..."]) -> F32[Tensor, "... D"]:
-    """gelu(predicate + height + sum over arguments j of role_j * term_j)."""
+    """gelu(predicate + height + sum over arguments j of position_j * term_j)."""
+    # Small tables are combined before the lookups: one lookup per argument, and one for predicate and height.
     n_heights = params.height_embedding.shape[0]
-    kind = (params.predicate_embedding[:, None] + params.height_embedding).flatten(
-        0, 1
-    )  # small tables are combined before the lookups
-    vector = embedding(atoms[..., 0] * n_heights + height, kind)
-    for j, role in enumerate(params.position_embedding):
-        vector = vector + embedding(atoms[..., j + 1], params.term_embedding * role)
+    table = params.predicate_embedding[:, None] + params.height_embedding
+    predicate = atoms[..., 0]
+    table_index = predicate * n_heights + height
+    vector = embedding(table_index, table.flatten(0, 1))
+    for j, position in enumerate(params.position_embedding):
+        argument = atoms[..., j + 1]
+        terms_at_position = params.term_embedding * position
+        vector = vector + embedding(argument, terms_at_position)
     return gelu(vector)

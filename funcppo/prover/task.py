@@ -1,8 +1,14 @@
-"""From a data set to what is learnt and judged on it: the knowledge base, its model, the configuration, the world."""
+"""From a data set to a learning problem: what the rules derive, what the policy chooses, and what it trains on.
+
+`build_task` computes what every use of a data set shares: the knowledge base, the atoms that the rules derive (T_P) and
+the candidates of a ranking. `build_config` and `training_world` make of it the two arguments of `train_step`;
+`inference_world` is the world of a search.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,47 +23,96 @@ from funcppo.logic.consequences import with_confidence
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.resolve import ResolveConfig
 from funcppo.prover import env as prover_env
-from funcppo.prover import network as net
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover import network
+from funcppo.prover.config import FactSelection, ProverTaskConfig
+from funcppo.prover.env import World
+from funcppo.types import I32, I64
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
-CANDIDATE_HEIGHTS = (1, 2, 3)  # those tried when the valid split chooses
-MAX_DERIVATIONS_PER_ATOM = 20  # derivations held at most, for each atom of the budget
-MAX_SAMPLED_ATOMS = 500_000  # atoms drawn to learn from, where T_P is held in part
-MIN_HEIGHT_GAIN = 0.005  # a height is high enough once no higher one proves this share of valid more
+CANDIDATE_HEIGHTS = (1, 2, 3)  # heights that are tried if the valid split chooses
+MAX_DERIVATIONS_PER_ATOM = 20  # the derivability index holds at most this many derivations times `max_atoms`
+MAX_SAMPLED_ATOMS = 500_000  # size of the sample of derived atoms, if T_P is too large to hold
+MIN_HEIGHT_GAIN = 0.005  # a greater height must prove more than this share of valid in addition to be chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProverTask:
-    """A data set made ready; a value of the host."""
+    """A data set together with everything that is computed from it once."""
 
     dataset: Dataset
+    """The triples of all splits, the rules and the names."""
+
     cfg: ProverTaskConfig
+    """The settings that the task was built with."""
+
     kb: KnowledgeBase
+    """Facts and rules with their train confidences, on the device of the task."""
+
     sizes: KBSizes
-    least_model: LeastModel  # T_P up to `max_height`
+    """Sizes of `kb`."""
+
+    least_model: LeastModel
+    """T_P up to `max_height`; a part of it if T_P is too large to hold."""
+
     max_height: int
-    derivability_index: DerivabilityIndex | None  # None: too large to hold
-    derived_sample: (
-        Tensor | None
-    )  # derived atoms that are no facts, where the model holds a part of T_P; None: it holds all
-    fact_selection: prover_env.FactSelection
-    entity_pool: Tensor  # entities that queries are ranked against, ascending
-    filter_index: triple_index.FilterIndex  # what candidates are filtered by and looked up in
-    is_countries: bool  # the Countries protocol: tails against the five regions
-    notes: tuple[str, ...]  # what was chosen or left out, one line each
+    """Maximum height of a proof, as set or as chosen on the valid split."""
+
+    derivability_index: DerivabilityIndex | None
+    """The rules that derive each atom; None if there are too many derivations to hold."""
+
+    derived_sample: Tensor | None
+    """A sample of the derived atoms that are not facts, if `least_model` is a part of T_P; None if it is complete."""
+
+    fact_selection: FactSelection
+    """Whether the policy or an oracle selects facts."""
+
+    entity_pool: I64[Tensor, "E"]
+    """Entities that queries are ranked against, ascending."""
+
+    filter_index: triple_index.FilterIndex
+    """Known triples, which are filtered from the candidates, and derivable ones."""
+
+    is_countries: bool
+    """Whether the Countries protocol applies: tails are ranked against the five regions."""
+
+    notes: tuple[str, ...]
+    """What was chosen or left out, one line each."""
+
+
+class _HeightChoice(NamedTuple):
+    """A maximum height, T_P up to it, and how it was chosen."""
+
+    height: int
+    model: LeastModel
+    notes: list[str]
+
+
+class _DerivedAtoms(NamedTuple):
+    """What the rules derive, as far as it can be held."""
+
+    model: LeastModel
+    derivability_index: DerivabilityIndex | None
+    sample: I32[Tensor, "N W"] | None
+    notes: list[str]
 
 
 def build_task(dataset: Dataset, cfg: ProverTaskConfig, device: str = "cpu") -> ProverTask:
-    """The problem of a data set, made on the host and moved to the device as a whole.
+    """Build the task of a data set on the host, and move it to `device` as a whole.
 
-    What thousands of rules derive is as many small joins, whose sizes the host has to know before the next.
+    Thousands of rules make as many small joins, each of whose sizes the host must know before the next one starts.
 
-    Errors: ValueError when there are no rules, or T_P passes the budget within the height asked for.
+    Args:
+      dataset: triples and rules.
+      cfg: what the data set does not fix.
+      device: where searches, training and ranking read the task's tensors.
+
+    Raises:
+      ValueError: there are no rules, or T_P up to the requested height exceeds `cfg.max_atoms`.
     """
     if not len(dataset.rules):
-        raise ValueError(f"{dataset.name}: want rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
+        raise ValueError(f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
     kb, sizes = kbase.build(
         dataset.facts,
         dataset.rules,
@@ -65,194 +120,289 @@ def build_task(dataset: Dataset, cfg: ProverTaskConfig, device: str = "cpu") -> 
         n_predicates=dataset.n_predicates,
     )
     kb = with_confidence(kb, sizes, object_identity=cfg.object_identity, smoothing=cfg.smoothing)
-    height, model, notes = _model(dataset, cfg, kb, sizes)
-    if model.complete:
-        known, sample = (
-            derivability.build_derivability_index(kb, sizes, model, height, MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms),
-            None,
-        )
-    else:
-        notes = [
-            f"T_P to height 1 {model.stop_reason}: held only as far as valid and test ask, and a sample to learn from"
-        ]
-        model, known, sample = _part(dataset, cfg, kb, sizes, model)
-    facts, more = _facts(dataset, cfg, height, known)
-    entity = {name: i for i, name in enumerate(dataset.entities, 1)}
-    regions = dataset.name.lower().startswith("countries") and all(r in entity for r in COUNTRIES_REGIONS)
-    entities = sorted(entity[r] for r in COUNTRIES_REGIONS) if regions else list(range(1, dataset.n_constants + 1))
-    pool = torch.tensor(entities)
-    true = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
-    made = ProverTask(
+
+    # What the rules derive, and who selects facts.
+    choice = _choose_height(dataset, cfg, kb, sizes)
+    derived = _derived_atoms(dataset, cfg, kb, sizes, choice)
+    fact_selection = _choose_fact_selection(dataset, cfg, choice.height, derived.derivability_index)
+    notes = [*dataset.notes, *choice.notes, *derived.notes]
+    if derived.derivability_index is None:
+        notes.append("too many derivations to hold: the policy does not see which rules derive its goal")
+
+    # What queries are ranked against.
+    entity_pool, is_countries = _entity_pool(dataset)
+    known_triples = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
+    filter_index = triple_index.build_filter_index(sizes, derived.model, torch.from_numpy(known_triples), entity_pool)
+
+    host_task = ProverTask(
         dataset=dataset,
         cfg=cfg,
         kb=kb,
         sizes=sizes,
-        least_model=model,
-        max_height=height,
-        derivability_index=known,
+        least_model=derived.model,
+        max_height=choice.height,
+        derivability_index=derived.derivability_index,
+        derived_sample=derived.sample,
+        fact_selection=fact_selection,
+        entity_pool=entity_pool,
+        filter_index=filter_index,
+        is_countries=is_countries,
+        notes=tuple(notes),
+    )
+    return _move_search_tensors(with_ranking_on(host_task, device), device)
+
+
+def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
+    """The task with the tensors that a search reads on a device."""
+    searched = (task.kb, task.derivability_index, task.derived_sample)
+    kb, index, sample = tree.map(lambda x: x.to(device), searched)
+    return replace(
+        task,
+        kb=kb,
+        derivability_index=index,
         derived_sample=sample,
-        fact_selection=facts,
-        entity_pool=pool,
-        filter_index=triple_index.build_filter_index(sizes, model, torch.from_numpy(true), pool),
-        is_countries=regions,
-        notes=(*dataset.notes, *notes, *more),
     )
-    kb, known, sample = tree.map(lambda x: x.to(device), (kb, known, sample))
-    return replace(with_ranking_on(made, device), kb=kb, derivability_index=known, derived_sample=sample)
 
 
-def _model(
-    dataset: Dataset, settings: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes
-) -> tuple[int, LeastModel, list[str]]:
-    """The height to search to, T_P up to it, and how it was chosen; where not even one step fits, T_P up to 0."""
-    run = lambda height: fixpoint.least_model(
-        kb, sizes, max_height=height, max_atoms=settings.max_atoms, object_identity=settings.object_identity
-    )
-    if settings.max_height is not None:
-        model = run(settings.max_height)
-        if not model.complete and settings.max_height > 1:
-            raise ValueError(f"{dataset.name}: T_P to height {settings.max_height} {model.stop_reason}")
-        return settings.max_height, model, []
+def _choose_height(dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes) -> _HeightChoice:
+    """The height that is set or that the valid split chooses.
+
+    Height 1 with T_P up to 0 is returned if not even one step of T_P can be held.
+    """
+
+    def run(max_height: int) -> LeastModel:
+        return fixpoint.least_model(
+            kb, sizes, max_height=max_height, max_atoms=cfg.max_atoms, object_identity=cfg.object_identity
+        )
+
+    if cfg.max_height is not None:
+        model = run(cfg.max_height)
+        if not model.complete and cfg.max_height > 1:
+            raise ValueError(f"{dataset.name}: T_P to height {cfg.max_height} {model.stop_reason}")
+        return _HeightChoice(cfg.max_height, model, [])
+
     model = run(max(CANDIDATE_HEIGHTS))
     deepest = len(model.n_atoms_after_step) - 1
-    if not deepest and not model.reached_fixpoint:
-        return 1, model, []
-    valid = torch.from_numpy(dataset.valid).long()
-    height = fixpoint.atom_height(model, valid)
-    share = [
-        float(((height >= 0) & (height <= h)).float().mean()) if len(valid) else 0.0
-        for h in CANDIDATE_HEIGHTS[:deepest]
-    ]
-    share = share or [0.0]
-    chosen = next(h for h, s in enumerate(share, 1) if s >= max(share) - MIN_HEIGHT_GAIN)
-    shown = ", ".join(f"{s:.3f} at {h}" for h, s in enumerate(share, 1))
-    return chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {shown}"]
+    if deepest == 0 and not model.reached_fixpoint:
+        return _HeightChoice(1, model, [])
+
+    # The smallest height that proves nearly as much of valid as the best one.
+    shares = _provable_shares(model, dataset.valid, CANDIDATE_HEIGHTS[:deepest])
+    sufficient = [height for height, share in enumerate(shares, 1) if share >= max(shares) - MIN_HEIGHT_GAIN]
+    chosen = sufficient[0]
+    listing = ", ".join(f"{share:.3f} at {height}" for height, share in enumerate(shares, 1))
+    return _HeightChoice(chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {listing}"])
 
 
-def _facts(
-    dataset: Dataset, settings: ProverTaskConfig, height: int, known: DerivabilityIndex | None
-) -> tuple[prover_env.FactSelection, list[str]]:
-    """Whether the policy picks facts too, and what there is to say about it."""
-    if settings.fact_selection == "oracle" and (height > 1 or known is None):
-        why = f"height {height}" if height > 1 else "derivations that pass the budget"
-        raise ValueError(f"{dataset.name}: fact_selection=oracle wants height 1 and all derivations, got {why}")
-    if known is not None:
-        return ("oracle" if height == 1 and settings.fact_selection != "policy" else "policy"), []
-    return "policy", ["the derivations pass the budget: the policy does not see which rules derive its goal"]
+def _provable_shares(model: LeastModel, split: np.ndarray, heights: tuple[int, ...]) -> list[float]:
+    """The share of a split that is provable within each height; [0.0] if there are no heights."""
+    if not heights:
+        return [0.0]
+    if not len(split):
+        return [0.0] * len(heights)
+    atom_height = fixpoint.atom_height(model, torch.from_numpy(split).long())
+    shares = []
+    for height in heights:
+        provable = (atom_height >= 0) & (atom_height <= height)
+        shares.append(float(provable.float().mean()))
+    return shares
 
 
-def _part(
-    dataset: Dataset, settings: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes, stopped: LeastModel
-) -> tuple[LeastModel, DerivabilityIndex, Tensor]:
-    """T_P to height 1 as far as valid and test ask for it, and a sample, for rules that derive too much to hold it all.
+def _derived_atoms(
+    dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes, choice: _HeightChoice
+) -> _DerivedAtoms:
+    """All that the rules derive up to the chosen height; a part of it if T_P is too large to hold.
 
-    Errors: ValueError when that is too much as well.
+    The part is what valid and test need at height 1, and a sample to train on.
+
+    Raises:
+      ValueError: even the part is too large.
     """
+    max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
+    if choice.model.complete:
+        index = derivability.build_derivability_index(kb, sizes, choice.model, choice.height, max_derivations)
+        return _DerivedAtoms(choice.model, index, None, [])
+
+    stop_reason = choice.model.stop_reason
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
-    sample, budget = (
-        partial_fixpoint.priority_sample(kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity),
-        MAX_DERIVATIONS_PER_ATOM * settings.max_atoms,
-    )
-    found = partial_fixpoint.restricted_step(kb, sizes, queries, sample, budget, settings.object_identity)
-    if found is None:
-        over = f"valid and test ask for more than {budget} derivations"
-        raise ValueError(f"{dataset.name}: T_P to height 1 {stopped.stop_reason}; {over}")
-    return *found, sample
+    sample = partial_fixpoint.priority_sample(kb, sizes, MAX_SAMPLED_ATOMS, cfg.object_identity)
+    part = partial_fixpoint.restricted_step(kb, sizes, queries, sample, max_derivations, cfg.object_identity)
+    if part is None:
+        raise ValueError(
+            f"{dataset.name}: T_P to height 1 {stop_reason}; "
+            f"the queries of valid and test need more than {max_derivations} derivations"
+        )
+    model, index = part
+    note = f"T_P to height 1 {stop_reason}: only the part that valid and test need is held, and a sample for training"
+    return _DerivedAtoms(model, index, sample, [note])
+
+
+def _choose_fact_selection(
+    dataset: Dataset, cfg: ProverTaskConfig, height: int, index: DerivabilityIndex | None
+) -> FactSelection:
+    """The oracle at height 1 if the index is there, unless the policy is set; otherwise the policy.
+
+    Raises:
+      ValueError: the oracle is set and impossible.
+    """
+    oracle_is_possible = height == 1 and index is not None
+    if cfg.fact_selection == "oracle" and not oracle_is_possible:
+        obstacle = f"height {height}" if height > 1 else "too many derivations to hold"
+        raise ValueError(
+            f"{dataset.name}: fact_selection=oracle: expected height 1 and all derivations, got {obstacle}"
+        )
+    return "oracle" if oracle_is_possible and cfg.fact_selection != "policy" else "policy"
+
+
+def _entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
+    """The entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
+    entity_ids = {name: i for i, name in enumerate(dataset.entities, 1)}
+    has_regions = all(region in entity_ids for region in COUNTRIES_REGIONS)
+    is_countries = dataset.name.lower().startswith("countries") and has_regions
+    if is_countries:
+        pool = sorted(entity_ids[region] for region in COUNTRIES_REGIONS)
+    else:
+        pool = list(range(1, dataset.n_constants + 1))
+    return torch.tensor(pool), is_countries
 
 
 def build_config(task: ProverTask, ppo: PPOConfig, matmul_dtype: torch.dtype | None = None) -> Config:
-    """The learning problem; its network multiplies matrices in `products`, in float32 where that is None.
+    """The learner's configuration for a task: algorithm, environment and network.
 
-    Errors: ValueError for object identity where a policy searches: it is known only where T_P finds the facts.
+    Args:
+      ppo: settings of the algorithm.
+      matmul_dtype: data type of the network's matrix products; None: float32.
+
+    Raises:
+      ValueError: object identity is set and the policy selects facts. Only the oracle knows which facts keep it.
     """
-    settings = task.cfg
-    if settings.object_identity and task.fact_selection != "oracle":
-        raise ValueError(f"{task.dataset.name}: object_identity wants fact_selection=oracle, at height 1, got policy")
-    shape = resolve.make_resolve_config(task.kb, task.sizes, task.max_height)
-    if task.fact_selection == "oracle":  # only rules are chosen
-        shape = resolve.rules_only_config(shape)
-    if settings.max_successors is not None:
-        shape = replace(shape, max_successors=settings.max_successors)
-    env = prover_env.ProverEnvConfig(
-        resolve=shape,
-        max_depth=settings.max_depth,
-        reward=settings.reward,
+    cfg = task.cfg
+    if cfg.object_identity and task.fact_selection != "oracle":
+        raise ValueError(
+            f"{task.dataset.name}: object_identity: expected fact_selection=oracle, at height 1, got policy"
+        )
+
+    resolve_config = _resolve_config(task)
+    env_config = prover_env.ProverEnvConfig(
+        resolve=resolve_config,
+        max_depth=cfg.max_depth,
+        reward=cfg.reward,
         fact_selection=task.fact_selection,
-        negatives_per_positive=settings.negatives_per_positive,
-        hard_negative_fraction=settings.hard_negative_fraction,
+        negatives_per_positive=cfg.negatives_per_positive,
+        hard_negative_fraction=cfg.hard_negative_fraction,
     )
-    network = net.ProverNetworkConfig(
+
+    # A variable id is an index of the term table, so the table must be as large as any goal list or rule can need.
+    max_goal_variables = resolve_config.max_goals * (task.sizes.atom_width - 1)
+    network_config = network.ProverNetworkConfig(
         sizes=task.sizes,
-        n_variables=max(shape.max_goals * (task.sizes.atom_width - 1), _rule_variables(task)),
+        n_variables=max(max_goal_variables, _max_rule_variables(task)),
         max_height=task.max_height,
-        embed_dim=settings.embed_dim,
-        hidden_dim=settings.hidden_dim,
-        n_residual_blocks=settings.n_residual_blocks,
+        embed_dim=cfg.embed_dim,
+        hidden_dim=cfg.hidden_dim,
+        n_residual_blocks=cfg.n_residual_blocks,
         matmul_dtype=matmul_dtype,
     )
-    return Config(ppo=ppo, env=prover_env.environment(env), agent=net.agent(network))
+    return Config(ppo=ppo, env=prover_env.environment(env_config), agent=network.agent(network_config))
 
 
-def _rule_variables(problem: ProverTask) -> int:
-    """How many variables the rule with most of them has; ids are counted from the number of constants."""
-    terms = problem.kb.rules[..., 1:]
-    return max(int(terms.max()) - problem.sizes.n_constants, 0) if terms.numel() else 0
+def _resolve_config(task: ProverTask) -> ResolveConfig:
+    """Settings of a resolution step, wide enough that nothing is dropped unless `max_successors` is set."""
+    config = resolve.make_resolve_config(task.kb, task.sizes, task.max_height)
+    if task.fact_selection == "oracle":
+        config = resolve.rules_only_config(config)
+    if task.cfg.max_successors is not None:
+        config = replace(config, max_successors=task.cfg.max_successors)
+    return config
 
 
-def training_world(task: ProverTask) -> prover_env.World:
-    """What training reads: positives are the train facts that some rule's head can meet; others teach nothing.
+def _max_rule_variables(task: ProverTask) -> int:
+    """The largest number of variables in one rule. Ids above the number of constants are variables."""
+    terms = task.kb.rules[..., 1:]
+    if not terms.numel():
+        return 0
+    return max(int(terms.max()) - task.sizes.n_constants, 0)
 
-    Errors: ValueError when no train fact has a rule for its predicate, or negatives are wanted beyond the sample.
+
+def training_world(task: ProverTask) -> World:
+    """The world that training reads.
+
+    Positives are the train facts whose predicate some rule's head has. For the others no rule can be chosen, so they
+    teach nothing.
+
+    Raises:
+      ValueError: there are no such facts, or T_P is held in part and negatives other than its sample are set.
     """
-    settings, name = task.cfg, task.dataset.name
-    if task.derived_sample is not None and settings.negatives_per_positive and settings.hard_negative_fraction < 1.0:
+    cfg = task.cfg
+    name = task.dataset.name
+    needs_corruptions = cfg.negatives_per_positive > 0 and cfg.hard_negative_fraction < 1.0
+    if task.derived_sample is not None and needs_corruptions:
         raise ValueError(
-            f"{name}: T_P is held in part: want all negatives from its sample (--prover.hard-negative-fraction 1)"
+            f"{name}: T_P is held in part: expected all negatives from its sample "
+            f"(--prover.hard-negative-fraction 1), got {cfg.hard_negative_fraction}"
         )
+
     train = torch.from_numpy(task.dataset.train).to(task.kb.facts.device)
-    train = train[torch.isin(train[:, 0], task.kb.rules[:, 0, 0])]
-    if not len(train):
-        raise ValueError(f"{name}: no train fact has the predicate of a rule's head")
-    return inference_world(task)._replace(positives=train, hard_negatives=_hard(task))
+    head_predicates = task.kb.rules[:, 0, 0]
+    positives = train[torch.isin(train[:, 0], head_predicates)]
+    if not len(positives):
+        raise ValueError(f"{name}: expected a train fact with the predicate of a rule's head, got none")
+    return inference_world(task)._replace(positives=positives, hard_negatives=_hard_negatives(task))
 
 
-def _hard(problem: ProverTask) -> Tensor:
-    """Provable atoms that are no facts, if negatives are drawn from them."""
-    if not problem.cfg.hard_negative_fraction:
-        return problem.kb.facts[:0]
-    return (
-        problem.least_model.atoms[problem.least_model.height > 0]
-        if problem.derived_sample is None
-        else problem.derived_sample
+def inference_world(task: ProverTask) -> World:
+    """The world of a search; it holds no training queries."""
+    no_atoms = task.kb.facts[:0]
+    index = task.derivability_index
+    if index is None:
+        index = derivability.empty_derivability_index(task.kb, task.sizes)
+    return World(
+        kb=task.kb,
+        positives=no_atoms,
+        hard_negatives=no_atoms,
+        derivability_index=index,
     )
+
+
+def _hard_negatives(task: ProverTask) -> I32[Tensor, "N W"]:
+    """Provable atoms that are not facts; none unless negatives are sampled from them."""
+    if not task.cfg.hard_negative_fraction:
+        return task.kb.facts[:0]
+    if task.derived_sample is not None:
+        return task.derived_sample
+    return task.least_model.atoms[task.least_model.height > 0]
 
 
 def false_negative_rate(task: ProverTask) -> float | None:
-    """The share of the negatives drawn from provable atoms that valid or test hold; None where none are drawn."""
+    """The share of hard negatives that are true in valid or test; None if there are no hard negatives."""
     if not task.cfg.hard_negative_fraction:
         return None
-    negatives, sizes = _hard(task), task.sizes
+    negatives = _hard_negatives(task)
+    if not len(negatives):
+        return None
+    sizes = task.sizes
     held_out = torch.from_numpy(np.concatenate([task.dataset.valid, task.dataset.test])).to(negatives.device)
     _, index = kbase.sort_and_index_atoms(held_out.long(), sizes.n_predicates, sizes.n_constants)
-    true = kbase.find_atoms(index, sizes, negatives.long()) >= 0
-    return float(true.float().mean()) if len(true) else None
-
-
-def inference_world(task: ProverTask) -> prover_env.World:
-    """A world to search in; nothing is drawn from it."""
-    none = task.kb.facts[:0]
-    known = task.derivability_index or derivability.empty_derivability_index(task.kb, task.sizes)
-    return prover_env.World(kb=task.kb, positives=none, hard_negatives=none, derivability_index=known)
+    is_true = kbase.find_atoms(index, sizes, negatives.long()) >= 0
+    return float(is_true.float().mean())
 
 
 def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
-    """The problem with what ranking reads on a device, which need not be the one that scores."""
-    model, to = task.least_model, lambda x: x.to(device)
+    """The task with the tensors that ranking reads on a device, which may differ from the one that scores."""
+
+    def to_device(x: Tensor) -> Tensor:
+        return x.to(device)
+
+    model = task.least_model
+    moved_model = replace(
+        model,
+        atoms=to_device(model.atoms),
+        height=to_device(model.height),
+        atom_index=tree.map(to_device, model.atom_index),
+    )
     return replace(
         task,
-        least_model=replace(
-            model, atoms=to(model.atoms), height=to(model.height), atom_index=tree.map(to, model.atom_index)
-        ),
-        filter_index=tree.map(to, task.filter_index),
-        entity_pool=to(task.entity_pool),
+        least_model=moved_model,
+        filter_index=tree.map(to_device, task.filter_index),
+        entity_pool=to_device(task.entity_pool),
     )

@@ -1,0 +1,24 @@
+"""Fast execution of pure functions: compilation, CUDA graphs, host transfers, and measurements of both.
+
+The runtime receives the functions of a training step as arguments. From this package it imports the vocabulary only
+(`types`, `tree`, `random`), and everything else runs without it too: eagerly, with equal results.
+
+    protocols.py         the structural types of a training step, as far as the runtime reads them
+    compile.py           compilation strategies: `select_strategy` picks one, `compile_function` compiles one function
+    compile_cache.py     compiled functions on disk, found again by later processes
+    parallel_compile.py  background processes that compile ahead; compile_worker.py is their entry point
+    stacked.py           trees whose leaves are stacked along a leading axis
+    equivalence.py       the check that a compiled function computes what the eager one does
+    whole_iteration.py   one training iteration as one graph, its loops kept as loops
+    capture.py           a step over static buffers, as one CUDA graph where the device allows it
+    graphed.py           functions whose repeated calls replay CUDA graphs, and per-step graphs of the loops
+    host_transfer.py     copies between host and GPU that overlap with computation
+    monitor.py           counts of compilations and recordings, times, and one warning when they repeat
+    memory.py            memory in use on a device
+    inductor/            rewrites and kernels that Inductor uses
+
+Tensors are overwritten in this folder only, and in four places of it. `capture.py` copies the new state of a step over
+its buffers. `graphed.py` writes the outputs of a loop body into their rows of the stacked result. `host_transfer.py`
+fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments. All other functions
+return new tensors, and no function writes to a tensor that a caller passes in.
+"""

@@ -1,233 +1,308 @@
-"""A pure step over a state that stays where it is; on a GPU one CUDA graph, launched once a step.
+"""A pure step over static buffers: on a GPU one CUDA graph, launched once a step.
 
     captured = capture(fn, state)     # fn: state -> (state, out), pure
-    out = captured.step()             # captured.state has moved on, in place
+    out = captured.step()             # captured.state holds the new state, at the same addresses
 
-This is the only room where a tensor is overwritten: the new leaves are copied over the old ones inside the captured
-region and outside any compiled function, where a compiler may reorder one write-back before another's read.
+A CUDA graph reads and writes fixed addresses, so the new state is copied over the old one. The copy happens inside the
+captured region, but outside any compiled function: a compiler might move one leaf's write before another leaf's read.
 
-Replays run on the stream that they are asked for on, one at a time: captures share one memory pool, so two of them
-must not run at once.
+A graph is launched on the current stream. All captures of a device share one memory pool, so two of them must not run
+at the same time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.runtime.compile import Failure, StrategyRecord
+from funcppo.runtime.compile import with_capture as with_capture
+from funcppo.runtime.protocols import ReplayMode
 
-S = TypeVar("S")
-O = TypeVar("O")
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
-_pools: dict[int, Any] = {}  # the memory pool of each device, shared by its captures
+State = TypeVar("State")
+Output = TypeVar("Output")
+OutputOf = TypeVar("OutputOf", covariant=True)
+Tree = TypeVar("Tree")
+
+_memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
 
 
 class CaptureError(RuntimeError):
-    """Why a function cannot be captured."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapturedStep(Generic[S, O]):
-    """A function and the buffers that it steps through."""
-
-    state: S  # the buffers: read them between steps, clone what is to be kept
-    step: Callable[[], O]  # one step on; what it returns is valid until the next
-    replay_mode: (
-        str  # "manual graph", "manual graph a turn", or "none": `fn` is called, its new leaves copied over the old
-    )
-    fallback_reason: str  # why it is no graph; empty where it is one
-    n_graphs: int  # graphs
-    capture_ms: float  # warm-up and what it compiles not included; 0 where nothing was captured
-    fn: Callable[[S], tuple[S, O]]  # what was captured
-
-    def load(self, state: S) -> None:
-        """Go on from another state. Errors: ValueError when it does not fit the buffers."""
-        _check_fits(self.state, state, ValueError)
-        _write_back(self.state, state)
-
-
-def capture(
-    fn: Callable[[S], tuple[S, O]], state: S, *, strict: bool = False, use_cuda_graph: bool = True
-) -> CapturedStep[S, O]:
-    """`fn` from `state` on, which is left as it is.
-
-    A CUDA graph where state and device allow it; otherwise `fn` itself with the same copy-back, and the reason. What
-    `fn` closes over must stay where it is and be on the GPU: a number that it reads from the host is read once.
-
-    Args:
-      strict: raise in place of falling back.
-      graph: False calls `fn` itself on a GPU too.
-    Errors: CaptureError when `fn` returns a state of other shapes than it was given; if strict, for want of a graph.
-    """
-    buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
-    reason = _refusal(tree.leaves(buffers)) if use_cuda_graph else "not asked for"
-    if not reason:
-        try:
-            return _as_graph(fn, buffers)
-        except StateMismatchError:
-            raise
-        except Exception as error:
-            reason = _first(error)
-            _pools.pop(torch.cuda.current_device(), None)
-            buffers = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
-    if strict:
-        raise CaptureError(reason)
-    called = partial(CapturedStep, replay_mode="none", fallback_reason=reason, n_graphs=0)
-    return called(state=buffers, step=_copying(fn, buffers), capture_ms=0.0, fn=fn)
+    """A function cannot be captured; the message says why."""
 
 
 class StateMismatchError(CaptureError):
-    """A step whose new state does not fit the old one's buffers."""
+    """A step returns a state with another structure, shape, dtype or device than the state it was given."""
+
+
+class PureStep(Protocol[State, OutputOf]):
+    """A pure function of a state."""
+
+    def __call__(self, state: State, /) -> tuple[State, OutputOf]:
+        """Return the next state and an output; write to nothing."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapturedStep(Generic[State, Output]):
+    """A step and the buffers that it advances."""
+
+    state: State  # the buffers: read them between steps, and clone what must outlive the next step
+    step: Callable[[], Output]  # advances the state once; the output is valid until the next call
+    replay_mode: ReplayMode  # "none": the function is called, and its new state copied over the buffers
+    fallback_reason: str  # why the step is no CUDA graph; empty if it is one
+    n_graphs: int  # CUDA graphs recorded
+    capture_ms: float  # time to record, without the warm-up and its compilations; 0 if nothing was recorded
+    fn: PureStep[State, Output]  # the function behind the step
+
+    def load(self, state: State) -> None:
+        """Copy another state into the buffers, to continue from it.
+
+        Raises:
+          ValueError: the state does not fit the buffers.
+        """
+        _check_fits(self.state, state, ValueError)
+        _write_back(self.state, state, ())
+
+
+def capture(
+    fn: PureStep[State, Output], state: State, *, strict: bool = False, use_cuda_graph: bool = True
+) -> CapturedStep[State, Output]:
+    """Capture `fn` as a CUDA graph if state and device allow it; otherwise call `fn` itself, with the same copy-back.
+
+    Tensors that `fn` closes over must be on the GPU and stay at their addresses. A number that it reads from the host
+    is read once, during the capture.
+
+    Args:
+      fn: the step, `state -> (state, output)`.
+      state: the first state; it is copied, and left as it is.
+      strict: raise instead of falling back to calls of `fn`.
+      use_cuda_graph: whether to try a CUDA graph at all.
+
+    Returns:
+      The step and its buffers, with the reason if it is no graph.
+
+    Raises:
+      CaptureError: `fn` returns a state of other shapes than it was given; or `strict`, and no graph can be captured.
+    """
+    buffers = _clone_contiguous(state)
+    reason = _reason_against_graph(tree.leaves(buffers)) if use_cuda_graph else "disabled by use_cuda_graph=False"
+
+    if not reason:
+        try:
+            return _capture_cuda_graph(fn, buffers)
+        except StateMismatchError:
+            raise
+        except Exception as error:
+            reason = _root_cause(error)
+            # A broken capture may have spoilt the pool and the buffers: start from new ones.
+            _memory_pools.pop(torch.cuda.current_device(), None)
+            buffers = _clone_contiguous(state)
+
+    if strict:
+        raise CaptureError(reason)
+    return CapturedStep(
+        state=buffers,
+        step=partial(_call_and_write_back, fn, buffers),
+        replay_mode="none",
+        fallback_reason=reason,
+        n_graphs=0,
+        capture_ms=0.0,
+        fn=fn,
+    )
 
 
 def clear_graph_pools() -> None:
-    """Let captures to come start from an empty pool; those that exist keep theirs."""
-    _pools.clear()
+    """Let later captures begin with an empty memory pool; existing captures keep theirs."""
+    _memory_pools.clear()
 
 
-def with_capture(record: StrategyRecord, captured: CapturedStep[Any, Any]) -> StrategyRecord:
-    """The record of a strategy with how its step is replayed, and why not as a graph where there is a GPU."""
-    failed = captured.replay_mode == "none" and record.device.startswith("cuda")
-    failure = Failure(
-        name="manual graph",
-        error_type="CaptureError",
-        message=captured.fallback_reason,
-        torch_version=torch.__version__,
-    )
-    failures = (*record.failures, failure) if failed else record.failures
-    return dataclasses.replace(record, replay_mode=captured.replay_mode, failures=failures)
+def _clone_contiguous(state: State) -> State:
+    return tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
 
 
-def _refusal(leaves: list[Tensor]) -> str:
-    """Why no graph is tried; empty where one may be."""
-    devices = {x.device for x in leaves}
-    if not any(d.type == "cuda" for d in devices):
+def _reason_against_graph(leaves: list[Tensor]) -> str:
+    """Why a CUDA graph is not even tried; empty if it may be."""
+    devices = {leaf.device for leaf in leaves}
+    if not any(device.type == "cuda" for device in devices):
         return "no CUDA tensor in the state"
     if len(devices) > 1:
-        return f"the state lies on several devices: {', '.join(sorted(map(str, devices)))}"
+        names = ", ".join(sorted(str(device) for device in devices))
+        return f"the state lies on several devices: {names}"
     return ""
 
 
-def _as_graph(fn: Callable[[S], tuple[S, O]], buffers: S) -> CapturedStep[S, O]:
+def _capture_cuda_graph(fn: PureStep[State, Output], buffers: State) -> CapturedStep[State, Output]:
     device = torch.cuda.current_device()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        _check(buffers, *fn(buffers))  # compiles, loads kernels and sets their memory aside
-    torch.cuda.current_stream().wait_stream(side)
+
+    # Warm up on a side stream: compile, load kernels, allocate their workspaces. None of that may happen in a capture.
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        new_state, out = fn(buffers)
+        _check_capturable(buffers, new_state, out)
+        del new_state, out
+    torch.cuda.current_stream().wait_stream(side_stream)
+
+    # The default mode, global, would break when another thread allocates or pins memory during the capture.
     graph = torch.cuda.CUDAGraph()
-    pool = _pools.setdefault(device, torch.cuda.graph_pool_handle())
+    pool = _memory_pools.setdefault(device, torch.cuda.graph_pool_handle())
     start = time.perf_counter()
-    # Another thread that allocates or pins memory meanwhile would break a capture in the default, global mode.
-    with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-        out = _body(fn, buffers)
+    with torch.cuda.graph(graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"):
+        out = _captured_region(fn, buffers)
     capture_ms = 1e3 * (time.perf_counter() - start)
-    step = partial(_launched, graph, out, (fn, buffers))
-    replayed = partial(CapturedStep, replay_mode="manual graph", fallback_reason="", n_graphs=1)
-    return replayed(state=buffers, step=step, capture_ms=capture_ms, fn=fn)
+
+    return CapturedStep(
+        state=buffers,
+        step=partial(_replay_graph, graph, out, (fn, buffers)),
+        replay_mode="cuda-graph",
+        fallback_reason="",
+        n_graphs=1,
+        capture_ms=capture_ms,
+        fn=fn,
+    )
 
 
-def _launched(graph: torch.cuda.CUDAGraph, out: O, kept: Any) -> O:
-    """What the graph gives; `kept` is all that it reads where that lay when captured, alive as long as the step is."""
+def _replay_graph(graph: torch.cuda.CUDAGraph, out: Output, keep_alive: object) -> Output:
+    """Launch the graph; returns its output buffers.
+
+    Args:
+      keep_alive: all that the graph reads at fixed addresses, so that it lives as long as the step does.
+    """
     graph.replay()
     return out
 
 
-def _body(fn: Callable[[S], tuple[S, O]], buffers: S) -> O:
+def _captured_region(fn: PureStep[State, Output], buffers: State) -> Output:
     try:
-        new, out = fn(buffers)
-        return _write_back(buffers, new, out)
-    except Exception as error:  # named here: the end of a broken capture raises another one
-        raise CaptureError(_why(error)) from error
+        new_state, out = fn(buffers)
+        return _write_back(buffers, new_state, out)
+    except Exception as error:  # explained here, because the end of a broken capture raises another error
+        raise CaptureError(_explain(error)) from error
 
 
-def _copying(fn: Callable[[S], tuple[S, O]], buffers: S) -> Callable[[], O]:
-    def step() -> O:
-        new, out = fn(buffers)
-        _check_fits(buffers, new, StateMismatchError)
-        return _write_back(buffers, new, out)
-
-    return step
+def _call_and_write_back(fn: PureStep[State, Output], buffers: State) -> Output:
+    new_state, out = fn(buffers)
+    _check_fits(buffers, new_state, StateMismatchError)
+    return _write_back(buffers, new_state, out)
 
 
-def _write_back(old: Any, new: Any, out: Any = ()) -> Any:
-    """Copy `new` over `old`; returns `out`, none of which then shares memory with `old`.
+def _write_back(old: State, new: State, out: Output) -> Output:
+    """Copy `new` over `old`, and return `out`, which then shares no memory with `old`.
 
-    A new leaf that is a view of some old one (two leaves swapped, rotated, passed through) is cloned before any is
-    overwritten; one that is the very leaf that it replaces is left alone.
+    A new leaf may be a view of any old leaf: two leaves swapped, rotated or passed through. Such leaves are cloned
+    before the first one is overwritten. A leaf that is the very leaf it replaces is left alone.
     """
-    homes = {x.untyped_storage().data_ptr() for x in tree.leaves(old)}
+    old_storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)}
 
-    def apart(x: Tensor) -> Tensor:
-        return x.clone() if x.untyped_storage().data_ptr() in homes else x
+    def clone_if_aliased(x: Tensor) -> Tensor:
+        return x.clone() if x.untyped_storage().data_ptr() in old_storages else x
 
-    out = tree.map(apart, out)
-    moved = [(a, b) for a, b in zip(tree.leaves(old), tree.leaves(new)) if not _same(a, b)]
-    if moved:
-        into, values = zip(*((a, apart(b)) for a, b in moved))
-        torch._foreach_copy_(list(into), list(values))  # pyright: ignore[reportPrivateImportUsage]
+    out = tree.map(clone_if_aliased, out)
+
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    for target, value in zip(tree.leaves(old), tree.leaves(new)):
+        if not _is_same_view(target, value):
+            targets.append(target)
+            values.append(clone_if_aliased(value))
+    if targets:
+        torch._foreach_copy_(targets, values)  # pyright: ignore[reportPrivateImportUsage]
     return out
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.numel() > 0
+def _is_same_view(a: Tensor, b: Tensor) -> bool:
+    has_same_address = a.data_ptr() == b.data_ptr()
+    has_same_strides = a.stride() == b.stride()
+    return has_same_address and has_same_strides and a.numel() > 0
 
 
-def _check_fits(old: Any, new: Any, error: type[Exception]) -> None:
-    if tree.structure(old) != tree.structure(new) and tree.paths(old) != tree.paths(new):
-        names = tree.paths(old)
-        raise error(f"the step changes the structure of the state: want leaves {names}, got {tree.paths(new)}")
-    for i, (a, b) in enumerate(zip(tree.leaves(old), tree.leaves(new))):
-        want, got = (a.dtype, a.shape, a.device), (b.dtype, b.shape, b.device)
-        if want != got:
-            raise error(f"the step changes {tree.paths(old)[i]}: want {_kind(*want)}, got {_kind(*got)}")
+def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
+    """Raise an error if `new` cannot be copied over `old` leaf by leaf."""
+    has_same_structure = tree.structure(old) == tree.structure(new)
+    if not has_same_structure and tree.paths(old) != tree.paths(new):
+        raise error_type(
+            f"the step changes the structure of the state: expected leaves {tree.paths(old)}, got {tree.paths(new)}"
+        )
+
+    leaves = zip(tree.leaves(old), tree.leaves(new))
+    for i, (old_leaf, new_leaf) in enumerate(leaves):
+        if _layout(new_leaf) != _layout(old_leaf):
+            name = tree.paths(old)[i]
+            raise error_type(f"the step changes {name}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}")
 
 
-def _kind(dtype: torch.dtype, shape: torch.Size, device: torch.device) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
+def _layout(x: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    return x.dtype, x.shape, x.device
 
 
-def _check(buffers: Any, new: Any, out: Any) -> None:
-    _check_fits(buffers, new, StateMismatchError)
+def _describe(x: Tensor) -> str:
+    dtype = str(x.dtype).removeprefix("torch.")
+    return f"{dtype} {list(x.shape)} on {x.device}"
+
+
+def _check_capturable(buffers: State, new_state: State, out: object) -> None:
+    """Raise an error if a CUDA graph cannot write the new state and the output."""
+    _check_fits(buffers, new_state, StateMismatchError)
     device = tree.leaves(buffers)[0].device
-    for name, x in zip(tree.paths(out), tree.leaves(out)):
-        if x.device != device:
-            raise CaptureError(f"output {name} is on {x.device}, want {device}: a graph cannot write to the host")
+    for name, leaf in zip(tree.paths(out), tree.leaves(out)):
+        if leaf.device != device:
+            raise CaptureError(
+                f"output {name}: expected a tensor on {device}, got one on {leaf.device}; "
+                "a graph cannot write to the host"
+            )
 
 
-def _first(error: BaseException) -> str:
-    """What broke first: the end of a broken capture raises an error of its own."""
+def _root_cause(error: BaseException) -> str:
+    """The first failure, explained: the end of a broken capture raises an error of its own on top of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CaptureError):
         cause = cause.__context__
-    return str(cause) if cause is not None else _why(error)
+    return str(cause) if cause is not None else _explain(error)
 
 
-def _why(error: BaseException) -> str:
-    """A line that says what kept `fn` from being captured, and where."""
-    line = (str(error).strip().splitlines() or [""])[0]
-    if "enerator" in line or "offset increment" in line.lower():
+def _explain(error: BaseException) -> str:
+    """One line that says what cannot be captured, and where in the user's code."""
+    lines = str(error).strip().splitlines()
+    line = lines[0] if lines else ""
+    is_generator_error = "enerator" in line or "offset increment" in line.lower()
+    is_capture_error = "captur" in line.lower()
+    if is_generator_error:
         line = f"it draws from a torch.Generator that the graph does not know ({line})"
-    elif "captur" in line.lower():
+    elif is_capture_error:
         line = f"it waits for the GPU, or copies from or to the host ({line})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    ours = [f for f in frames if "site-packages" not in f.filename and "<" not in f.filename]
-    where = f", in {_near(ours[-1].filename)}:{ours[-1].lineno}: {ours[-1].line}" if ours else ""
-    return f"{type(error).__name__}: {line}{where}"
+    return f"{type(error).__name__}: {line}{_innermost_user_frame(error)}"
 
 
-def _near(name: str) -> str:
-    """A file as seen from the current folder, if it is in there."""
-    path, here = Path(name), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else name
+def _innermost_user_frame(error: BaseException) -> str:
+    """Where an error arose, outside of this module, of installed packages and of generated code; empty if nowhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    user_frames: list[traceback.FrameSummary] = []
+    for frame in frames:
+        is_installed = "site-packages" in frame.filename
+        is_generated = "<" in frame.filename
+        if frame.filename != __file__ and not is_installed and not is_generated:
+            user_frames.append(frame)
+    if not user_frames:
+        return ""
+    innermost = user_frames[-1]
+    filename = _relative_to_cwd(innermost.filename)
+    return f", in {filename}:{innermost.lineno}: {innermost.line}"
+
+
+def _relative_to_cwd(filename: str) -> str:
+    """A file name relative to the current folder if it is in there."""
+    path = Path(filename)
+    folder = Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else filename

@@ -1,262 +1,491 @@
-"""How a training step is compiled here: a ladder of rungs, tried from the top, and a record of what each one met.
+"""Compilation strategies of a training step: which one runs on this machine, and why no faster one does.
 
-    one-graph   forward, loss, backward, clip and Adam of a minibatch in one graph
-    two-graphs  the gradient in one graph, launched for each microbatch; clip and Adam in another
+    one-graph   forward, loss, backward, clipping and Adam of a minibatch in one graph
+    two-graphs  the gradient in one graph, called once a microbatch; clipping and Adam in another
     forward     forward and loss compiled, backward by autograd, fused Adam
-    eager       nothing of the learning compiled
+    eager       nothing of the minibatch update compiled
 
-A rung counts only if its step equals the eager one: some compilers are fast and wrong. Acting (drawing keys and
-orders, rollout, advantages) is compiled part by part beside the ladder. Only pure functions are tried on a user's
-state, so a trial leaves no trace.
+`select_strategy` tries these candidates in this order. It takes the first one whose update equals the eager update,
+because some compilers are fast and wrong. The rollout parts (random inputs, rollout step, advantages) are compiled one
+by one, whatever the strategy. All functions tried are pure, so trials leave the user's state as it was.
+
+`compile_function` compiles a single function.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime import parallel_compile
-from funcppo.runtime.compile_cache import CachedFunction, compile_events
+from funcppo.runtime import parallel_compile, stacked
+from funcppo.runtime.compile_cache import CachedFunction, InductorOptions, compile_events
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, check_output, check_update
+from funcppo.runtime.protocols import (
+    CaptureOutcome,
+    Collect,
+    CollectedData,
+    ReplayMode,
+    TensorFunction,
+    TrainingConfig,
+    TrainingParts,
+    TrainingState,
+)
 
-STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
-ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
-SLOWEST_TO_COMPILE = "rollout_step"  # to compile
-FUSION_OPTIONS = {"online_softmax": False}  # a softmax over a few actions is a kernel of its own otherwise
+STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")  # from the fastest to the most robust
+ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")  # fields of `Parts`, compiled in this order
+SLOWEST_TO_COMPILE = "rollout_step"  # the part that this process compiles while others compile the rest
+FUSION_OPTIONS = {"online_softmax": False}  # a softmax over few actions would be a kernel of its own otherwise
+MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+Compiled = TypeVar("Compiled", covariant=True)
+Config = TypeVar("Config", bound=TrainingConfig)
+World = TypeVar("World")
+State = TypeVar("State", bound=TrainingState)
+Parts = TypeVar("Parts", bound=TrainingParts)
+Params = TypeVar("Params")
+Carry = TypeVar("Carry")
+Inputs = TypeVar("Inputs")
+
+_Calls = Mapping[str, tuple[object, ...]]  # the arguments of a call of each part, by the part's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why a rung, or a part of acting, is not in use."""
+    """A strategy or a part that is not in use, and why."""
 
-    name: str
-    error_type: str  # exception class
-    message: str  # its first line
-    torch_version: str  # version
+    name: str  # of the strategy, the rollout part or the replay mode
+    error_type: str  # class of the exception
+    message: str  # first line of its text
+    torch_version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyRecord:
-    """How the training step runs on this machine, and why not better."""
+    """How the training step runs on this machine, and why not faster."""
 
-    strategy: str  # in use
-    failures: tuple[Failure, ...]  # of the rungs above it, from the top, and of parts of acting that run eagerly
+    strategy: str  # the one in use
+    failures: tuple[Failure, ...]  # of faster strategies, in the order of trial, and of rollout parts that run eagerly
     torch_version: str
     device: str
-    backend: str
-    replay_mode: str = "none"  # how the compiled step is replayed: as `Captured.replay`
+    backend: str  # of torch.compile
+    replay_mode: ReplayMode = "none"  # how the compiled step is replayed: see `capture.CapturedStep`
+
+
+class SelectedStrategy(NamedTuple, Generic[Parts]):
+    """The outcome of `select_strategy`."""
+
+    parts: Parts  # the parts to run, some of them compiled
+    record: StrategyRecord  # the strategy in use, and the failures of others
 
 
 def compile_function(
-    fn: Callable[..., Any], backend: str = "inductor", use_custom_passes: bool = True, **inductor_options: Any
-) -> Callable[..., Any]:
-    """`fn` as one graph of fixed shapes; a graph break is an error. One process may compile it 64 times.
+    fn: Callable[Args, Result], backend: str = "inductor", use_custom_passes: bool = True, **inductor_options: object
+) -> Callable[Args, Result]:
+    """Compile a function as one graph of fixed shapes; a graph break is an error.
 
     Args:
-      tuned: rewrite products (`runtime/inductor/matmul_pass.py`) and fuse more than Inductor does by itself.
-      more: options of Inductor.
+      fn: a pure function of trees of tensors and frozen settings.
+      backend: a backend of `torch.compile`; only Inductor's code is cached on disk.
+      use_custom_passes: rewrite matrix products (`inductor/matmul_pass.py`), and fuse more than Inductor by default.
+      **inductor_options: further options of Inductor.
     """
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
     if backend == "inductor":
-        return _by_inductor(fn, use_custom_passes, **inductor_options)
+        # Called with positional arguments only.
+        return cast("Callable[Args, Result]", _compile_with_inductor(fn, use_custom_passes, **inductor_options))
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend)
 
 
-def _by_inductor(fn: Callable[..., Any], tuned: bool = True, **more: Any) -> CachedFunction:
+def _compile_with_inductor(
+    fn: Callable[..., Result], use_custom_passes: bool = True, **inductor_options: object
+) -> CachedFunction[Result]:
+    # Imported here: an eager run can do without Inductor's 75 MB. The first import registers the lowering.
+    from funcppo.runtime.inductor import threefry_lowering  # noqa: F401
     from funcppo.runtime.inductor.matmul_pass import MatmulPass
 
-    return CachedFunction(
-        fn, (({"post_grad_custom_pre_pass": MatmulPass(), **FUSION_OPTIONS} if tuned else {}) | more) or None
-    )
+    options: InductorOptions = {}
+    if use_custom_passes:
+        options["post_grad_custom_pre_pass"] = MatmulPass()
+        options.update(FUSION_OPTIONS)
+    options.update(inductor_options)
+    return CachedFunction(fn, options or None)
 
 
 def select_strategy(
-    collect: Callable[..., Any],
-    parts: Any,
-    cfg: Any,
-    world: Any,
-    state: Any,
+    collect: Collect[Config, World, State, Parts],
+    parts: Parts,
+    cfg: Config,
+    world: World,
+    state: State,
     strategy: str = "auto",
     backend: str = "inductor",
     tolerance: float = DEFAULT_TOLERANCE,
-) -> tuple[Any, StrategyRecord]:
-    """The parts of the training step as fast as they run here, and the record of what was tried.
+) -> SelectedStrategy[Parts]:
+    """Compile the parts of a training step by the fastest strategy that works here.
 
     Args:
       collect: `train_step.collect`.
-      parts: the eager parts, `train_step.EAGER`.
-      state: a training state; the trials act and learn from it and drop the result.
-      name: a rung to force, or "auto", which begins with two-graphs where minibatches come in microbatches: in one
-        graph a compiler may hold the activations of all of them at once.
-      parity: how far compiled numbers may be from eager ones. Where it is more than PARITY, since products round to
-        few bits, acting is not looked at: draws may fall otherwise.
-    Errors: ValueError when there is no such rung; whatever a forced rung raises.
+      parts: the eager parts, `train_step.EAGER_PARTS`.
+      cfg: the configuration of the training step.
+      world: data that the training step reads.
+      state: a training state. Trials compute a rollout and minibatch updates from it and drop the results.
+      strategy: the only candidate, or "auto" for all of them. "auto" begins with two-graphs if there are microbatches:
+        in one graph a compiler may hold the activations of all microbatches at once.
+      backend: a backend of `torch.compile`.
+      tolerance: largest relative difference from eager: see `equivalence.py`. Above the default, for products of low
+        precision, the rollout parts are not compared, because rounding turns some of the random choices.
+
+    Returns:
+      parts: the parts to run instead of the eager ones.
+      record: the strategy in use, and the failures of others.
+
+    Raises:
+      ValueError: there is no such strategy.
+      Exception: whatever a strategy that is chosen by name raises.
     """
-    if strategy not in ("auto", *STRATEGIES):
-        raise ValueError(f"strategy {strategy!r}: want auto, {', '.join(STRATEGIES)}")
-    record = partial(StrategyRecord, torch_version=torch.__version__, device=str(state.key.device), backend=backend)
+    choices = ("auto", *STRATEGIES)
+    if strategy not in choices:
+        raise ValueError(f"strategy: expected {', '.join(choices)}, got {strategy!r}")
+
+    def make_record(selected: str, failures: tuple[Failure, ...]) -> StrategyRecord:
+        return StrategyRecord(
+            strategy=selected,
+            failures=failures,
+            torch_version=torch.__version__,
+            device=str(state.key.device),
+            backend=backend,
+        )
+
     if strategy == "eager":
-        return parts, record(strategy=strategy, failures=())
-    calls = _first_calls(collect, parts, cfg, world, state)
-    rungs = _ladder(cfg) if strategy == "auto" else (strategy,)
-    trial = _StrategySelector(backend=backend, tolerance=tolerance, raise_on_failure=strategy != "auto")
-    with _side_by_side(parts, calls if rungs[0] == "one-graph" else _only(calls, ROLLOUT_PARTS), backend) as wait:
-        parts = trial.compile_rollout_parts(parts, calls, wait)
-        got = collect(cfg, world, state, parts)
-        parts, rung = trial.compile_update_part(parts, rungs, (cfg, world, state.params, got.batch, got.scalars), got)
-    return parts, record(strategy=rung, failures=tuple(trial.failures))
+        return SelectedStrategy(parts, make_record(strategy, ()))
+
+    calls = _record_first_calls(collect, parts, cfg, world, state)
+    candidates = _auto_strategies(cfg) if strategy == "auto" else (strategy,)
+    selector = _StrategySelector(backend=backend, tolerance=tolerance, raise_on_failure=strategy != "auto")
+
+    # Only one-graph compiles the minibatch step as a whole.
+    background_calls = calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
+    with _compile_parts_in_background(parts, background_calls, backend) as wait:
+        parts = selector.compile_rollout_parts(parts, calls, wait)
+        collected = collect(cfg, world, state, parts)
+        update_args = (cfg, world, state.params, collected.batch, collected.scalars)
+        parts, selected = selector.compile_update_part(parts, candidates, update_args, collected)
+
+    failures = tuple(selector.failures)
+    return SelectedStrategy(parts, make_record(selected, failures))
 
 
-def _ladder(cfg: Any) -> tuple[str, ...]:
+def with_capture(record: StrategyRecord, captured: CaptureOutcome) -> StrategyRecord:
+    """The record of a strategy, extended by how its step is replayed, and why not as a CUDA graph if it is on a GPU."""
+    failures = record.failures
+    if captured.replay_mode == "none" and record.device.startswith("cuda"):
+        failure = Failure(
+            name="cuda-graph",
+            error_type="CaptureError",
+            message=captured.fallback_reason,
+            torch_version=torch.__version__,
+        )
+        failures = (*failures, failure)
+    return dataclasses.replace(record, replay_mode=captured.replay_mode, failures=failures)
+
+
+def _auto_strategies(cfg: TrainingConfig) -> tuple[str, ...]:
     return STRATEGIES if cfg.ppo.n_microbatches == 1 else STRATEGIES[1:]
 
 
-def _first_calls(
-    collect: Callable[..., Any], parts: Any, cfg: Any, world: Any, state: Any
-) -> dict[str, tuple[Any, ...]]:
-    """What the parts of acting and the minibatch step are first called with; the first rollout step stands for all."""
-    calls: dict[str, tuple[Any, ...]] = {}
+def _record_first_calls(
+    collect: Collect[Config, World, State, Parts], parts: Parts, cfg: Config, world: World, state: State
+) -> _Calls:
+    """Arguments of the first call of each rollout part and of the minibatch step, from an eager rollout of one step."""
+    calls: dict[str, tuple[object, ...]] = {}
 
-    def recorded(name: str) -> Callable[..., Any]:
-        return lambda *args: getattr(parts, name)(*calls.setdefault(name, args))
+    def with_recording(name: str) -> TensorFunction[object]:
+        part = getattr(parts, name)
 
-    def once(fn: Callable[..., Any], carry: Any, xs: Any) -> tuple[Any, Any]:
-        carry, y = fn(carry, tree.map(lambda x: x[0], xs))
-        return carry, tree.map(lambda leaf: torch.stack([leaf] * len(tree.leaves(xs)[0])), y)
+        def record_and_call(*args: object) -> object:
+            first_args = calls.setdefault(name, args)
+            return part(*first_args)
 
-    got = collect(cfg, world, state, dataclasses.replace(parts, scan=once, **{n: recorded(n) for n in ROLLOUT_PARTS}))
-    first = tree.map(lambda x: x[0], got.minibatches)
-    return calls | {"minibatch_step": (cfg, world, state.params, got.batch, got.scalars, got.update_state, first)}
+        return record_and_call
+
+    recording_parts = {name: with_recording(name) for name in ROLLOUT_PARTS}
+    short_parts = dataclasses.replace(parts, scan=_scan_first_step, **recording_parts)
+    collected = collect(cfg, world, state, short_parts)
+
+    first_minibatch = stacked.item(collected.minibatches, 0)
+    update_args = (cfg, world, state.params, collected.batch, collected.scalars)
+    calls["minibatch_step"] = (*update_args, collected.update_state, first_minibatch)
+    return calls
 
 
-def _only(calls: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _scan_first_step(
+    fn: Callable[[Carry, Inputs], tuple[Carry, Result]], carry: Carry, xs: Inputs
+) -> tuple[Carry, Result]:
+    """As a scan, but the first step stands for all: its outputs are repeated along the leading axis."""
+    n_steps = stacked.length(xs)
+    carry, y = fn(carry, stacked.item(xs, 0))
+    ys = tree.map(lambda leaf: torch.stack([leaf] * n_steps), y)
+    return carry, ys
+
+
+def _subset(calls: _Calls, names: tuple[str, ...]) -> _Calls:
     return {name: calls[name] for name in names}
 
 
 @contextmanager
-def _side_by_side(parts: Any, calls: dict[str, tuple[Any, ...]], backend: str) -> Iterator[Callable[[], None]]:
-    """Other processes compile all parts but the longest that are not on disk; what is yielded waits for them."""
+def _compile_parts_in_background(parts: TrainingParts, calls: _Calls, backend: str) -> Iterator[Callable[[], None]]:
+    """Compile the uncached parts, except the slowest, in other processes; yields a function that waits for these."""
     if backend != "inductor" or not parallel_compile.MAX_WORKERS:
         yield lambda: None
         return
-    asked = [(getattr(parts, name), args) for name, args in calls.items() if name != SLOWEST_TO_COMPILE]
-    with parallel_compile.compile_in_background(
-        [(fn, args) for fn, args in asked if not _by_inductor(fn).is_cached(*args)]
-    ) as wait:
+
+    uncached: list[parallel_compile.Call] = []
+    for name, args in calls.items():
+        part = getattr(parts, name)
+        if name != SLOWEST_TO_COMPILE and not _compile_with_inductor(part).is_cached(*args):
+            uncached.append((part, args))
+    with parallel_compile.compile_in_background(uncached) as wait:
         yield wait
 
 
-def _n_compiled() -> int:
-    """Graphs that were not found on disk."""
-    return sum(not m.cache_hit for m in compile_events) + torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
+def _count_cache_misses() -> int:
+    """Number of graphs that this process compiled because they were not on disk."""
+    n_functions = sum(not event.cache_hit for event in compile_events)
+    n_graphs = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
+    return n_functions + n_graphs
+
+
+class CompileAttempt(Protocol[Compiled]):
+    """An attempt to compile something."""
+
+    def __call__(self, *, use_custom_passes: bool) -> Compiled:
+        """Return what is compiled, or raise why not."""
+        ...
+
+
+class CompilePart(Protocol):
+    """A compiler whose backend and options are chosen."""
+
+    def __call__(self, fn: TensorFunction[Result], /) -> TensorFunction[Result]:
+        """Return the function compiled."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StrategySelector:
-    """What is tried, how near to eager it must come, and what it met."""
+    """Settings of the trials, and the failures met so far."""
 
     backend: str
     tolerance: float
-    raise_on_failure: bool  # a failure is raised
+    raise_on_failure: bool  # the strategy is chosen by name, so that its failure is an error
     failures: list[Failure] = field(default_factory=list)
 
-    def compile_rollout_parts(self, parts: Any, calls: dict[str, tuple[Any, ...]], wait: Callable[[], None]) -> Any:
-        """The parts of acting compiled; where one fails it stays eager, or raises if a rung is forced."""
-        before = _n_compiled()
+    def compile_rollout_parts(self, parts: Parts, calls: _Calls, wait: Callable[[], None]) -> Parts:
+        """Compile the rollout parts; one that fails stays eager.
+
+        Args:
+          wait: waits for the other processes to end.
+        """
+        n_misses_before = _count_cache_misses()
         for name in ROLLOUT_PARTS:
             try:
-                parts = self.compile_with_fallback(partial(self._acting, name, parts, calls[name]), name)
+                attempt = partial(self._compile_rollout_part, name, parts, calls[name])
+                parts = self.compile_with_fallback(attempt, name)
             except Exception as error:
-                self._failed(name, error)
-            if (
-                name == SLOWEST_TO_COMPILE and _n_compiled() > before
-            ):  # what was started would else be waited for in vain
+                self._handle_failure(name, error)
+
+            # The next parts come from disk once the other processes have stored them. If this part was on disk too,
+            # those have only just begun, and compiling here takes no longer than waiting.
+            if name == SLOWEST_TO_COMPILE and _count_cache_misses() > n_misses_before:
                 wait()
         return parts
 
     def compile_update_part(
-        self, parts: Any, rungs: tuple[str, ...], args: tuple[Any, ...], got: Any
-    ) -> tuple[Any, str]:
-        """The parts with the minibatch step of the first rung that works, and its name."""
-        for rung in rungs:
+        self, parts: Parts, candidates: tuple[str, ...], args: tuple[object, ...], collected: CollectedData
+    ) -> tuple[Parts, str]:
+        """Compile the minibatch step by the first candidate that works; returns the parts, and that strategy."""
+        for strategy in candidates:
             try:
-                return self.compile_with_fallback(partial(self._learning, rung, parts, args, got), rung), rung
+                attempt = partial(self._compile_update, strategy, parts, args, collected)
+                return self.compile_with_fallback(attempt, strategy), strategy
             except Exception as error:
-                self._failed(rung, error)
-        raise AssertionError("eager learning failed")  # which raises by itself
+                self._handle_failure(strategy, error)
+        raise AssertionError("unreachable: a failure of the eager update raises by itself")
 
-    def compile_with_fallback(self, attempt: Callable[..., Any], name: str) -> Any:
-        """What `attempt(tuned=...)` makes: tuned where that works; otherwise the failure is recorded, and plain."""
+    def compile_with_fallback(self, attempt: CompileAttempt[Result], name: str) -> Result:
+        """The result of `attempt` with custom passes; if that fails, record the failure and try without them."""
         if self.backend == "inductor" and name != "eager":
             try:
-                return attempt(tuned=True)
+                return attempt(use_custom_passes=True)
             except Exception as error:
-                self.failures.append(_failure(f"{name}, tuned", error))
-        return attempt(tuned=False)
+                self.failures.append(_failure(f"{name} with custom passes", error))
+        return attempt(use_custom_passes=False)
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _handle_failure(self, name: str, error: Exception) -> None:
         if self.raise_on_failure or name == "eager":
             raise error
         self.failures.append(_failure(name, error))
 
-    def _acting(self, name: str, parts: Any, args: tuple[Any, ...], tuned: bool) -> Any:
-        """The parts with one of acting compiled, tried on `args`."""
-        part = compile_function(getattr(parts, name), self.backend, tuned)
-        got = part(*args)
+    def _compile_rollout_part(
+        self, name: str, parts: Parts, args: tuple[object, ...], use_custom_passes: bool
+    ) -> Parts:
+        """The parts with one rollout part compiled, after a check on `args`."""
+        eager: TensorFunction[object] = getattr(parts, name)
+        compiled = compile_function(eager, self.backend, use_custom_passes)
+        actual = compiled(*args)  # compiles
         if self.tolerance <= DEFAULT_TOLERANCE:
-            check_output(got, getattr(parts, name)(*args), self.tolerance)
-        return dataclasses.replace(parts, **{name: part})
+            check_output(actual, eager(*args), self.tolerance)
+        return dataclasses.replace(parts, **{name: compiled})
 
-    def _learning(self, rung: str, parts: Any, args: tuple[Any, ...], got: Any, tuned: bool) -> Any:
-        """The parts with the minibatch step of a rung, tried on what was collected."""
-        step = _rung(rung, parts, partial(compile_function, backend=self.backend, use_custom_passes=tuned))
-        eager = partial(parts.minibatch_step, *args)
-        check_update(partial(step, *args), eager, got.update_state, got.minibatches, self.tolerance)
+    def _compile_update(
+        self,
+        strategy: str,
+        parts: Parts,
+        args: tuple[object, ...],
+        collected: CollectedData,
+        use_custom_passes: bool,
+    ) -> Parts:
+        """The parts with the minibatch step of a strategy, after a check on the collected minibatches."""
+
+        def compile_part(fn: TensorFunction[Result]) -> TensorFunction[Result]:
+            return compile_function(fn, self.backend, use_custom_passes)
+
+        step = _build_minibatch_step(strategy, parts, compile_part)
+        check_update(
+            partial(step, *args),
+            partial(parts.minibatch_step, *args),
+            collected.update_state,
+            collected.minibatches,
+            self.tolerance,
+        )
         return dataclasses.replace(parts, minibatch_step=step)
 
 
-def _rung(name: str, parts: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    if name == "one-graph":
-        return compiled(parts.minibatch_step)
-    if name == "two-graphs":
-        gradient = partial(parts.accumulate_gradients, gradient_fn=compiled(parts.loss_gradient))
-        return partial(
-            parts.minibatch_step, accumulate_gradients=gradient, apply_gradients=compiled(parts.apply_gradients)
-        )
-    if name == "forward":
-        gradient = partial(parts.accumulate_gradients, gradient_fn=partial(_autograd, compiled(parts.minibatch_loss)))
+def _build_minibatch_step(
+    strategy: str, parts: TrainingParts, compile_part: CompilePart
+) -> TensorFunction[tuple[object, object]]:
+    """The minibatch step of a strategy, not called yet."""
+    if strategy == "one-graph":
+        return compile_part(parts.minibatch_step)
+
+    if strategy == "two-graphs":
+        gradient_fn = compile_part(parts.loss_gradient)
         return partial(
             parts.minibatch_step,
-            accumulate_gradients=gradient,
+            accumulate_gradients=partial(parts.accumulate_gradients, gradient_fn=gradient_fn),
+            apply_gradients=compile_part(parts.apply_gradients),
+        )
+
+    if strategy == "forward":
+        gradient_fn = partial(_gradient_by_autograd, compile_part(parts.minibatch_loss))
+        return partial(
+            parts.minibatch_step,
+            accumulate_gradients=partial(parts.accumulate_gradients, gradient_fn=gradient_fn),
             apply_gradients=partial(parts.apply_gradients, adam_update=fused_adam),
         )
+
     return parts.minibatch_step
 
 
-def _autograd(loss: Callable[..., Any], cfg: Any, world: Any, params: Any, *args: Any) -> tuple[Any, Any]:
-    """The gradient of `loss` by the autograd engine, and its metrics."""
+def _gradient_by_autograd(
+    loss: TensorFunction[tuple[Tensor, Result]], cfg: object, world: object, params: Params, *args: object
+) -> tuple[Params, Result]:
+    """The gradient of `loss` in `params` by the autograd engine, and the metrics of the loss."""
     leaves = [x.detach().requires_grad_() for x in tree.leaves(params)]
     with torch.enable_grad():
-        value, metrics = loss(cfg, world, tree.unflatten(params, leaves), *args)
-    grads = torch.autograd.grad(value, leaves, materialize_grads=True)
-    return tree.unflatten(params, list(grads)), tree.map(torch.Tensor.detach, metrics)
+        variables = tree.unflatten(params, leaves)
+        value, metrics = loss(cfg, world, variables, *args)
+
+    leaf_grads = torch.autograd.grad(value, leaves, materialize_grads=True)
+    grads = tree.unflatten(params, list(leaf_grads))
+    metrics = tree.map(torch.Tensor.detach, metrics)
+    return grads, metrics
 
 
-def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Tensor) -> tuple[Any, Any]:
-    """As `optim.update`, by PyTorch's fused kernel on copies."""
-    new, mu, nu = ([x.clone() for x in tree.leaves(t)] for t in (params, state.mu, state.nu))
-    steps = [state.step.to(torch.float32, copy=True) for _ in new]
+class AdamSettings(Protocol):
+    """Settings of Adam: see `config.AdamConfig`."""
+
+    @property
+    def b1(self) -> float:
+        """Decay of the mean of the gradient."""
+        ...
+
+    @property
+    def b2(self) -> float:
+        """Decay of the mean of the squared gradient."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """Number added to the denominator."""
+        ...
+
+    @property
+    def weight_decay(self) -> float:
+        """Coefficient of the decay."""
+        ...
+
+    @property
+    def decoupled_weight_decay(self) -> bool:
+        """Whether the decay acts on the parameters (AdamW) or on the gradient."""
+        ...
+
+
+class AdamMoments(Protocol):
+    """The state of Adam, a NamedTuple: see `optim.AdamState`."""
+
+    @property
+    def step(self) -> Tensor:
+        """Number of updates made."""
+        ...
+
+    @property
+    def mu(self) -> object:
+        """Running mean of the gradient."""
+        ...
+
+    @property
+    def nu(self) -> object:
+        """Running mean of the squared gradient."""
+        ...
+
+    def _replace(self, **fields: object) -> Self: ...
+
+
+Moments = TypeVar("Moments", bound=AdamMoments)
+
+
+def fused_adam(
+    cfg: AdamSettings, grads: Params, state: Moments, params: Params, learning_rate: Tensor
+) -> tuple[Params, Moments]:
+    """The new parameters and the new state after one step, as `optim.update`, by PyTorch's fused kernel.
+
+    The kernel updates in place, so it works on copies.
+
+    Args:
+      cfg: settings of Adam.
+      grads: the gradient, a tree like `params`.
+      state: step count and running means; a NamedTuple.
+      params: the parameters, a tree.
+      learning_rate: step size, a scalar on the device.
+    """
+    new_params = [x.clone() for x in tree.leaves(params)]
+    mu = [x.clone() for x in tree.leaves(state.mu)]
+    nu = [x.clone() for x in tree.leaves(state.nu)]
+    steps = [state.step.to(torch.float32, copy=True) for _ in new_params]
     adam(
-        new,
+        new_params,
         tree.leaves(grads),
         mu,
         nu,
@@ -272,10 +501,20 @@ def fused_adam(cfg: Any, grads: Any, state: Any, params: Any, learning_rate: Ten
         eps=cfg.eps,
         maximize=False,
     )
-    after = state._replace(step=state.step + 1, mu=tree.unflatten(params, mu), nu=tree.unflatten(params, nu))
-    return tree.unflatten(params, new), after
+
+    new_state = state._replace(
+        step=state.step + 1,
+        mu=tree.unflatten(params, mu),
+        nu=tree.unflatten(params, nu),
+    )
+    return tree.unflatten(params, new_params), new_state
 
 
 def _failure(name: str, error: Exception) -> Failure:
-    lines = str(error).strip().splitlines() or [""]
-    return Failure(name=name, error_type=type(error).__name__, message=lines[0], torch_version=torch.__version__)
+    lines = str(error).strip().splitlines()
+    return Failure(
+        name=name,
+        error_type=type(error).__name__,
+        message=lines[0] if lines else "",
+        torch_version=torch.__version__,
+    )

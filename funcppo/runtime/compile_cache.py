@@ -1,9 +1,11 @@
-"""Compiled functions kept on disk whole: what a later process finds there it need not even trace.
+"""Persistent cache of compiled functions: a later process neither compiles nor traces what it finds on disk.
 
-Inductor keeps the code that it made, but a process must trace a function, for seconds, to ask for it. Here a function
-is found by what it was compiled for: its name, settings, the shapes of its arguments, this project's sources, PyTorch,
-the processor. Only functions and settings of this project are kept: what others compute may depend on what a name does
-not show, and what is patched while a process runs shows nowhere. Files lie in Inductor's cache directory.
+Inductor caches the code it generates, but a process must first trace a function, which takes seconds, to look it up.
+`CachedFunction` looks it up without tracing. Its key is all that compilation depends on: the function's name, settings
+and argument shapes, the sources of this package, the versions of PyTorch and Python, and the processor.
+
+Only functions and settings of this package are cached. The code of other packages may change without any change of a
+name, and so may code that is patched while a process runs. Files lie in Inductor's cache directory.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,203 +29,275 @@ from torch import Tensor
 from funcppo import tree
 
 PACKAGE_DIR = Path(__file__).parents[1]
-MAX_TRACE_RESTARTS = 4  # of tracing
-MAX_MEMOIZED_CONFIGS = 256  # settings
-IGNORED_ENV_VARS = {"TORCH_WARM_POOL", "TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_PATH"}  # while a process runs
-ALLOWED_PACKAGES = {
-    PACKAGE_DIR.name,
-    "torch",
-    "builtins",
-    "collections",
-    "functools",
-}  # modules whose functions and classes are known
+MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
+MAX_MEMOIZED_CONFIGS = 256  # serialized configs in memory
+IGNORED_ENV_VARS = {"TORCH_WARM_POOL", "TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_PATH"}  # PyTorch sets them as it runs
+ALLOWED_PACKAGES = {PACKAGE_DIR.name, "torch", "builtins", "collections", "functools"}  # what a cache key may refer to
+
+InductorOptions = dict[str, Any]  # options of `torch.compile` and of Inductor's config, by name
+
+Result = TypeVar("Result")
+Option = TypeVar("Option")
+
+# In the key of a call, a tensor is (alias number, shape, strides, dtype, device). Equal numbers: one tensor in several
+# places. A plain tuple, because a key is built at every call.
+_TensorKey = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str]
 
 
 class TensorSpecPickler(pickle.Pickler):
-    """Tensors go as what a compiler reads of them; two places that hold one tensor hold one there too."""
+    """Pickler that writes shape, strides, dtype and device of a tensor in place of its values.
 
-    def __init__(self, file: Any, allowed_packages: set[str] | None = None, allow_tensors: bool = True) -> None:
-        """Args: with `only`, functions and classes of other packages are refused; without `tensors`, these are.
+    One tensor in several places stays one tensor in several places.
+    """
 
-        Errors: PicklingError, when something is refused.
+    def __init__(self, file: IO[bytes], allowed_packages: set[str] | None = None, allow_tensors: bool = True) -> None:
+        """Write to `file`.
+
+        Args:
+          file: an open binary file.
+          allowed_packages: packages whose functions and classes may be pickled; None allows all.
+          allow_tensors: whether tensors may be pickled.
+
+        Raises:
+          PicklingError: by `dump`, when something is not allowed.
         """
         super().__init__(file)
-        self.fast = True  # no memo: equal settings are equal bytes, whatever strings they share
-        self._only, self._tensors = allowed_packages, allow_tensors
-        self._numbers: dict[int, int] = {}
+        self.fast = True  # no memo: equal settings become equal bytes, whatever strings they share
+        self._allowed_packages = allowed_packages
+        self._allow_tensors = allow_tensors
+        self._alias_numbers: dict[int, int] = {}
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> _TensorKey | None:
+        """The specification that stands for a tensor; None for anything else."""
         if not isinstance(obj, Tensor):
             return None
-        if not self._tensors:
-            raise pickle.PicklingError("a tensor would be one of its values")
-        number = self._numbers.setdefault(id(obj), len(self._numbers))
+        if not self._allow_tensors:
+            raise pickle.PicklingError("expected no tensor among the settings, got one")
+        number = self._alias_numbers.setdefault(id(obj), len(self._alias_numbers))
         return number, tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device)
 
-    def reducer_override(self, obj: Any) -> Any:
-        """As ever, but for the refusal."""
+    def reducer_override(self, obj: object) -> Any:
+        """Default pickling, except that functions and classes of other packages raise an error."""
         module = getattr(obj, "__module__", None) if callable(obj) else None
-        if self._only is not None and isinstance(module, str) and module.partition(".")[0] not in self._only:
-            raise pickle.PicklingError(f"{module} is not known here")
+        if self._allowed_packages is not None and isinstance(module, str):
+            package = module.partition(".")[0]
+            if package not in self._allowed_packages:
+                raise pickle.PicklingError(f"expected one of {sorted(self._allowed_packages)}, got {module}")
         return NotImplemented
 
 
 class CompileEvent(NamedTuple):
-    """What a call asked a compiler for."""
+    """One request for compiled code."""
 
     name: str  # of the function
-    seconds: float
-    cache_hit: bool  # on disk: nothing was compiled
+    seconds: float  # time to compile, or to load
+    cache_hit: bool  # the code was on disk, so nothing was compiled
     recompile_reason: str  # what differs from the calls before; empty for the first
 
 
-compile_events: list[CompileEvent] = []  # by this process, in order
+class _CallKey(NamedTuple):
+    """What calls must have in common to share code."""
+
+    structure: object  # of the arguments
+    leaves: tuple[_TensorKey | bytes, ...]  # tensors by their specification, settings serialized
+    settings: tuple[object, ...]  # global settings of PyTorch
 
 
-class CachedFunction:
-    """A function compiled for each kind of arguments; where it is ours, once for all processes."""
+compile_events: list[CompileEvent] = []  # all requests of this process, in order
 
-    def __init__(self, fn: Callable[..., Any], options: dict[str, Any] | None) -> None:
-        """Args: `options` of Inductor."""
-        self._fn, self._options, self._name = fn, options or {}, _bytes(fn)
-        self._plain = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
-        self._made: dict[Any, Callable[..., Any]] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        """As the function itself. Errors: those of the compiler."""
+class CachedFunction(Generic[Result]):
+    """A function that is compiled once for each kind of arguments: for all processes if it belongs to this package."""
+
+    def __init__(self, fn: Callable[..., Result], options: InductorOptions | None) -> None:
+        """Compile nothing yet.
+
+        Args:
+          fn: a pure function of trees of tensors and frozen settings.
+          options: options of Inductor.
+        """
+        self._fn = fn
+        self._options = options or {}
+        self._function_id = _serialize(fn)  # None: a function of another package, or a closure
+        self._guarded = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
+        self._code_by_key: dict[_CallKey, Callable[..., Result]] = {}
+
+    def __call__(self, *args: object) -> Result:
+        """Return the function's value; the first call with each kind of arguments compiles, or loads from disk.
+
+        Raises:
+          Exception: whatever the compiler raises.
+        """
         if torch.compiler.is_compiling():
             return self._fn(*args)
-        kind = _kind(args) if self._name is not None else None
-        if kind is None:
-            return self._plain(*args)
-        if kind not in self._made:
-            self._made[kind] = self._asked(kind, args)
-        return self._made[kind](*args)
+        key = _call_key(args) if self._function_id is not None else None
+        if key is None:
+            return self._guarded(*args)
+        if key not in self._code_by_key:
+            self._code_by_key[key] = self._load_or_compile(key, args)
+        return self._code_by_key[key](*args)
 
-    def is_cached(self, *args: Any) -> bool:
-        """Whether such a call finds its code on disk."""
-        path = self._place(args)
+    def is_cached(self, *args: object) -> bool:
+        """Return whether such a call finds its code on disk."""
+        path = self._cache_path(args)
         return path is not None and os.path.exists(path)
 
-    def _asked(self, kind: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-        if len(self._made) >= (limit := torch._dynamo.config.recompile_limit):
-            raise RuntimeError(f"{self._fn}: compiled {limit} times, the last because {self._difference(kind, args)}")
-        path, why, start = self._place(args), self._difference(kind, args), time.perf_counter()
-        if why and torch._dynamo.eval_frame._stance.stance == "fail_on_recompile":
-            raise RuntimeError(f"{self._fn}: to be compiled again, because {why}")
+    def _load_or_compile(self, key: _CallKey, args: tuple[object, ...]) -> Callable[..., Result]:
+        limit = torch._dynamo.config.recompile_limit
+        if len(self._code_by_key) >= limit:
+            reason = self._recompile_reason(key, args)
+            raise RuntimeError(f"{self._fn}: compiled {limit} times, the last because {reason}")
+
+        path = self._cache_path(args)
+        reason = self._recompile_reason(key, args)
+        start = time.perf_counter()
+        if reason and torch._dynamo.eval_frame._stance.stance == "fail_on_recompile":
+            raise RuntimeError(f"{self._fn}: to be compiled again, because {reason}")
         if path is None:
-            return self._plain
-        found = _read(path)
-        code = found or self._compiled(args)
-        if code is not self._plain:
-            name = getattr(self._fn, "__name__", repr(self._fn))
-            compile_events.append(
-                CompileEvent(name, time.perf_counter() - start, cache_hit=found is not None, recompile_reason=why)
-            )
-            if found is None and _unchanged():
-                _write(path, code)
+            return self._guarded
+
+        loaded = _load_code(path)
+        code = loaded if loaded is not None else self._compile_ahead_of_time(args)
+        if code is self._guarded:  # which PyTorch counts and reports itself
+            return code
+
+        name = getattr(self._fn, "__name__", repr(self._fn))
+        seconds = time.perf_counter() - start
+        compile_events.append(CompileEvent(name, seconds, cache_hit=loaded is not None, recompile_reason=reason))
+        if loaded is None and _sources_unchanged():
+            _save_code(path, code)
         return code
 
-    def _compiled(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        # No guards: `_kind` and `_place` tell calls apart, and most of what a guard looks at cannot be kept.
-        options: Any = {**self._options, "guard_filter_fn": lambda guards: [False] * len(guards)}
+    def _compile_ahead_of_time(self, args: tuple[object, ...]) -> Callable[..., Result]:
+        """Code that can be saved; where there is none, code with guards."""
+        # Without guards: the keys tell calls apart, and most of what a guard refers to cannot be saved.
+        options: InductorOptions = {**self._options, "guard_filter_fn": lambda guards: [False] * len(guards)}
         with torch._dynamo.config.patch(enable_aot_compile=True, specialize_float=True):
-            ahead_of_time: Any = torch.compile(self._fn, fullgraph=True, dynamic=False, options=options)
+            unguarded = torch.compile(self._fn, fullgraph=True, dynamic=False, options=options)
             try:
-                return _trace_and_compile(ahead_of_time, args)
-            except Exception as error:  # where the function itself cannot be compiled, calling it says so
-                line = (str(error).splitlines() or [""])[0]
-                warnings.warn(f"{self._fn}: not compiled ahead of time, so not kept: {line}", stacklevel=2)
-                return self._plain
+                return _trace_and_compile(unguarded, args)
+            except Exception as error:  # if the function itself cannot be compiled, calling it says so
+                lines = str(error).splitlines()
+                line = lines[0] if lines else ""
+                warnings.warn(f"{self._fn}: not compiled ahead of time, so not cached: {line}", stacklevel=2)
+                return self._guarded
 
-    def _place(self, args: tuple[Any, ...]) -> Path | None:
-        """The file of the code for such arguments; None where it is not to be kept."""
+    def _cache_path(self, args: tuple[object, ...]) -> Path | None:
+        """The file of the code for such arguments; None if it is not to be cached."""
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-        if self._name is None or (asked := _bytes(args, tensors=True)) is None:
+        if self._function_id is None:
             return None
-        told = sorted((name, _said(value)) for name, value in self._options.items())
-        text = repr((self._name, asked, told, _state(), _settings(args)))
-        return Path(cache_dir()) / PACKAGE_DIR.name / hashlib.sha256(text.encode()).hexdigest()[:32]
+        serialized_args = _serialize(args, allow_tensors=True)
+        if serialized_args is None:
+            return None
 
-    def _difference(self, now: Any, args: tuple[Any, ...]) -> str:
-        """What sets a call apart from the one before; empty for the first."""
-        if not self._made:
+        options = [(name, _option_key(value)) for name, value in self._options.items()]
+        options.sort()
+        key = (self._function_id, serialized_args, options, _global_torch_settings(), _environment_key(args))
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()
+        return Path(cache_dir()) / PACKAGE_DIR.name / digest[:32]
+
+    def _recompile_reason(self, key: _CallKey, args: tuple[object, ...]) -> str:
+        """What distinguishes a call from the last one that was compiled; empty for the first."""
+        if not self._code_by_key:
             return ""
-        before = next(reversed(self._made))
-        if before[0] != now[0]:
+        last = next(reversed(self._code_by_key))
+        if last.structure != key.structure:
             return "other arguments"
-        for name, was, is_ in zip(tree.paths(args), before[1], now[1]):
-            if was != is_:
-                return f"{name} differs" + (f": {was[1:4]} before, now {is_[1:4]}" if isinstance(is_, tuple) else "")
+        for name, before, now in zip(tree.paths(args), last.leaves, key.leaves):
+            if before != now:
+                return f"{name} differs{_describe_change(before, now)}"
         return "PyTorch's settings differ"
 
 
-def _trace_and_compile(ahead_of_time: Any, args: tuple[Any, ...]) -> Any:
-    """The code of a call; tracing begins anew where a number of float64 turns out to be no constant."""
+def _describe_change(before: _TensorKey | bytes, now: _TensorKey | bytes) -> str:
+    """Shapes, strides and dtypes of two tensors; empty for settings, which are serialized."""
+    if isinstance(before, bytes) or isinstance(now, bytes):
+        return ""
+    return f": {before[1:4]} before, now {now[1:4]}"
+
+
+def _trace_and_compile(unguarded: Any, args: tuple[object, ...]) -> Callable[..., Any]:
+    """The code of a call, ahead of time.
+
+    Tracing begins again whenever a float64 number turns out to be no constant.
+    """
     from torch._dynamo.exc import RestartAnalysis
 
     for _ in range(MAX_TRACE_RESTARTS):
         with suppress(RestartAnalysis):
-            return ahead_of_time.aot_compile((args, {}))
-    return ahead_of_time.aot_compile((args, {}))
+            return unguarded.aot_compile((args, {}))
+    return unguarded.aot_compile((args, {}))
 
 
-def _said(option: Any) -> Any:
-    return option.uuid() if hasattr(option, "uuid") else option  # a pass over the graph names itself
+def _option_key(option: Option) -> Option | object:
+    """What identifies an option's value; a pass over the graph identifies itself."""
+    uuid = getattr(option, "uuid", None)
+    return uuid() if uuid is not None else option
 
 
-def _kind(args: tuple[Any, ...]) -> Any:
-    """What calls must have in common to share code; None where code without guards would not see what it must.
+def _call_key(args: tuple[object, ...]) -> _CallKey | None:
+    """The key of a call in this process; None if code without guards could not run it.
 
-    That is inside a transform, with tensors of other classes or that want gradients, and with settings of others.
+    That is so inside a transform, for tensor subclasses, for tensors that require gradients, and for settings that
+    cannot be serialized.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
         return None
-    numbers, leaves = dict[int, int](), list[Any]()
-    for x in tree.leaves(args):
-        if not isinstance(x, Tensor):
-            leaves.append(_told(x))
-            if leaves[-1] is None:
+
+    alias_numbers: dict[int, int] = {}
+    leaves: list[_TensorKey | bytes] = []
+    for leaf in tree.leaves(args):
+        if not isinstance(leaf, Tensor):
+            serialized = _serialize_option(leaf)
+            if serialized is None:
                 return None
-        elif type(x) is Tensor and not x.requires_grad:
-            number = numbers.setdefault(id(x), len(numbers))
-            leaves.append((number, tuple(x.shape), x.stride(), x.dtype, str(x.device)))
+            leaves.append(serialized)
+        elif type(leaf) is Tensor and not leaf.requires_grad:
+            number = alias_numbers.setdefault(id(leaf), len(alias_numbers))
+            leaves.append((number, tuple(leaf.shape), leaf.stride(), leaf.dtype, str(leaf.device)))
         else:
             return None
-    return tree.structure(args), tuple(leaves), _state()
+    return _CallKey(tree.structure(args), tuple(leaves), _global_torch_settings())
 
 
-def _told(x: Any) -> bytes | None:
-    """A setting as bytes, which tell 1 from 1.0 and True; None for what is not ours or cannot be told."""
-    params = getattr(type(x), "__dataclass_params__", None)
+def _serialize_option(option: object) -> bytes | None:
+    """Type-exact serialization of a config: it distinguishes 1, 1.0 and True.
+
+    None if the config cannot be serialized or belongs to another package. Frozen dataclasses are serialized once.
+    """
+    params = getattr(type(option), "__dataclass_params__", None)
     if params is None or not params.frozen:
-        return _bytes(x)
-    if id(x) not in _TOLD:
-        if len(_TOLD) >= MAX_MEMOIZED_CONFIGS:
-            _TOLD.clear()
-        _TOLD[id(x)] = x, _bytes(x)
-    return _TOLD[id(x)][1]
+        return _serialize(option)
+    if id(option) not in _serialized_options:
+        if len(_serialized_options) >= MAX_MEMOIZED_CONFIGS:
+            _serialized_options.clear()
+        _serialized_options[id(option)] = option, _serialize(option)
+    _, serialized = _serialized_options[id(option)]
+    return serialized
 
 
-_TOLD: dict[int, tuple[Any, bytes | None]] = {}  # settings that were told, kept alive so that no other has their id
+# By id. The configs stay alive with their serializations, so that no other object gets the id of one of them.
+_serialized_options: dict[int, tuple[object, bytes | None]] = {}
 
 
-def _bytes(x: Any, tensors: bool = False) -> bytes | None:
+def _serialize(x: object, allow_tensors: bool = False) -> bytes | None:
+    """Pickle of functions and settings of the allowed packages; None for anything else."""
     file = io.BytesIO()
     try:
-        TensorSpecPickler(file, ALLOWED_PACKAGES, tensors).dump(x)
+        TensorSpecPickler(file, ALLOWED_PACKAGES, allow_tensors).dump(x)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError):
         return None
     return file.getvalue()
 
 
-def _state() -> tuple[Any, ...]:
-    """What PyTorch was told beside a call, and compilers read."""
+def _global_torch_settings() -> tuple[object, ...]:
+    """Global PyTorch settings that affect compilation."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        *((torch.is_autocast_enabled(x), torch.get_autocast_dtype(x)) for x in ("cpu", "cuda")),
+        *((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         str(torch.get_default_device()),
@@ -233,57 +307,78 @@ def _state() -> tuple[Any, ...]:
     )
 
 
-def _settings(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What compiled code depends on beside a call: sources, versions, processors, what compilers were told."""
-    from torch._functorch import config as functorch
-    from torch._inductor import config as inductor
+def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
+    """What compiled code depends on apart from the call: sources, versions, processors, and compiler settings."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
 
-    about = (k for k in os.environ if k.startswith(("TORCH", "TRITON", "CXX")) and "_DIR" not in k)
-    told = sorted((k, os.environ[k]) for k in about if k not in IGNORED_ENV_VARS)
-    devices = {x.device for x in tree.leaves(args) if isinstance(x, Tensor) and x.is_cuda}
-    gpus = sorted((str(d), torch.cuda.get_device_name(d), torch.cuda.get_device_capability(d)) for d in devices)
-    set_here = [_set(functorch), _set(inductor)]
-    versions = torch.__version__, torch.version.git_version, sys.version_info, platform.machine()
-    return _SOURCE_DIGEST, versions, torch.backends.cpu.get_cpu_capability(), gpus, told, set_here
+    versions = (torch.__version__, torch.version.git_version, sys.version_info, platform.machine())
+
+    devices = {leaf.device for leaf in tree.leaves(args) if isinstance(leaf, Tensor) and leaf.is_cuda}
+    gpus: list[tuple[str, str, tuple[int, int]]] = []
+    for device in devices:
+        model = torch.cuda.get_device_name(device)
+        gpus.append((str(device), model, torch.cuda.get_device_capability(device)))
+
+    env_vars: list[tuple[str, str]] = []
+    for name, value in os.environ.items():
+        is_compiler_setting = name.startswith(("TORCH", "TRITON", "CXX"))
+        if is_compiler_setting and "_DIR" not in name and name not in IGNORED_ENV_VARS:
+            env_vars.append((name, value))
+
+    return (
+        _SOURCE_DIGEST,
+        versions,
+        torch.backends.cpu.get_cpu_capability(),
+        sorted(gpus),
+        sorted(env_vars),
+        [_non_default_settings(functorch_config), _non_default_settings(inductor_config)],
+    )
 
 
-def _set(config: Any) -> list[tuple[str, str]]:
-    """The settings of a module of PyTorch's that are not as it comes."""
-    now = ((name, value, config._config[name].default) for name, value in config.save_config_portable().items())
-    return sorted((name, repr(value)) for name, value, default in now if value != default)
+def _non_default_settings(config: Any) -> list[tuple[str, str]]:
+    """Settings of one of PyTorch's config modules that differ from their defaults."""
+    settings: list[tuple[str, str]] = []
+    for name, value in config.save_config_portable().items():
+        if value != config._config[name].default:
+            settings.append((name, repr(value)))
+    return sorted(settings)
 
 
-def _digest() -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE_DIR.rglob("*.py")))).hexdigest()
+def _hash_sources() -> str:
+    sources = [path.read_bytes() for path in sorted(PACKAGE_DIR.rglob("*.py"))]
+    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
-def _unchanged() -> bool:
-    """Whether the sources are those that this process runs."""
+def _sources_unchanged() -> bool:
+    """Return whether the sources on disk are those that this process runs."""
     return all(path.stat().st_mtime <= _IMPORT_TIME for path in PACKAGE_DIR.rglob("*.py"))
 
 
-_IMPORT_TIME, _SOURCE_DIGEST = time.time(), _digest()
+_IMPORT_TIME = time.time()
+_SOURCE_DIGEST = _hash_sources()
 
 
-def _read(path: Path) -> Callable[..., Any] | None:
-    """What `_write` wrote; None where it cannot be read, so that it is made anew."""
+def _load_code(path: Path) -> Callable[..., Any] | None:
+    """The code that `_save_code` wrote; None if there is none, or if it cannot be read."""
     try:
         with path.open("rb") as file:
             return torch.compiler.load_compiled_function(file)
     except FileNotFoundError:
         return None
     except Exception as error:
-        warnings.warn(f"{path}: compiled again, for it cannot be read: {error}", stacklevel=2)
+        warnings.warn(f"{path}: compiled again, because it cannot be read: {error}", stacklevel=2)
         return None
 
 
-def _write(path: Path, code: Any) -> None:
-    part = path.with_suffix(f".{os.getpid()}")
+def _save_code(path: Path, code: Any) -> None:
+    """Write code to a file of its own first, so that no process ever reads a part of it."""
+    temporary = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        code.save_compiled_function(str(part))
-        part.replace(path)
+        code.save_compiled_function(str(temporary))
+        temporary.replace(path)
     except Exception as error:
-        warnings.warn(f"{path}: not kept for the next process: {error}", stacklevel=2)
+        warnings.warn(f"{path}: not cached for the next process: {error}", stacklevel=2)
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)

@@ -1,73 +1,124 @@
-"""Whether a compiled part computes what the eager one does: some compilers are fast and wrong.
+"""Numerical equivalence of compiled and eager functions: some compilers are fast and wrong.
 
-Every leaf is held against its own size: in a norm over a learner's whole state the optimizer's count of steps, which is
-large and right, would hide params that are wrong.
+`check_update` compares minibatch steps, `check_output` the outputs of any other part. Every leaf is compared at its own
+scale. In one norm over the whole update state, the optimizer's step count is large and right and would hide wrong
+parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime import stacked
 
-DEFAULT_TOLERANCE = (
-    0.01  # the largest difference from eager, as a share of the change that a step makes, or of what a part gives
-)
-BF16_TOLERANCE = 0.1  # the same where products round to 8 bits
-ABSOLUTE_TOLERANCE = 1e-6  # what rounding leaves of a difference of ones
-MAX_CHECKED_MINIBATCHES = 4  # minibatches that are looked at
+# Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
+DEFAULT_TOLERANCE = 0.01  # for float32 and TF32 matrix products
+BF16_TOLERANCE = 0.1  # for matrix products in bfloat16, which has 8 significant bits
+ABSOLUTE_TOLERANCE = 1e-6  # rounding error of a difference of numbers near 1
+MAX_CHECKED_MINIBATCHES = 4  # minibatches over which two update steps are compared
+
+State = TypeVar("State")
+Minibatch = TypeVar("Minibatch", contravariant=True)
 
 
 class EquivalenceError(RuntimeError):
-    """A compiled part that runs, and gives other numbers than the eager one."""
+    """A compiled function runs, but returns other numbers than the eager one."""
+
+
+class UpdateStep(Protocol[State, Minibatch]):
+    """One minibatch update."""
+
+    def __call__(self, state: State, minibatch: Minibatch, /) -> tuple[State, object]:
+        """Return the state after the minibatch, and its metrics."""
+        ...
 
 
 def check_update(
-    step: Callable[..., Any],
-    eager: Callable[..., Any],
-    learner: Any,
-    minibatches: Any,
+    step: UpdateStep[State, Minibatch],
+    eager: UpdateStep[State, Minibatch],
+    learner: State,
+    minibatches: Minibatch,
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> None:
-    """Compare two minibatch steps, one minibatch after another: heads that start at zero hide all gradients but theirs.
+    """Compare two minibatch steps over the first minibatches, each from its own previous state.
+
+    One minibatch is not enough: while a network's last layer is zero, all other gradients are zero too.
 
     Args:
-      step, eager: `(learner, minibatch) -> (learner, shown)`.
+      step: the step to check, `(state, minibatch) -> (state, metrics)`.
+      eager: the step to compare with.
+      learner: the update state before the first minibatch.
       minibatches: a tree whose leaves have a leading axis of minibatches.
-    Errors: ParityError when a leaf of the learner differs by more than `parity` of its change.
+      tolerance: the largest L2 distance of a leaf between both, relative to the distance that eager moves it.
+
+    Raises:
+      EquivalenceError: a leaf of the update state differs by more.
     """
-    got = want = learner
-    for i in range(min(MAX_CHECKED_MINIBATCHES, len(tree.leaves(minibatches)[0]))):
-        minibatch = tree.map(lambda x, i=i: x[i], minibatches)
-        got, want = step(got, minibatch)[0], eager(want, minibatch)[0]
-    for name, a, b, c in zip(tree.paths(want), *map(tree.leaves, (got, want, learner))):
-        off, change = _norm(a, b), _norm(b, c)
-        if not off <= tolerance * change:
-            raise EquivalenceError(f"differs from eager by {off:.3g} in {name}, where that changes by {change:.3g}")
+    actual = learner
+    expected = learner
+    n_checked = min(MAX_CHECKED_MINIBATCHES, stacked.length(minibatches))
+    for i in range(n_checked):
+        minibatch = stacked.item(minibatches, i)
+        actual, _ = step(actual, minibatch)
+        expected, _ = eager(expected, minibatch)
+
+    names = tree.paths(expected)
+    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(learner))
+    for name, (actual_leaf, expected_leaf, initial_leaf) in zip(names, leaves):
+        error = _distance(actual_leaf, expected_leaf)
+        change = _distance(expected_leaf, initial_leaf)
+        if not error <= tolerance * change:  # true for NaN as well
+            raise EquivalenceError(f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}")
 
 
-def check_output(actual: Any, expected: Any, tolerance: float = DEFAULT_TOLERANCE) -> None:
-    """Compare what a part of acting gives. A draw that falls otherwise changes all numbers of its row, and only those.
+def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE) -> None:
+    """Compare the outputs of one part of a rollout.
 
-    Errors: ParityError when more than that share of a leaf differs, floats by more than that share of their size, or of
-      what is usual in the leaf.
+    Rounding may turn a random choice, which changes all numbers of its row. So a share of the elements may differ.
+
+    Args:
+      actual: output of the compiled part, a tree.
+      expected: output of the eager part.
+      tolerance: the largest share of a leaf's elements that may differ. A float differs when its error exceeds this
+        share of its size, or of the root mean square of its leaf where that is larger.
+
+    Raises:
+      EquivalenceError: too many elements of a leaf differ.
     """
-    for name, a, b in zip(tree.paths(expected), tree.leaves(actual), tree.leaves(expected)):
-        wrong = a != b
-        if b.dtype.is_floating_point:
-            wrong &= ~(a.isnan() & b.isnan())
-            finite = torch.where(b.isfinite(), b, 0.0)
-            size = finite.abs().clamp_min(float(finite.square().mean().sqrt()) if b.numel() else 0.0)
-            wrong &= ~((a - b).abs() <= tolerance * size + ABSOLUTE_TOLERANCE)
-        if (n := int(wrong.sum())) > tolerance * b.numel():
-            raise EquivalenceError(f"{n} of {b.numel()} numbers differ from eager in {name}")
+    names = tree.paths(expected)
+    leaves = zip(tree.leaves(actual), tree.leaves(expected))
+    for name, (actual_leaf, expected_leaf) in zip(names, leaves):
+        is_wrong = _wrong_elements(actual_leaf, expected_leaf, tolerance)
+        n_wrong = int(is_wrong.sum())
+        n = expected_leaf.numel()
+        if n_wrong > tolerance * n:
+            raise EquivalenceError(f"{n_wrong} of {n} numbers differ from eager in {name}")
 
 
-def _norm(a: Tensor, b: Tensor) -> float:
-    """Of a - b; where both are the same infinity, or no number, they do not differ."""
-    a, b = a.double(), b.double()
-    return float(torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b).norm())
+def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+    """Mask of the elements that differ by more than rounding may."""
+    wrong = actual != expected
+    if not expected.dtype.is_floating_point:
+        return wrong
+
+    both_nan = actual.isnan() & expected.isnan()
+    finite = torch.where(expected.isfinite(), expected, 0.0)
+    typical_size = float(finite.square().mean().sqrt()) if expected.numel() else 0.0
+    size = finite.abs().clamp_min(typical_size)
+    error = (actual - expected).abs()
+    is_close = error <= tolerance * size + ABSOLUTE_TOLERANCE
+    return wrong & ~both_nan & ~is_close
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """L2 norm of a - b, in which equal infinities and pairs of NaN count as 0."""
+    a = a.double()
+    b = b.double()
+    both_nan = a.isnan() & b.isnan()
+    is_equal = (a == b) | both_nan
+    difference = torch.where(is_equal, 0.0, a - b)
+    return float(difference.norm())

@@ -1,9 +1,10 @@
-"""Pure functions whose calls replay CUDA graphs: of a step that is called again and again, of a turn of a loop.
+"""Pure functions whose repeated calls replay CUDA graphs: of one step, or of one body of a loop.
 
-    step = Replayed(evaluate_step)                        # a search goes on in place, one launch a step
-    captured = capture_turns(train_step, EAGER, state)    # one turn of each loop is recorded, launched T and n times
+    step = GraphedStep(evaluate_step)                               # step(cfg, world, ..., state): one launch a call
+    captured = capture_loop_bodies(train_step, EAGER_PARTS, state)  # one launch for each step of each loop
 
-What is recorded is kept for each cfg, world and shapes of what is given. The world must stay where it is.
+A graph is captured at the first call, and again for every other cfg, world and shape of the inputs. The world must
+stay at its addresses.
 """
 
 from __future__ import annotations
@@ -11,142 +12,232 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime import stacked
 from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.protocols import TensorFunction, TrainingParts
 
-S = TypeVar("S")
-O = TypeVar("O")
+State = TypeVar("State")
+Output = TypeVar("Output")
+OutputOf = TypeVar("OutputOf", covariant=True)
+Parts = TypeVar("Parts", bound=TrainingParts)
+PartsIn = TypeVar("PartsIn", bound=TrainingParts, contravariant=True)
+Carry = TypeVar("Carry")
+
+_Capture = CapturedStep[Any, tuple[()]]  # states of several types in one table
 
 
 class _GraphCache:
-    """Captures of pure functions, made when they are first called for."""
+    """Captures of pure functions, each made at its first call."""
 
     def __init__(self, *, strict: bool = False) -> None:
-        """Nothing recorded yet; `strict` as in `capture`."""
-        self._strict, self._held = strict, dict[Any, CapturedStep[Any, tuple[()]]]()
+        """Capture nothing yet; `strict` is that of `capture`."""
+        self._strict = strict
+        self._captures: dict[tuple[object, ...], _Capture] = {}
 
-    def captures(self) -> list[CapturedStep[Any, tuple[()]]]:
-        """What was captured so far."""
-        return list(self._held.values())
+    def captures(self) -> list[_Capture]:
+        """All captures so far."""
+        return list(self._captures.values())
 
     def fallback_reasons(self) -> list[str]:
-        """Why calls are no replays; empty where all are."""
-        return sorted({captured.fallback_reason for captured in self.captures()} - {""})
+        """Why calls do not replay graphs; empty if all do."""
+        reasons = {captured.fallback_reason for captured in self.captures()}
+        return sorted(reasons - {""})
 
-    def _at(
-        self, key: Any, fn: Callable[[S], tuple[S, tuple[()]]], first: Callable[[], S]
-    ) -> CapturedStep[S, tuple[()]]:
-        """The capture under `key`, from the state `first()` where there is none yet."""
-        if key not in self._held:
-            self._held[key] = capture(fn, first(), strict=self._strict)
-        return self._held[key]
-
-
-def _key(cfg: Any, world: Any, given: Any) -> tuple[Any, ...]:
-    places = ((x.data_ptr(), x.shape) for x in tree.leaves(world))
-    return cfg, *places, *((x.shape, x.dtype) for x in tree.leaves(given))
+    def _get_or_capture(
+        self,
+        key: tuple[object, ...],
+        fn: Callable[[State], tuple[State, tuple[()]]],
+        make_initial_state: Callable[[], State],
+    ) -> CapturedStep[State, tuple[()]]:
+        if key not in self._captures:
+            self._captures[key] = capture(fn, make_initial_state(), strict=self._strict)
+        return self._captures[key]
 
 
-class GraphedStep(_GraphCache, Generic[S]):
-    """A pure `step(cfg, world, *inputs, state) -> state`, whose calls on a GPU replay a CUDA graph.
+def _capture_key(cfg: object, world: object, inputs: object) -> tuple[object, ...]:
+    """What a graph is captured for: the settings, the addresses of the world, and the shapes of the inputs."""
+    world_leaves = tree.leaves(world)
+    input_leaves = tree.leaves(inputs)
+    world_key = [(x.data_ptr(), x.shape) for x in world_leaves]
+    input_key = [(x.shape, x.dtype) for x in input_leaves]
+    return (cfg, *world_key, *input_key)
 
-    What it returns are buffers that the next call overwrites. A call with them goes on in place; one with another state
-    or other inputs copies these over the buffers first.
+
+class GraphedStep(_GraphCache, Generic[State]):
+    """A pure `step(cfg, world, *inputs, state) -> state` whose calls on a GPU replay a CUDA graph.
+
+    It returns its buffers, which the next call overwrites. A call with the state that the last call returned, and with
+    the same other arguments, continues in place. Any other call copies its arguments into the buffers first.
     """
 
-    def __init__(self, step: Callable[..., S]) -> None:
-        """`step`, nothing recorded yet."""
+    def __init__(self, step: TensorFunction[State]) -> None:
+        """Capture nothing yet.
+
+        Args:
+          step: the pure function.
+        """
         super().__init__()
         self._step = step
-        self._last: tuple[Any, ...] = ()  # what a call that goes on in place is given
+        self._in_place_args: tuple[object, ...] = ()  # the arguments of a call that continues in place
 
-    def __call__(self, cfg: Any, world: Any, *given: Any) -> S:
-        """As `step`. Errors: those of `capture`."""
-        asked = (cfg, world, *given)
-        if len(asked) != len(self._last) or any(a is not b for a, b in zip(asked, self._last)):
-            self._going = self._at(_key(cfg, world, given), partial(self._moved, cfg, world), lambda: given)
-            self._going.load(given)
-            self._last = (*asked[:-1], self._going.state[-1])
-        self._going.step()
-        return self._last[-1]
+    def __call__(self, cfg: object, world: object, *inputs: object) -> State:
+        """Return the next state.
 
-    def _moved(self, cfg: Any, world: Any, given: Any) -> tuple[Any, tuple[()]]:
-        return (*given[:-1], self._step(cfg, world, *given)), ()
+        Args:
+          cfg: frozen settings.
+          world: data that stays at its addresses.
+          *inputs: the other arguments of the step; the state is the last one.
+
+        Raises:
+          CaptureError: as by `capture`.
+        """
+        args = (cfg, world, *inputs)
+        if not _are_identical(args, self._in_place_args):
+            key = _capture_key(cfg, world, inputs)
+            self._captured = self._get_or_capture(key, partial(self._advance, cfg, world), lambda: inputs)
+            self._captured.load(inputs)
+            state = self._captured.state[-1]
+            self._in_place_args = (*args[:-1], state)
+        self._captured.step()
+        return self._captured.state[-1]
+
+    def _advance(self, cfg: object, world: object, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[()]]:
+        """The inputs with the state replaced by the next one."""
+        state = self._step(cfg, world, *inputs)
+        return (*inputs[:-1], state), ()
 
 
-class _ScanState(NamedTuple):
-    """A loop between two turns."""
+def _are_identical(args: tuple[object, ...], others: tuple[object, ...]) -> bool:
+    if len(args) != len(others):
+        return False
+    return all(a is b for a, b in zip(args, others))
 
-    inputs: Any  # the same in every turn
-    carry: Any
-    xs: Any  # [n, ...]
-    ys: Any  # [n, ...]: those of turns to come are not filled
-    step_index: Tensor  # [1], the number of the next
+
+class ScanState(NamedTuple):
+    """Buffers of a loop between two steps."""
+
+    inputs: tuple[object, ...]  # arguments of the body that are the same in every step
+    carry: Any  # what the body passes on
+    xs: object  # inputs of all n steps [n, ...]
+    ys: Any  # outputs of all n steps [n, ...]; those of steps to come are not filled
+    step_index: Tensor  # number of the next step [1]
 
 
 class GraphedScan(_GraphCache):
-    """As `rollout.scan`, over parts of a training step: on a GPU a turn is recorded once, and launched for each x.
+    """A `scan` over parts of a training step; on a GPU its body is captured once, and launched for each step.
 
-    A pure function: what it returns is the caller's.
+    As `rollout.scan` it is a pure function: what it returns is not overwritten by later calls.
     """
 
-    def __call__(self, fn: partial[tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
-        """The last carry, and the outputs stacked. Errors: those of `capture`.
+    def __call__(self, fn: partial[tuple[Carry, Output]], carry: Carry, xs: object) -> tuple[Carry, Output]:
+        """Return the last carry, and the outputs of all steps stacked.
 
         Args:
           fn: `partial(part, cfg, world, *inputs)`, where `part(cfg, world, *inputs, carry, x) -> (carry, y)`.
+          carry: the carry before the first step.
+          xs: inputs of the steps, along the leading axis of every leaf.
+
+        Raises:
+          CaptureError: as by `capture`.
         """
-        (cfg, world), inputs = fn.args[:2], fn.args[2:]
-        part = partial(fn.func, cfg, world, **fn.keywords)
-        key = (fn.func, *fn.keywords.items(), *_key(cfg, world, (inputs, carry, xs)))
-        loop = self._at(key, partial(_turn, part), lambda: _first(part, inputs, carry, xs))
-        start = torch.zeros_like(loop.state.step_index)
-        loop.load(_ScanState(inputs=inputs, carry=carry, xs=xs, ys=loop.state.ys, step_index=start))
-        for _ in range(len(tree.leaves(xs)[0])):
+        cfg, world, *inputs = fn.args
+        inputs = tuple(inputs)
+        body = partial(fn.func, cfg, world, **fn.keywords)
+        key = (fn.func, *fn.keywords.items(), *_capture_key(cfg, world, (inputs, carry, xs)))
+        make_initial_state = partial(_initial_scan_state, body, inputs, carry, xs)
+        loop = self._get_or_capture(key, partial(_run_body, body), make_initial_state)
+
+        # The step index begins at 0 at every call, also after one that was interrupted.
+        first_index = torch.zeros_like(loop.state.step_index)
+        ys = loop.state.ys
+        loop.load(ScanState(inputs, carry, xs, ys, step_index=first_index))
+        for _ in range(stacked.length(xs)):
             loop.step()
-        return tree.map(torch.clone, (loop.state.carry, loop.state.ys))
+        result = (loop.state.carry, loop.state.ys)
+        return tree.map(torch.clone, result)
 
 
-def _first(part: Callable[..., Any], inputs: Any, carry: Any, xs: Any) -> _ScanState:
-    """The loop before its first turn; what a turn gives is made once to see its shapes."""
-    n = len(tree.leaves(xs)[0])
-    _, like = part(*inputs, carry, tree.map(lambda x: x[0], xs))
-    turn = torch.zeros(1, dtype=torch.int64, device=tree.leaves(carry)[0].device)
-    return _ScanState(inputs, carry, xs, ys=tree.map(lambda y: y.new_zeros((n, *y.shape)), like), step_index=turn)
+def _initial_scan_state(
+    body: TensorFunction[tuple[object, object]], inputs: tuple[object, ...], carry: object, xs: object
+) -> ScanState:
+    """The loop before its first step; the body runs once, for the shapes of its output."""
+    n_steps = stacked.length(xs)
+    _, y = body(*inputs, carry, stacked.item(xs, 0))
+    device = tree.leaves(carry)[0].device
+    step_index = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def make_rows(leaf: Tensor) -> Tensor:
+        return leaf.new_zeros((n_steps, *leaf.shape))
+
+    ys = tree.map(make_rows, y)
+    return ScanState(inputs, carry, xs, ys=ys, step_index=step_index)
 
 
-def _turn(part: Callable[..., Any], loop: _ScanState) -> tuple[_ScanState, tuple[()]]:
-    """The loop one turn on. Its outputs are written into their place here: new stacks would be copies of the whole."""
-    x = tree.map(lambda leaf: leaf.index_select(0, loop.step_index)[0], loop.xs)
-    carry, y = part(*loop.inputs, loop.carry, x)
-    tree.map(lambda stack, one: stack.index_copy_(0, loop.step_index, one[None]), loop.ys, y)
-    return loop._replace(carry=carry, step_index=loop.step_index + 1), ()
+def _run_body(body: TensorFunction[tuple[object, object]], loop: ScanState) -> tuple[ScanState, tuple[()]]:
+    """The loop after one more step.
+
+    The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
+    """
+    index = loop.step_index
+
+    def read_row(rows: Tensor) -> Tensor:
+        return rows.index_select(0, index)[0]
+
+    def write_row(rows: Tensor, row: Tensor) -> Tensor:
+        return rows.index_copy_(0, index, row[None])
+
+    x = tree.map(read_row, loop.xs)
+    carry, y = body(*loop.inputs, loop.carry, x)
+    tree.map(write_row, loop.ys, y)
+    next_loop = loop._replace(carry=carry, step_index=index + 1)
+    return next_loop, ()
+
+
+class StepOfParts(Protocol[State, OutputOf, PartsIn]):
+    """A training step whose functions are an argument."""
+
+    def __call__(self, state: State, /, *, parts: PartsIn) -> tuple[State, OutputOf]:
+        """Return the next state and an output."""
+        ...
 
 
 def capture_loop_bodies(
-    step: Callable[..., tuple[S, O]], parts: Any, state: S, *, strict: bool = False
-) -> CapturedStep[S, O]:
-    """As `capture(partial(step, parts=parts), state)`, but each loop of the step is as many launches as it has turns.
+    step: StepOfParts[State, Output, Parts], parts: Parts, state: State, *, strict: bool = False
+) -> CapturedStep[State, Output]:
+    """Capture the body of each loop of a training step as a CUDA graph, instead of the whole step as one.
 
-    To warm up and to record takes a few turns in place of all: seconds less for eager kernels. What lies between the
-    loops, a few hundred kernels, is launched one by one. One step is made and dropped, to see what it records.
+    Warm-up and capture then take a few loop bodies instead of all of them, which saves seconds with eager kernels. The
+    price is one launch for each step of a loop, and the few hundred kernels between the loops launched one by one.
 
     Args:
-      step: `step(state, parts=...)`, whose loops are `parts.scan`, of parts alone.
+      step: `step(state, parts=...)`; its loops are `parts.scan` over functions of `parts`.
+      parts: the parts to run, except their scan.
+      state: the first state. One step from it is computed and dropped, to capture the loop bodies.
+      strict: raise instead of falling back to calls of the bodies.
+
+    Returns:
+      The step and its buffers; `n_graphs` and `capture_ms` are those of the loop bodies.
+
+    Raises:
+      CaptureError: as by `capture`.
     """
-    looped = GraphedScan(strict=strict)
-    captured = capture(partial(step, parts=dataclasses.replace(parts, scan=looped)), state, use_cuda_graph=False)
+    scan = GraphedScan(strict=strict)
+    graphed_parts = dataclasses.replace(parts, scan=scan)
+    captured = capture(partial(step, parts=graphed_parts), state, use_cuda_graph=False)
     captured.fn(captured.state)
-    reasons, held = looped.fallback_reasons(), looped.captures()
+
+    reasons = scan.fallback_reasons()
+    captures = scan.captures()
     return dataclasses.replace(
         captured,
-        replay_mode="none" if reasons else "manual graph a turn",
+        replay_mode="none" if reasons else "cuda-graph-per-loop-body",
         fallback_reason="; ".join(reasons),
-        n_graphs=sum(x.n_graphs for x in held),
-        capture_ms=sum(x.capture_ms for x in held),
+        n_graphs=sum(body.n_graphs for body in captures),
+        capture_ms=sum(body.capture_ms for body in captures),
     )

@@ -1,124 +1,180 @@
-"""Host data on its way to a GPU while it computes, and back: through pinned memory, ordered by events.
+"""Copies between host and GPU that overlap with computation, through pinned memory and ordered by events.
 
-`Staging` fills the buffers that a captured step reads. Pinned memory is set aside once, so that nothing allocates, pins
-or waits while a graph is recorded or replayed: a copy waits until the last step has read the buffers, and a step waits
-until the copy has filled them. `staged` brings a long table part by part, the next one on its way while one is used.
-`lagging` has the host look at what the device did a while ago, so that neither waits.
+    StagingBuffers   device buffers that a captured step reads, filled from the host while the previous step runs
+    prefetch         chunks of a long table on the device, the next one copied while one is used
+    AsyncReadback    values of the previous call on the host, so that neither side waits for the other
+
+Pinned memory is allocated once. Nothing allocates, pins or waits while a CUDA graph is captured or replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from funcppo import tree
 
-D = TypeVar("D")
+Data = TypeVar("Data")
 
 
-class StagingBuffers(Generic[D]):
-    """Buffers on the device and the way to them; `data` is what a captured function closes over."""
+class StagingBuffers(Generic[Data]):
+    """Device buffers for data from the host; a captured function closes over `data`.
 
-    def __init__(self, like: D, device: torch.device | str) -> None:
-        """Buffers with the structure, shapes and dtypes of `like`, a tree on the host."""
-        self.data: D = tree.map(lambda x: torch.empty_like(x, device=device), like)
-        self._cuda = torch.device(device).type == "cuda"
-        if self._cuda:
-            self._pinned = tree.map(lambda x: torch.empty_like(x).pin_memory(), like)
-            self._stream = torch.cuda.Stream()
-            self._copied, self._read = torch.cuda.Event(), torch.cuda.Event()
+    Around each step call `put`, `wait_copied`, the step, and `mark_consumed`. A copy waits until the previous step has
+    read the buffers, and a step waits until the copy has filled them; the host waits for neither.
+    """
 
-    def put(self, values: D) -> None:
-        """Send values to the buffers; returns once they are pinned, before they have arrived.
+    def __init__(self, like: Data, device: torch.device | str) -> None:
+        """Allocate buffers with the structure, shapes and dtypes of `like`, a tree on the host."""
 
-        Errors: ValueError naming the leaf that has another shape or dtype.
+        def allocate(x: Tensor) -> Tensor:
+            return torch.empty_like(x, device=device)
+
+        def allocate_pinned(x: Tensor) -> Tensor:
+            return torch.empty_like(x).pin_memory()
+
+        self.data: Data = tree.map(allocate, like)
+        self._uses_cuda = torch.device(device).type == "cuda"
+        if self._uses_cuda:
+            self._pinned = tree.map(allocate_pinned, like)
+            self._copy_stream = torch.cuda.Stream()
+            self._copied = torch.cuda.Event()
+            self._consumed = torch.cuda.Event()
+
+    def put(self, values: Data) -> None:
+        """Start to copy values to the buffers; returns once they are in pinned memory.
+
+        Args:
+          values: a tree on the host, of the structure, shapes and dtypes of the buffers.
+
+        Raises:
+          ValueError: a leaf has another shape or dtype; the message names it.
         """
-        for name, x, to in zip(tree.paths(self.data), tree.leaves(values), tree.leaves(self.data)):
-            if (x.shape, x.dtype) != (to.shape, to.dtype):
-                raise ValueError(f"{name}: want {to.dtype} {list(to.shape)}, got {x.dtype} {list(x.shape)}")
-        if not self._cuda:
-            _copy(self.data, values)
+        self._check_fits(values)
+        if not self._uses_cuda:
+            _copy_leaves(self.data, values)
             return
-        self._copied.synchronize()  # the host waits for the last copy out of pinned memory, never for a step
-        _copy(self._pinned, values)
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._read)
-            _copy(self.data, self._pinned)
+
+        # The host waits for the last copy out of pinned memory, never for a step.
+        self._copied.synchronize()
+        _copy_leaves(self._pinned, values)
+
+        with torch.cuda.stream(self._copy_stream):
+            self._copy_stream.wait_event(self._consumed)
+            _copy_leaves(self.data, self._pinned)
             self._copied.record()
 
     def wait_copied(self) -> None:
-        """Call before a step: it runs after the copy."""
-        if self._cuda:
+        """Make the current stream wait for the copy; call it before a step."""
+        if self._uses_cuda:
             torch.cuda.current_stream().wait_event(self._copied)
 
     def mark_consumed(self) -> None:
-        """Call after a step: the next copy runs after it."""
-        if self._cuda:
-            self._read.record()
+        """Let the next copy begin after the work queued so far; call it after a step."""
+        if self._uses_cuda:
+            self._consumed.record()
+
+    def _check_fits(self, values: Data) -> None:
+        names = tree.paths(self.data)
+        leaves = zip(tree.leaves(values), tree.leaves(self.data))
+        for name, (value, buffer) in zip(names, leaves):
+            fits = value.shape == buffer.shape and value.dtype == buffer.dtype
+            if not fits:
+                raise ValueError(f"{name}: expected {_describe(buffer)}, got {_describe(value)}")
 
 
-def _copy(into: Any, values: Any) -> None:
-    for a, b in zip(tree.leaves(into), tree.leaves(values)):
-        a.copy_(b, non_blocking=True)
+def _describe(x: Tensor) -> str:
+    return f"{x.dtype} {list(x.shape)}"
+
+
+def _copy_leaves(target: object, source: object) -> None:
+    for target_leaf, source_leaf in zip(tree.leaves(target), tree.leaves(source)):
+        target_leaf.copy_(source_leaf, non_blocking=True)
 
 
 def prefetch(rows: Tensor, chunk_size: int, device: torch.device | str) -> Iterator[Tensor]:
-    """Parts of at most `size` rows on the device, the next one on its way while one is used.
+    """Yield chunks of a table on the device, each copied while the one before is used.
 
-    A part lives as long as the consumer keeps it. What is there already is not copied.
+    A chunk lives as long as the consumer holds it. Rows that are on the device already are not copied.
+
+    Args:
+      rows: the table [n, ...], on the host or on the device.
+      chunk_size: rows of a chunk; the last one may have fewer.
+      device: where the chunks are needed.
     """
-    device, parts = torch.device(device), rows.split(chunk_size)
+    device = torch.device(device)
+    chunks = rows.split(chunk_size)
     if device.type != "cuda" or rows.is_cuda:
-        yield from (part.to(device) for part in parts)
+        for chunk in chunks:
+            yield chunk.to(device)
         return
+
     with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
-        buffers = [torch.empty((chunk_size, *rows.shape[1:]), dtype=rows.dtype).pin_memory() for _ in range(2)]
+        # Two pinned buffers: one is filled while the other is copied to the device.
+        copy_stream = torch.cuda.Stream()
+        chunk_shape = (chunk_size, *rows.shape[1:])
+        buffers = [torch.empty(chunk_shape, dtype=rows.dtype).pin_memory() for _ in range(2)]
         copied = [torch.cuda.Event(), torch.cuda.Event()]
-        ahead = _send(parts[0], buffers[0], copied[0], stream)
-        for i in range(len(parts)):
-            part, event = ahead, copied[i % 2]
-            torch.cuda.current_stream().wait_event(event)
-            part.record_stream(torch.cuda.current_stream())
-            if i + 1 < len(parts):
-                ahead = _send(parts[i + 1], buffers[(i + 1) % 2], copied[(i + 1) % 2], stream)
-            yield part
+        next_chunk = _start_copy(chunks[0], buffers[0], copied[0], copy_stream)
+
+        for i in range(len(chunks)):
+            chunk = next_chunk
+            torch.cuda.current_stream().wait_event(copied[i % 2])
+            chunk.record_stream(torch.cuda.current_stream())  # allocated on the copy stream, used on this one
+
+            following = i + 1
+            if following < len(chunks):
+                slot = following % 2
+                next_chunk = _start_copy(chunks[following], buffers[slot], copied[slot], copy_stream)
+            yield chunk
 
 
-def _send(part: Tensor, buffer: Tensor, copied: torch.cuda.Event, stream: torch.cuda.Stream) -> Tensor:
-    """The part on the device, as of the event."""
-    copied.synchronize()  # the buffer's last copy has left it; at once where there was none
-    buffer[: len(part)].copy_(part)
-    with torch.cuda.stream(stream):
-        there = buffer[: len(part)].to("cuda", non_blocking=True)
+def _start_copy(chunk: Tensor, buffer: Tensor, copied: torch.cuda.Event, copy_stream: torch.cuda.Stream) -> Tensor:
+    """The chunk on the device, valid once the event `copied` has happened."""
+    copied.synchronize()  # the buffer's last copy has left it; returns at once if there was none
+    buffer[: len(chunk)].copy_(chunk)
+    with torch.cuda.stream(copy_stream):
+        on_device = buffer[: len(chunk)].to("cuda", non_blocking=True)
         copied.record()
-    return there
+    return on_device
 
 
-def make_async_readback() -> Callable[[Tensor], Tensor | None]:
-    """`look(x)`: on a GPU what the last look asked for, None the first time, so that neither side waits; else x itself.
+class AsyncReadback:
+    """Copies of device values to the host that arrive one call later, so that neither side waits for the other.
 
-    All looks are at tensors of one shape. What a look returns is valid until the next but one.
+    All calls take tensors of one shape. On a GPU a returned tensor is valid until the next call but one.
     """
-    sent: list[tuple[Tensor, torch.cuda.Event]] = []  # at most two, the last one sent last
 
-    def look(x: Tensor) -> Tensor | None:
+    def __init__(self) -> None:
+        """No value is on its way yet."""
+        # At most two pinned buffers and the event of the copy into each; the most recent one is last.
+        self._copies: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Return the value of the previous call, None on the first; a tensor on the host is returned at once."""
         if not x.is_cuda:
             return x
-        if len(sent) < 2:
-            sent.append((torch.empty_like(x, device="cpu").pin_memory(), torch.cuda.Event()))
+
+        is_first = not self._copies
+        if len(self._copies) < 2:
+            pinned = torch.empty_like(x, device="cpu").pin_memory()
+            self._copies.append((pinned, torch.cuda.Event()))
         else:
-            sent.reverse()
-        buffer, copied = sent[-1]
+            self._copies.reverse()
+        buffer, copied = self._copies[-1]
         buffer.copy_(x, non_blocking=True)
         copied.record()
-        if len(sent) < 2:
+        if is_first:
             return None
-        buffer, copied = sent[0]
-        copied.synchronize()
-        return buffer
 
-    return look
+        previous_buffer, previous_copied = self._copies[0]
+        previous_copied.synchronize()
+        return previous_buffer
+
+
+def make_async_readback() -> AsyncReadback:
+    """Return a new `AsyncReadback`."""
+    return AsyncReadback()

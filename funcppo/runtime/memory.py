@@ -1,4 +1,7 @@
-"""How much memory this process takes on a device, measured: resident size on a CPU, allocated tensors on a GPU."""
+"""Memory in use on a device: the resident size of this process on a CPU, allocated tensors on a GPU.
+
+`used_bytes` reads the present value, `peak_bytes` the maximum since `reset_peak`, `total_bytes` the size of the device.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +11,60 @@ from pathlib import Path
 
 import torch
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Linux only; elsewhere the peak resident size since the start of the process stands for all of them.
+_PROCESS_STATUS = Path("/proc/self/status")
+_RESET_PEAK = Path("/proc/self/clear_refs")
+_MACHINE_MEMORY = Path("/proc/meminfo")
+_BYTES_PER_KIB = 1024
 
 
 def used_bytes(device: torch.device | str) -> int:
-    """What is held now; memory that is free but not given back to the system does not count."""
+    """Bytes in use now, without memory that is free but not returned to the system."""
     if torch.device(device).type == "cuda":
         return torch.cuda.memory_allocated(device)
+
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc keeps what was freed
+    if hasattr(libc, "malloc_trim"):  # glibc holds on to freed memory otherwise
         libc.malloc_trim(0)
-    return _status("VmRSS")
+    return _process_bytes("VmRSS")
 
 
 def reset_peak(device: torch.device | str) -> None:
-    """Have `peak_bytes` count from now on, where the system can; elsewhere it counts from the start."""
+    """Start a new measurement of `peak_bytes`; without effect where the system cannot reset it."""
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif _RESET.exists():
-        _RESET.write_text("5")
+    elif _RESET_PEAK.exists():
+        _RESET_PEAK.write_text("5")  # 5 resets the peak resident size: see proc(5)
 
 
 def peak_bytes(device: torch.device | str) -> int:
-    """The most that was held at once since `reset_peak`."""
+    """Maximum of the bytes in use since `reset_peak`, or since the start of the process."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
-    return _status("VmHWM")
+    return _process_bytes("VmHWM")
 
 
 def total_bytes(device: torch.device | str) -> int:
-    """The memory of a device, or of the machine."""
+    """Size of the memory of a device, or of the machine."""
     if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    return 1024 * int(line.split()[1])
+        _, total = torch.cuda.mem_get_info(device)
+        return total
+    return _read_kib_field(_MACHINE_MEMORY, "MemTotal")
 
 
-def _status(name: str) -> int:
-    if not _STATUS.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name + ":"))
-    return 1024 * int(line.split()[1])
+def _process_bytes(field: str) -> int:
+    """Value of a field of this process's status; the peak resident size where there is no such file."""
+    if not _PROCESS_STATUS.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB
+    return _read_kib_field(_PROCESS_STATUS, field)
+
+
+def _read_kib_field(path: Path, field: str) -> int:
+    """Value in bytes of a line such as `VmRSS:   1234 kB`."""
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            number, _ = value.split()
+            return _BYTES_PER_KIB * int(number)
+    raise ValueError(f"{path}: expected a line that begins with {field}:, got none")

@@ -1,12 +1,14 @@
-"""What compilers and graphs do while a program runs, counted and put in plain words.
+"""Counts of compilations and CUDA-graph recordings while a program runs, with reasons, and times of its phases.
 
     with Monitor() as monitor:
-        captured = capture(...)           # compiles and records are counted as they happen
-        monitor.settle()                  # from here on, compiling or recording again is worth a warning
-        with monitor.timed("replay"):
+        captured = capture(...)           # compilations and recordings are counted as they happen
+        monitor.record_capture(captured)
+        monitor.end_warmup()              # compilations and recordings from here on are worth a warning
+        with monitor.timer("replay"):
             captured.step()
+        print(monitor.report())
 
-A steady run compiles and records nothing, skips nothing, and its state stays where it is.
+In a steady state a program compiles and records nothing, skips no graph, and its state stays at its addresses.
 """
 
 from __future__ import annotations
@@ -18,162 +20,229 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
-from typing import Any
+from types import TracebackType
+from typing import NamedTuple
 
 import torch
 from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
-from torch._dynamo.utils import get_compilation_metrics
+from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
 from funcppo import tree
 from funcppo.runtime import compile_cache
+from funcppo.runtime.protocols import CaptureOutcome
 
-TIMING_WINDOW_SIZE = 512  # times of each kind that are remembered
-CUDAGRAPH_SKIP_LOGGER = (
-    "torch._inductor.cudagraph_utils.__cudagraphs"  # the logger that gives the reason of every skipped graph
-)
+TIMING_WINDOW_SIZE = 512  # most recent times of each name that count in its median
+CUDAGRAPH_SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"  # logs why a graph was not recorded
+N_REPORTED_REASONS = 3  # most recent reasons in a report
+
+
+class _GpuInterval(NamedTuple):
+    """Two events on a GPU, whose distance is known once both have happened."""
+
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+class _Counts(NamedTuple):
+    """What should stay the same after the warm-up."""
+
+    compiles: int
+    recordings: int
+    rerecordings: int
 
 
 class Monitor(logging.Handler):
-    """Counts and times from its entry to its exit."""
+    """Counters and timers that run while the context is open."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.compiles = 0  # graphs compiled, the first time or again
-        self.found = 0  # functions whose code lay on disk
-        self.recompiles: list[str] = []  # why a function was compiled again
-        self.recordings = 0  # CUDA graphs recorded: by `capture`, and by CUDAGraph Trees
-        self.skips: list[str] = []  # why CUDAGraph Trees ran a graph without recording it
-        self.fallback = ""  # why the step in use is not captured
-        self._times: dict[str, deque[Any]] = {}
-        self._homes: dict[str, int] = {}
-        self._settled = (0, 0, 0)
-        self._last: Any = None  # what PyTorch's record of compilations ended with when it was last read
-        self._n_made = 0
-        self._warned = False
+        self.compiles = 0  # graphs compiled, for the first time or again
+        self.cache_hits = 0  # functions whose compiled code was on disk
+        self.recompile_reasons: list[str] = []  # why functions were compiled again
+        self.cudagraph_recordings = 0  # CUDA graphs recorded, by `capture` and by CUDAGraph Trees
+        self.cudagraph_skip_reasons: list[str] = []  # why CUDAGraph Trees ran graphs without recording them
+        self.fallback_reason = ""  # why the step in use is no CUDA graph
+        self._times: dict[str, deque[float | _GpuInterval]] = {}
+        self._addresses: dict[str, int] = {}
+        self._warmup_counts = _Counts(0, 0, 0)
+        self._last_metrics: CompilationMetrics | None = None  # the newest entry of PyTorch's log at the last poll
+        self._n_events = 0  # events of `compile_cache` counted so far
+        self._has_warned = False
 
     def __enter__(self) -> Monitor:
-        callback_handler.register_start_callback(self._started)
+        callback_handler.register_start_callback(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).addHandler(self)
-        self._last, self._n_made = next(reversed(get_compilation_metrics()), None), len(compile_cache.compile_events)
+        self._last_metrics = next(reversed(get_compilation_metrics()), None)
+        self._n_events = len(compile_cache.compile_events)
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        callback_handler.remove_start_callback(self._started)
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        callback_handler.remove_start_callback(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a skip's reason from PyTorch's log."""
-        self.skips.append(record.getMessage().strip().splitlines()[0])
+        """Store the reason for a skipped graph, which PyTorch logs."""
+        first_line = record.getMessage().strip().splitlines()[0]
+        self.cudagraph_skip_reasons.append(first_line)
 
-    def _started(self, args: CallbackArgs) -> None:
+    def _count_start(self, args: CallbackArgs) -> None:
         if args.callback_trigger == CallbackTrigger.CUDAGRAPH_RECORDING:
-            self.recordings += 1
+            self.cudagraph_recordings += 1
         elif args.callback_trigger == CallbackTrigger.DYNAMO:
             self.compiles += 1
 
     @property
     def cudagraph_rerecordings(self) -> int:
-        """How often CUDAGraph Trees recorded a graph anew because an input had moved."""
-        trees = sys.modules.get("torch._inductor.cudagraph_trees")
-        if trees is None or not torch.cuda.is_available():
+        """Number of graphs that CUDAGraph Trees recorded again because an input had moved."""
+        cudagraph_trees = sys.modules.get("torch._inductor.cudagraph_trees")  # imported only by those who use it
+        if cudagraph_trees is None or not torch.cuda.is_available():
             return 0
-        manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-        return 0 if manager is None else sum(sum(n.values()) for n in manager.num_rerecord.values())
+        device = torch.cuda.current_device()
+        manager = cudagraph_trees.get_manager(device, create_if_none_exists=False)
+        if manager is None:
+            return 0
+        counts_by_node = manager.num_rerecord.values()
+        return sum(sum(counts.values()) for counts in counts_by_node)
 
     def poll(self) -> None:
-        """Count what was compiled since the last call, and collect the reasons of what was compiled again."""
-        for made in compile_cache.compile_events[self._n_made :]:
-            self.found += made.cache_hit
-            self.compiles += not made.cache_hit
-            self.recompiles += (
-                [f"{made.name}: {made.recompile_reason}"] if made.recompile_reason and not made.cache_hit else []
-            )
-        self._n_made = len(compile_cache.compile_events)
-        metrics = get_compilation_metrics()  # the last 64
-        new = list(takewhile(lambda metric: metric is not self._last, reversed(metrics)))
-        for metric in reversed(new):
-            if metric.recompile_reason:
-                lines = metric.recompile_reason.strip().splitlines()
-                self.recompiles.append(f"{metric.co_name}: {lines[-1].strip()}")
-        self._last = next(iter(new), self._last)
+        """Count the compilations since the last call, and collect the reasons for recompilations."""
+        self._poll_compile_cache()
+        self._poll_pytorch()
 
-    def record_capture(self, captured: Any) -> None:
-        """Take note of what `capture` returned."""
-        self.fallback = captured.fallback_reason
-        self.recordings += captured.n_graphs
+    def _poll_compile_cache(self) -> None:
+        events = compile_cache.compile_events
+        for event in events[self._n_events :]:
+            if event.cache_hit:
+                self.cache_hits += 1
+                continue
+            self.compiles += 1
+            if event.recompile_reason:
+                self.recompile_reasons.append(f"{event.name}: {event.recompile_reason}")
+        self._n_events = len(events)
+
+    def _poll_pytorch(self) -> None:
+        # PyTorch keeps the last 64 entries. Those after the newest one of the last poll are new.
+        new: list[CompilationMetrics] = []
+        for metrics in reversed(get_compilation_metrics()):
+            if metrics is self._last_metrics:
+                break
+            new.append(metrics)
+
+        for metrics in reversed(new):
+            if metrics.recompile_reason:
+                last_line = metrics.recompile_reason.strip().splitlines()[-1]
+                self.recompile_reasons.append(f"{metrics.co_name}: {last_line.strip()}")
+        if new:
+            self._last_metrics = new[0]
+
+    def record_capture(self, captured: CaptureOutcome) -> None:
+        """Count the graphs of a captured step, and store why it is none."""
+        self.fallback_reason = captured.fallback_reason
+        self.cudagraph_recordings += captured.n_graphs
         if captured.n_graphs:
-            self._times.setdefault("capture", deque(maxlen=TIMING_WINDOW_SIZE)).append(captured.capture_ms)
+            self._times_of("capture").append(captured.capture_ms)
 
-    def watch_addresses(self, state: Any) -> None:
-        """Remember where the leaves of a tree lie."""
-        self._homes = dict(zip(tree.paths(state), (x.data_ptr() for x in tree.leaves(state))))
+    def watch_addresses(self, state: object) -> None:
+        """Remember the memory addresses of a tree's leaves."""
+        self._addresses = _leaf_addresses(state)
 
-    def moved_leaves(self, state: Any) -> list[str]:
-        """The leaves that lie elsewhere than when they were last watched."""
-        now = zip(tree.paths(state), (x.data_ptr() for x in tree.leaves(state)))
-        return [name for name, home in now if self._homes.get(name, home) != home]
+    def moved_leaves(self, state: object) -> list[str]:
+        """Names of the leaves that are at other addresses than when they were last watched."""
+        moved: list[str] = []
+        for name, address in _leaf_addresses(state).items():
+            if self._addresses.get(name, address) != address:
+                moved.append(name)
+        return moved
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
-        """Time what happens inside, on the GPU where there is one, without waiting for it; a range for profilers."""
-        times = self._times.setdefault(name, deque(maxlen=TIMING_WINDOW_SIZE))
+        """Measure the time of a block, on the GPU if there is one and without waiting for it; a range for profilers.
+
+        Args:
+          name: under which `median_ms` and `report` give the time.
+        """
+        times = self._times_of(name)
         if not torch.cuda.is_available():
             start = time.perf_counter()
             yield
             times.append(1e3 * (time.perf_counter() - start))
             return
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         with torch.cuda.nvtx.range(f"funcppo {name}"):
             begin.record()
             yield
             end.record()
-        times.append((begin, end))
+        times.append(_GpuInterval(begin, end))
 
     def median_ms(self, name: str) -> float | None:
-        """The median of the times of that name that are known by now, milliseconds."""
-        done = [_elapsed(x) for x in self._times.get(name, ())]
-        known = [x for x in done if x is not None]
-        return statistics.median(known) if known else None
+        """Median of the times under a name, in milliseconds; None if there is none, or the GPU has not finished one."""
+        times: list[float] = []
+        for entry in self._times.get(name, ()):
+            elapsed = _elapsed_ms(entry)
+            if elapsed is not None:
+                times.append(elapsed)
+        return statistics.median(times) if times else None
+
+    def _times_of(self, name: str) -> deque[float | _GpuInterval]:
+        return self._times.setdefault(name, deque(maxlen=TIMING_WINDOW_SIZE))
 
     def end_warmup(self) -> None:
-        """What is compiled or recorded from now on was not meant to be."""
+        """Begin the steady state, in which a compilation or a recording leads to a warning."""
         self.poll()
-        self._settled = self._state()
+        self._warmup_counts = self._counts()
 
-    def _state(self) -> tuple[int, int, int]:
-        return self.compiles, self.recordings, self.cudagraph_rerecordings
+    def _counts(self) -> _Counts:
+        return _Counts(self.compiles, self.cudagraph_recordings, self.cudagraph_rerecordings)
 
     def warning(self) -> str | None:
-        """One line, once, when something was compiled or recorded again after `settle`."""
+        """One line, once, if something was compiled or recorded after the warm-up; None otherwise."""
         self.poll()
-        new = [now - before for now, before in zip(self._state(), self._settled)]
-        if self._warned or not any(new):
+        counts = self._counts()
+        if self._has_warned or counts == self._warmup_counts:
             return None
-        self._warned = True
-        why = f": {self.recompiles[-1]}" if self.recompiles else ""
+        self._has_warned = True
+
+        n_compiles = counts.compiles - self._warmup_counts.compiles
+        n_recordings = counts.recordings - self._warmup_counts.recordings
+        n_rerecordings = counts.rerecordings - self._warmup_counts.rerecordings
+        reason = f": {self.recompile_reasons[-1]}" if self.recompile_reasons else ""
         return (
-            f"the training step was compiled again {new[0]} times and recorded again {new[1] + new[2]} times "
-            f"after its first iteration, which costs seconds each time{why}"
+            f"the training step was compiled again {n_compiles} times and recorded again "
+            f"{n_recordings + n_rerecordings} times after its first iteration, which costs seconds each time{reason}"
         )
 
-    def report(self) -> dict[str, Any]:
-        """All counts, medians and reasons, for `metrics.jsonl` and `--watch`."""
+    def report(self) -> dict[str, object]:
+        """All counts, median times and recent reasons, as `metrics.jsonl` and `--watch` show them."""
         self.poll()
-        counts = {
+        report: dict[str, object] = {
             "compiles": self.compiles,
-            "found": self.found,
-            "recompiles": len(self.recompiles),
-            "recordings": self.recordings,
+            "cache_hits": self.cache_hits,
+            "recompiles": len(self.recompile_reasons),
+            "cudagraph_recordings": self.cudagraph_recordings,
+            "cudagraph_rerecordings": self.cudagraph_rerecordings,
+            "cudagraph_skips": len(self.cudagraph_skip_reasons),
         }
-        counts |= {"rerecordings": self.cudagraph_rerecordings, "skips": len(self.skips)}
-        times = {f"{name}_ms": self.median_ms(name) for name in self._times}
-        reasons = {"recompile_reasons": self.recompiles[-3:], "skip_reasons": self.skips[-3:]}
-        return counts | times | {k: v for k, v in reasons.items() if v} | {"fallback_reason": self.fallback}
+        for name in self._times:
+            report[f"{name}_ms"] = self.median_ms(name)
+        if self.recompile_reasons:
+            report["recompile_reasons"] = self.recompile_reasons[-N_REPORTED_REASONS:]
+        if self.cudagraph_skip_reasons:
+            report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[-N_REPORTED_REASONS:]
+        report["fallback_reason"] = self.fallback_reason
+        return report
 
 
-def _elapsed(entry: Any) -> float | None:
-    if isinstance(entry, float):
+def _leaf_addresses(state: object) -> dict[str, int]:
+    addresses = [leaf.data_ptr() for leaf in tree.leaves(state)]
+    return dict(zip(tree.paths(state), addresses))
+
+
+def _elapsed_ms(entry: float | _GpuInterval) -> float | None:
+    """Milliseconds of an entry; None while the GPU has not reached its end."""
+    if not isinstance(entry, _GpuInterval):
         return entry
-    begin, end = entry
-    return begin.elapsed_time(end) if end.query() else None
+    return entry.begin.elapsed_time(entry.end) if entry.end.query() else None

@@ -13,7 +13,7 @@ GOOD = {
     "valid.txt": "ann\tknows\tcid\n",
     "test.txt": "cid\tknows\tann\n",
 }
-TRIPLE = "want 3 columns head<TAB>relation<TAB>tail"
+TRIPLE = "expected 3 columns head<TAB>relation<TAB>tail"
 
 
 def message(call, *args):
@@ -38,206 +38,210 @@ def problem(folder, name, content):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "want"),
+    ("name", "content", "expected"),
     [
         ("train.txt", "a\tr\tb\na b c\n", f"train.txt:2: {TRIPLE}, got 1, in 'a b c'"),
         ("test.txt", "a\tr\tb\tc\n", f"test.txt:1: {TRIPLE}, got 4, in 'a\\tr\\tb\\tc'"),
         ("valid.txt", "a\tr\tb\n\na\tr\tb\n", f"valid.txt:2: {TRIPLE}, got 1, in ''"),
         ("train.txt", "a\tr\t\n", f"train.txt:1: {TRIPLE}, got an empty one, in 'a\\tr\\t'"),
-        ("train.txt", "\n\n", "train.txt: empty: want lines of head<TAB>relation<TAB>tail"),
-        ("facts.txt", "", "facts.txt: empty: want lines of head<TAB>relation<TAB>tail"),
-        ("test.txt", b"a\tr\tb\n\xff\tr\tb", "test.txt:2: want UTF-8, got byte 0xff"),
-        ("facts.txt.gz", b"not packed", "facts.txt.gz: want a whole gzip file"),
-        ("facts.txt.gz", gzip.compress(b"a\tr\tb", mtime=0)[:-9], "facts.txt.gz: want a whole gzip file"),
-        ("train.txt.gz", gzip.compress(b"a\tr\tb", mtime=0), "train.txt: want one of it and train.txt.gz, got both"),
+        ("train.txt", "\n\n", "train.txt: empty: expected lines of head<TAB>relation<TAB>tail"),
+        ("facts.txt", "", "facts.txt: empty: expected lines of head<TAB>relation<TAB>tail"),
+        ("test.txt", b"a\tr\tb\n\xff\tr\tb", "test.txt:2: expected UTF-8, got byte 0xff"),
+        ("facts.txt.gz", b"not packed", "facts.txt.gz: expected a whole gzip file"),
+        ("facts.txt.gz", gzip.compress(b"a\tr\tb", mtime=0)[:-9], "facts.txt.gz: expected a whole gzip file"),
+        (
+            "train.txt.gz",
+            gzip.compress(b"a\tr\tb", mtime=0),
+            "train.txt: expected one of it and train.txt.gz, got both",
+        ),
         (
             "valid.txt",
             "ann\tknows\tbob\nann\tknows\tbob \n",
-            "valid.txt:2: want one spelling, got 'bob' and 'bob ', which differ in white space",
+            "valid.txt:2: expected one spelling, got 'bob' and 'bob ', which differ in white space",
         ),
         (
             "test.txt",
             "ann\tknows\u00a0\tbob\n",
-            "test.txt:1: want one spelling, got 'knows' and 'knows\\xa0', which differ in white space",
+            "test.txt:1: expected one spelling, got 'knows' and 'knows\\xa0', which differ in white space",
         ),
     ],
 )
-def test_a_bad_split_is_named(folder, name, content, want):
-    assert problem(folder, name, content) == want
+def test_a_bad_split_is_named(folder, name, content, expected):
+    assert problem(folder, name, content) == expected
 
 
 def test_a_missing_split_is_named(folder):
     (folder / "valid.txt").unlink()
-    assert message(load, folder) == f"{folder}/valid.txt: missing split: want this file or valid.txt.gz"
+    assert message(load, folder) == f"{folder}/valid.txt: missing split: expected this file or valid.txt.gz"
 
 
 @pytest.mark.parametrize(
-    ("rules", "want"),
+    ("rules", "expected"),
     [
-        ("", "rules.txt: empty: want facts or rules"),
-        ("# nothing\n", "rules.txt: as weighted: want at least one clause, got none"),
+        ("", "rules.txt: empty: expected facts or rules"),
+        ("# nothing\n", "rules.txt: as weighted: expected at least one clause, got none"),
         (
             "1\tknows(X,Y) :- knows(Y,X)\n1\tknows(X,Y) :- nows(Y,X)",
-            "rules.txt:2: unknown relation 'nows': want one of the data's (close: 'knows'), in a rule for 'knows'",
+            "rules.txt:2: unknown relation 'nows': expected one of the data's (close: 'knows'), in a rule for 'knows'",
         ),
         (
             "1\tknows(X,zed) :- knows(zed,X)",
-            "rules.txt:1: unknown entity 'zed': want one of the data's (none of 3 is spelled like it),"
+            "rules.txt:1: unknown entity 'zed': expected one of the data's (none of 3 is spelled like it),"
             " in a rule for 'knows'",
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X,X)",
-            "rules.txt:1: arity clash: want 2 arguments for 'knows', as elsewhere, got 3, in a rule for 'knows'",
+            "rules.txt:1: arity clash: expected 2 arguments for 'knows', as elsewhere, got 3, in a rule for 'knows'",
         ),
         (
             "1\tnew(X,Y) :- knows(Y,X)\n1\tnew(X) :- knows(Y,X)",
-            "rules.txt:2: arity clash: want 2 arguments for 'new', as elsewhere, got 1, in a rule for 'new'",
+            "rules.txt:2: arity clash: expected 2 arguments for 'new', as elsewhere, got 1, in a rule for 'new'",
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\n1\tknows(X,Y) :- knows(Y X)",
-            "rules.txt:2: as weighted: want `,` or `)` after an argument, got 'X', in '1\\tknows(X,Y) :- knows(Y X)'",
+            "rules.txt:2: as weighted: expected `,` or `)` after an argument, got 'X', in '1\\tknows(X,Y) :- knows(Y X)'",
         ),
         (
             "1\tknows(X,Y)",
-            "rules.txt:1: as weighted: want `:-` and a body after the head: facts belong in facts.txt,"
+            "rules.txt:1: as weighted: expected `:-` and a body after the head: facts belong in facts.txt,"
             " in '1\\tknows(X,Y)'",
         ),
         (
             "1\tknows(X,Y) :- ",
-            "rules.txt:1: as weighted: want a predicate, got the end of the line, in '1\\tknows(X,Y) :-'",
+            "rules.txt:1: as weighted: expected a predicate, got the end of the line, in '1\\tknows(X,Y) :-'",
         ),
         (
             "high\tknows(X,Y) :- knows(Y,X)",
-            "rules.txt:1: as weighted: want a number as the weight, got 'high', in 'high\\tknows(X,Y) :- knows(Y,X)'",
+            "rules.txt:1: as weighted: expected a number as the weight, got 'high', in 'high\\tknows(X,Y) :- knows(Y,X)'",
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\nknows(X,Y) :- knows(Y,X)",
-            "rules.txt:2: as weighted: want 2 columns, got 1, in 'knows(X,Y) :- knows(Y,X)'",
+            "rules.txt:2: as weighted: expected 2 columns, got 1, in 'knows(X,Y) :- knows(Y,X)'",
         ),
         (
             "1\tknows(X,Y) :- knows(X,Z)",
-            "rules.txt:1: as weighted: unsafe: want every variable of the head in the body, got 'Y' only in the head,"
+            "rules.txt:1: as weighted: unsafe: expected every variable of the head in the body, got 'Y' only in the head,"
             " in '1\\tknows(X,Y) :- knows(X,Z)'",
         ),
         (
             "1\tknows(X,Y) :- not knows(Y,X)",
-            "rules.txt:1: as weighted: want a predicate, got negation 'not', in '1\\tknows(X,Y) :- not knows(Y,X)'",
+            "rules.txt:1: as weighted: expected a predicate, got negation 'not', in '1\\tknows(X,Y) :- not knows(Y,X)'",
         ),
         (
             "3\t2\t.6\tknows(ann,bob) <= ",
-            "rules.txt:1: as AnyBURL: want `<=` and a body after the head: facts belong in facts.txt,"
+            "rules.txt:1: as AnyBURL: expected `<=` and a body after the head: facts belong in facts.txt,"
             " in '3\\t2\\t.6\\tknows(ann,bob) <='",
         ),
         (
             "?a  knows  ?b   => ?b  knows",
-            "rules.txt:1: as AMIE: want triples `?a  relation  ?b`, then `=>` and one triple,"
+            "rules.txt:1: as AMIE: expected triples `?a  relation  ?b`, then `=>` and one triple,"
             " in '?a  knows  ?b   => ?b  knows'",
         ),
         (
             "?a  ?r  ?b   => ?b  knows  ?a",
-            "rules.txt:1: as AMIE: want a relation between two constants or variables, got '?a ?r ?b',"
+            "rules.txt:1: as AMIE: expected a relation between two constants or variables, got '?a ?r ?b',"
             " in '?a  ?r  ?b   => ?b  knows  ?a'",
         ),
-        ("knows(ann, bob).", "rules.txt:1: as Prolog: want rules with a body: facts belong in facts.txt"),
+        ("knows(ann, bob).", "rules.txt:1: as Prolog: expected rules with a body: facts belong in facts.txt"),
     ],
 )
-def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, want):
-    assert problem(folder, "rules.txt", rules) == want
+def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, expected):
+    assert problem(folder, "rules.txt", rules) == expected
 
 
 @pytest.mark.parametrize(
-    ("program", "want"),
+    ("program", "expected"),
     [
         (
             "p(a).\nq :-\n  p(f(X)).",
-            "2: want a constant or a variable, got the compound term 'f(...)', ",
+            "2: expected a constant or a variable, got the compound term 'f(...)', ",
         ),
-        ("p([a]).", "1: want a constant or a variable, got a list '[', in 'p([a]).'"),
-        ("p (a).", "1: want `(` right after 'p', got a space before it, in 'p (a).'"),
-        ("q(X) :- 'p q'/**/(X).", "1: want `(` right after \"'p q'\", got a space before it, "),
-        ("q :- \\+ p.", "1: want a predicate, got negation '\\\\+', in 'q :- \\\\+ p.'"),
+        ("p([a]).", "1: expected a constant or a variable, got a list '[', in 'p([a]).'"),
+        ("p (a).", "1: expected `(` right after 'p', got a space before it, in 'p (a).'"),
+        ("q(X) :- 'p q'/**/(X).", "1: expected `(` right after \"'p q'\", got a space before it, "),
+        ("q :- \\+ p.", "1: expected a predicate, got negation '\\\\+', in 'q :- \\\\+ p.'"),
         (
             "q :- not(p).",
-            "1: want a predicate, got negation 'not', in 'q :- not(p).'",
+            "1: expected a predicate, got negation 'not', in 'q :- not(p).'",
         ),
-        ("q :- not p.", "1: want a predicate, got negation 'not', in 'q :- not p.'"),
+        ("q :- not p.", "1: expected a predicate, got negation 'not', in 'q :- not p.'"),
         (
             "q :- true.",
-            "1: want a predicate of facts and rules, got the built-in true/0, in 'q :- true.'",
+            "1: expected a predicate of facts and rules, got the built-in true/0, in 'q :- true.'",
         ),
         (
             "p(a). q(Y) :- p(X), length(X, Y).",
-            "1: want a predicate of facts and rules, got the built-in length/2, in 'q(Y) :- p(X), length(X, Y).'",
+            "1: expected a predicate of facts and rules, got the built-in length/2, in 'q(Y) :- p(X), length(X, Y).'",
         ),
-        ("q(X) :- p(X), X < 3.", "1: want a predicate, got a built-in '<', in 'q(X) :- p(X), X < 3.'"),
-        ("q(X) :- p(Y), X is Y.", "1: want a predicate, got a built-in 'is', in 'q(X) :- p(Y), X is Y.'"),
-        ("q :- p, !.", "1: want a predicate, got a cut '!', in 'q :- p, !.'"),
+        ("q(X) :- p(X), X < 3.", "1: expected a predicate, got a built-in '<', in 'q(X) :- p(X), X < 3.'"),
+        ("q(X) :- p(Y), X is Y.", "1: expected a predicate, got a built-in 'is', in 'q(X) :- p(Y), X is Y.'"),
+        ("q :- p, !.", "1: expected a predicate, got a cut '!', in 'q :- p, !.'"),
         (
             "q :- p ; r.",
-            "1: want `,` or the end of the clause, got a disjunction ';', in 'q :- p ; r.'",
+            "1: expected `,` or the end of the clause, got a disjunction ';', in 'q :- p ; r.'",
         ),
-        ("q :- p -> r.", "1: want `,` or the end of the clause, got an if-then-else '->', in "),
-        (":- dynamic p/1.", "1: want a fact or a rule, got the directive or query :-, in "),
-        ("?- p(X).", "1: want a fact or a rule, got the directive or query ?-, in '?- p(X).'"),
+        ("q :- p -> r.", "1: expected `,` or the end of the clause, got an if-then-else '->', in "),
+        (":- dynamic p/1.", "1: expected a fact or a rule, got the directive or query :-, in "),
+        ("?- p(X).", "1: expected a fact or a rule, got the directive or query ?-, in '?- p(X).'"),
         (
             "p(a).\n\np(X).",
-            "3: unsafe: want every variable of the head in the body, got 'X' only in the",
+            "3: unsafe: expected every variable of the head in the body, got 'X' only in the",
         ),
         (
             "p(_).",
-            "1: unsafe: want every variable of the head in the body, got '_' only in the head",
+            "1: unsafe: expected every variable of the head in the body, got '_' only in the head",
         ),
-        ("p(a)\nq(b).", "1: want `:-` or the end of the clause, got 'q', in 'p(a)\\nq(b).'"),
-        ("p(a).\nq(b)", "2: want `:-` or the end of the clause, got the end of the file, in 'q(b)'"),
-        ("P(a).", "1: want a predicate, got 'P', in 'P(a).'"),
-        ("p().", "1: want a constant or a variable, got ')', in 'p().'"),
-        ("p(1.5).", "1: want `,` or `)` after an argument, got '.', in 'p(1.5).'"),
+        ("p(a)\nq(b).", "1: expected `:-` or the end of the clause, got 'q', in 'p(a)\\nq(b).'"),
+        ("p(a).\nq(b)", "2: expected `:-` or the end of the clause, got the end of the file, in 'q(b)'"),
+        ("P(a).", "1: expected a predicate, got 'P', in 'P(a).'"),
+        ("p().", "1: expected a constant or a variable, got ')', in 'p().'"),
+        ("p(1.5).", "1: expected `,` or `)` after an argument, got '.', in 'p(1.5).'"),
         (
             "p('1').",
-            "1: want the number 1 without quotes: to Prolog, \"'1'\" is another constant, in ",
+            "1: expected the number 1 without quotes: to Prolog, \"'1'\" is another constant, in ",
         ),
-        ('p("a").', "1: want a constant or a variable, got a string '\"', in "),
-        ("p('a).", "1: want a constant or a variable, got a quote that is never closed"),
-        ("p('\\q').", "1: want an escape of ISO Prolog, got '\\\\q', in "),
-        ("p('\\xd800\\').", "1: want a character of Unicode, got '\\\\xd800\\\\', in "),
-        ("p(a). /* b", "1: want a predicate, got a comment that is never closed '/*', in '/* b'"),
-        ("p --> q.", "1: want `:-` or the end of the clause, got a grammar rule '-->', in "),
+        ('p("a").', "1: expected a constant or a variable, got a string '\"', in "),
+        ("p('a).", "1: expected a constant or a variable, got a quote that is never closed"),
+        ("p('\\q').", "1: expected an escape of ISO Prolog, got '\\\\q', in "),
+        ("p('\\xd800\\').", "1: expected a character of Unicode, got '\\\\xd800\\\\', in "),
+        ("p(a). /* b", "1: expected a predicate, got a comment that is never closed '/*', in '/* b'"),
+        ("p --> q.", "1: expected `:-` or the end of the clause, got a grammar rule '-->', in "),
     ],
 )
-def test_what_is_not_datalog_is_named(program, want):
-    assert message(from_text, program).startswith("program:" + want.replace(": ", ": as Prolog: ", 1))
+def test_what_is_not_datalog_is_named(program, expected):
+    assert message(from_text, program).startswith("program:" + expected.replace(": ", ": as Prolog: ", 1))
 
 
 def test_an_empty_program_and_an_arity_clash_are_named():
-    assert message(from_text, " \n") == "program: empty: want facts or rules"
-    assert message(from_text, "% none\n") == "program: as Prolog: want at least one clause, got none"
-    want = "program:2: arity clash: want 1 arguments for 'p', as elsewhere, got 2"
-    assert message(from_text, "p(a).\np(a, b).") == want
-    assert message(from_text, "p(a).\nq :- p(a, b).") == want
+    assert message(from_text, " \n") == "program: empty: expected facts or rules"
+    assert message(from_text, "% none\n") == "program: as Prolog: expected at least one clause, got none"
+    expected = "program:2: arity clash: expected 1 arguments for 'p', as elsewhere, got 2"
+    assert message(from_text, "p(a).\np(a, b).") == expected
+    assert message(from_text, "p(a).\nq :- p(a, b).") == expected
 
 
 @pytest.mark.parametrize(
-    ("query", "want"),
+    ("query", "expected"),
     [
-        ("knows(ann, bbo)", "unknown entity 'bbo': want one of the data's (close: 'bob')"),
-        ("know(ann, X)", "unknown relation 'know': want one of the data's (close: 'knows')"),
-        ("knows(ann)", "arity clash: want 2 arguments for 'knows', as elsewhere, got 1"),
-        ("knows(ann, X", "want `,` or `)` after an argument, got the end of the line"),
-        ("knows(ann, X), knows(X, bob)", "want one atom, got ',' after it"),
-        ("", "want a predicate, got the end of the line"),
-        ("X", "want a predicate, got 'X'"),
-        ("empty(ann, X)", "want a predicate of some fact or of a rule's head, got 'empty'"),
+        ("knows(ann, bbo)", "unknown entity 'bbo': expected one of the data's (close: 'bob')"),
+        ("know(ann, X)", "unknown relation 'know': expected one of the data's (close: 'knows')"),
+        ("knows(ann)", "arity clash: expected 2 arguments for 'knows', as elsewhere, got 1"),
+        ("knows(ann, X", "expected `,` or `)` after an argument, got the end of the line"),
+        ("knows(ann, X), knows(X, bob)", "expected one atom, got ',' after it"),
+        ("", "expected a predicate, got the end of the line"),
+        ("X", "expected a predicate, got 'X'"),
+        ("empty(ann, X)", "expected a predicate of some fact or of a rule's head, got 'empty'"),
     ],
 )
-def test_a_bad_query_is_named(query, want):
+def test_a_bad_query_is_named(query, expected):
     dataset = from_text("knows(ann, bob). likes(X, Y) :- knows(X, Y), empty(Y, X).")
-    assert message(parse_query, dataset, query) == f"query {query!r}: {want}"
+    assert message(parse_query, dataset, query) == f"query {query!r}: {expected}"
 
 
 def test_a_name_that_is_no_data_set_is_named():
     text = message(load, "contries_s1")
-    assert text.startswith("unknown data set 'contries_s1': want a folder, a .pl file or one of ")
-    assert message(load, "no/such.pl") == "no/such.pl: want a file that can be read: No such file or directory"
+    assert text.startswith("unknown data set 'contries_s1': expected a folder, a .pl file or one of ")
+    assert message(load, "no/such.pl") == "no/such.pl: expected a file that can be read: No such file or directory"
 
 
 def test_entities_and_relations_that_only_valid_or_test_have_are_kept_and_counted():
@@ -257,14 +261,14 @@ def test_a_million_characters_and_any_depth_give_one_short_line(text):
 
 
 def test_a_body_of_a_million_characters_is_refused_and_one_of_a_hundred_atoms_is_read():
-    want = "program:2: want at most 100 atoms in the body of a rule, got 200001, in a rule for 'p'"
-    assert message(from_text, "q.\np :- " + "q, " * 200_000 + "q.") == want
+    expected = "program:2: expected at most 100 atoms in the body of a rule, got 200001, in a rule for 'p'"
+    assert message(from_text, "q.\np :- " + "q, " * 200_000 + "q.") == expected
     assert from_text("q. p :- " + "q, " * 99 + "q.").rules.shape == (1, 101, 2)
 
 
 def test_a_million_characters_that_are_right_are_read():
     dataset = from_text("p(" + "a," * 499_998 + "b).")
-    assert (dataset.entities, dataset.width) == (("a", "b"), 500_000)
+    assert (dataset.entities, dataset.atom_width) == (("a", "b"), 500_000)
 
 
 def test_mutated_input_raises_nothing_but_one_line_of_value_error():

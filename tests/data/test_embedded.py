@@ -113,9 +113,11 @@ def test_a_family_tree_holds_exactly_the_kinship_its_parents_define(people, seed
         "uncle": ("uncle", "aunt"),
         "nephew": ("nephew", "niece"),
     }.items():
-        want = {"child": child, "sibling": sibling, "uncle": uncle, "nephew": nephew}[relation]
-        assert of[him] == {(x, y) for x, y in want if x in male} and of[her] == {(x, y) for x, y in want if x in female}
-        assert of[him] | of[her] == want
+        expected = {"child": child, "sibling": sibling, "uncle": uncle, "nephew": nephew}[relation]
+        assert of[him] == {(x, y) for x, y in expected if x in male} and of[her] == {
+            (x, y) for x, y in expected if x in female
+        }
+        assert of[him] | of[her] == expected
     couples = {frozenset(pair) for pair in of["husband"]}
     assert all(frozenset(pair) in couples for pair in parents.values())
 
@@ -156,5 +158,5 @@ def test_any_number_of_people_makes_a_tree(people):
 
 
 def test_too_few_people_are_refused():
-    with pytest.raises(ValueError, match="want at least 10 people and a seed from 0, got 9 and 0"):
+    with pytest.raises(ValueError, match="expected at least 10 people and a seed from 0, got 9 and 0"):
         load("family_tree:9:0")

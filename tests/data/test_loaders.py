@@ -59,7 +59,7 @@ def test_a_folder_gives_the_ids_splits_and_rules_worked_out_by_hand(folder):
     assert d.facts.tolist() == [[1, 1, 2], [1, 2, 3], [1, 3, 4]]
     assert d.rules.tolist() == [[[2, 5, 6], [1, 7, 6], [1, 5, 7]], [[1, 5, 5], [2, 2, 5], [0, 0, 0]]]
     assert d.rule_weights[0] == 0.5 and np.isnan(d.rule_weights[1])
-    assert (d.n_constants, d.n_predicates, d.width, d.n_duplicates, d.n_unseen_entities) == (4, 2, 3, 1, 0)
+    assert (d.n_constants, d.n_predicates, d.atom_width, d.n_duplicates, d.n_unseen_entities) == (4, 2, 3, 1, 0)
     assert [format_rule(d, rule) for rule in d.rules] == ["s(X, Y) :- r(Z, Y), r(X, Z)", "r(X, X) :- s(b, X)"]
 
 
@@ -91,7 +91,7 @@ def test_the_given_rule_file_replaces_the_rules_of_the_folder(folder):
 def test_a_head_may_define_a_new_relation_and_a_note_says_so(folder):
     write(folder, rules="t(X,Y,Z) :- r(X,Y), r(Y,Z)")
     d = load(folder)
-    assert (d.predicates, d.arities, d.width) == (("r", "s", "t"), (2, 2, 3), 4)
+    assert (d.predicates, d.arities, d.atom_width) == (("r", "s", "t"), (2, 2, 3), 4)
     assert d.train.tolist() == [[1, 1, 2, 0], [1, 2, 3, 0]]
     assert d.notes[-1:] == (f"{folder}/rules.txt:1: only rules derive 't', no triple has it",)
 

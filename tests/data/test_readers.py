@@ -113,8 +113,8 @@ def unweighted(clauses):
     ],
 )
 def test_one_rule_in_every_format_gives_one_clause(line, weight):
-    want = Clause(Atom("p", (X, Y)), (Atom("q", (X, Z)), Atom("r", (Z, Y))), weight, 1)
-    assert [canonical(c) for c in read(line)] == [canonical(want)]
+    expected = Clause(Atom("p", (X, Y)), (Atom("q", (X, Z)), Atom("r", (Z, Y))), weight, 1)
+    assert [canonical(c) for c in read(line)] == [canonical(expected)]
 
 
 def test_anyburls_zero_rules_are_left_out_and_told_of():

@@ -1,10 +1,10 @@
-"""How many candidates are scored at once: within a budget, what is fastest, and no score depends on it."""
+"""The tuned batch size keeps the memory limit and is near the best throughput, and no score depends on it."""
 
 import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.evaluation import autotune
@@ -26,14 +26,13 @@ def machine(monkeypatch, speed, held, growth):
 
 
 @given(st.lists(st.integers(1, 1000), min_size=10, max_size=10), st.integers(0, 3000))
-@settings(deadline=None)
-def test_no_size_beyond_the_budget_is_tried_and_the_smallest_nearly_fastest_within_it_is_taken(speeds, budget):
+def test_no_size_beyond_the_limit_is_tried_and_the_smallest_near_the_best_is_selected(speeds, budget):
     """Growth of 1 byte a row over 100 held: a size of n fits when 100 + n does."""
     sizes = [1 << i for i in range(10)]
     with pytest.MonkeyPatch.context() as patch:
         tried, run = machine(patch, lambda size: speeds[sizes.index(size)], held=100, growth=1)
         if budget < 101:
-            with pytest.raises(ValueError, match=f"--memory {budget}: want at least"):
+            with pytest.raises(ValueError, match=f"--memory {budget}: expected at least"):
                 autotune.run_trials(run, sizes, budget, torch.device("cpu"))
             return
         trials = autotune.run_trials(run, sizes, budget, torch.device("cpu"))
@@ -47,7 +46,7 @@ def test_no_size_beyond_the_budget_is_tried_and_the_smallest_nearly_fastest_with
     assert not ends_early or max(t.rows_per_second for t in trials[-2:]) < 1.05 * fewer
 
 
-def test_a_machine_that_is_ever_faster_is_given_all_that_fits(monkeypatch):
+def test_the_largest_size_that_fits_is_selected_where_throughput_keeps_growing(monkeypatch):
     _, run = machine(monkeypatch, lambda size: float(size), held=0, growth=MB)
     trials = autotune.run_trials(run, autotune.TRIAL_SIZES, 100 * MB, torch.device("cpu"))
     assert autotune.select_trial(trials) == Trial(size=64, rows_per_second=64.0, peak_bytes=64 * MB)
@@ -63,9 +62,20 @@ def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):
     torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
 
 
-def test_a_search_that_cannot_fit_is_told_before_it_starts():
+def test_a_chunk_is_tuned_for_scores_without_a_search(monkeypatch):
+    """The scores of a chunk do not depend on its size; no chunk of fewer than 64 is tried."""
+    monkeypatch.setattr(autotune, "TRIAL_SIZES", (16, 64, 128))
+    cfg, world, params, atoms = setup(5, "best-proof", beam=6, chunk_size=7)
+    tuned, trials = autotune.tune_chunk_size(cfg, world, params, atoms, 1 << 60)
+    assert {trial.size for trial in trials} <= {64, 128} and tuned.chunk_size in [trial.size for trial in trials]
+    assert dataclasses.replace(tuned, chunk_size=7) == cfg
+    with pytest.raises(ValueError, match=r"--memory 1000: expected at least \d+ bytes"):
+        autotune.tune_chunk_size(cfg, world, params, atoms, 1000)
+
+
+def test_a_search_that_cannot_fit_is_refused_before_it_starts():
     cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
-    with pytest.raises(ValueError, match=r"--memory 1000: want at least \d+ bytes here, of which \d+ are held"):
+    with pytest.raises(ValueError, match=r"--memory 1000: expected at least \d+ bytes here, of which \d+ are in use"):
         autotune.tune_slots(cfg, world, params, atoms, 1000, lambda: evaluate_step)
 
 

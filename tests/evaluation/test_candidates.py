@@ -1,8 +1,6 @@
-"""Laws of the queries asked; the oracles are Python sets."""
+"""Candidates of ranking queries; the oracles are Python sets."""
 
 import itertools
-import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -13,11 +11,9 @@ from hypothesis import strategies as st
 from funcppo import random
 from funcppo.evaluation import candidates, rank_metrics
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
-from funcppo.logic import kb, triple_index
-from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import query_sampling
-
-DATA = pathlib.Path(os.environ.get("FUNCPPO_DATA", pathlib.Path(__file__).parents[1] / "../shared/data"))
+from funcppo.logic import fixpoint, kb, triple_index
+from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
+from tests.learning import DATA
 
 
 def table(atoms):
@@ -73,7 +69,7 @@ def test_a_tail_query_is_filtered_by_hand():
 
 
 @given(worlds())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_candidates_are_those_of_the_definition(world):
     C, pool, known, model, side, asked = world
     _, known_index, model_index = indices(C, pool, known, model)
@@ -89,7 +85,7 @@ def test_candidates_are_those_of_the_definition(world):
 
 
 @given(worlds(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ranking_the_provable_candidates_equals_ranking_them_all(world, data):
     """Unprovable atoms score 0: the prefilter changes no count, so no rank under any tie policy."""
     C, pool, known, model, side, asked = world
@@ -111,7 +107,7 @@ def test_ranking_the_provable_candidates_equals_ranking_them_all(world, data):
 
 
 @given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(world, n, seed):
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
@@ -126,7 +122,7 @@ def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(world, n, seed)
 
 
 @given(worlds(), st.data(), st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(world, data, seed):
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
@@ -136,6 +132,34 @@ def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(world, data, seed
         random.key(seed), known_index, pool_, rows[which], side, 3, ids[which]
     )
     torch.testing.assert_close(draw(order).entity, draw(torch.arange(len(asked))).entity[order], rtol=0, atol=0)
+
+
+@given(worlds(), st.integers(1, 7) | st.none(), st.booleans(), st.integers(0, 2**32))
+@settings(max_examples=150)
+def test_a_table_lists_the_candidates_that_need_a_score(world, n_negatives, score_unprovable, seed):
+    """The provable ones, or all of them; `derivable` plays T_P without any rule: every atom is a fact."""
+    C, pool, known, derivable, side, asked = world
+    base, sizes = kb.build(table(derivable).numpy(), np.zeros((0, 2, 3), int), n_constants=C, n_predicates=2)
+    model = fixpoint.least_model(base, sizes, max_height=1, max_atoms=100)
+    pool_, known_index, derivable_index = indices(C, pool, known, derivable)
+    protocol = candidates.RankingProtocol(n_negatives=n_negatives, score_unprovable=score_unprovable, seed=seed)
+    rows, ids = torch.tensor(asked), torch.arange(len(asked)) + 5
+    got = candidates.list_candidates(protocol, model, FilterIndex(known_index, derivable_index), rows, ids, pool_, side)
+    sampled = [candidates_of(query, side, pool, known) for query in asked]
+    if n_negatives is not None:
+        key = random.key(seed)
+        sample = candidates.sample_corruptions(key, known_index, pool_, rows, side, n_negatives, ids)
+        sampled = [[q[side], *e[m].tolist()] for q, e, m in zip(asked, sample.entity, sample.mask)]
+    assert got.n_candidates.tolist() == [len(entities) for entities in sampled]
+    assert got.answer_provable.tolist() == [query in derivable for query in asked]
+    listed = [
+        (i, atom, entity == query[side])
+        for i, query in enumerate(asked)
+        for entity in sampled[i]
+        if (atom := replaced(query, side, entity)) in derivable or score_unprovable
+    ]
+    rows_got = zip(got.query_row.tolist(), map(tuple, got.atom.tolist()), got.is_answer.tolist())
+    assert sorted(rows_got) == sorted(listed)
 
 
 def within_six_sigma(counts, probabilities):
@@ -163,94 +187,16 @@ def test_head_and_tail_are_drawn_apart():
     assert draw(HEAD).entity.tolist() != draw(TAIL).entity.tolist()
 
 
-# -- training queries
-
-
-FACTS = np.array([[1, 1, 2], [1, 2, 3], [1, 3, 1], [2, 1, 1], [3, 2, 0]])
-KB, SIZES = kb.build(FACTS, np.zeros((0, 2, 3), int), n_constants=3, n_predicates=3)
-HARD = torch.tensor([[1, 3, 3], [2, 2, 2]], dtype=torch.int32)
-
-
-def drawn(seed, n, positive, hard):
-    return query_sampling.sample_training_queries(
-        random.split(random.key(seed), n), KB, SIZES, KB.facts, HARD, positive, hard
-    )
-
-
-@given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
-def test_a_label_says_whether_the_query_is_a_train_fact(seed, positive, hard):
-    got = drawn(seed, 50, positive, hard)
-    facts = {tuple(f) for f in FACTS.tolist()}
-    assert got.label.tolist() == [tuple(q) in facts for q in got.query.tolist()]
-    assert not (got.corruption_failed & ~got.label).any()
-
-
-def test_positives_are_uniform_over_train():
-    got = [tuple(q) for q in drawn(0, 10000, 1.0, 0.0).query.tolist()]
-    assert within_six_sigma([got.count(tuple(f)) for f in FACTS.tolist()], [1 / 5] * 5)
-
-
-def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
-    """Every (fact, argument, constant) that gives no fact is equally likely, whatever the arity."""
-    facts, weight = {tuple(f) for f in FACTS.tolist()}, {}
-    for f in facts:
-        arity = sum(a > 0 for a in f[1:])
-        for j, c in itertools.product(range(1, arity + 1), range(1, 4)):
-            atom = (*f[:j], c, *f[j + 1 :])
-            if atom not in facts:
-                weight[atom] = weight.get(atom, 0) + 1 / arity
-    got = drawn(1, 20000, 0.0, 0.0)
-    atoms = [tuple(q) for q in got.query[~got.corruption_failed].tolist()]
-    assert set(atoms) == set(weight)
-    total = sum(weight.values())
-    assert within_six_sigma([atoms.count(a) for a in weight], [w / total for w in weight.values()])
-    p = 1 - total / 15  # 5 facts, 3 constants: the chance that one try is a fact
-    assert within_six_sigma([int(got.corruption_failed.sum()), int((~got.corruption_failed).sum())], [p**8, 1 - p**8])
-
-
-def test_shares_are_those_asked_for():
-    got = drawn(2, 20000, 0.25, 0.4)
-    in_hard = (got.query[:, None] == HARD).all(-1).any(-1)
-    assert within_six_sigma(
-        [int((got.label & ~got.corruption_failed).sum()), int((~got.label | got.corruption_failed).sum())], [0.25, 0.75]
-    )
-    only_hard = drawn(2, 200, 0.0, 1.0)
-    assert (only_hard.query[:, None] == HARD).all(-1).any(-1).all() and not only_hard.corruption_failed.any()
-    assert in_hard.double().mean() >= 0.75 * 0.4 - 0.02  # corruptions may be hard negatives too
-
-
-@pytest.mark.parametrize("fact", [[1, 1, 1], [1, 0, 0]])
-def test_a_row_without_a_negative_is_a_flagged_positive(fact):
-    """One constant, or no argument: every corruption is the fact itself."""
-    only, sizes = kb.build(np.array([fact]), np.zeros((0, 2, 3), int), n_constants=1, n_predicates=1)
-    got = query_sampling.sample_training_queries(
-        random.split(random.key(0), 4), only, sizes, only.facts, HARD[:0], 0.0, 0.0
-    )
-    assert got.corruption_failed.all() and got.label.all() and got.query.tolist() == [fact] * 4
-
-
-def test_rows_are_drawn_independently_of_their_number():
-    few, many = drawn(3, 5, 0.5, 0.2), drawn(3, 9, 0.5, 0.2)
-    assert [t.tolist() for t in few] == [t[:5].tolist() for t in many]
-
-
-def test_training_queries_trace_as_one_graph():
-    step = torch.compile(query_sampling.sample_training_queries, fullgraph=True, backend="eager")
-    got = step(random.split(random.key(5), 8), KB, SIZES, KB.facts, HARD, 0.5, 0.2)
-    assert [t.tolist() for t in got] == [t.tolist() for t in drawn(5, 8, 0.5, 0.2)]
-
-
 # -- errors
 
 
 def test_what_cannot_be_ranked_is_refused_in_one_line():
     pool = torch.tensor([1, 2, 3])
     for query, text in (
-        ([1, 1, 0, 0], "query 0 .* want two arguments"),
-        ([1, 1, 2, 3], "query 0 .* want two arguments"),
-        ([1, 9, 2, 0], "query 0 .* constants from 1 to 4"),
-        ([1, 1, 4, 0], "query 0 .* among the 3 candidates"),
+        ([1, 1, 0, 0], "expected two arguments, .* got query 0 "),
+        ([1, 1, 2, 3], "expected two arguments, .* got query 0 "),
+        ([1, 9, 2, 0], "constants from 1 to 4, got query 0 "),
+        ([1, 1, 4, 0], "expected an answer among the 3 candidates, got query 0 "),
     ):
         with pytest.raises(ValueError, match=text):
             candidates.check_queries(torch.tensor([query]), TAIL, pool, 4)
@@ -259,26 +205,11 @@ def test_what_cannot_be_ranked_is_refused_in_one_line():
     candidates.check_queries(torch.tensor([[1, 4, 3, 0]]), TAIL, pool, 4)
     with pytest.raises(ValueError, match="two arguments"):
         candidates.check_queries(torch.tensor([[1, 1]]), HEAD, pool, 4)
-    with pytest.raises(ValueError, match="63 bits"):
-        triple_index.build_triple_index(torch.tensor([[9, 1, 2]]), 2**31)
-    with pytest.raises(ValueError, match="0 hard negatives"):
-        query_sampling.sample_training_queries(random.split(random.key(0), 4), KB, SIZES, KB.facts, HARD[:0], 0.5, 0.1)
-
-
-def test_other_arities_answer_no_ranking_query():
-    mixed = triple_index.build_triple_index(torch.tensor([[1, 1, 0, 0], [1, 1, 2, 0], [1, 1, 2, 3]]), 3)
-    assert len(mixed.head_query_keys) == len(mixed.tail_query_keys) == 1
-    assert triple_index.contains(mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]]), triple_index.TAIL).tolist() == [
-        True,
-        False,
-    ]
-    assert len(triple_index.build_triple_index(torch.tensor([[1, 1]]), 3).tail_query_keys) == 0
 
 
 def test_keys_of_many_constants_do_not_overflow_32_bits():
     atoms = torch.tensor([[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32)
     index = triple_index.build_triple_index(atoms, 5_000_000)
-    assert triple_index.contains(index, atoms, triple_index.TAIL).all()
     for side in (HEAD, TAIL):
         got = candidates.list_provable_candidates(index, index, atoms, side)
         assert got.answer_provable.all() and got.entity[got.is_answer].tolist() == atoms[:, side].tolist()

@@ -1,6 +1,5 @@
-"""Records of single queries: what is summed up from them, stopped, gone on with and refused."""
+"""Records of single queries: summarised, interrupted, resumed and refused."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -10,26 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from funcppo import data
-from funcppo.evaluation import evaluator, ranking, result_log, scorers
-from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.prover import task as prover_task
-from funcppo.prover.config import ProverTaskConfig
+from funcppo.evaluation import evaluator, ranking, result_log
 from tests.cli.test_train import funcppo
+from tests.evaluation.test_evaluator import make_evaluator
 
-CHECK = Path(__file__).parents[1] / "experiments" / "check_ranks.py"
+CHECK = next((Path(__file__).parents[2] / "experiments").rglob("check_ranks.py"))
+FORMAT_1 = Path(__file__).parent / "golden" / "format_1.jsonl"  # what the program wrote before format 2
 EVALUATE = ("evaluate", "family_tree:60:0", "--split", "valid", "--score", "noisy-or", "--height", "1", "--details")
-
-
-def judging(name: str, score: str, **how) -> evaluator.Evaluator:
-    ready = prover_task.build_task(data.load(name), ProverTaskConfig(max_height=2))
-    scorer, prove = scorers.make_untrained_scorer(ready, score), lambda atom: None
-    protocols = RankingProtocol(**how)
-    return evaluator.Evaluator(
-        task=ready, protocol=protocols, scorer=scorer, prove=prove, proof_threshold=-float("inf"), all_scores=False
-    )
 
 
 def close(got, want):
@@ -43,49 +30,29 @@ def close(got, want):
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "protocol"),
     [
         ("countries_s2", {"sides": (2,)}),
-        ("countries_s2", {}),
+        ("countries_s2", {"sides": (2,), "n_negatives": 3}),
         ("family_tree:60:0", {}),
         ("family_tree:60:0", {"n_negatives": 7}),
         ("family_tree:60:0", {"score_unprovable": True}),
     ],
 )
 @pytest.mark.parametrize("score", ["exists@1", "noisy-or"])
-def test_a_summary_of_records_is_that_of_the_whole_ranking(name, how, score, monkeypatch):
+def test_a_summary_of_records_is_that_of_the_whole_ranking(name, protocol, score, monkeypatch):
     monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 3)
-    judging_ = judging(name, score, **how)
-    dataset = judging_.task.dataset
+    evaluator_ = make_evaluator(name, score, **protocol)
+    dataset = evaluator_.task.dataset
     split = dataset.test if len(dataset.test) else dataset.valid
-    ranked = ranking.rank_split(judging_.task, split, judging_.scorer, judging_.protocol)
-    want = ranking.summarise_ranking(ranked, list(dataset.predicates), with_auc=judging_.task.is_countries)
-    parts = list(evaluator.evaluate_chunks(judging_, split, np.arange(len(split))))
+    ranked = ranking.rank_split(evaluator_.task, split, evaluator_.scorer, evaluator_.protocol)
+    want = ranking.summarise_ranking(ranked, list(dataset.predicates), with_auc=evaluator_.task.is_countries)
+    parts = list(evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split))))
     assert len(parts) > 1
     found = [record for part in parts for record in part]
-    got = result_log.summarise_records(found[::-1], dataset.predicates, with_auc=judging_.task.is_countries)
+    got = result_log.summarise_records(found[::-1], dataset.predicates, with_auc=evaluator_.task.is_countries)
     del want["n_scored"]  # atoms of several queries count once there, and once a query here
     close(got, want)
-
-
-def test_the_records_of_some_queries_are_among_those_of_all():
-    """Corruptions are keyed by the row of the split, whatever else is ranked."""
-    judging_ = judging("family_tree:60:0", "noisy-or", n_negatives=5)
-    split = judging_.task.dataset.test
-    every = [r for part in evaluator.evaluate_chunks(judging_, split, np.arange(len(split))) for r in part]
-    some = [r for part in evaluator.evaluate_chunks(judging_, split, np.array([1, 4, 7])) for r in part]
-    assert some == [record for record in every if record["query"] in (1, 4, 7)]
-
-
-@pytest.mark.parametrize(("offset", "near"), [(0.0, 0), (0.5e-4 - 1e-6, 69), (0.5e-4 + 1e-6, 69), (0.5e-4 + 4e-6, 0)])
-def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
-    """Every score is a grid line plus the offset; half a line is where rounding goes the other way."""
-    judging_ = judging("family_tree:60:0", "noisy-or", sides=(2,))
-    scorer = lambda atoms: torch.full((len(atoms),), -0.25 + offset, dtype=torch.float64)
-    judging_ = dataclasses.replace(judging_, scorer=scorer)
-    split = judging_.task.dataset.valid
-    found = [r for part in evaluator.evaluate_chunks(judging_, split, np.arange(len(split))) for r in part]
-    assert result_log.summarise_records(found, judging_.task.dataset.predicates, with_auc=False)["near_grid"] == near
 
 
 def interrupted(monkeypatch, after: int):
@@ -103,18 +70,18 @@ def interrupted(monkeypatch, after: int):
     monkeypatch.setattr(evaluator, "evaluate_chunks", stopped)
 
 
-def test_an_interrupted_evaluation_goes_on_where_it_stopped(tmp_path, capsys):
+def test_an_interrupted_evaluation_is_resumed_where_it_stopped(tmp_path, capsys):
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         assert funcppo(patch, *EVALUATE, whole, "--json", tmp_path / "whole.json") == 0
     with pytest.MonkeyPatch.context() as patch:
         interrupted(patch, after=2)
         assert funcppo(patch, *EVALUATE, part) == 130
-    assert "--resume continues" in capsys.readouterr().out
+    assert "stopped after 4 of" in (out := capsys.readouterr().out) and "--resume" in out
     n = len(part.read_text().splitlines())
     assert 0 < n < len(whole.read_text().splitlines())
     with open(part, "a") as file:
-        file.write('{"query": 5, "side": "he')  # the line that was being written when the power failed
+        file.write('{"query_row": 5, "side": "he')  # the line that was being written when the power failed
     with pytest.MonkeyPatch.context() as patch:
         assert funcppo(patch, *EVALUATE, part, "--resume", "--json", tmp_path / "part.json") == 0
     assert part.read_bytes() == whole.read_bytes()
@@ -124,16 +91,16 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(tmp_path, capsys):
     assert one == two
 
 
-def test_a_file_of_something_else_is_not_gone_on_with(tmp_path, monkeypatch, capsys):
+def test_a_file_of_another_evaluation_is_not_resumed(tmp_path, monkeypatch, capsys):
     path = tmp_path / "ranks.jsonl"
     assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4") == 0
     before = path.read_bytes()
     for extra, expected in [
-        ([], "exists: want --resume, --overwrite or another file"),
-        (["--resume", "--negatives", "3"], "made with negatives None, want 3"),
-        (["--resume", "--height", "2"], "made with height 1, want 2"),
-        (["--resume", "--smoothing", "5"], "made with smoothing None, want 5.0"),
-        (["--resume", "--object-identity"], "made with object_identity False, want True"),
+        ([], "expected --resume, --overwrite or a new file, got a file that exists"),
+        (["--resume", "--negatives", "3"], "expected a file made with negatives 3, got None"),
+        (["--resume", "--height", "2"], "expected a file made with height 2, got 1"),
+        (["--resume", "--smoothing", "5"], "expected a file made with smoothing 5.0, got None"),
+        (["--resume", "--object-identity"], "expected a file made with object_identity True, got False"),
     ]:
         capsys.readouterr()
         assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", *extra) == 2
@@ -142,7 +109,7 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path, monkeypatch, cap
         assert path.read_bytes() == before
     path.write_text("not a record\n")
     assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--resume") == 2
-    assert "ranks.jsonl:1: want a line of JSON" in capsys.readouterr().err
+    assert "ranks.jsonl:1: expected a line of JSON" in capsys.readouterr().err
     assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--overwrite") == 0
     assert path.read_bytes() == before
 
@@ -151,13 +118,13 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path, monkeypatch, cap
 def test_a_full_disk_is_one_line(monkeypatch, capsys):
     assert funcppo(monkeypatch, *EVALUATE, "/dev/full", "--queries", "4") == 2
     error = capsys.readouterr().err
-    assert "/dev/full: No space left on device: what it holds stays" in error and "Traceback" not in error
+    assert "/dev/full: No space left on device: the records written so far stay" in error and "Traceback" not in error
 
 
-def test_a_path_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch, capsys):
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
     for path in (tmp_path / "no" / "such" / "folder.jsonl", tmp_path):
         assert funcppo(monkeypatch, "evaluate", "no_such_set", "--details", path) == 2
-        assert "want a file that can be written" in capsys.readouterr().err
+        assert "expected a file that can be written" in capsys.readouterr().err
 
 
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
@@ -176,9 +143,95 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"proved", "refuted"} <= {row["status"] for row in rows}
     assert all((row["proof"] is not None) == (row["status"] == "proved") for row in rows)
-    at = next(i for i, row in enumerate(rows) if row["others"] and row["line"] is not None)
-    for change in ({"better": rows[at]["better"] + 1}, {"line": rows[at]["line"] - 10**6}):
+    at = next(i for i, row in enumerate(rows) if row["other_quantised_scores"] and row["quantised_score"] is not None)
+    for change in ({"n_better": rows[at]["n_better"] + 1}, {"quantised_score": rows[at]["quantised_score"] - 10**6}):
         path.write_text("".join(json.dumps(row | (change if i == at else {})) + "\n" for i, row in enumerate(rows)))
         assert check().returncode == 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
     assert check().returncode == 1
+
+
+# -- files of format 1
+
+CHAINS = {
+    "train.txt": "a\thop\tb\nb\thop\tc\nc\thop\td\nd\thop\te\ne\tnear\ta\nd\tfar\ta\n",
+    "valid.txt": "c\tnear\te\n",
+    "test.txt": "a\tnear\tc\na\tfar\td\na\tfar\te\nb\tnear\td\n",
+    "rules.txt": "near(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- near(X,Z), hop(Z,Y)\n",
+}
+
+
+def chains(tmp_path):
+    """The arguments of the evaluation that `FORMAT_1` records; exists@1 misses what takes two steps."""
+    folder = tmp_path / "chains"
+    folder.mkdir()
+    for name, text in CHAINS.items():
+        (folder / name).write_text(text)
+    return ("evaluate", folder, "--score", "exists@1", "--height", "2", "--all-scores", "--details")
+
+
+def without_proofs(records):
+    return [{name: value for name, value in record.items() if name != "proof"} for record in records]
+
+
+def test_a_file_of_format_1_is_read_as_the_same_evaluation_of_today(tmp_path, monkeypatch):
+    path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
+    assert funcppo(monkeypatch, *chains(tmp_path), path, "--json", summary) == 0
+    today, old = result_log.read(path), result_log.read(FORMAT_1)
+    assert without_proofs(old) == without_proofs(today)
+    assert [list(record) for record in old] == [list(record) for record in today]
+    assert {record["status"] for record in old} == {"proved", "missed", "refuted"}
+    assert [record["proof"] is None for record in old] == [record["proof"] is None for record in today]
+    metrics = result_log.summarise_records(old, ["hop", "near", "far"], with_auc=True)
+    assert metrics["n_missed"] == 2 and metrics["n_scored"] == sum(record["n_scored"] for record in today)
+    shown = json.loads(summary.read_text())
+    close(shown, {name: value for name, value in metrics.items() if name != "auc_pr"})
+
+
+def test_a_file_of_format_1_is_resumed_and_becomes_one_of_format_2(tmp_path, monkeypatch):
+    """The old file was interrupted within its third query."""
+    path, whole = tmp_path / "ranks.jsonl", tmp_path / "whole.jsonl"
+    args = chains(tmp_path)
+    old_lines = FORMAT_1.read_text().splitlines(keepends=True)
+    path.write_text("".join(old_lines[:5]) + old_lines[5][:40])
+    settings = path.with_name("ranks.jsonl.settings.json")
+    settings.write_text(FORMAT_1.with_name("format_1.jsonl.settings.json").read_text())
+    assert funcppo(monkeypatch, *args, path, "--resume", "--seed", "1") == 2
+    assert path.read_text().startswith(old_lines[0])
+    assert funcppo(monkeypatch, *args, path, "--resume") == 0
+    assert funcppo(monkeypatch, *args, whole) == 0
+    resumed, today = ([json.loads(line) for line in file.read_text().splitlines()] for file in (path, whole))
+    assert without_proofs(resumed) == without_proofs(today)
+    assert json.loads(settings.read_text()) == json.loads(whole.with_name("whole.jsonl.settings.json").read_text())
+    assert json.loads(settings.read_text())["format"] == 2
+
+
+def test_a_file_of_an_unknown_format_is_not_resumed(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "ranks.jsonl"
+    args = (*chains(tmp_path), path)
+    assert funcppo(monkeypatch, *args) == 0
+    settings = path.with_name("ranks.jsonl.settings.json")
+    settings.write_text(settings.read_text().replace('"format": 2', '"format": 3'))
+    assert funcppo(monkeypatch, *args, "--resume") == 2
+    assert "ranks.jsonl.settings.json: expected format 1 or 2, got 3" in capsys.readouterr().err
+    settings.write_text("3")
+    assert funcppo(monkeypatch, *args, "--resume") == 2
+    assert "expected the settings that ranks.jsonl was made with, got none" in capsys.readouterr().err
+
+
+def test_the_independent_script_reads_format_1(tmp_path):
+    check = lambda path: subprocess.run([sys.executable, CHECK, path], capture_output=True, text=True)
+    assert check(FORMAT_1).returncode == 0
+    tampered = tmp_path / "tampered.jsonl"
+    tampered.write_text(FORMAT_1.read_text().replace('"equal": 4', '"equal": 3'))
+    assert check(tampered).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "3", '{"side": "head"}', '{"query": 1, "side": "head", "better": 0, "equal": 0}']
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "ranks.jsonl"
+    path.write_text(f"{FORMAT_1.read_text()}{line}\n")
+    with pytest.raises(ValueError, match=r"ranks.jsonl:9: expected a record with query_row, side, n_better"):
+        result_log.read(path)

@@ -7,9 +7,9 @@ import torch
 from funcppo import losses, random, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config, PPOConfig
-from funcppo.envs import cartpole
 from funcppo.envs.base import NoWorld
-from funcppo.nets import mlp
+from funcppo.envs.classic_control import cartpole
+from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Dense
 
 jax = pytest.importorskip("jax")

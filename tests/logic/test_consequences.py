@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,9 @@ from funcppo.data import load
 from funcppo.logic import kb
 from funcppo.logic.consequences import collect_consequences, iter_consequences, with_confidence
 from tests import oracles
+from tests.learning import DATA
 from tests.oracles import Program, programs
 
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
 LIKES = 1
 X, Y, Z = 4, 5, 6
@@ -29,14 +27,6 @@ FRIENDS = Program(  # likes(X, Y) :- likes(Y, X).   likes(X, Y) :- likes(X, Z), 
     ((LIKES, 1, 1), (LIKES, 1, 2), (LIKES, 2, 1), (LIKES, 2, 3)),
     (((LIKES, X, Y), (LIKES, Y, X)), ((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y))),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(program):
@@ -85,7 +75,7 @@ def test_smoothed_confidence_worked_by_hand():
 
 
 @given(programs)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_consequences_are_the_heads_of_one_application(program):
     for leave_one_out in (False, True):
         for identity in (False, True):
@@ -99,7 +89,7 @@ def test_consequences_are_the_heads_of_one_application(program):
 
 
 @given(programs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_confidence_counts_each_derived_atom_once_a_rule(program):
     for smoothing, identity in itertools.product((None, 0.0, 2.5), (False, True)):
         pairs = oracles.consequences(program, smoothing is not None, identity)
@@ -111,7 +101,7 @@ def test_confidence_counts_each_derived_atom_once_a_rule(program):
 
 
 @given(programs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rules_come_one_by_one_in_the_order_asked_for(program):
     world, sizes = build(program)
     ids = list(reversed(range(len(program.rules))))
@@ -122,7 +112,7 @@ def test_rules_come_one_by_one_in_the_order_asked_for(program):
 
 
 @given(programs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_fact_kept_by_leave_one_out_is_derived_without_it(program):
     """The pair of a fact and a rule survives exactly when the rule still derives the fact from all the others."""
     world, sizes = build(program)

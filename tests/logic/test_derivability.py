@@ -1,10 +1,12 @@
+"""The derivability index: worked by hand, equal to the oracle's derivations, and dead ends that have no proof."""
+
 from __future__ import annotations
 
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from funcppo.logic import baselines, derivability, fixpoint, kb
+from funcppo.logic import consequences, derivability, fixpoint, kb
 from funcppo.logic.resolve import Goals, make_resolve_config, resolve
 from tests import oracles, sld
 from tests.logic.test_resolve import C, P, program
@@ -35,7 +37,7 @@ def test_by_hand_a_rule_that_needs_the_atom_itself_does_not_derive_it():
 
 @given(programs, st.booleans())
 @example(FAMILY, False)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(program, object_identity):
     _, sizes, model, known = build(program, 1, object_identity)
     want = oracles.consequences(program, True, object_identity)
@@ -47,13 +49,13 @@ def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(progr
 
 
 @given(programs, st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
-def test_derivations_read_from_the_outlook_are_those_counted_anew(program, n_pairs):
+@settings(max_examples=60)
+def test_indexed_derivations_are_those_counted_anew(program, n_pairs):
     """However many are held at once, which is never more than asked for and one atom's."""
     world, sizes, model, known = build(program, 1)
     some = model.atoms[::2]
-    pairs = lambda found: list(zip(found.atom.tolist(), found.rule.tolist()))
-    want = sorted(pairs(baselines.collect_derivations(world, sizes, model, 1, some)))
+    pairs = lambda found: list(zip(found.atom_row.tolist(), found.rule.tolist()))
+    want = sorted(pairs(consequences.collect_derivations(world, sizes, model, 1, some)))
     for held in (known, derivability.build_derivability_index_for_atoms(world, sizes, model, some)):
         parts = [pairs(part) for part in derivability.iter_indexed_derivations(held, sizes, some, n_pairs)]
         assert [pair for part in parts for pair in part] == want
@@ -62,8 +64,8 @@ def test_derivations_read_from_the_outlook_are_those_counted_anew(program, n_pai
 
 @given(st.integers(0, 10_000), st.integers(1, 2))
 @example(2, 2)  # a body that holds the root, which another rule proves
-@settings(max_examples=40, deadline=None)
-def test_a_hopeless_successor_leads_to_no_proof(seed, max_height):
+@settings(max_examples=40)
+def test_a_dead_end_leads_to_no_proof(seed, max_height):
     """All searches from every ground atom, followed to their ends by the slow resolver."""
     facts, rules, _ = program(seed)
     world, sizes = kb.build(facts, rules, n_constants=C, n_predicates=P)
@@ -87,13 +89,13 @@ def test_a_hopeless_successor_leads_to_no_proof(seed, max_height):
     assert not (proved & lost).any()
 
 
-def test_too_many_derivations_are_told():
+def test_too_many_derivations_give_none():
     world, sizes = kb.build(**FAMILY.arrays())
     model = fixpoint.least_model(world, sizes, max_height=1, max_atoms=100)
     assert derivability.build_derivability_index(world, sizes, model, 1, max_derivations=0) is None
 
 
-def test_nothing_known_calls_nothing_hopeless():
+def test_an_empty_index_has_no_dead_ends():
     world, sizes = kb.build(**FAMILY.arrays())
     cfg, roots = make_resolve_config(world, sizes, 1), torch.tensor([[1, 3, 1]], dtype=torch.int32)
     goals = start(roots, cfg.max_goals)

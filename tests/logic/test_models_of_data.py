@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 from funcppo.data import load
 from funcppo.logic import fixpoint, kb
+from tests.learning import DATA
 
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
 S2 = (1062, 1261, 1516, 1785, 2049)
 
@@ -47,12 +44,12 @@ def test_the_known_number_of_test_triples_is_derivable_in_one_step(name, rules, 
     assert model.complete and int((height >= 0).sum()) == derived
 
 
-def test_an_explosion_stops_at_the_budget():
+def test_an_explosion_stops_at_max_atoms():
     data = load(DATA / "wn18rr", DATA / "wn18rr" / "rules.txt")
     world, sizes = _world(data)
     model = fixpoint.least_model(world, sizes, max_height=3, max_atoms=1_000_000)
     assert model.n_atoms_after_step == (86835, 203870, 454462)
-    assert model.stop_reason == "stopped at 454462 atoms: step 3 passes the budget of 1000000, unknown beyond"
+    assert model.stop_reason == "stopped at 454462 atoms: step 3 exceeds max_atoms 1000000, unknown beyond"
 
 
 def _world(data):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,8 +11,8 @@ from funcppo.data import load
 from funcppo.logic import kb, query_answering
 from funcppo.logic.fixpoint import Verdict
 from funcppo.logic.proof import check_proof
+from tests.learning import DATA
 
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
 
 

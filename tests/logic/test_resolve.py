@@ -40,7 +40,7 @@ def unpacked(successors, b):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
     rows, steps = 8, 4
     facts, rules, rng = program(seed)
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_flagged():
     open_goal = torch.tensor([[[1, 1, 5], [1, 5, 4]]], dtype=torch.int32)
     goals = Goals(open_goal, torch.ones((1, 2), dtype=torch.int32))
     assert not resolve(full, kb, goals, root).overflow
-    for narrow in ({"fanout": 2}, {"max_successors": 2}):
+    for narrow in ({"max_fanout": 2}, {"max_successors": 2}):
         assert resolve(replace(full, **narrow), kb, goals, root).overflow
     start = Goals(torch.cat([root[:, None], 0 * root[:, None]], 1), torch.zeros((1, 2), dtype=torch.int32))
     first = Goals(start.atoms[:, :1], start.height[:, :1])
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_flagged():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_without_bodies_a_ground_root_has_the_same_rules(seed):
     facts, rules, rng = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)

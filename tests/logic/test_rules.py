@@ -20,7 +20,7 @@ def test_a_chain_of_variables_becomes_one():
 
 
 @given(terms, terms)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 def test_the_unifier_is_a_most_general_one(left, right):
     left, right = (1, *left), (1, *right)
     same, known = most_general_unifier(left, right, N_CONSTANTS), sld.unify(left, right, N_CONSTANTS)

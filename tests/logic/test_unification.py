@@ -37,7 +37,7 @@ def atoms(seed: int, n: int, arity: int) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_unify_equals_a_plain_python_unifier(seed, arity):
     """50 x 2,000 pairs that share variables; most general: it renames the unified pair as the oracle does."""
     n = 2000
@@ -55,7 +55,7 @@ def test_unify_equals_a_plain_python_unifier(seed, arity):
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_canonical_rows_are_equal_exactly_when_rows_are_renamings(seed):
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, C + 4, (40, 5))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from funcppo import random, tree
-from funcppo.nets import mlp
+from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, GaussianPolicyValue, PolicyValue, dense, init_dense
 from tests.learning import WORLD, double
 

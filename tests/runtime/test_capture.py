@@ -19,9 +19,7 @@ from funcppo import random, tree
 from funcppo.runtime.capture import CaptureError, capture
 from funcppo.runtime.compile import compile_function
 from funcppo.train_step import init, train_step
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 HAS_GPU = torch.cuda.is_available()
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"))
@@ -102,7 +100,7 @@ def test_any_shuffle_of_leaves_equals_the_pure_step(moves, device):
 
 
 @devices
-def test_what_a_step_closes_over_is_kept(device):
+def test_what_a_step_closes_over_stays_alive(device):
     """A graph reads it where it lay when captured: once freed, that place goes to the next tensor of its size."""
     add = lambda term, s: ((s[0] + term,), s[0].sum())
     like = torch.zeros(1 << 20, device=device)
@@ -113,7 +111,7 @@ def test_what_a_step_closes_over_is_kept(device):
 
 
 @devices
-def test_a_step_alone_keeps_its_state(device):
+def test_a_step_alone_keeps_its_state_alive(device):
     """Whoever holds nothing but the step must not find its buffers given to other tensors."""
     step = capture(lambda s: ((s[0] + 1.0,), s[0].sum()), (torch.zeros(1 << 20, device=device),)).step
     for n in range(3):
@@ -128,29 +126,29 @@ def test_the_state_stays_where_it_is(device):
     for _ in range(3):
         captured.step()
     assert [x.data_ptr() for x in tree.leaves(captured.state)] == before
-    assert captured.replay_mode == ("manual graph" if device == "cuda" else "none")
+    assert captured.replay_mode == ("cuda-graph" if device == "cuda" else "none")
 
 
 @devices
-def test_a_captured_state_can_be_set_anew(device):
+def test_another_state_can_be_loaded(device):
     captured = capture(swap, pair(device))
     captured.step()
     captured.load(pair(device))
     assert_trees_equal(captured.state, pair(device), rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^the step changes a: want float32 \[3\] on .*, got float32 \[2\] on"):
+    with pytest.raises(ValueError, match=r"^the step changes a: expected float32 \[3\] on .*, got float32 \[2\] on"):
         captured.load(Pair(torch.zeros(2, device=device), torch.zeros(3, device=device)))
 
 
 @devices
-def test_a_step_that_changes_the_state_s_shape_is_refused_by_name(device):
+def test_a_step_that_changes_a_shape_raises_and_names_the_leaf(device):
     """A broadcast would hide it."""
-    with pytest.raises(CaptureError, match=r"the step changes b: want float32 \[3\] .* got float32 \[1\]"):
+    with pytest.raises(CaptureError, match=r"the step changes b: expected float32 \[3\] .* got float32 \[1\]"):
         capture(lambda s: (Pair(s.a, s.b[:1]), s.a), pair(device)).step()
     with pytest.raises(CaptureError, match="changes the structure"):
         capture(lambda s: (s.a, s.b), pair(device)).step()
 
 
-def test_strict_raises_where_no_graph_comes_about():
+def test_strict_raises_if_no_graph_can_be_captured():
     with pytest.raises(CaptureError, match=r"^no CUDA tensor in the state$"):
         capture(swap, pair("cpu"), strict=True)
 
@@ -195,7 +193,7 @@ def strange_generator(generator):
 
 REFUSED = {
     "host sync": (lambda: host_sync, r"waits for the GPU.*test_capture.py:\d+: return Pair\(s.a \+ float"),
-    "host output": (lambda: to_host, r"output  is on cpu, want cuda:0"),
+    "host output": (lambda: to_host, r"output : expected a tensor on cuda:0, got one on cpu"),
     "host input": (lambda: from_host, r"copies from or to the host.*test_capture.py:\d+"),
     "generator": (lambda: strange_generator(torch.Generator("cuda")), r"torch.Generator that the graph does not know"),
 }
@@ -212,7 +210,7 @@ def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(na
     captured.step()
     with pytest.raises(CaptureError):
         capture(make(), pair("cuda"), strict=True)
-    assert capture(swap, pair("cuda"), strict=True).replay_mode == "manual graph"
+    assert capture(swap, pair("cuda"), strict=True).replay_mode == "cuda-graph"
     torch.rand(3, device="cuda")
 
 

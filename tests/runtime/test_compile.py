@@ -1,9 +1,9 @@
-"""The ladder takes the highest rung that works and is right, and says why it passed over those above it."""
+"""The fastest strategy that works and is right is selected, and the record says why faster ones are not."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,13 +16,19 @@ from funcppo.minibatch import UpdateState
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import parallel_compile
-from funcppo.runtime.compile import STRATEGIES, _StrategySelector, compile_function, fused_adam, select_strategy
+from funcppo.runtime.compile import (
+    STRATEGIES,
+    StrategyRecord,
+    _StrategySelector,
+    compile_function,
+    fused_adam,
+    select_strategy,
+    with_capture,
+)
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 CFG = cartpole_config(max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2)
 BREAKABLE = {"one-graph": "minibatch_step", "two-graphs": "loss_gradient", "forward": "minibatch_loss"}
@@ -33,8 +39,8 @@ def state():
     return init(CFG, WORLD, random.key(0))
 
 
-def ladder(parts=EAGER_PARTS, name="auto", backend="aot_eager"):
-    return select_strategy(collect, parts, CFG, WORLD, state(), name, backend)
+def select(parts=EAGER_PARTS, strategy="auto", backend="aot_eager"):
+    return select_strategy(collect, parts, CFG, WORLD, state(), strategy, backend)
 
 
 def broken(name: str, why: str = "broken on purpose") -> Any:
@@ -53,22 +59,24 @@ def wrong(*args, **kwargs):
     if torch.compiler.is_compiling():
         learner = args[-2]
         after = UpdateState(
-            0.5 * (after.params + learner.params), opt_state=learner.opt_state, continue_update=after.active
+            0.5 * (after.flat_params + learner.flat_params),
+            opt_state=learner.opt_state,
+            continue_update=after.continue_update,
         )
     return after, shown
 
 
-@pytest.mark.parametrize("rung", STRATEGIES)
-def test_every_rung_learns_what_eager_learns(rung):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_updates_as_eager_does(strategy):
     """One update of 4 minibatches, 1e-5 of parameters that move by up to 1e-3."""
-    parts, record = ladder(name=rung)
+    parts, record = select(strategy=strategy)
     want, _ = train_step(CFG, WORLD, state())
     got, _ = train_step(CFG, WORLD, state(), parts)
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
-    assert record.strategy == rung and record.failures == () and record.torch_version == torch.__version__
+    assert record.strategy == strategy and record.failures == () and record.torch_version == torch.__version__
 
 
-def test_the_whole_step_in_one_graph_is_what_inductor_takes(monkeypatch, tmp_path):
+def test_inductor_selects_one_graph(monkeypatch, tmp_path):
     """On many cores: other processes are sent all parts but the longest, and waited for since nothing is on disk."""
     sent, waits = [], []
 
@@ -80,7 +88,7 @@ def test_the_whole_step_in_one_graph_is_what_inductor_takes(monkeypatch, tmp_pat
     monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 3)
     monkeypatch.setattr(parallel_compile, "compile_in_background", others)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    parts, record = ladder(backend="inductor")
+    parts, record = select(backend="inductor")
     assert waits == [3] and {fn for fn, _ in sent} == {
         EAGER_PARTS.sample_randomness,
         EAGER_PARTS.build_batch,
@@ -95,19 +103,19 @@ def test_the_whole_step_in_one_graph_is_what_inductor_takes(monkeypatch, tmp_pat
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rung", [*STRATEGIES, "auto"])
-def test_microbatches_learn_what_their_minibatch_teaches(rung):
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "auto"])
+def test_microbatches_update_as_their_minibatch_does(strategy):
     cfg = replace(CFG, ppo=replace(CFG.ppo, n_microbatches=4))
-    parts, record = select_strategy(collect, EAGER_PARTS, cfg, WORLD, state(), rung, "aot_eager")
-    assert record.failures == () and record.strategy == ("two-graphs" if rung == "auto" else rung)
+    parts, record = select_strategy(collect, EAGER_PARTS, cfg, WORLD, state(), strategy, "aot_eager")
+    assert record.failures == () and record.strategy == ("two-graphs" if strategy == "auto" else strategy)
     got, want = train_step(cfg, WORLD, state(), parts), train_step(CFG, WORLD, state())
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_broken", [1, 2, 3])
-def test_each_rung_that_fails_is_passed_over_and_recorded(n_broken):
+def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     failing = STRATEGIES[:n_broken]
-    parts, record = ladder(replace(EAGER_PARTS, **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing}))
+    parts, record = select(replace(EAGER_PARTS, **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing}))
     assert record.strategy == STRATEGIES[n_broken]
     assert tuple(f.name for f in record.failures) == failing
     for failure in record.failures:
@@ -117,25 +125,25 @@ def test_each_rung_that_fails_is_passed_over_and_recorded(n_broken):
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
 
 
-def test_a_rung_that_is_fast_and_wrong_is_passed_over():
-    _, record = ladder(replace(EAGER_PARTS, minibatch_step=wrong))
+def test_a_strategy_that_is_fast_and_wrong_is_passed_over():
+    _, record = select(replace(EAGER_PARTS, minibatch_step=wrong))
     assert record.strategy == "two-graphs"
-    assert [(f.name, f.error_type) for f in record.failures] == [("one-graph", "ParityError")]
+    assert [(f.name, f.error_type) for f in record.failures] == [("one-graph", "EquivalenceError")]
     assert "differs from eager" in record.failures[0].message
 
 
-def test_a_rung_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
+def test_a_strategy_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
     def later(*args, **kwargs):
         after, shown = EAGER_PARTS.minibatch_step(*args, **kwargs)
         late = 0.1 * args[-2].opt_state.step.float() if torch.compiler.is_compiling() else 0.0
-        moved = after.params - args[-2].params
-        return UpdateState(after.params + late * moved, after.opt_state, after.active), shown
+        moved = after.flat_params - args[-2].flat_params
+        return UpdateState(after.flat_params + late * moved, after.opt_state, after.continue_update), shown
 
-    _, record = ladder(replace(EAGER_PARTS, minibatch_step=later))
-    assert [(f.name, f.error_type) for f in record.failures] == [("one-graph", "ParityError")]
+    _, record = select(replace(EAGER_PARTS, minibatch_step=later))
+    assert [(f.name, f.error_type) for f in record.failures] == [("one-graph", "EquivalenceError")]
 
 
-def test_acting_with_leaves_that_are_empty_is_compiled_too():
+def test_a_rollout_with_empty_leaves_is_compiled_too():
     """At height 1 successors have no goals."""
     made = prover_task.build_task(data.load("countries_s1"), ProverTaskConfig(max_height=1, embed_dim=2, hidden_dim=4))
     cfg = prover_task.build_config(made, PPOConfig(n_envs=4, n_steps=2, n_minibatches=1, n_epochs=1))
@@ -145,8 +153,8 @@ def test_acting_with_leaves_that_are_empty_is_compiled_too():
     assert record.strategy == "one-graph" and record.failures == ()
 
 
-@pytest.mark.parametrize("name", ["plan", "rollout_step", "learning_batch"])
-def test_a_part_of_acting_that_is_fast_and_wrong_stays_eager_and_is_recorded(name):
+@pytest.mark.parametrize("name", ["sample_randomness", "rollout_step", "build_batch"])
+def test_a_rollout_part_that_is_fast_and_wrong_stays_eager_and_is_recorded(name):
     """Half of a float that it gives, or of its integers where it gives no other."""
 
     def halved(*args):
@@ -155,14 +163,14 @@ def test_a_part_of_acting_that_is_fast_and_wrong_stays_eager_and_is_recorded(nam
         half = lambda x: x / 2 if x.dtype.is_floating_point else x if floats or x.dtype == torch.bool else x // 2
         return tree.map(half, out) if torch.compiler.is_compiling() else out
 
-    parts, record = ladder(replace(EAGER_PARTS, **{name: halved}))
-    assert [(f.name, f.error_type) for f in record.failures] == [(name, "ParityError")]
+    parts, record = select(replace(EAGER_PARTS, **{name: halved}))
+    assert [(f.name, f.error_type) for f in record.failures] == [(name, "EquivalenceError")]
     assert getattr(parts, name) is halved
     with pytest.raises(EquivalenceError):
-        ladder(replace(EAGER_PARTS, **{name: halved}), name="one-graph")
+        select(replace(EAGER_PARTS, **{name: halved}), strategy="one-graph")
 
 
-def test_what_fails_tuned_is_compiled_plain_and_recorded(monkeypatch):
+def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(monkeypatch):
     """An Inductor that cannot take our rewriting of products."""
 
     def refuses(self, graph):
@@ -170,52 +178,59 @@ def test_what_fails_tuned_is_compiled_plain_and_recorded(monkeypatch):
 
     monkeypatch.setattr(MatmulPass, "__call__", refuses)
     fn = lambda x: x @ x
-    plain = lambda tuned: [f := compile_function(fn, use_custom_passes=tuned), f(torch.eye(3))][1]
-    trial = _StrategySelector(backend="inductor", tolerance=DEFAULT_TOLERANCE, raise_on_failure=False)
-    assert torch.equal(trial.compile_with_fallback(plain, "a product"), torch.eye(3))
-    assert [(f.name, "no such form" in f.message) for f in trial.failures] == [("a product, tuned", True)]
+
+    def compile_and_call(use_custom_passes):
+        return compile_function(fn, use_custom_passes=use_custom_passes)(torch.eye(3))
+
+    selector = _StrategySelector(backend="inductor", tolerance=DEFAULT_TOLERANCE, raise_on_failure=False)
+    assert torch.equal(selector.compile_with_fallback(compile_and_call, "a product"), torch.eye(3))
+    assert [(f.name, "no such form" in f.message) for f in selector.failures] == [
+        ("a product with custom passes", True)
+    ]
 
 
-def test_a_forced_rung_that_fails_raises():
-    for rung, part in BREAKABLE.items():
+def test_a_strategy_chosen_by_name_that_fails_raises():
+    for strategy, part in BREAKABLE.items():
         with pytest.raises(torch._dynamo.exc.Unsupported):
-            ladder(replace(EAGER_PARTS, **{part: broken(part)}), name=rung)
+            select(replace(EAGER_PARTS, **{part: broken(part)}), strategy=strategy)
     with pytest.raises(EquivalenceError):
-        ladder(replace(EAGER_PARTS, minibatch_step=wrong), name="one-graph")
+        select(replace(EAGER_PARTS, minibatch_step=wrong), strategy="one-graph")
 
 
-def test_a_part_of_acting_that_cannot_be_compiled_stays_eager_and_is_recorded():
-    parts, record = ladder(replace(EAGER_PARTS, sample_randomness=broken("plan")))
+def test_a_rollout_part_that_cannot_be_compiled_stays_eager_and_is_recorded():
+    parts, record = select(replace(EAGER_PARTS, sample_randomness=broken("sample_randomness")))
     assert record.strategy == "one-graph" and [(f.name, f.error_type) for f in record.failures] == [
-        ("plan", "Unsupported")
+        ("sample_randomness", "Unsupported")
     ]
     train_step(CFG, WORLD, state(), parts)
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        ladder(replace(EAGER_PARTS, sample_randomness=broken("plan")), name="two-graphs")
+        select(replace(EAGER_PARTS, sample_randomness=broken("sample_randomness")), strategy="two-graphs")
 
 
 def test_eager_compiles_nothing():
-    parts, record = ladder(name="eager")
+    parts, record = select(strategy="eager")
     assert parts == EAGER_PARTS and record.strategy == "eager"
 
 
-def test_what_fails_eagerly_too_is_no_matter_of_the_ladder():
+def test_an_update_that_fails_eagerly_too_raises():
     def fails(*_):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ladder(replace(EAGER_PARTS, minibatch_step=fails, accumulate_gradients=fails, minibatch_loss=fails))
+        select(replace(EAGER_PARTS, minibatch_step=fails, accumulate_gradients=fails, minibatch_loss=fails))
 
 
-def test_an_unknown_rung_is_one_line_that_names_the_rungs():
-    with pytest.raises(ValueError, match=r"^strategy 'fast': want auto, one-graph, two-graphs, forward, eager$"):
-        ladder(name="fast")
+def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
+    with pytest.raises(
+        ValueError, match=r"^strategy: expected auto, one-graph, two-graphs, forward, eager, got 'fast'$"
+    ):
+        select(strategy="fast")
 
 
-def test_trying_the_rungs_leaves_the_state_as_it_was():
+def test_trials_leave_the_state_as_it_was():
     before = [x.clone() for x in tree.leaves(state())]
     versions = [x._version for x in tree.leaves(state())]
-    ladder()
+    select()
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(state()), before))
     assert [x._version for x in tree.leaves(state())] == versions
 
@@ -235,3 +250,22 @@ def test_fused_adam_equals_ours_and_writes_to_no_argument(cfg):
         results.append((p, s))
     assert_trees_equal(*results, rtol=1e-5, atol=1e-6)
     assert all(x._version == y._version for x, y in zip(tree.leaves(params), tree.leaves(state().params)))
+
+
+@dataclass
+class Outcome:
+    """The outcome of a capture."""
+
+    replay_mode: Any
+    fallback_reason: str = ""
+    n_graphs: int = 0
+    capture_ms: float = 0.0
+
+
+def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
+    on_cpu = StrategyRecord(strategy="one-graph", failures=(), torch_version="2.13", device="cpu", backend="inductor")
+    on_gpu = replace(on_cpu, device="cuda:0")
+    assert with_capture(on_cpu, Outcome("none", "no CUDA tensor in the state")) == on_cpu
+    assert with_capture(on_gpu, Outcome("cuda-graph")) == replace(on_gpu, replay_mode="cuda-graph")
+    (failure,) = with_capture(on_gpu, Outcome("none", "it waits for the GPU")).failures
+    assert (failure.name, failure.error_type, failure.message) == ("cuda-graph", "CaptureError", "it waits for the GPU")

@@ -1,4 +1,4 @@
-"""Compiled code is found on disk by a later process, and only where it is the code that was asked for."""
+"""Compiled code is found on disk by a later process, and only if it is the code of such a call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from funcppo.optim import clip_by_global_norm
 from funcppo.runtime import compile_cache
 from funcppo.runtime.compile_cache import CachedFunction
 from funcppo.runtime.monitor import Monitor
-from tests.learning import one_thread
 
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 LIMIT = torch.tensor(1.0)
 
 
@@ -42,7 +40,9 @@ def files(folder):
 
 
 def test_another_process_finds_what_this_one_compiled_and_traces_nothing(folder):
-    torch.set_float32_matmul_precision("highest")  # as other tests may have done: it is told from the default
+    torch.set_float32_matmul_precision(
+        "highest"
+    )  # as other tests may have done; the key distinguishes it from the default
     x = torch.arange(6.0)
     got, norm = CachedFunction(clip_by_global_norm, None)(x, LIMIT)
     torch.testing.assert_close((got, norm), clip_by_global_norm(x, LIMIT))
@@ -52,15 +52,14 @@ def test_another_process_finds_what_this_one_compiled_and_traces_nothing(folder)
 import torch
 from funcppo import optim
 from funcppo.optim import clip_by_global_norm
-from funcppo.runtime import kept
-from funcppo.runtime.compile_cache import Kept
+from funcppo.runtime.compile_cache import CachedFunction, compile_events
 from torch._dynamo import convert_frame
 torch.set_num_threads(1)
 torch.set_float32_matmul_precision("highest")
 def trace(*args, **kwargs): raise AssertionError("traced")
 convert_frame.fullgraph_capture = trace
-got, norm = Kept(clip_by_global_norm, None)(torch.arange(6.0), torch.tensor(1.0))
-assert [m.found for m in kept.made] == [True]
+got, norm = CachedFunction(clip_by_global_norm, None)(torch.arange(6.0), torch.tensor(1.0))
+assert [event.cache_hit for event in compile_events] == [True]
 print(norm.item(), got.sum().item())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -70,7 +69,7 @@ print(norm.item(), got.sum().item())
 
 
 def test_each_kind_of_arguments_has_its_own_code(folder):
-    """Shapes, strides, dtypes, one tensor in two places, and what PyTorch was told."""
+    """Shapes, strides, dtypes, one tensor in two places, and global settings of PyTorch."""
     fn = CachedFunction(clip_by_global_norm, None)
     x = torch.rand(4, 4)
     calls = [(x, LIMIT), (x[:2], LIMIT), (x.t(), LIMIT), (x.double(), LIMIT), ((x, x), LIMIT), ((x, x + 1), LIMIT)]
@@ -83,12 +82,12 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
             fn(*calls[-1])
         assert len(files(folder)) == len(calls) + 1
         report = monitor.report()
-    assert (report["compiles"], report["found"], report["recompiles"]) == (7, 0, 6)
-    assert any("(4, 4)" in why.replace("torch.Size([4, 4])", "(4, 4)") for why in monitor.recompiles)
-    assert monitor.recompiles[-1] == "clip_by_global_norm: PyTorch's settings differ"
+    assert (report["compiles"], report["cache_hits"], report["recompiles"]) == (7, 0, 6)
+    assert any("(4, 4)" in why.replace("torch.Size([4, 4])", "(4, 4)") for why in monitor.recompile_reasons)
+    assert monitor.recompile_reasons[-1] == "clip_by_global_norm: PyTorch's settings differ"
 
 
-def test_what_others_wrote_is_compiled_with_guards_and_not_kept(folder):
+def test_what_others_wrote_is_compiled_with_guards_and_not_cached(folder):
     """A name does not show what a function of another project computes."""
     for fn in (foreign, partial(foreign), lambda x: x - 1):
         x = torch.rand(3)
@@ -100,13 +99,13 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     fn = CachedFunction(clip_by_global_norm, None)
     x = torch.rand(4)
     fn(x, LIMIT)
-    kept_files = files(folder)
+    files_before = files(folder)
     leaf = x.clone().requires_grad_()
     (got,) = torch.autograd.grad(fn(leaf, LIMIT)[1], leaf)
     torch.testing.assert_close(got, x / x.norm())
     with pytest.raises(torch._dynamo.exc.Unsupported):  # what `torch.compile` says to it
         torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
-    assert files(folder) == kept_files
+    assert files(folder) == files_before
 
 
 def test_numbers_of_float64_are_inputs_like_others():
@@ -116,7 +115,7 @@ def test_numbers_of_float64_are_inputs_like_others():
         torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
 
 
-def test_settings_without_a_hash_are_compiled_with_guards_and_not_kept(folder):
+def test_settings_without_a_hash_are_compiled_with_guards_and_not_cached(folder):
     class Scale:
         __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -147,15 +146,15 @@ def test_a_tensor_that_a_function_holds_is_not_taken_for_another(folder):
     assert files(folder) == []
 
 
-def test_sources_that_changed_since_they_were_imported_keep_nothing(folder, monkeypatch):
+def test_nothing_is_cached_if_the_sources_changed_since_they_were_imported(folder, monkeypatch):
     monkeypatch.setattr(compile_cache, "_IMPORT_TIME", 0.0)
     torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0))
     assert files(folder) == []
 
 
-def test_what_cannot_be_compiled_ahead_of_time_is_compiled_as_ever(folder, monkeypatch):
+def test_what_cannot_be_compiled_ahead_of_time_is_compiled_with_guards(folder, monkeypatch):
     monkeypatch.setattr(compile_cache, "_trace_and_compile", lambda *_: 1 / 0)
-    with pytest.warns(UserWarning, match="not kept: division by zero"):
+    with pytest.warns(UserWarning, match="not cached: division by zero"):
         torch.testing.assert_close(
             CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0)
         )
@@ -204,10 +203,12 @@ def test_what_pytorch_sets_while_it_runs_makes_no_other_code(monkeypatch, name, 
 
 def test_equal_settings_have_one_file_whatever_strings_they_share():
     fn, one = CachedFunction(clip_by_global_norm, None), "epoch"
-    assert fn._place((one, one)) == fn._place((one, "".join(["ep", "och"]))) != fn._place((one, "epochs"))
+    assert (
+        fn._cache_path((one, one)) == fn._cache_path((one, "".join(["ep", "och"]))) != fn._cache_path((one, "epochs"))
+    )
 
 
-def test_a_broken_file_is_told_and_made_anew(folder):
+def test_a_broken_file_is_reported_and_written_again(folder):
     x = torch.rand(5)
     CachedFunction(clip_by_global_norm, None)(x, LIMIT)
     (file,) = files(folder)
@@ -218,10 +219,10 @@ def test_a_broken_file_is_told_and_made_anew(folder):
     assert files(folder) == [file] and file.stat().st_size > len(whole) // 2
 
 
-def test_where_nothing_can_be_written_the_code_runs_and_that_is_told(tmp_path):
+def test_if_nothing_can_be_written_the_code_runs_and_a_warning_says_so(tmp_path):
     (tmp_path / "funcppo").write_text("in the way")
     x = torch.rand(7)
-    with pytest.warns(UserWarning, match="not kept"):
+    with pytest.warns(UserWarning, match="not cached"):
         torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
 
 

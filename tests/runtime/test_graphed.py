@@ -1,6 +1,6 @@
-"""A call that replays what was recorded is the call: of a step, of a turn of a loop.
+"""A call that replays a CUDA graph equals the call: of a step, and of a loop body.
 
-The cases on a GPU skip where there is none; on a CPU the function is called in the replay's place, over its buffers.
+The cases on a GPU skip where there is none; on a CPU the function is called instead of the graph, over its buffers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.capture import CaptureError
 from funcppo.runtime.graphed import GraphedScan, GraphedStep, capture_loop_bodies
 from funcppo.train_step import EAGER_PARTS, init, train_step, vmap_parts
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, one_thread
+from tests.learning import WORLD, assert_trees_equal, cartpole_config
 from tests.runtime.test_capture import Pair, devices, on_gpu, pair
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 @devices
-def test_a_replayed_step_is_the_step_whatever_it_is_called_with(device):
+def test_a_graphed_step_equals_the_step_whatever_its_arguments(device):
     """Params, inputs and states change between calls and within a run of them; one recording serves a cfg."""
 
     def step(cfg, world, params, table, state):
@@ -33,54 +31,54 @@ def test_a_replayed_step_is_the_step_whatever_it_is_called_with(device):
         return Pair(state.a * params + world[0], state.b + table * cfg)
 
     traced, world = [], (torch.arange(3.0, device=device),)
-    replayed = GraphedStep(step)
+    graphed = GraphedStep(step)
     for cfg, weight, entry in ((2, 0.5, 1.0), (2, 0.25, 3.0), (3, 0.5, 1.0)):
         params, table = (torch.full((3,), x, device=device) for x in (weight, entry))
         state, want = pair(device), pair(device)
         for i in range(4):
             table = table + 1 if i == 2 else table
-            state, want = replayed(cfg, world, params, table, state), step(cfg, world, params, table, want)
+            state, want = graphed(cfg, world, params, table, state), step(cfg, world, params, table, want)
             assert_trees_equal(state, want, rtol=0, atol=0)
-    assert replayed.fallback_reasons() == ([] if device == "cuda" else ["no CUDA tensor in the state"])
+    assert graphed.fallback_reasons() == ([] if device == "cuda" else ["no CUDA tensor in the state"])
     if device == "cuda":
         assert traced.count(3) == 4 + 2  # called by the test; warmed up and recorded
 
 
-def turn(cfg: int, world: tuple[torch.Tensor], weight: torch.Tensor, carry: Pair, x: torch.Tensor):
+def body(cfg: int, world: tuple[torch.Tensor], weight: torch.Tensor, carry: Pair, x: torch.Tensor):
     """The leaves change places, and the old ones are shown."""
     return Pair(carry.b * weight + cfg * x, carry.a + world[0]), (carry.a, (carry.b * x).sum())
 
 
 @devices
-def test_a_loop_of_replayed_turns_is_the_scan(device):
+def test_a_graphed_scan_equals_the_scan(device):
     """Whatever it is called with; one recording serves a cfg and shapes, and what was returned stays as it was."""
-    looped, world, kept = GraphedScan(), (torch.arange(3.0, device=device),), []
+    graphed_scan, world, kept = GraphedScan(), (torch.arange(3.0, device=device),), []
     for cfg, weight, n in ((2, 0.5, 4), (2, 0.25, 4), (3, 0.5, 4), (2, 0.5, 5)):
-        fn = partial(turn, cfg, world, torch.full((3,), weight, device=device))
+        fn = partial(body, cfg, world, torch.full((3,), weight, device=device))
         xs = torch.arange(1.0, 1.0 + n, device=device) * weight
         start = pair(device)
-        kept.append((looped(fn, start, xs), rollout.scan(fn, pair(device), xs)))
+        kept.append((graphed_scan(fn, start, xs), rollout.scan(fn, pair(device), xs)))
         assert_trees_equal(start, pair(device), rtol=0, atol=0)
     for got, want in kept:
         assert_trees_equal(got, want, rtol=0, atol=0)
-    assert len(looped.captures()) == 3
-    assert looped.fallback_reasons() == ([] if device == "cuda" else ["no CUDA tensor in the state"])
+    assert len(graphed_scan.captures()) == 3
+    assert graphed_scan.fallback_reasons() == ([] if device == "cuda" else ["no CUDA tensor in the state"])
 
 
 @devices
-def test_a_loop_that_was_broken_off_starts_anew(device):
-    looped, world = GraphedScan(), (torch.arange(3.0, device=device),)
-    fn, xs = partial(turn, 2, world, torch.ones(3, device=device)), torch.arange(4.0, device=device)
-    looped(fn, pair(device), xs)
-    loop = looped.captures()[0]
-    loop.load(loop.state._replace(step_index=torch.zeros_like(loop.state.turn)))
+def test_a_loop_that_was_interrupted_starts_again(device):
+    graphed_scan, world = GraphedScan(), (torch.arange(3.0, device=device),)
+    fn, xs = partial(body, 2, world, torch.ones(3, device=device)), torch.arange(4.0, device=device)
+    graphed_scan(fn, pair(device), xs)
+    loop = graphed_scan.captures()[0]
+    loop.load(loop.state._replace(step_index=torch.zeros_like(loop.state.step_index)))
     loop.step()
-    assert_trees_equal(looped(fn, pair(device), xs), rollout.scan(fn, pair(device), xs), rtol=0, atol=0)
+    assert_trees_equal(graphed_scan(fn, pair(device), xs), rollout.scan(fn, pair(device), xs), rtol=0, atol=0)
 
 
-def test_strict_raises_where_no_turn_is_recorded():
+def test_strict_raises_if_no_loop_body_can_be_captured():
     with pytest.raises(CaptureError, match=r"^no CUDA tensor in the state$"):
-        GraphedScan(strict=True)(partial(turn, 2, (torch.ones(3),), torch.ones(3)), pair("cpu"), torch.ones(2))
+        GraphedScan(strict=True)(partial(body, 2, (torch.ones(3),), torch.ones(3)), pair("cpu"), torch.ones(2))
 
 
 PPO = PPOConfig(n_envs=4, n_steps=6, n_updates=10, n_epochs=2, n_minibatches=2)
@@ -100,7 +98,7 @@ def prover(device: str) -> tuple[Config, Any]:
 
 @devices
 @pytest.mark.parametrize("problem", [cartpole, prover])
-def test_iterations_in_replayed_turns_are_the_iterations(problem, device):
+def test_iterations_by_loop_bodies_equal_the_iterations(problem, device):
     """Bit for bit."""
     cfg, world = problem(device)
     want = init(cfg, world, random.key(0, device))
@@ -110,12 +108,12 @@ def test_iterations_in_replayed_turns_are_the_iterations(problem, device):
         assert_trees_equal(captured.step(), shown, rtol=0, atol=0)
         assert_trees_equal(captured.state, want, rtol=0, atol=0)
     assert (captured.replay_mode, captured.n_graphs) == (
-        ("manual graph a turn", 2) if device == "cuda" else ("none", 0)
+        ("cuda-graph-per-loop-body", 2) if device == "cuda" else ("none", 0)
     )
 
 
 @devices
-def test_iterations_of_learners_side_by_side_in_replayed_turns_are_the_iterations(device):
+def test_iterations_of_learners_under_vmap_by_loop_bodies_equal_the_iterations(device):
     cfg, world = cartpole(device)
     want = tree.map(torch.clone, torch.vmap(partial(init, cfg, world))(random.split(random.key(0, device), 3)))
     captured = capture_loop_bodies(partial(train_step, cfg, world), vmap_parts(EAGER_PARTS), want)
@@ -127,7 +125,7 @@ def test_iterations_of_learners_side_by_side_in_replayed_turns_are_the_iteration
 
 @on_gpu
 @pytest.mark.parametrize("problem", [cartpole, prover])
-def test_an_iteration_in_turns_is_a_launch_a_turn_and_never_waits(problem):
+def test_an_iteration_by_loop_bodies_is_a_launch_a_step_and_never_waits(problem):
     cfg, world = problem("cuda")
     captured = capture_loop_bodies(
         partial(train_step, cfg, world), EAGER_PARTS, init(cfg, world, random.key(0, "cuda")), strict=True

@@ -1,4 +1,4 @@
-"""What is staged arrives in order, and a thread that pins and allocates does no harm to a capture."""
+"""Copies arrive in order, and a thread that pins and allocates memory breaks no capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.host_transfer import StagingBuffers, make_async_readback, prefetch
+from funcppo.runtime.host_transfer import AsyncReadback, StagingBuffers, prefetch
 from tests.runtime.test_capture import devices, on_gpu
 
 
@@ -29,9 +29,9 @@ def test_each_step_reads_the_values_put_before_it(device):
 
 
 @devices
-def test_what_does_not_fit_is_refused_by_name(device):
+def test_a_leaf_that_does_not_fit_raises_and_is_named(device):
     staging = StagingBuffers((torch.zeros(3), torch.zeros(2)), device)
-    with pytest.raises(ValueError, match=re.escape("1: want torch.float32 [2], got torch.float32 [3]")):
+    with pytest.raises(ValueError, match=re.escape("1: expected torch.float32 [2], got torch.float32 [3]")):
         staging.put((torch.zeros(3), torch.zeros(3)))
 
 
@@ -52,7 +52,7 @@ class Loader(threading.Thread):
             self.error = str(error)
 
 
-def record_beside_a_loader(mode: str) -> tuple[str, str]:
+def capture_beside_a_loader(mode: str) -> tuple[str, str]:
     """The errors of a capture of 2000 additions and of a loader that runs meanwhile; both empty when all went well."""
     loader, x, broke = Loader(), torch.zeros(8, device="cuda"), ""
     graph = torch.cuda.CUDAGraph()
@@ -73,9 +73,9 @@ def record_beside_a_loader(mode: str) -> tuple[str, str]:
 @on_gpu
 def test_a_loader_thread_breaks_a_global_capture_and_not_ours():
     """The classic failure, and the mode that is immune to it."""
-    classic = record_beside_a_loader("global")
+    classic = capture_beside_a_loader("global")
     assert any("captur" in error for error in classic), classic
-    assert record_beside_a_loader("thread_local") == ("", "")
+    assert capture_beside_a_loader("thread_local") == ("", "")
     loader = Loader()
     loader.start()
     captured = capture(lambda s: (s + 1, s), torch.zeros(8, device="cuda"), strict=True)
@@ -87,7 +87,7 @@ def test_a_loader_thread_breaks_a_global_capture_and_not_ours():
 
 @devices
 @pytest.mark.parametrize(("n", "size"), [(0, 4), (3, 4), (4, 4), (1001, 7)])
-def test_staged_parts_are_the_rows_in_order(n, size, device):
+def test_prefetched_chunks_are_the_rows_in_order(n, size, device):
     rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
     parts = [part.clone() for part in prefetch(rows, size, device)]
     assert all(part.device.type == device and len(part) <= size for part in parts)
@@ -95,10 +95,10 @@ def test_staged_parts_are_the_rows_in_order(n, size, device):
 
 
 @devices
-def test_a_look_tells_what_was_so_at_this_look_or_the_last_one(device):
-    look, seen = make_async_readback(), []
+def test_a_readback_returns_this_value_on_a_cpu_and_the_previous_one_on_a_gpu(device):
+    readback, seen = AsyncReadback(), []
     for i in range(5):
-        numbers = look(torch.tensor([i, 10 * i], device=device))
+        numbers = readback(torch.tensor([i, 10 * i], device=device))
         seen.append(numbers if numbers is None else numbers.tolist())
     now = [[i, 10 * i] for i in range(5)]
     assert seen == (now if device == "cpu" else [None, *now[:-1]])

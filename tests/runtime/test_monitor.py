@@ -19,7 +19,7 @@ def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning()
         assert (monitor.compiles, monitor.warning()) == (1, None)
         fn(torch.zeros(4))
         warning = monitor.warning()
-        assert monitor.compiles == 2 and len(monitor.recompiles) == 1
+        assert monitor.compiles == 2 and len(monitor.recompile_reasons) == 1
         assert warning and "compiled again 1 times" in warning and "size mismatch" in warning
         fn(torch.zeros(5))
         assert monitor.warning() is None
@@ -27,7 +27,7 @@ def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning()
     assert monitor.compiles == 3
 
 
-def test_reasons_are_told_after_more_compilations_than_pytorch_remembers():
+def test_reasons_are_collected_after_more_compilations_than_pytorch_remembers():
     for n in range(70):
         torch.compile(lambda x, n=n: x + n, backend="eager", dynamic=False)(torch.zeros(2))
     fn = torch.compile(lambda x: x - 1, backend="eager", dynamic=False)
@@ -35,7 +35,7 @@ def test_reasons_are_told_after_more_compilations_than_pytorch_remembers():
         fn(torch.zeros(3))
         fn(torch.zeros(4))
         monitor.poll()
-    assert (monitor.compiles, len(monitor.recompiles)) == (2, 1)
+    assert (monitor.compiles, len(monitor.recompile_reasons)) == (2, 1)
 
 
 def test_a_leaf_that_moves_is_named():
@@ -46,12 +46,12 @@ def test_a_leaf_that_moves_is_named():
     assert monitor.moved_leaves((state[0], state[1].clone())) == ["1"]
 
 
-def test_a_skipped_graph_s_reason_is_kept():
+def test_the_reason_for_a_skipped_graph_is_stored():
     log = logging.getLogger(CUDAGRAPH_SKIP_LOGGER)
     with Monitor() as monitor:
         log.warning("skipping cudagraphs due to mutated inputs (3 instances)")
     log.warning("after the end")
-    assert monitor.skips == ["skipping cudagraphs due to mutated inputs (3 instances)"]
+    assert monitor.cudagraph_skip_reasons == ["skipping cudagraphs due to mutated inputs (3 instances)"]
 
 
 def test_times_and_the_fallback_are_reported():
@@ -63,4 +63,4 @@ def test_times_and_the_fallback_are_reported():
                 captured.step()
     report = monitor.report()
     assert report["replay_ms"] >= 0.0 and report["fallback_reason"] == "no CUDA tensor in the state"
-    assert report["recordings"] == report["skips"] == 0 and monitor.median_ms("stage") is None
+    assert report["cudagraph_recordings"] == report["cudagraph_skips"] == 0 and monitor.median_ms("stage") is None

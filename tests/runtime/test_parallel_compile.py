@@ -1,4 +1,4 @@
-"""What other processes compile is found compiled; what they cannot be told is left alone."""
+"""What other processes compile is found on disk; what cannot be sent to them is left to this one."""
 
 import io
 
@@ -7,9 +7,7 @@ import torch
 
 from funcppo.runtime import parallel_compile
 from funcppo.runtime.compile import compile_function
-from tests.learning import one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from funcppo.runtime.compile_worker import TensorSpecUnpickler
 
 
 def doubled(x, y):
@@ -18,7 +16,7 @@ def doubled(x, y):
 
 
 def received(message: bytes):
-    return parallel_compile.TensorSpecUnpickler(io.BytesIO(message)).load()
+    return TensorSpecUnpickler(io.BytesIO(message)).load()
 
 
 def test_what_another_process_compiled_is_found_on_disk(tmp_path, monkeypatch):
@@ -33,7 +31,7 @@ def test_what_another_process_compiled_is_found_on_disk(tmp_path, monkeypatch):
     assert (found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]) == (1, 0)
 
 
-def test_tensors_go_as_zeros_that_lie_in_memory_as_they_did():
+def test_tensors_are_sent_as_zeros_of_the_same_memory_layout():
     x = torch.rand(4, 3).t()
     *_, fn, (a, b, n) = received(parallel_compile._serialize_call((doubled, (x, x, 7))) or b"")
     assert fn is doubled and a is b and n == 7
@@ -41,20 +39,20 @@ def test_tensors_go_as_zeros_that_lie_in_memory_as_they_did():
 
 
 @pytest.mark.parametrize("precision", [None, "high"])
-def test_the_precision_of_products_goes_along_where_it_was_asked_for(precision):
+def test_the_precision_of_products_is_sent_if_it_was_set(precision):
     before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "none"  # other tests may have asked
+    torch.backends.cuda.matmul.fp32_precision = "none"  # other tests may have set it
     if precision is not None:
         torch.set_float32_matmul_precision(precision)
     try:
-        told, *_ = received(parallel_compile._serialize_call((doubled, ())) or b"")
+        sent, *_ = received(parallel_compile._serialize_call((doubled, ())) or b"")
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.fp32_precision = before
-    assert told == precision
+    assert sent == precision
 
 
-def test_what_cannot_be_told_is_left_to_this_process(monkeypatch):
+def test_a_function_that_cannot_be_sent_is_left_to_this_process(monkeypatch):
     monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 1)
     monkeypatch.setattr(parallel_compile, "_start_worker", lambda message: pytest.fail("a process was started"))
     with parallel_compile.compile_in_background([(lambda x: x, (torch.rand(2),))]) as wait:

@@ -12,9 +12,7 @@ from funcppo import random, rollout
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.whole_iteration import UNCHECKED_OPTIONS, compile_iteration, graph_scan
 from funcppo.train_step import EAGER_PARTS, init, train_step
-from tests.learning import WORLD, assert_trees_equal, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import WORLD, assert_trees_equal
 
 
 def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(monkeypatch):
@@ -32,7 +30,9 @@ def test_a_scan_in_a_graph_equals_the_loop():
     """A running sum and product of 1 to 5, the carry a NamedTuple."""
 
     def step(carry, x):
-        return rollout.EpisodeStats(carry.total + x, carry.length * x.long()), {"seen": carry.total}["seen"]
+        return rollout.EpisodeStats(carry.total_reward + x, carry.length * x.long()), {"seen": carry.total_reward}[
+            "seen"
+        ]
 
     start = rollout.EpisodeStats(torch.zeros(2), torch.ones(2, dtype=torch.int64))
     xs = torch.arange(1.0, 6.0)

@@ -1,7 +1,8 @@
-"""Products of a few rows with one small matrix each, for a large batch: learners under vmap taking a rollout step.
+"""Batched products of a few rows with one small matrix each, as an operator of its own.
 
-Libraries work on tiles that such a product leaves mostly empty. Here a block reads its matrix once, from end to end,
-and all rows meet it there, so that the time is that of reading the matrices.
+A rollout step of many networks under vmap is a large batch of such products. Libraries work on tiles, which these
+products leave mostly empty. The kernel of `skinny_bmm` reads each matrix once, from end to end, and multiplies all
+rows with it, so it takes as long as reading the matrices.
 """
 
 from __future__ import annotations
@@ -9,31 +10,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SUPPORTED_DIMS = (16, 32, 64, 128)  # of a matrix
-MAX_MATRIX_ELEMENTS = 1 << 13  # its entries, that a block can hold
+SUPPORTED_DIMS = (16, 32, 64, 128)  # K and N that the kernel takes: Triton's block sizes are powers of two
+MAX_MATRIX_ELEMENTS = 1 << 13  # K * N that one block can hold in registers
+MIN_BATCH_SIZE = 128  # products that occupy a GPU, one a block
 
 
 def supports_skinny_bmm(a: Tensor, b: Tensor, max_m: int) -> bool:
-    """Whether `product` takes this batch of products, and has enough of them for a GPU."""
-    float32 = a.dtype == b.dtype == torch.float32
-    small = (
-        b.ndim == 3
-        and b.shape[1] in SUPPORTED_DIMS
-        and b.shape[2] in SUPPORTED_DIMS
-        and b.shape[1] * b.shape[2] <= MAX_MATRIX_ELEMENTS
-    )
-    return float32 and small and 1 < a.shape[1] <= max_m and a.shape[0] >= 128
+    """Return whether `skinny_bmm` takes this batch of products and is worth its launch.
+
+    Args:
+      a: left factors [n, M, K].
+      b: right factors [n, K, N].
+      max_m: the largest number of rows M for which the kernel is the faster one.
+    """
+    if not a.dtype == b.dtype == torch.float32:
+        return False
+    if b.ndim != 3:
+        return False
+
+    batch_size, m = a.shape[:2]
+    k, n = b.shape[1:]
+    fits_kernel = k in SUPPORTED_DIMS and n in SUPPORTED_DIMS and k * n <= MAX_MATRIX_ELEMENTS
+    return fits_kernel and 1 < m <= max_m and batch_size >= MIN_BATCH_SIZE
 
 
-@torch.library.custom_op("funcppo::thin_product", mutates_args=())
+@torch.library.custom_op("funcppo::skinny_bmm", mutates_args=())
 def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for a [n, rows, K] and b [n, K, N]; K and N of SIDES."""
+    """Return a @ b.
+
+    Args:
+      a: left factors [n, M, K], of any strides.
+      b: right factors [n, K, N], of any strides; K and N are in `SUPPORTED_DIMS`.
+    """
     if not a.is_cuda:
         return torch.bmm(a, b)
-    from funcppo.runtime.inductor.triton_kernels import skinny_bmm_kernel
+    from funcppo.runtime.inductor.triton_kernels import skinny_bmm_kernel  # Triton comes with CUDA builds only
 
-    out = a.new_empty((*a.shape[:2], b.shape[2]))
-    skinny_bmm_kernel[(len(a),)](a, b, out, *a.stride(), *b.stride(), *out.shape[1:], b.shape[1], num_warps=1)
+    batch_size, m, _ = a.shape
+    _, k, n = b.shape
+    out = a.new_empty((batch_size, m, n))
+    grid = (batch_size,)
+    skinny_bmm_kernel[grid](a, b, out, *a.stride(), *b.stride(), m, n, k, num_warps=1)
     return out
 
 

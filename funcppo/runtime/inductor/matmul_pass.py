@@ -1,48 +1,56 @@
-"""Matrix products in the form that costs least for their shape: a pass over the graph that Inductor compiles.
+"""A graph pass that rewrites matrix products into the form that costs least for their shape.
 
-Libraries are at their best with large square products. A learner of this kind has four others. Small ones (4 x 64 by
-64 x 64) cost a launch each and fuse with nothing; written as a sum of products they melt into their neighbours. Long
-ones (the gradient of a weight: 64 x 65536 by 65536 x 64) leave most of a GPU idle; cut along the long axis they are a
-batch of products and a sum. Thin ones in large batches (4 x 64 by 64 x 64, a thousand times) are `runtime/inductor/batched_gemm.py`'s.
-Narrow ones of a transposed matrix (the gradient of a head) are fast on a CPU when turned: (b^T a^T)^T. The pass sees
-shapes as they are, batches of vmap and gradients included.
+Libraries are at their best with large square products. A training step of small networks has four other kinds:
 
-A CPU sums fast along contiguous numbers alone, so there a factor that does not lie so is copied first. For a CPU the
-pass also writes tanh by one exponential, which is faster than the library's tanh and whose error is below 2e-7, and a
-small stack as a sum of its parts, each filled up with zeros: otherwise every part is a view, made anew at every step.
+    small    4 x 64 by 64 x 64: costs a launch and fuses with nothing. As multiply and sum it fuses with its neighbours.
+    long     64 x 65536 by 65536 x 64, the gradient of a weight: leaves most of a GPU idle. Split along K it is a batch
+             of products and a sum (split-K).
+    skinny   4 x 64 by 64 x 64, a thousand of them: see `batched_gemm.py`.
+    narrow   by a transposed matrix, the gradient of an output layer: on a CPU it is faster as (b^T a^T)^T.
+
+`MatmulPass` is Inductor's hook. It runs on the final graph, so it sees the shapes after vmap and differentiation.
+
+A CPU sums fast along contiguous numbers only, so there a factor with another layout is copied first. The pass makes two
+more rewrites for a CPU. It computes tanh from one exponential, which is faster than the library's tanh, with an error
+below 2e-7. And it computes a small concatenation as a sum of zero-padded parts, because each part of a concatenation
+is a view that is created again at every step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from funcppo.runtime.inductor import batched_gemm
 
 aten = torch.ops.aten
 
+_NARROW_N = 4  # columns up to which a product counts as narrow
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewriteThresholds:
-    """Where one form gives way to another; measured on one H200 and on a 2-core CPU."""
+    """Shapes at which one form becomes faster than another; m, k and n as in [m, k] @ [k, n]."""
 
-    mul_sum_max_macs: int  # multiplications up to which a product is written as a sum
-    mul_sum_max_k: int  # so is one with so short an inner axis: it needs no reduction
-    narrow_mul_sum_max_macs: int  # multiplications up to which one with at most four columns is
-    split_k_min_k: int  # inner axis from which a product is cut
-    split_k_chunk_size: int  # inner length of the pieces
-    skinny_max_m: int  # rows up to which one of a large batch is thin
-    transpose_max_n: int  # columns up to which a product of a transposed matrix is turned
-    rowwise_max_n: int  # columns up to which a sum is along rows of both factors
-    cat_as_sum_max_elements: int  # elements up to which a stack is written as a sum
-    tanh_from_exp: bool  # whether tanh is written by its exponential
+    mul_sum_max_macs: int  # multiply-accumulates up to which a product is written as multiply and sum
+    mul_sum_max_k: int  # k up to which it is so written whatever its size: the sum needs no reduction kernel
+    narrow_mul_sum_max_macs: int  # as mul_sum_max_macs, for products with n <= 4
+    split_k_min_k: int  # k from which a product is split along k
+    split_k_chunk_size: int  # k of each part of a split product
+    skinny_max_m: int  # m up to which a product of a large batch uses `skinny_bmm`
+    transpose_max_n: int  # n up to which a product with a transposed left factor is computed as (b^T a^T)^T
+    rowwise_max_n: int  # n up to which multiply and sum reads contiguous rows of both factors
+    cat_as_sum_max_elements: int  # elements up to which a concatenation is written as a sum of padded parts
+    tanh_from_exp: bool  # whether tanh is computed from an exponential
 
 
+# Measured on one H200 and on a 2-core CPU.
 GPU_THRESHOLDS = RewriteThresholds(
     mul_sum_max_macs=1 << 18,
     mul_sum_max_k=4,
@@ -66,128 +74,238 @@ CPU_THRESHOLDS = replace(
 )
 
 
+class Rewrite(Protocol):
+    """One way to compute a node's value by other nodes."""
+
+    def __call__(self, graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+        """Insert nodes that compute what `node` does, and return the last of them."""
+        ...
+
+
 class MatmulPass(CustomGraphPass):
-    """The pass. Inductor caches what it compiles under this file's hash and the limits."""
+    """The pass, with thresholds for each type of device."""
 
     def __init__(self, gpu: RewriteThresholds = GPU_THRESHOLDS, cpu: RewriteThresholds = CPU_THRESHOLDS) -> None:
-        self.limits = {"cuda": gpu, "cpu": cpu}
+        self.thresholds = {"cuda": gpu, "cpu": cpu}
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite each node that has a better form."""
+        """Replace each node that has a faster form."""
         for node in list(graph.nodes):
-            if node.target in REWRITES and (limits := self.limits.get(node.meta["val"].device.type)):
-                form = REWRITES[node.target](limits, node)
-                if form is not None:
-                    with graph.inserting_before(node):
-                        node.replace_all_uses_with(form(graph, *node.args))
-                    graph.erase_node(node)
+            if node.target not in REWRITES:
+                continue
+            thresholds = self.thresholds.get(_value(node).device.type)
+            if thresholds is None:
+                continue
 
-    def uuid(self) -> Any:
-        """What the cache knows the pass by."""
-        return get_hash_for_files((__file__, batched_gemm.__file__), repr(self.limits))
+            rewrite = REWRITES[node.target](node, thresholds)
+            if rewrite is not None:
+                with graph.inserting_before(node):
+                    node.replace_all_uses_with(rewrite(graph, node, thresholds))
+                graph.erase_node(node)
+
+    def uuid(self) -> bytes:
+        """Identifier of the pass in Inductor's cache: a hash of the sources and the thresholds."""
+        return get_hash_for_files((__file__, batched_gemm.__file__), repr(self.thresholds))
 
 
-def _product(limits: RewriteThresholds, node: Any) -> Any:
-    a, b = (arg.meta["val"] for arg in node.args)
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    if n <= limits.transpose_max_n < m and a.stride(-2) < a.stride(-1):
-        return lambda graph, x, y: _turned(graph, x, y, node.target, limits)
-    if k >= limits.split_k_min_k and k % limits.split_k_chunk_size == 0:
-        return lambda graph, x, y: _cut(graph, x, y, limits.split_k_chunk_size)
-    if k <= limits.mul_sum_max_k or a.shape[:-2].numel() * m * k * n <= (
-        limits.narrow_mul_sum_max_macs if n <= 4 else limits.mul_sum_max_macs
-    ):
-        return partial(_along if n <= limits.rowwise_max_n and a.stride(-1) == 1 else _summed, limits)
-    if batched_gemm.supports_skinny_bmm(a, b, limits.skinny_max_m):
-        return lambda graph, x, y: _call(graph, torch.ops.funcppo.thin_product.default, x, y)
+def _choose_matmul_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
+    """The form that a product's shape asks for; None where it stays as it is."""
+    a, b = (_value(arg) for arg in node.args)
+    m, k = a.shape[-2:]
+    n = b.shape[-1]
+
+    is_transposed = a.stride(-2) < a.stride(-1)
+    if n <= thresholds.transpose_max_n < m and is_transposed:
+        return _transposed_matmul
+    if k >= thresholds.split_k_min_k and k % thresholds.split_k_chunk_size == 0:
+        return _split_k
+
+    batch_size = a.shape[:-2].numel()
+    macs = batch_size * m * k * n
+    max_macs = thresholds.narrow_mul_sum_max_macs if n <= _NARROW_N else thresholds.mul_sum_max_macs
+    if k <= thresholds.mul_sum_max_k or macs <= max_macs:
+        has_contiguous_rows = a.stride(-1) == 1
+        if n <= thresholds.rowwise_max_n and has_contiguous_rows:
+            return _rowwise_mul_sum
+        return _mul_sum
+
+    if batched_gemm.supports_skinny_bmm(a, b, thresholds.skinny_max_m):
+        return _skinny_bmm
     return None
 
 
-def _turned(graph: fx.Graph, a: fx.Node, b: fx.Node, product: Any, limits: RewriteThresholds) -> fx.Node:
-    """(b^T a^T)^T, the product inside in the form that its shape asks for."""
-    node = _call(graph, product, _transposed(graph, b), _transposed(graph, a))
-    if (form := _product(limits, node)) is None:
-        return _transposed(graph, node)
-    formed = form(graph, *node.args)
-    graph.erase_node(node)
-    return _transposed(graph, formed)
+def _transposed_matmul(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+    """(b^T a^T)^T, the inner product in the form that its own shape asks for."""
+    a, b = _factors(node)
+    b_transposed = _transpose(graph, b)
+    a_transposed = _transpose(graph, a)
+    product = _call(graph, node.target, b_transposed, a_transposed)
+
+    rewrite = _choose_matmul_rewrite(product, thresholds)
+    if rewrite is None:
+        return _transpose(graph, product)
+    rewritten = rewrite(graph, product, thresholds)
+    graph.erase_node(product)
+    return _transpose(graph, rewritten)
 
 
-def _summed(limits: RewriteThresholds, graph: fx.Graph, a: fx.Node, b: fx.Node) -> fx.Node:
+def _mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
     """sum_k a[.., m, k, 1] b[.., 1, k, n]"""
-    left = _call(graph, aten.unsqueeze.default, a, -1)
-    right = _call(graph, aten.unsqueeze.default, _contiguous(graph, b) if limits.rowwise_max_n else b, -3)
-    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.mul.Tensor, left, right), [-2])
+    a, b = _factors(node)
+    left = _unsqueeze(graph, a, -1)
+    if thresholds.rowwise_max_n:  # a device that wants contiguous rows
+        b = _make_contiguous(graph, b)
+    right = _unsqueeze(graph, b, -3)
+    products = _mul(graph, left, right)
+    return _sum(graph, products, -2)
 
 
-def _along(limits: RewriteThresholds, graph: fx.Graph, a: fx.Node, b: fx.Node) -> fx.Node:
+def _rowwise_mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
     """sum_k a[.., m, 1, k] b^T[.., 1, n, k]"""
-    left = _call(graph, aten.unsqueeze.default, a, -2)
-    right = _call(graph, aten.unsqueeze.default, _contiguous(graph, _transposed(graph, b)), -3)
-    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.mul.Tensor, left, right), [-1])
+    a, b = _factors(node)
+    left = _unsqueeze(graph, a, -2)
+    columns = _make_contiguous(graph, _transpose(graph, b))
+    right = _unsqueeze(graph, columns, -3)
+    products = _mul(graph, left, right)
+    return _sum(graph, products, -1)
 
 
-def _transposed(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    order = [*range(x.meta["val"].ndim)]
-    return _call(graph, aten.permute.default, x, [*order[:-2], order[-1], order[-2]])
+def _split_k(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+    """sum_c a[.., m, c k'] b[.., c k', n] over chunks c of k, as one batch of products and a sum."""
+    a, b = _factors(node)
+    *batch, m, k = _value(a).shape
+    n = _value(b).shape[-1]
+    chunk_size = thresholds.split_k_chunk_size
+    n_chunks = k // chunk_size
+
+    # [.., m, c k'] -> [.., c, m, k'] -> [(.. c), m, k']
+    left = _reshape(graph, a, [*batch, m, n_chunks, chunk_size])
+    *batch_axes, m_axis, chunk_axis, k_axis = range(len(batch) + 3)
+    left = _permute(graph, left, [*batch_axes, chunk_axis, m_axis, k_axis])
+    left = _reshape(graph, left, [-1, m, chunk_size])
+
+    right = _reshape(graph, b, [-1, chunk_size, n])
+    products = _call(graph, aten.bmm.default, left, right)
+    by_chunk = _reshape(graph, products, [*batch, n_chunks, m, n])
+    return _sum(graph, by_chunk, -3)
 
 
-def _contiguous(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    """x with contiguous rows: itself, or a copy, which Inductor computes anew at every use but for `as_strided`."""
-    val = x.meta["val"]
-    if val.stride(-1) == 1:
-        return x
-    copy = _call(graph, aten.clone.default, x, memory_format=torch.contiguous_format)
-    return _call(graph, aten.as_strided.default, copy, list(val.shape), list(copy.meta["val"].stride()))
+def _skinny_bmm(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+    """The kernel of `batched_gemm.py`."""
+    return _call(graph, torch.ops.funcppo.skinny_bmm.default, *node.args)
 
 
-def _cut(graph: fx.Graph, a: fx.Node, b: fx.Node, piece: int) -> fx.Node:
-    """sum_c a[.., m, c k'] b[.., c k', n] over pieces c, as one batch of products."""
-    *batch, m, k = a.meta["val"].shape
-    n, pieces = b.meta["val"].shape[-1], k // piece
-    order = [*range(len(batch)), len(batch) + 1, len(batch), len(batch) + 2]
-    left = _call(graph, aten.reshape.default, a, [*batch, m, pieces, piece])
-    left = _call(graph, aten.reshape.default, _call(graph, aten.permute.default, left, order), [-1, m, piece])
-    right = _call(graph, aten.reshape.default, b, [-1, piece, n])
-    product = _call(graph, aten.bmm.default, left, right)
-    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.reshape.default, product, [*batch, pieces, m, n]), [-3])
+def _choose_tanh_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
+    return _tanh_from_exp if thresholds.tanh_from_exp else None
 
 
-def _exponential(limits: RewriteThresholds, node: Any) -> Any:
-    return _tanh if limits.tanh_from_exp else None
-
-
-def _tanh(graph: fx.Graph, x: fx.Node) -> fx.Node:
+def _tanh_from_exp(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
     """1 - 2 / (exp(2 x) + 1)"""
-    above = _call(graph, aten.add.Tensor, _call(graph, aten.exp.default, _call(graph, aten.mul.Tensor, x, 2.0)), 1.0)
-    part = _call(graph, aten.mul.Tensor, _call(graph, aten.reciprocal.default, above), -2.0)
-    return _call(graph, aten.add.Tensor, part, 1.0)
+    x = node.all_input_nodes[0]
+    exponent = _mul(graph, x, 2.0)
+    exponential = _call(graph, aten.exp.default, exponent)
+    denominator = _add(graph, exponential, 1.0)
+    reciprocal = _call(graph, aten.reciprocal.default, denominator)
+    fraction = _mul(graph, reciprocal, -2.0)
+    return _add(graph, fraction, 1.0)
 
 
-def _stack(limits: RewriteThresholds, node: Any) -> Any:
-    val, parts = node.meta["val"], node.args[0]
-    dim = (node.args[1] if len(node.args) > 1 else 0) % val.ndim
-    if val.numel() > limits.cat_as_sum_max_elements or any(part.meta["val"].shape[dim] != 1 for part in parts):
+def _choose_cat_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
+    """A sum of padded parts for a small stack; None for a large one, or for parts longer than 1 along the axis."""
+    value = _value(node)
+    if value.numel() > thresholds.cat_as_sum_max_elements:
         return None
-    return lambda graph, *_: _padded(graph, parts, 2 * (val.ndim - 1 - dim))
+
+    parts: Any = node.args[0]
+    dim: Any = node.args[1] if len(node.args) > 1 else 0
+    dim = dim % value.ndim
+    lengths = {_value(part).shape[dim] for part in parts}
+    if lengths != {1}:
+        return None
+    return partial(_cat_as_padded_sum, parts=parts, n_inner_axes=value.ndim - 1 - dim)
 
 
-def _padded(graph: fx.Graph, parts: Any, inner: int) -> fx.Node:
+def _cat_as_padded_sum(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds, parts: list[fx.Node], n_inner_axes: int
+) -> fx.Node:
     """sum_i part_i between i and n - 1 - i zeros; a -0.0 comes out as 0.0."""
-    last = len(parts) - 1
-    filled = (_call(graph, aten.constant_pad_nd.default, x, [0] * inner + [i, last - i]) for i, x in enumerate(parts))
-    return reduce(partial(_call, graph, aten.add.Tensor), filled)
+    total: fx.Node | None = None
+    for i, part in enumerate(parts):
+        n_before = i
+        n_after = len(parts) - 1 - i
+        # Padding is listed from the last axis on: two numbers an axis, none for the axes inside.
+        padding = [0, 0] * n_inner_axes + [n_before, n_after]
+        padded = _call(graph, aten.constant_pad_nd.default, part, padding)
+        total = padded if total is None else _add(graph, total, padded)
+    assert total is not None
+    return total
 
 
-REWRITES = {
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.tanh.default: _exponential,
-    aten.cat.default: _stack,
+REWRITES: dict[object, Callable[[fx.Node, RewriteThresholds], Rewrite | None]] = {
+    aten.mm.default: _choose_matmul_rewrite,
+    aten.bmm.default: _choose_matmul_rewrite,
+    aten.tanh.default: _choose_tanh_rewrite,
+    aten.cat.default: _choose_cat_rewrite,
 }
 
 
+def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Both inputs of a product."""
+    a, b = node.args
+    assert isinstance(a, fx.Node)
+    assert isinstance(b, fx.Node)
+    return a, b
+
+
+def _value(node: Any) -> Tensor:
+    """The fake tensor that stands for a node's value: its shape, strides, dtype and device."""
+    return node.meta["val"]
+
+
+def _transpose(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    """x with its last two axes exchanged."""
+    *batch_axes, rows, columns = range(_value(x).ndim)
+    return _permute(graph, x, [*batch_axes, columns, rows])
+
+
+def _make_contiguous(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    """x with contiguous rows: x itself, or a copy."""
+    value = _value(x)
+    if value.stride(-1) == 1:
+        return x
+
+    # `as_strided` makes Inductor store the copy; otherwise it would compute the copy again at every use.
+    copy = _call(graph, aten.clone.default, x, memory_format=torch.contiguous_format)
+    return _call(graph, aten.as_strided.default, copy, list(value.shape), list(_value(copy).stride()))
+
+
+def _reshape(graph: fx.Graph, x: fx.Node, shape: list[int]) -> fx.Node:
+    return _call(graph, aten.reshape.default, x, shape)
+
+
+def _permute(graph: fx.Graph, x: fx.Node, axes: list[int]) -> fx.Node:
+    return _call(graph, aten.permute.default, x, axes)
+
+
+def _unsqueeze(graph: fx.Graph, x: fx.Node, axis: int) -> fx.Node:
+    return _call(graph, aten.unsqueeze.default, x, axis)
+
+
+def _sum(graph: fx.Graph, x: fx.Node, axis: int) -> fx.Node:
+    return _call(graph, aten.sum.dim_IntList, x, [axis])
+
+
+def _mul(graph: fx.Graph, x: fx.Node, y: fx.Node | float) -> fx.Node:
+    return _call(graph, aten.mul.Tensor, x, y)
+
+
+def _add(graph: fx.Graph, x: fx.Node, y: fx.Node | float) -> fx.Node:
+    return _call(graph, aten.add.Tensor, x, y)
+
+
 def _call(graph: fx.Graph, target: Any, *args: Any, **options: Any) -> fx.Node:
+    """A new node, with the fake value that later rewrites read."""
     node = graph.call_function(target, args, options)
-    node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args), **options)
+    values = [_value(arg) if isinstance(arg, fx.Node) else arg for arg in args]
+    node.meta["val"] = target(*values, **options)
     return node

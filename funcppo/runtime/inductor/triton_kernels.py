@@ -1,4 +1,4 @@
-"""Kernels in Triton, for what neither libraries nor Inductor do well."""
+"""Triton kernels for operations that neither libraries nor Inductor do well; a CUDA build of PyTorch is needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ def _skinny_bmm_kernel(
 ):
     """out[n, m] = sum over k of a[n, m, k] b[n, k], for one n a block; `out` is contiguous."""
     n = tl.program_id(0).to(tl.int64)
-    k, c = tl.arange(0, inner), tl.arange(0, columns)
+    k = tl.arange(0, inner)
+    c = tl.arange(0, columns)
+
+    # The matrix is read once and stays in registers; the loop over the rows is unrolled.
     matrix = tl.load(b + n * b_n + k[:, None] * b_k + c[None, :] * b_c)
     for row in tl.static_range(rows):
         x = tl.load(a + n * a_n + row * a_m + k * a_k)
-        tl.store(out + (n * rows + row) * columns + c, tl.sum(x[:, None] * matrix, 0))
+        product = tl.sum(x[:, None] * matrix, 0)
+        tl.store(out + (n * rows + row) * columns + c, product)
 
 
 skinny_bmm_kernel: Any = triton.jit(_skinny_bmm_kernel)

@@ -1,7 +1,8 @@
 """Writes pykeen_ranks.json: PyKEEN's own numbers on generated scores with many ties.
 
-Needs PyKEEN, which is no dependency of this project; `test_ranking.py` reads the file and, where PyKEEN can be
-imported, also asks it directly. Run `python tests/evaluation/golden/make_pykeen_ranks.py` from the root of the repository.
+Needs PyKEEN, which is no dependency of this project; `test_rank_metrics.py` reads the file and, where PyKEEN
+can be imported, also calls it. Run `python tests/evaluation/golden/make_pykeen_ranks.py` from the root of the
+repository.
 """
 
 from __future__ import annotations

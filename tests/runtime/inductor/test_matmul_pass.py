@@ -14,7 +14,7 @@ from funcppo import random
 from funcppo.runtime.inductor.matmul_pass import MatmulPass, RewriteThresholds
 from tests.runtime.test_capture import devices
 
-LIMITS = RewriteThresholds(
+THRESHOLDS = RewriteThresholds(
     mul_sum_max_macs=100,
     mul_sum_max_k=3,
     narrow_mul_sum_max_macs=200,
@@ -28,17 +28,17 @@ LIMITS = RewriteThresholds(
 )
 
 
-def rewritten(*args, limits=LIMITS, fn=torch.matmul):
+def rewritten(*args, thresholds=THRESHOLDS, fn=torch.matmul):
     """The graph of a @ b, or of another function, after the pass."""
     graph = make_fx(fn, tracing_mode="fake")(*args)
-    MatmulPass(gpu=limits, cpu=limits)(graph.graph)
+    MatmulPass(gpu=thresholds, cpu=thresholds)(graph.graph)
     graph.recompile()
     return graph
 
 
 def named(graph) -> set[str]:
     names = {str(n.target).split(".")[1] for n in graph.graph.nodes if n.op == "call_function"}
-    return names & {"mm", "bmm", "sum", "mul", "permute", "clone", "thin_product"}
+    return names & {"mm", "bmm", "sum", "mul", "permute", "clone", "skinny_bmm"}
 
 
 def normal(seed, *shape):
@@ -72,15 +72,15 @@ def test_the_form_follows_the_shape():
 @given(
     batch=st.sampled_from([128, 300]), m=st.integers(2, 9), k=st.sampled_from([16, 32, 64, 128]), turned=st.booleans()
 )
-@settings(max_examples=10, deadline=None)
-def test_thin_products_of_a_large_batch_have_a_form_of_their_own(device, batch, m, k, turned):
+@settings(max_examples=10)
+def test_skinny_bmms_of_a_large_batch_have_a_form_of_their_own(device, batch, m, k, turned):
     """Up to 8 rows; 1e-6 of float32 sums of up to 128 terms, against the sum in float64."""
     a, b = normal(0, batch, m, k).to(device), normal(1, batch, 64, k).mT if turned else normal(1, batch, k, 64)
     b = b.to(device)
     graph = rewritten(
-        a.float(), b.float(), limits=replace(LIMITS, mul_sum_max_macs=0, split_k_min_k=1 << 30, skinny_max_m=8)
+        a.float(), b.float(), thresholds=replace(THRESHOLDS, mul_sum_max_macs=0, split_k_min_k=1 << 30, skinny_max_m=8)
     )
-    assert named(graph) == ({"thin_product"} if m <= 8 else {"bmm"})
+    assert named(graph) == ({"skinny_bmm"} if m <= 8 else {"bmm"})
     torch.testing.assert_close(graph(a.float(), b.float()).double(), a @ b, rtol=0, atol=1e-6 * k)
 
 
@@ -127,5 +127,5 @@ def test_tanh_by_its_exponential_is_tanh():
     torch.testing.assert_close(rewritten(ends, fn=torch.tanh)(ends), torch.tanh(ends), rtol=0, atol=0, equal_nan=True)
 
 
-def test_other_limits_are_another_entry_of_the_compiler_s_cache():
-    assert MatmulPass().uuid() == MatmulPass().uuid() != MatmulPass(gpu=LIMITS).uuid()
+def test_other_thresholds_are_another_entry_of_the_compiler_s_cache():
+    assert MatmulPass().uuid() == MatmulPass().uuid() != MatmulPass(gpu=THRESHOLDS).uuid()

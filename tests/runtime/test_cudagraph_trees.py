@@ -31,8 +31,7 @@ def run(fn, inputs) -> Monitor:
         for x in inputs:
             torch.compiler.cudagraph_mark_step_begin()
             fn(x)
-        monitor.rerecorded = monitor.cudagraph_rerecordings
-    return monitor
+            return monitor
 
 
 def scaled(weight):
@@ -45,18 +44,20 @@ def test_an_input_that_is_mutated_is_skipped_with_the_reason_until_it_is_returne
         return x * 2
 
     bad = run(tree_compiled(in_place), [torch.zeros(8, device="cuda") for _ in range(4)])
-    assert bad.recordings == 0 and "mutated inputs" in bad.skips[0]
+    assert bad.cudagraph_recordings == 0 and "mutated inputs" in bad.cudagraph_skip_reasons[0]
     good = run(tree_compiled(lambda x: (x + 1, (x + 1) * 2)), [torch.zeros(8, device="cuda")] * 4)
-    assert good.recordings == 1 and not good.skips
+    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
 
 
 def test_a_host_operator_is_skipped_with_the_reason_until_it_is_moved():
     host = torch.arange(8.0)
     with torch._inductor.config.patch(graph_partition=False):  # which leaves such operators out of the graph
         bad = run(tree_compiled(lambda x: (x * 2, host * 2)), [torch.zeros(8, device="cuda")] * 4)
-    assert bad.recordings == 0 and "cpu" in bad.skips[0].lower()
+    assert bad.cudagraph_recordings == 0 and "cpu" in bad.cudagraph_skip_reasons[0].lower()
     device = host.cuda()
-    assert run(tree_compiled(lambda x: (x * 2, device * 2)), [torch.zeros(8, device="cuda")] * 4).recordings == 1
+    assert (
+        run(tree_compiled(lambda x: (x * 2, device * 2)), [torch.zeros(8, device="cuda")] * 4).cudagraph_recordings == 1
+    )
 
 
 def test_weights_that_move_are_recorded_again_until_they_stay():
@@ -78,7 +79,7 @@ def test_weights_that_move_are_recorded_again_until_they_stay():
             torch.compiler.cudagraph_mark_step_begin()
             step(x)
             net.weight.copy_(net.weight * 0.9)
-    assert moving.recordings > staying.recordings == 1
+    assert moving.cudagraph_recordings > staying.cudagraph_recordings == 1
 
 
 def test_an_output_kept_over_a_step_is_lost_until_it_is_cloned():
@@ -102,7 +103,7 @@ def test_an_output_kept_over_a_step_is_lost_until_it_is_cloned():
 def test_a_batch_of_another_size_is_compiled_and_recorded_again_until_it_is_padded():
     step = torch.compile(lambda x: x * 2, mode="reduce-overhead", dynamic=False)
     sizes = run(step, [torch.zeros(n, device="cuda") for n in (8, 8, 8, 5, 5, 5)])
-    assert sizes.recordings == 2 and sizes.compiles == 2
+    assert sizes.cudagraph_recordings == 2 and sizes.compiles == 2
     padded = run(step, [torch.zeros(8, device="cuda") for _ in range(6)])
     assert padded.compiles == 0
 
@@ -132,4 +133,4 @@ def test_two_paths_through_one_function_are_recorded_once_each():
         for i in range(10):
             torch.compiler.cudagraph_mark_step_begin()
             call(torch.zeros(8, device="cuda"), i % 2 == 0)
-    assert monitor.recordings == 2 and monitor.cudagraph_rerecordings == 0
+    assert monitor.cudagraph_recordings == 2 and monitor.cudagraph_rerecordings == 0

@@ -1,0 +1,117 @@
+"""Distributions over actions, read from a network's output: `CATEGORICAL` and `DIAGONAL_GAUSSIAN`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from funcppo import random
+from funcppo.types import F32, I64
+
+Output = TypeVar("Output", infer_variance=True)
+
+
+class SampleFn(Protocol[Output]):
+    """Samples an action [B, ...] from a network's output."""
+
+    def __call__(self, key: I64[Tensor, "2"], output: Output, /) -> Tensor: ...
+
+
+class LogProbFn(Protocol[Output]):
+    """Returns the log-probability, or log-density, of each row's action."""
+
+    def __call__(self, output: Output, action: Tensor, /) -> F32[Tensor, "B"]: ...
+
+
+class EntropyFn(Protocol[Output]):
+    """Returns the entropy of each row's distribution, in nats."""
+
+    def __call__(self, output: Output, /) -> F32[Tensor, "B"]: ...
+
+
+class ModeFn(Protocol[Output]):
+    """Returns the most probable action [B, ...]."""
+
+    def __call__(self, output: Output, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution(Generic[Output]):
+    """How a network's output is read as a distribution over actions.
+
+    Functions that another process can import by name let the parts of a training step compile side by side
+    (`runtime/parallel_compile.py`).
+    """
+
+    sample: SampleFn[Output]
+    log_prob: LogProbFn[Output]
+    entropy: EntropyFn[Output]
+    mode: ModeFn[Output]
+
+
+class HasLogits(Protocol):
+    """An output that stands for a categorical distribution."""
+
+    @property
+    def logits(self) -> F32[Tensor, "B S"]: ...
+
+
+class HasMeanAndStd(Protocol):
+    """An output that stands for a normal distribution with independent components."""
+
+    @property
+    def mean(self) -> F32[Tensor, "B U"]: ...
+
+    @property
+    def log_std(self) -> F32[Tensor, "B U"]: ...
+
+
+def _categorical_sample(key: I64[Tensor, "2"], output: HasLogits) -> I64[Tensor, "B"]:
+    return random.categorical(key, torch.log_softmax(output.logits, -1))
+
+
+def _categorical_log_prob(output: HasLogits, action: I64[Tensor, "B"]) -> F32[Tensor, "B"]:
+    return torch.log_softmax(output.logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _categorical_entropy(output: HasLogits) -> F32[Tensor, "B"]:
+    log_p = torch.log_softmax(output.logits, -1)
+    p = log_p.exp()
+    # A masked action has probability 0 and adds nothing; without the mask it would add 0 times its huge logit.
+    return -torch.where(p > 0, p * log_p, 0.0).sum(-1)
+
+
+def _categorical_mode(output: HasLogits) -> I64[Tensor, "B"]:
+    return output.logits.argmax(-1)
+
+
+CATEGORICAL: Distribution[HasLogits] = Distribution(
+    sample=_categorical_sample, log_prob=_categorical_log_prob, entropy=_categorical_entropy, mode=_categorical_mode
+)
+
+
+def _gaussian_sample(key: I64[Tensor, "2"], output: HasMeanAndStd) -> F32[Tensor, "B U"]:
+    return output.mean + output.log_std.exp() * random.normal(key, tuple(output.mean.shape))
+
+
+def _gaussian_log_prob(output: HasMeanAndStd, action: F32[Tensor, "B U"]) -> F32[Tensor, "B"]:
+    z = (action - output.mean) * torch.exp(-output.log_std)
+    return -(0.5 * z * z + output.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def _gaussian_entropy(output: HasMeanAndStd) -> F32[Tensor, "B"]:
+    return (output.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+def _gaussian_mode(output: HasMeanAndStd) -> F32[Tensor, "B U"]:
+    return output.mean
+
+
+DIAGONAL_GAUSSIAN: Distribution[HasMeanAndStd] = Distribution(
+    sample=_gaussian_sample, log_prob=_gaussian_log_prob, entropy=_gaussian_entropy, mode=_gaussian_mode
+)

@@ -1,0 +1,1 @@
+"""Classic control problems, with the equations and constants of Gymnasium."""

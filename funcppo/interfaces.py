@@ -1,0 +1,179 @@
+"""What an environment and a network are to the learner: the functions that a user supplies, and their types.
+
+An environment is three pure functions and their settings, `Environment`:
+
+    reset(cfg, world, key)                           -> state       one row for each key
+    step_functional(cfg, world, state, action, key)  -> state, Timestep
+    observe(cfg, world, state)                       -> observation
+
+A network is two pure functions and their settings, `Agent`:
+
+    init(cfg, key)                   -> params
+    apply(cfg, world, params, obs)   -> output      a NamedTuple with the field `value`
+
+`cfg` is a frozen dataclass of Python scalars. `world` is a NamedTuple of tensors that stay fixed while a policy learns
+(`NoWorld()` if there are none). `state`, `params` and the output are NamedTuples of tensors, the observation is a
+tensor or a NamedTuple of tensors; all but `params` have the leading axis B, one row for each environment.
+
+An environment's `key` is `I64[Tensor, "B 2"]`, one key for each row, so that a row depends on its own key alone. Rows
+are independent. A row that has finished stays as it is: reward 0, the same state, the same flags. Nothing resets
+itself; rollouts do that (`envs.base.step_with_autoreset`).
+
+All parameters of these functions are positional, so that an implementation names them freely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol
+
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from funcppo.distributions import CATEGORICAL, Distribution
+from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
+
+
+class ActorCriticOutput(Protocol):
+    """The output of a network, as far as the learner reads it; the rest is for its `Distribution`."""
+
+    @property
+    def value(self) -> F32[Tensor, "B"]: ...
+
+
+Output = TypeVar("Output", bound=ActorCriticOutput, infer_variance=True)
+
+
+class Timestep(NamedTuple):
+    """The transition just made. Its last observation is `observe(state)`, before any reset."""
+
+    reward: F32[Tensor, "B"]
+    terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
+    truncated: Bool[Tensor, "B"]  # cut by a limit that is no part of the task: rewards would have followed
+
+
+class NoWorld(NamedTuple):
+    """The world of an environment that needs none."""
+
+
+class ResetFn(Protocol[World, State]):
+    """Returns the first state of an episode for each key."""
+
+    def __call__(self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /) -> State: ...
+
+
+class StepFn(Protocol[World, State]):
+    """Makes one transition in each row."""
+
+    def __call__(
+        self, cfg: Any, world: World, state: State, action: Tensor, key: I64[Tensor, "B 2"], /
+    ) -> tuple[State, Timestep]: ...
+
+
+class ObserveFn(Protocol[World, State, Obs]):
+    """Returns what the policy sees of a state."""
+
+    def __call__(self, cfg: Any, world: World, state: State, /) -> Obs: ...
+
+
+class SampleResetFn(Protocol[World, ResetSample]):
+    """Samples the random part of a reset for each key."""
+
+    def __call__(self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /) -> ResetSample: ...
+
+
+class ResetFromSampleFn(Protocol[World, ResetSample, State]):
+    """Builds the first state of an episode from the random part of a reset."""
+
+    def __call__(self, cfg: Any, world: World, reset_sample: ResetSample, /) -> State: ...
+
+
+class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
+    """Makes one transition and resets the finished rows; returns the fields of an `AutoresetStep`."""
+
+    def __call__(
+        self,
+        cfg: Any,
+        world: World,
+        state: State,
+        action: Tensor,
+        key: I64[Tensor, "B 2"],
+        reset_sample: ResetSample,
+        /,
+    ) -> tuple[State, Timestep, State]: ...
+
+
+class AutoresetStep(NamedTuple, Generic[State]):
+    """A transition after which finished rows start again."""
+
+    reached_state: State  # before any reset
+    timestep: Timestep
+    next_state: State  # to continue from: finished rows are reset
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSpec:
+    """The sizes that a network is built for."""
+
+    observation_size: int  # numbers in an observation of one row
+    action_size: int  # discrete actions, or components of a continuous action
+    continuous_actions: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment(Generic[World, State, Obs, ResetSample]):
+    """An environment: its functions, their settings, and what is static about it."""
+
+    cfg: Any  # a frozen dataclass, the first argument of each function
+    reset: ResetFn[World, State]
+    step_functional: StepFn[World, State]
+    observe: ObserveFn[World, State, Obs]
+    truncates: bool  # whether `truncated` is ever true; if not, rollouts spare the last observations
+
+    # A reset in two parts, for states too large to hold one for every step of a rollout:
+    # reset(key) == reset_from_sample(sample_reset(key)). None: the sample is the state itself.
+    sample_reset: SampleResetFn[World, ResetSample] | None = None
+    reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = None
+
+    # A step and a reset together, for an environment where the two share their costly part; see `envs.base`.
+    step_with_autoreset: StepWithAutoresetFn[World, State, ResetSample] | None = None
+
+    spec: EnvironmentSpec | None = None  # for networks that are built from it, such as `nets.mlp`
+
+
+class InitFn(Protocol[Params]):
+    """Samples the parameters of a network."""
+
+    def __call__(self, cfg: Any, key: I64[Tensor, "2"], /) -> Params: ...
+
+
+class ApplyFn(Protocol[World, Params, Obs, Output]):
+    """Applies a network to the observations of B rows."""
+
+    def __call__(self, cfg: Any, world: World, params: Params, obs: Obs, /) -> Output: ...
+
+
+class WithinCapacityFn(Protocol[Obs]):
+    """Returns which rows the network has room for; the output of the others means nothing."""
+
+    def __call__(self, cfg: Any, obs: Obs, /) -> Bool[Tensor, "B"]: ...
+
+
+_DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agent(Generic[World, Params, Obs, Output]):
+    """A network: its functions, their settings, and the distribution that its output stands for."""
+
+    cfg: Any  # a frozen dataclass, the first argument of each function
+    init: InitFn[Params]
+    apply: ApplyFn[World, Params, Obs, Output]
+    distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION  # of an output that has `logits`
+    within_capacity: WithinCapacityFn[Obs] | None = None  # None: the network has room for all rows
+
+
+class NetworkFactory(Protocol):
+    """Builds a network for the sizes of an environment."""
+
+    def __call__(self, spec: EnvironmentSpec, /) -> Agent[Any, Any, Any, Any]: ...

@@ -1,0 +1,55 @@
+"""Entry point of a background compiler: compile one function for one set of arguments, and exit.
+
+`parallel_compile.py` starts it as `python -m funcppo.runtime.compile_worker` and writes a `Job` to its standard input.
+The result is the entry in Inductor's cache on disk.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from typing import IO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.runtime.compile import compile_function
+
+
+class Job(NamedTuple):
+    """What a worker compiles, and the settings under which the compiled code will be used."""
+
+    matmul_precision: str | None  # of float32 matrix products; None: PyTorch's default, never set
+    n_threads: int  # CPU threads, which Inductor's code for a CPU depends on
+    fn: Callable[..., object]
+    args: tuple[object, ...]
+
+
+class TensorSpecUnpickler(pickle.Unpickler):
+    """Unpickler for `compile_cache.TensorSpecPickler`: tensors come back as zeros with the same memory layout."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """Read from `file`."""
+        super().__init__(file)
+        self._tensors: dict[int, Tensor] = {}
+
+    def persistent_load(self, pid: tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str]) -> Tensor:
+        """The tensor of a specification; one tensor for each alias number."""
+        number, shape, stride, dtype, device = pid
+        if number not in self._tensors:
+            self._tensors[number] = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+        return self._tensors[number]
+
+
+def run_job(file: IO[bytes]) -> None:
+    """Compile the function of a pickled job, by one call of it."""
+    job = Job(*TensorSpecUnpickler(file).load())
+    torch.set_num_threads(job.n_threads)
+    if job.matmul_precision is not None:
+        torch.set_float32_matmul_precision(job.matmul_precision)
+    compile_function(job.fn)(*job.args)
+
+
+if __name__ == "__main__":
+    run_job(sys.stdin.buffer)
