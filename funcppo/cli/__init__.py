@@ -78,10 +78,16 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     try:
         if program.json is not None and program.json != "-":
-            check_output_path("--json", Path(program.json), "expected a file in a folder that exists, or -")
+            check_output_path(
+                "--json",
+                Path(program.json),
+                "expected a file in a folder that exists, or -",
+            )
         return program.run()
     except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and error.filename is None:  # of standard output: left to `main`
+        if (
+            isinstance(error, BrokenPipeError) and error.filename is None
+        ):  # of standard output: left to `main`
             raise
         exit_with_error(" ".join(_error_text(error).split()))
 
@@ -101,8 +107,12 @@ def _print_overview(arguments: Sequence[str]) -> None:
         description="Prove links in knowledge graphs, and train policies that do so.",
         epilog="`funcppo PROGRAM --help` describes the options of a program.",
     )
-    parser.add_argument("--version", action="store_true", help="show the version and exit")
-    programs = parser.add_subparsers(title="programs", metavar="PROGRAM", required=True)
+    parser.add_argument(
+        "--version", action="store_true", help="show the version and exit"
+    )
+    programs = parser.add_subparsers(
+        title="programs", metavar="PROGRAM", required=True
+    )
     for name, summary in PROGRAMS.items():
         programs.add_parser(name, help=summary)
 
@@ -120,16 +130,22 @@ def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
     try:
         from funcppo.cli.options import parse_options
 
-        program_class = getattr(importlib.import_module(f"funcppo.cli.{name}"), name.capitalize())
+        program_class = getattr(
+            importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
+        )
     except ModuleNotFoundError as error:
         if error.name not in ("tyro", "rich"):
             raise
-        exit_with_error(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
+        exit_with_error(
+            f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"
+        )
 
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
-            program = parse_options(program_class, arguments, prog=f"funcppo {name}")
+            program = parse_options(
+                program_class, arguments, prog=f"funcppo {name}"
+            )
     except SystemExit as stop:
         if not stop.code:
             return None
@@ -145,8 +161,16 @@ def _usage_error(text: str) -> str:
       text: what tyro prints: a box of errors with rules between them. On a terminal that cannot show a box there are
         rules alone, and the first rule stands below a title.
     """
-    lines = [line.strip("│ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]
-    parts = [" ".join(part) for is_rule, part in itertools.groupby(lines, _is_rule) if not is_rule]
+    lines = [
+        line.strip("│ ")
+        for line in text.splitlines()
+        if not line.startswith(("╭", "╰"))
+    ]
+    parts = [
+        " ".join(part)
+        for is_rule, part in itertools.groupby(lines, _is_rule)
+        if not is_rule
+    ]
     has_box = "│" in text
     first_error = " ".join(parts[0 if has_box else 1].split())
     return f"{first_error.removeprefix('Error parsing ')} (see --help)"
@@ -159,6 +183,10 @@ def _is_rule(line: str) -> bool:
 
 def _error_text(error: Exception) -> str:
     """The message of an error, without the number of a system error."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+    if (
+        isinstance(error, OSError)
+        and error.filename is not None
+        and error.strerror
+    ):
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -37,7 +37,12 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     """
     if destination is None:
         return
-    text = json.dumps({"format": JSON_FORMAT, **value}, indent=2, ensure_ascii=False) + "\n"
+    text = (
+        json.dumps(
+            {"format": JSON_FORMAT, **value}, indent=2, ensure_ascii=False
+        )
+        + "\n"
+    )
     if destination == "-":
         sys.stdout.write(text)
         return
@@ -47,7 +52,11 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     write_atomically(Path(destination), lambda file: file.write(text.encode()))
 
 
-def check_output_path(option: str, path: Path, expected: str = "expected a file in a folder that exists") -> None:
+def check_output_path(
+    option: str,
+    path: Path,
+    expected: str = "expected a file in a folder that exists",
+) -> None:
     """Check that a file can be written, before a program works for an hour.
 
     Args:
@@ -79,10 +88,14 @@ def check_device(device: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise ValueError("--device cuda: expected a CUDA device, PyTorch found none")
+        raise ValueError(
+            "--device cuda: expected a CUDA device, PyTorch found none"
+        )
 
 
-def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+def resolve_device(
+    device: Literal["auto", "cpu", "cuda"],
+) -> Literal["cpu", "cuda"]:
     """Return the device itself, or for auto a GPU if there is one."""
     if device != "auto":
         return device

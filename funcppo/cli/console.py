@@ -32,7 +32,13 @@ class _PlainConsole(Console):
     """A console without markup, which leaves a closed pipe to the caller."""
 
     def __init__(self, *, stderr: bool) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        super().__init__(
+            stderr=stderr,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         if not self.is_terminal:
             self.width = FILE_OUTPUT_WIDTH
 
@@ -75,7 +81,9 @@ def print_notes(console: Console, lines: Iterable[str]) -> None:
         console.print(f"note: {line}", style="dim")
 
 
-def metrics_table(title: str, metrics_by_score: Mapping[str, JsonObject]) -> Table:
+def metrics_table(
+    title: str, metrics_by_score: Mapping[str, JsonObject]
+) -> Table:
     """Return a table with a row for each score.
 
     Args:
@@ -85,15 +93,28 @@ def metrics_table(title: str, metrics_by_score: Mapping[str, JsonObject]) -> Tab
     Returns:
       A table with those columns of METRIC_COLUMNS that some score has, then the ceiling and the number of queries.
     """
-    columns = [name for name in METRIC_COLUMNS if any(name in metrics for metrics in metrics_by_score.values())]
+    columns = [
+        name
+        for name in METRIC_COLUMNS
+        if any(name in metrics for metrics in metrics_by_score.values())
+    ]
     columns.append("ceiling")
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
     table.add_column("score", no_wrap=True)
     for name in (*columns, "queries"):
         table.add_column(name, justify="right", no_wrap=True)
 
     for score, metrics in metrics_by_score.items():
-        cells = [f"{metrics[name]:.4f}" if name in metrics else "" for name in columns]
+        cells = [
+            f"{metrics[name]:.4f}" if name in metrics else ""
+            for name in columns
+        ]
         table.add_row(score, *cells, str(metrics["n_queries"]))
     return table

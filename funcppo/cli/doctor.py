@@ -60,7 +60,9 @@ class Doctor:
         if not self.quick:
             start = time.perf_counter()
             device = resolve_device(self.device)
-            with show_status(console, f"trying the training strategies on {device}"):
+            with show_status(
+                console, f"trying the training strategies on {device}"
+            ):
                 record = try_strategies(device)
             report["strategy"] = dataclasses.asdict(record)
             _print_record(console, record)
@@ -79,19 +81,23 @@ def try_strategies(device: str) -> StrategyRecord:
     from funcppo import random, train_step
     from funcppo.envs.base import NoWorld
     from funcppo.envs.classic_control import cartpole
-    from funcppo.nets import feedforward as mlp
+    from funcppo.nets import feedforward
     from funcppo.runtime import compile as compilation
     from funcppo.runtime.capture import capture, with_capture
 
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
         env=cartpole.environment(cartpole.CartPoleConfig()),
-        agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
+        agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, device))
 
-    parts, record = compilation.select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state)
-    captured = capture(lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state)
+    parts, record = compilation.select_strategy(
+        train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state
+    )
+    captured = capture(
+        lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state
+    )
     return with_capture(record, captured)
 
 
@@ -99,7 +105,9 @@ def _describe_machine() -> JsonObject:
     """Versions of the system and of packages, number of CPUs, names of GPUs."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    gpus = [
+        torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
+    ]
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -112,6 +120,10 @@ def _describe_machine() -> JsonObject:
 
 def _print_record(console: Console, record: StrategyRecord) -> None:
     """Print the strategy that works, and a line for each one that failed."""
-    console.print(f"{'strategy':>10}  {record.strategy} on {record.device}, replay: {record.replay_mode}")
+    console.print(
+        f"{'strategy':>10}  {record.strategy} on {record.device}, replay: {record.replay_mode}"
+    )
     for failure in record.failures:
-        console.print(f"{'':>10}  {failure.name} failed: {failure.error_type}: {failure.message}")
+        console.print(
+            f"{'':>10}  {failure.name} failed: {failure.error_type}: {failure.message}"
+        )

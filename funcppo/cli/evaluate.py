@@ -28,7 +28,9 @@ from funcppo.cli.evaluation_setup import (
 )
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
     from rich.console import Console
 
@@ -46,10 +48,11 @@ class Evaluate:
 
     With --details FILE, each query and side is a line of JSON in FILE as soon as it is ranked: the rank of the answer
     under every tie policy; the numbers of better, of equal and of all candidates, which every rank follows from; the
-    score of the answer (natural logarithm, on the grid of 1e-4 nats on which scores are compared); its status (proved,
-    refuted, or missed: provable, but not found by the search); a proof; and near_boundary: whether some score is so near to
-    the edge of a grid line that another machine or batch size could rank it otherwise. The summary is computed from
-    these lines. Ctrl-C ends the evaluation after the part in progress; --resume continues it.
+    score of the answer (natural logarithm, on the grid of 1e-4 nats on which scores are compared); its status
+    (proved, refuted, or missed: provable, but not found by the search); a proof; and near_boundary: whether some
+    score is so near to the edge of a grid line that another machine or batch size could rank it otherwise. The
+    summary is computed from these lines. Ctrl-C ends the evaluation after the part in progress; --resume continues
+    it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """
@@ -119,8 +122,14 @@ class Evaluate:
         n_sides = len(evaluator.protocol.sides)
         n_done = len(records) // n_sides
         if len(records) < len(rows) * n_sides:
-            hint = f"--resume continues with {self.details}" if log else "with --details FILE, --resume could continue"
-            console.print(f"interrupted after {n_done} of {len(rows)} queries; {hint}")
+            hint = (
+                f"--resume continues with {self.details}"
+                if log
+                else "with --details FILE, --resume could continue"
+            )
+            console.print(
+                f"interrupted after {n_done} of {len(rows)} queries; {hint}"
+            )
             return EXIT_INTERRUPTED
 
         result = self._summarise(setup, records)
@@ -134,9 +143,13 @@ class Evaluate:
         from funcppo.evaluation import result_log
 
         if self.details is not None:
-            result_log.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
+            result_log.check_writable(
+                Path(self.details), resume=self.resume, overwrite=self.overwrite
+            )
         elif self.resume or self.overwrite:
-            raise ValueError("--resume, --overwrite: expected --details FILE, the file to continue or to replace")
+            raise ValueError(
+                "--resume, --overwrite: expected --details FILE, the file to continue or to replace"
+            )
 
     def _query_rows(self, dataset: Dataset) -> np.ndarray:
         """The rows of the split that are ranked, int64 [Q]."""
@@ -160,10 +173,23 @@ class Evaluate:
         if self.details is None:
             return None
         sides = setup.evaluator.protocol.sides
-        settings = {**setup.log_settings, "split": self.split, "queries": self.queries, "side": list(sides)}
-        return result_log.open_log(Path(self.details), settings, len(sides), resume=self.resume)
+        settings = {
+            **setup.log_settings,
+            "split": self.split,
+            "queries": self.queries,
+            "sides": list(sides),
+        }
+        return result_log.open_log(
+            Path(self.details), settings, len(sides), resume=self.resume
+        )
 
-    def _rank(self, evaluator: Evaluator, rows: np.ndarray, log: ResultLog | None, console: Console) -> list[Record]:
+    def _rank(
+        self,
+        evaluator: Evaluator,
+        rows: np.ndarray,
+        log: ResultLog | None,
+        console: Console,
+    ) -> list[Record]:
         """The records of all queries, or of those ranked before a Ctrl-C."""
         import numpy as np
 
@@ -179,28 +205,40 @@ class Evaluate:
         n_scored = 0
         start = time.perf_counter()
         with progress_bar(console) as bar, defer_interrupt() as interrupt:
-            bar_task = bar.add_task("ranking", total=n_done + len(rows), completed=n_done, note="")
+            bar_task = bar.add_task(
+                "ranking", total=n_done + len(rows), completed=n_done, note=""
+            )
             for part in evaluation.evaluate_chunks(evaluator, split, rows):
                 if log:
                     result_log.append(log, part)
-                records += [{**record, "proof": None} for record in part]  # proofs are in the file, and large
+                records += [
+                    {**record, "proof": None} for record in part
+                ]  # proofs are in the file, and large
 
                 n_done += len(part) // n_sides
                 n_scored += sum(record["n_scored"] for record in part)
                 speed = n_scored / (time.perf_counter() - start)
-                bar.update(bar_task, completed=n_done, note=f"{speed:,.0f} candidates/s")
+                bar.update(
+                    bar_task,
+                    completed=n_done,
+                    note=f"{speed:,.0f} candidates/s",
+                )
                 if interrupt.requested:
                     break
         return records
 
-    def _summarise(self, setup: EvaluationSetup, records: list[Record]) -> JsonObject:
+    def _summarise(
+        self, setup: EvaluationSetup, records: list[Record]
+    ) -> JsonObject:
         """The JSON of --json, without the total time."""
         from funcppo.evaluation import result_log
         from funcppo.runtime import memory
 
         task = setup.evaluator.task
         return {
-            **result_log.summarise_records(records, task.dataset.predicates, with_auc=task.is_countries),
+            **result_log.summarise_records(
+                records, task.dataset.predicates, with_auc=task.is_countries
+            ),
             "score": setup.score,
             "split": self.split,
             "negatives": self.negatives,
@@ -211,9 +249,19 @@ class Evaluate:
             "peak_bytes": memory.peak_bytes(self.device),
         }
 
-    def _print_result(self, console: Console, setup: EvaluationSetup, result: JsonObject) -> None:
+    def _print_result(
+        self, console: Console, setup: EvaluationSetup, result: JsonObject
+    ) -> None:
         """Print the notes and the table of metrics."""
         task_notes = setup.evaluator.task.notes
-        print_notes(console, [*task_notes, *setup.notes, *search_notes(result), *setup.fallback_reasons()])
+        print_notes(
+            console,
+            [
+                *task_notes,
+                *setup.notes,
+                *search_notes(result),
+                *setup.fallback_reasons(),
+            ],
+        )
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         console.print(metrics_table(title, {setup.score: result}))

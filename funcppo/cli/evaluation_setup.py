@@ -17,7 +17,9 @@ from funcppo.cli.common import JsonObject, check_device
 from funcppo.cli.target import is_run_folder
 from funcppo.prover.config import ProverTaskConfig
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
     from torch import Tensor
 
@@ -35,8 +37,18 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait 
 
 POLICY_SCORES = ("success", "best-proof", "greedy")
 UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
-TUNING_SAMPLE_SIZE = 2048  # queries of the split on which the batch size is tuned
-MEMORY_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}  # bytes
+TUNING_SAMPLE_SIZE = (
+    2048  # queries of the split on which the batch size is tuned
+)
+MEMORY_UNITS = {
+    "": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +84,9 @@ class SearchStats:
     n_overflowed: int = 0
     """Candidates with a state that had more successors than fit."""
 
-    def add(self, result: SearchResult | None, active_row_steps: int, row_steps: int) -> None:
+    def add(
+        self, result: SearchResult | None, active_row_steps: int, row_steps: int
+    ) -> None:
         """Add one call of the scorer, whose result is None if it needed no search."""
         self.active_row_steps += active_row_steps
         self.row_steps += row_steps
@@ -97,7 +111,9 @@ class _Subject(NamedTuple):
 
     task: ProverTask
     score: str
-    policy_run: Run | None  # the run whose policy gives the scores; None for a score without a policy
+    policy_run: (
+        Run | None
+    )  # the run whose policy gives the scores; None for a score without a policy
 
 
 class _PolicyScorer(NamedTuple):
@@ -136,12 +152,19 @@ def prepare_evaluation(options: Evaluate) -> EvaluationSetup:
         _check_memory(memory_limit, options.device)
     else:
         split = getattr(task.dataset, options.split)
-        scorer, notes = _make_policy_scorer(policy_run, score, split, memory_limit, search_stats)
-        fallback_reasons = partial(scorers.graph_fallback_notes, policy_run.evaluate_step)
+        scorer, notes = _make_policy_scorer(
+            policy_run, score, split, memory_limit, search_stats
+        )
+        fallback_reasons = partial(
+            scorers.graph_fallback_notes, policy_run.evaluate_step
+        )
         task = with_ranking_on(task, "cpu")
 
     protocol = RankingProtocol(
-        sides=ranked_sides(task), n_negatives=n_negatives, score_unprovable=score == "greedy", seed=options.seed
+        sides=ranked_sides(task),
+        n_negatives=n_negatives,
+        score_unprovable=score == "greedy",
+        seed=options.seed,
     )
     subject = _Subject(task, score, policy_run)
     return EvaluationSetup(
@@ -163,17 +186,27 @@ def search_notes(result: JsonObject) -> list[str]:
     """
     lines = []
     if result["peak_bytes"] > result["memory_limit_bytes"]:
-        lines.append(f"the peak of {result['peak_bytes'] / 1e6:,.0f} MB exceeds the limit of --memory")
+        lines.append(
+            f"the peak of {result['peak_bytes'] / 1e6:,.0f} MB exceeds the limit of --memory"
+        )
     if "row_steps" not in result:
         return lines
 
-    lines.append(f"slot utilisation: {result['active_fraction']:.1%} of {result['row_steps']:,} row-steps")
+    lines.append(
+        f"slot utilisation: {result['active_fraction']:.1%} of {result['row_steps']:,} row-steps"
+    )
     if result["n_pruned"]:
-        lines.append(f"the beam pruned partial proofs of {result['n_pruned']:,} candidates")
+        lines.append(
+            f"the beam pruned partial proofs of {result['n_pruned']:,} candidates"
+        )
     if result["n_overflowed"]:
-        lines.append(f"successors of {result['n_overflowed']:,} candidates did not fit")
+        lines.append(
+            f"successors of {result['n_overflowed']:,} candidates did not fit"
+        )
     if result["n_missed"]:
-        lines.append(f"{result['n_missed']:,} provable answers were not found by the search")
+        lines.append(
+            f"{result['n_missed']:,} provable answers were not found by the search"
+        )
     return lines
 
 
@@ -182,7 +215,9 @@ def _parse_negatives(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"--negatives {text}: expected all, or a number of 1 or more")
+        raise ValueError(
+            f"--negatives {text}: expected all, or a number of 1 or more"
+        )
     return int(text)
 
 
@@ -192,10 +227,14 @@ def _parse_memory(text: str | None, device: str) -> int:
 
     if text is None:
         return memory.total_bytes(device) * 3 // 4
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", text.strip().lower())
+    match = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", text.strip().lower()
+    )
     if match is None or match[2] not in MEMORY_UNITS:
         units = ", ".join(unit for unit in MEMORY_UNITS if unit)
-        raise ValueError(f"--memory {text}: expected bytes, or a number with {units}")
+        raise ValueError(
+            f"--memory {text}: expected bytes, or a number with {units}"
+        )
     return int(float(match[1]) * MEMORY_UNITS[match[2]])
 
 
@@ -220,29 +259,53 @@ def _load_subject(options: Evaluate) -> _Subject:
         for name in ("rules", "height", "smoothing", "object_identity"):
             if getattr(options, name) not in (None, False):
                 option = name.replace("_", "-")
-                raise ValueError(f"--{option}: {options.target} is a trained run, which has its own")
+                raise ValueError(
+                    f"--{option}: {options.target} is a trained run, which has its own"
+                )
         run = training.open_run(Path(options.target), options.device)
         score = run.score if options.score == "auto" else options.score
-        return _Subject(run.task, score, run if score in POLICY_SCORES else None)
+        return _Subject(
+            run.task, score, run if score in POLICY_SCORES else None
+        )
 
     if options.score in POLICY_SCORES:
-        raise ValueError(f"--score {options.score}: {options.target} is no trained run, expected {UNTRAINED_SCORES}")
+        raise ValueError(
+            f"--score {options.score}: {options.target} is no trained run, expected {UNTRAINED_SCORES}"
+        )
     settings = ProverTaskConfig(
-        max_height=options.height, smoothing=options.smoothing, object_identity=options.object_identity
+        max_height=options.height,
+        smoothing=options.smoothing,
+        object_identity=options.object_identity,
     )
-    task = build_task(data.load(options.target, options.rules), settings, options.device)
-    return _Subject(task, "max-confidence" if options.score == "auto" else options.score, None)
+    task = build_task(
+        data.load(options.target, options.rules), settings, options.device
+    )
+    return _Subject(
+        task,
+        "max-confidence" if options.score == "auto" else options.score,
+        None,
+    )
 
 
 def _make_policy_scorer(
-    run: Run, score: str, split: np.ndarray, memory_limit: int, search_stats: SearchStats
+    run: Run,
+    score: str,
+    split: np.ndarray,
+    memory_limit: int,
+    search_stats: SearchStats,
 ) -> _PolicyScorer:
     """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit."""
     from funcppo.evaluation import scorers
 
-    cfg, notes = _tune_batch_size(run, cast("ScoreName", score), split, memory_limit)
+    cfg, notes = _tune_batch_size(
+        run, cast("ScoreName", score), split, memory_limit
+    )
     scorer = scorers.make_policy_scorer(
-        cfg, run.task, run.state.best_params, run.evaluate_step, on_scored=search_stats.add
+        cfg,
+        run.task,
+        run.state.best_params,
+        run.evaluate_step,
+        on_scored=search_stats.add,
     )
     return _PolicyScorer(scorer, notes)
 
@@ -263,14 +326,20 @@ def _tune_batch_size(
     if not len(split):
         return cfg, []
 
-    sample = torch.unique(torch.from_numpy(split[:TUNING_SAMPLE_SIZE]), dim=0).to(task.kb.facts.device)
+    sample = torch.unique(
+        torch.from_numpy(split[:TUNING_SAMPLE_SIZE]), dim=0
+    ).to(task.kb.facts.device)
     if scorers.needs_search(task, cfg):
         make_step = partial(scorers.make_search_step, run.run_config.device)
-        cfg, trials = autotune.tune_slots(cfg, inference_world(task), params, sample, memory_limit, make_step)
+        cfg, trials = autotune.tune_slots(
+            cfg, inference_world(task), params, sample, memory_limit, make_step
+        )
         batch = f"{cfg.slots} slots, {cfg.rows_per_step} rows a step"
     else:
         world = scorers.with_derivations(task, sample)
-        cfg, trials = autotune.tune_chunk_size(cfg, world, params, sample, memory_limit)
+        cfg, trials = autotune.tune_chunk_size(
+            cfg, world, params, sample, memory_limit
+        )
         batch = f"chunks of {cfg.chunk_size} candidates"
 
     best = autotune.select_trial(trials)
@@ -279,13 +348,20 @@ def _tune_batch_size(
     return cfg, [f"{batch}, {speed}, {memory}"]
 
 
-def _build_evaluator(options: Evaluate, subject: _Subject, scorer: Scorer, protocol: RankingProtocol) -> Evaluator:
+def _build_evaluator(
+    options: Evaluate,
+    subject: _Subject,
+    scorer: Scorer,
+    protocol: RankingProtocol,
+) -> Evaluator:
     """The evaluator; its proofs are those of the policy, or without a policy the smallest ones."""
     from funcppo.evaluation.beam_search import UNPROVED_PENALTY
     from funcppo.evaluation.evaluator import Evaluator
 
     # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
-    proof_threshold = UNPROVED_PENALTY if subject.score == "greedy" else -float("inf")
+    proof_threshold = (
+        UNPROVED_PENALTY if subject.score == "greedy" else -float("inf")
+    )
     return Evaluator(
         task=subject.task,
         protocol=protocol,
@@ -296,7 +372,9 @@ def _build_evaluator(options: Evaluate, subject: _Subject, scorer: Scorer, proto
     )
 
 
-def _make_prover(options: Evaluate, subject: _Subject) -> Callable[[Tensor], Proof | None]:
+def _make_prover(
+    options: Evaluate, subject: _Subject
+) -> Callable[[Tensor], Proof | None]:
     """A function from an answer to its proof; to None if no file holds the proofs."""
     from funcppo.evaluation import explain
 
@@ -307,14 +385,22 @@ def _make_prover(options: Evaluate, subject: _Subject) -> Callable[[Tensor], Pro
     run = subject.policy_run
     if run is None:
         return partial(explain.smallest_proof, subject.task, program=program)
-    return partial(explain.most_probable_proof, subject.task, run.cfg, run.state.best_params, program=program)
+    return partial(
+        explain.most_probable_proof,
+        subject.task,
+        run.cfg,
+        run.state.best_params,
+        program=program,
+    )
 
 
 def _no_proof(atom: Tensor) -> None:
     """Return None."""
 
 
-def _log_settings(options: Evaluate, subject: _Subject, n_negatives: int | None) -> JsonObject:
+def _log_settings(
+    options: Evaluate, subject: _Subject, n_negatives: int | None
+) -> JsonObject:
     """What the rank of a query depends on, beside the split."""
     run = subject.policy_run
     return {
@@ -324,7 +410,9 @@ def _log_settings(options: Evaluate, subject: _Subject, n_negatives: int | None)
         "smoothing": subject.task.cfg.smoothing,
         "object_identity": subject.task.cfg.object_identity,
         "score": subject.score,
-        "params_digest": None if run is None else _digest(run.state.best_params),
+        "params_digest": None
+        if run is None
+        else _digest(run.state.best_params),
         "negatives": n_negatives,
         "seed": options.seed,
         "all_scores": options.all_scores,

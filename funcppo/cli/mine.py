@@ -26,7 +26,9 @@ from funcppo.cli.console import (
 from funcppo.cli.options import JsonOutput
 from funcppo.mining.config import MiningConfig
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     from rich.console import Console
 
     from funcppo.data import Dataset
@@ -66,7 +68,9 @@ class Mine:
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
     votes_per_fact: int = _DEFAULT.votes_per_fact
     """Keep a rule if it is among the N best rules for at least one fact that it derives."""
-    time_limit: Annotated[float | None, arg(metavar="SECONDS")] = _DEFAULT.time_limit
+    time_limit: Annotated[float | None, arg(metavar="SECONDS")] = (
+        _DEFAULT.time_limit
+    )
     """Stop searching for rules after this many seconds; the counts of the rules found are then completed, and the file
     is written. Default: no limit."""
     max_rows: int = _DEFAULT.max_rows
@@ -92,7 +96,12 @@ class Mine:
         from funcppo.experiment import rule_cache
 
         start = time.perf_counter()
-        cfg = MiningConfig(**{field.name: getattr(self, field.name) for field in fields(MiningConfig)})
+        cfg = MiningConfig(
+            **{
+                field.name: getattr(self, field.name)
+                for field in fields(MiningConfig)
+            }
+        )
         to_stdout = str(self.out) == "-"
         self._check_outputs()
         rules, counts, result = self._mine(cfg)
@@ -103,7 +112,9 @@ class Mine:
             rule_cache.write_rule_file(self.out, rules, counts, self.format)
 
         notes = [*result.notes, *compatibility_notes(rules, self.format)]
-        summary = _summarise(self, rules, result, notes, time.perf_counter() - start)
+        summary = _summarise(
+            self, rules, result, notes, time.perf_counter() - start
+        )
         console = make_console(to_stdout or self.json == "-")
         print_notes(console, (*rules.notes, *notes))
         if len(rules.rules):
@@ -120,10 +131,17 @@ class Mine:
         """Check the files to write, before any work."""
         if str(self.out) != "-":
             check_output_path("--out", self.out)
-        if self.json is not None and Path(self.json).resolve() == self.out.resolve():
-            raise ValueError(f"--json {self.json}: expected another file than that of --out")
+        if (
+            self.json is not None
+            and Path(self.json).resolve() == self.out.resolve()
+        ):
+            raise ValueError(
+                f"--json {self.json}: expected another file than that of --out"
+            )
 
-    def _mine(self, cfg: MiningConfig) -> tuple[Dataset, RuleStatistics, MiningResult]:
+    def _mine(
+        self, cfg: MiningConfig
+    ) -> tuple[Dataset, RuleStatistics, MiningResult]:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.data import load
         from funcppo.experiment import rule_cache
@@ -135,10 +153,18 @@ class Mine:
             def show_stage(stage: str) -> None:
                 update_status(status, stage)
 
-            return rule_cache.mine_dataset(dataset, cfg, self.device, show_stage)
+            return rule_cache.mine_dataset(
+                dataset, cfg, self.device, show_stage
+            )
 
 
-def _summarise(options: Mine, rules: Dataset, result: MiningResult, notes: list[str], seconds: float) -> JsonObject:
+def _summarise(
+    options: Mine,
+    rules: Dataset,
+    result: MiningResult,
+    notes: list[str],
+    seconds: float,
+) -> JsonObject:
     """The JSON of --json."""
     is_path = result.rules.end_constants[:, 0] == 0
     has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
@@ -150,7 +176,9 @@ def _summarise(options: Mine, rules: Dataset, result: MiningResult, notes: list[
         "dataset": rules.name,
         "n_facts": len(rules.facts),
         "n_rules": len(rules.rules),
-        "n_path_rules_by_length": {str(length): n for length, n in sorted(n_by_length.items())},
+        "n_path_rules_by_length": {
+            str(length): n for length, n in sorted(n_by_length.items())
+        },
         "n_constant_rules": int((~is_path).sum()),
         "n_candidate_rules": result.n_candidates,
         "n_estimated_rules": int(has_error.sum()),
@@ -162,11 +190,19 @@ def _summarise(options: Mine, rules: Dataset, result: MiningResult, notes: list[
     }
 
 
-def _print_summary(console: Console, rules: Dataset, counts: RuleStatistics, summary: JsonObject) -> None:
+def _print_summary(
+    console: Console,
+    rules: Dataset,
+    counts: RuleStatistics,
+    summary: JsonObject,
+) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
-    kinds = [f"{n} of length {length}" for length, n in summary["n_path_rules_by_length"].items()]
+    kinds = [
+        f"{n} of length {length}"
+        for length, n in summary["n_path_rules_by_length"].items()
+    ]
     if summary["n_constant_rules"]:
         kinds.append(f"{summary['n_constant_rules']} with constants")
     console.print(
@@ -179,4 +215,6 @@ def _print_summary(console: Console, rules: Dataset, counts: RuleStatistics, sum
         body_pairs = counts.body_pairs[i]
         confidence = support / max(body_pairs, 1)
         rule = format_rule(rules, rules.rules[i])
-        console.print(f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f}  {rule}")
+        console.print(
+            f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f}  {rule}"
+        )

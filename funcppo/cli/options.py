@@ -32,7 +32,9 @@ from tyro.constructors import (
 from funcppo.config import PPOConfig
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
-TargetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="RUN|DATASET")]
+TargetArgument: TypeAlias = Annotated[
+    Positional[str], arg(metavar="RUN|DATASET")
+]
 OptionalFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
 JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
 
@@ -57,7 +59,9 @@ class Program(Protocol):
 ProgramT = TypeVar("ProgramT", bound=Program)
 
 
-def parse_options(program: type[ProgramT], arguments: Sequence[str], prog: str | None = None) -> ProgramT:
+def parse_options(
+    program: type[ProgramT], arguments: Sequence[str], prog: str | None = None
+) -> ProgramT:
     """Return a program with the options of a command line.
 
     Args:
@@ -68,7 +72,9 @@ def parse_options(program: type[ProgramT], arguments: Sequence[str], prog: str |
     Raises:
       SystemExit: after --help, with status 0; after a bad option, whose error is on standard error.
     """
-    return tyro.cli(program, prog=prog, args=arguments, registry=_make_registry())
+    return tyro.cli(
+        program, prog=prog, args=arguments, registry=_make_registry()
+    )
 
 
 def _make_registry() -> ConstructorRegistry:
@@ -89,7 +95,11 @@ def _make_registry() -> ConstructorRegistry:
         if not isinstance(spec, StructConstructorSpec):
             return None
         hidden = HIDDEN_OPTIONS.get(info.type, set())
-        fields = tuple(_style_field(field) for field in spec.fields if field.name not in hidden)
+        fields = tuple(
+            _style_field(field)
+            for field in spec.fields
+            if field.name not in hidden
+        )
         return dataclasses.replace(spec, fields=fields)
 
     registry.struct_rule(style_dataclass)
@@ -99,14 +109,21 @@ def _make_registry() -> ConstructorRegistry:
 def _style_field(field: StructFieldSpec) -> StructFieldSpec:
     """A field with a uniform metavar, a help text without line breaks, and no `--no-` twin of a flag that is off."""
     describe = _one_line(field.helptext)
-    settings = [arg(metavar=_metavar(field.type), help_behavior_hint=_default_hint(describe))]
+    settings = [
+        arg(
+            metavar=_metavar(field.type),
+            help_behavior_hint=_default_hint(describe),
+        )
+    ]
     if field.default is False:
         settings.append(FlagCreatePairsOff)
     styled_type = Annotated[(field.type, *settings)]  # pyright: ignore[reportInvalidTypeForm]
     return dataclasses.replace(field, type=styled_type, helptext=describe)
 
 
-def _one_line(helptext: str | Callable[[], str | None] | None) -> Callable[[], str | None]:
+def _one_line(
+    helptext: str | Callable[[], str | None] | None,
+) -> Callable[[], str | None]:
     """The help text of a field on one line: the docstring below a field has the line breaks of the source."""
 
     def describe() -> str | None:
@@ -131,9 +148,17 @@ def _metavar(annotation: object) -> str | None:
     """The metavar of a type, None where an annotation or tyro gives one."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
-        metavars = [value.metavar for value in metadata if getattr(value, "metavar", None)]
+        metavars = [
+            value.metavar
+            for value in metadata
+            if getattr(value, "metavar", None)
+        ]
         return metavars[-1] if metavars else _metavar(inner)
     if get_origin(annotation) in (Union, types.UnionType):
-        members = [member for member in get_args(annotation) if member is not type(None)]
+        members = [
+            member
+            for member in get_args(annotation)
+            if member is not type(None)
+        ]
         return _metavar(members[0]) if len(members) == 1 else None
     return METAVARS.get(annotation) if isinstance(annotation, type) else None

@@ -13,7 +13,9 @@ from funcppo.cli.common import JsonObject, write_json
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.cli.target import fixpoint_progress, open_dataset
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
     from rich.console import Console
     from torch import Tensor
@@ -43,7 +45,9 @@ class Provable:
     """Rule file to use instead of the data set's own rules. Default: the data set's rules."""
     split: Literal["test", "valid", "train"] = "test"
     """Split whose triples are counted; train counts facts derivable from other facts, at height 1."""
-    height: Annotated[int | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")] = None
+    height: Annotated[
+        int | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")
+    ] = None
     """Number of steps of the immediate-consequence operator T_P, or fixpoint for all. Default: 3, and 1 with --split
     train."""
     object_identity: bool = False
@@ -65,7 +69,9 @@ class Provable:
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules)
         if not len(dataset.rules) and len(dataset.test):
-            raise ValueError(f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
+            raise ValueError(
+                f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none"
+            )
 
         result = _count(self, dataset, max_height)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
@@ -79,7 +85,9 @@ class Provable:
     def _max_height(self) -> int | None:
         """The number of steps of T_P; None for all."""
         if self.max_atoms < 1:
-            raise ValueError(f"--max-atoms {self.max_atoms}: expected 1 or more")
+            raise ValueError(
+                f"--max-atoms {self.max_atoms}: expected 1 or more"
+            )
         if self.split == "train":
             if self.height not in (None, 1):
                 raise ValueError(
@@ -90,11 +98,15 @@ class Provable:
             return None
         max_height = DEFAULT_HEIGHT if self.height is None else self.height
         if max_height < 1:
-            raise ValueError(f"--height {max_height}: expected 1 or more, or fixpoint")
+            raise ValueError(
+                f"--height {max_height}: expected 1 or more, or fixpoint"
+            )
         return max_height
 
 
-def _count(options: Provable, dataset: Dataset, max_height: int | None) -> JsonObject:
+def _count(
+    options: Provable, dataset: Dataset, max_height: int | None
+) -> JsonObject:
     """The JSON of --json, without the total time."""
     from funcppo.logic import fixpoint, kb
 
@@ -104,7 +116,10 @@ def _count(options: Provable, dataset: Dataset, max_height: int | None) -> JsonO
 
     with fixpoint_progress() as progress:
         knowledge_base, sizes = kb.build(
-            dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates
+            dataset.facts,
+            dataset.rules,
+            n_constants=dataset.n_constants,
+            n_predicates=dataset.n_predicates,
         )
         model = fixpoint.least_model(
             knowledge_base,
@@ -117,9 +132,13 @@ def _count(options: Provable, dataset: Dataset, max_height: int | None) -> JsonO
 
         n_derivable: dict[str, int] = {}
         if is_train:
-            n_derivable["1"] = _count_leave_one_out(knowledge_base, sizes, split, options.object_identity)
+            n_derivable["1"] = _count_leave_one_out(
+                knowledge_base, sizes, split, options.object_identity
+            )
         elif not is_program:
-            n_derivable = _count_by_height(knowledge_base, model, split, max_height)
+            n_derivable = _count_by_height(
+                knowledge_base, model, split, max_height
+            )
 
     # Steps beyond the fixpoint derive nothing.
     n_atoms = list(model.n_atoms_after_step)
@@ -128,7 +147,9 @@ def _count(options: Provable, dataset: Dataset, max_height: int | None) -> JsonO
 
     n_known_facts = 0
     if not is_train:
-        n_known_facts = int((fixpoint.atom_height(model, _as_tensor(split)) == 0).sum())
+        n_known_facts = int(
+            (fixpoint.atom_height(model, _as_tensor(split)) == 0).sum()
+        )
     return {
         "dataset": dataset.name,
         "split": None if is_program and not is_train else options.split,
@@ -149,7 +170,10 @@ def _count(options: Provable, dataset: Dataset, max_height: int | None) -> JsonO
 
 
 def _count_by_height(
-    knowledge_base: KnowledgeBase, model: LeastModel, split: np.ndarray, max_height: int | None
+    knowledge_base: KnowledgeBase,
+    model: LeastModel,
+    split: np.ndarray,
+    max_height: int | None,
 ) -> dict[str, int]:
     """The number of atoms of a split that are derivable within each height.
 
@@ -166,7 +190,9 @@ def _count_by_height(
 
     if model.stop_reason:
         last_height += 1
-        derived_next = query_answering.derived_in_next_step(knowledge_base, model, atoms)
+        derived_next = query_answering.derived_in_next_step(
+            knowledge_base, model, atoms
+        )
         height = height.where((height >= 0) | ~derived_next, last_height)
 
     counts = {}
@@ -176,7 +202,10 @@ def _count_by_height(
 
 
 def _count_leave_one_out(
-    knowledge_base: KnowledgeBase, sizes: KBSizes, split: np.ndarray, object_identity: bool
+    knowledge_base: KnowledgeBase,
+    sizes: KBSizes,
+    split: np.ndarray,
+    object_identity: bool,
 ) -> int:
     """The number of facts of a split that a rule derives from other facts."""
     import torch
@@ -186,7 +215,12 @@ def _count_leave_one_out(
 
     fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
     is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
-    for part in iter_consequences(knowledge_base, sizes, leave_one_out=True, object_identity=object_identity):
+    for part in iter_consequences(
+        knowledge_base,
+        sizes,
+        leave_one_out=True,
+        object_identity=object_identity,
+    ):
         is_derived = is_derived.index_fill(0, part.fact[part.fact >= 0], True)
     return int(is_derived[fact_row].sum())
 
@@ -205,12 +239,17 @@ def _print_table(result: JsonObject) -> None:
     from funcppo.cli.console import make_console
 
     console = make_console(use_stderr=False)
-    console.print(f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules")
+    console.print(
+        f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
+    )
 
     table = Table()
     headings = ["height", "atoms"]
     if result["n_derivable_by_height"]:
-        headings += [f"{result['split']} derivable", f"of {result['n_queries']:,}"]
+        headings += [
+            f"{result['split']} derivable",
+            f"of {result['n_queries']:,}",
+        ]
     for heading in headings:
         table.add_column(heading, justify="right")
     for cells in _table_rows(result):
@@ -225,11 +264,17 @@ def _table_rows(result: JsonObject) -> list[list[str]]:
     n_queries = result["n_queries"]
     n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
     if len(result["n_derivable_by_height"]) == len(n_atoms):
-        n_atoms.append("too many")  # the step that was evaluated for the split only
+        n_atoms.append(
+            "too many"
+        )  # the step that was evaluated for the split only
 
     rows = []
     for step, atoms in enumerate(n_atoms):
-        n_derivable = result["n_known_facts"] if step == 0 else result["n_derivable_by_height"].get(str(step), 0)
+        n_derivable = (
+            result["n_known_facts"]
+            if step == 0
+            else result["n_derivable_by_height"].get(str(step), 0)
+        )
         fraction = f"{n_derivable / n_queries:.4f}" if n_queries else ""
         rows.append([str(step), atoms, f"{n_derivable:,}", fraction])
     return rows

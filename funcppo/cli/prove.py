@@ -20,18 +20,24 @@ from funcppo.data.lexer import tokenize_line
 from funcppo.data.writers import proof_names
 from funcppo.prover.config import ProverTaskConfig
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     from funcppo.logic.fixpoint import LeastModel
     from funcppo.logic.kb import KBSizes, KnowledgeBase
     from funcppo.logic.proof import Proof
     from funcppo.logic.query_answering import QueryResult
 
 MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
-MAX_FAILED_RULES = 5  # rules that match a refuted query, in the text and in the JSON
+MAX_FAILED_RULES = (
+    5  # rules that match a refuted query, in the text and in the JSON
+)
 EXIT_STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
 EMPTY_GRAPH = "digraph proof {\n}\n"
 
-Atom: TypeAlias = tuple[int, ...]  # predicate and arguments, padded to the width of the data set
+Atom: TypeAlias = tuple[
+    int, ...
+]  # predicate and arguments, padded to the width of the data set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,9 @@ class Prove:
         if self.height is not None and self.height < 0:
             raise ValueError(f"--height {self.height}: expected 0 or more")
         if self.max_atoms < 1:
-            raise ValueError(f"--max-atoms {self.max_atoms}: expected 1 or more")
+            raise ValueError(
+                f"--max-atoms {self.max_atoms}: expected 1 or more"
+            )
 
         dataset = open_dataset(self.target, self.rules)
         atom = tuple(int(term) for term in parse_query(dataset, self.query))
@@ -87,7 +95,9 @@ class Prove:
         if not variables:
             report = _prove_ground(self, dataset, atom)
         elif self.format == "dot":
-            raise ValueError(f"query {self.query!r}: expected no variables for --format dot, which draws one proof")
+            raise ValueError(
+                f"query {self.query!r}: expected no variables for --format dot, which draws one proof"
+            )
         else:
             report = _answer_open(self, dataset, atom, variables)
 
@@ -109,7 +119,11 @@ class _Report(NamedTuple):
 
 def _variable_names(query: str) -> list[str]:
     """The names of the variables by first occurrence; every `_` is a variable of its own, _0, _1, ..."""
-    tokens = [token.text for token in tokenize_line(query)[1:] if token.kind == "variable"]
+    tokens = [
+        token.text
+        for token in tokenize_line(query)[1:]
+        if token.kind == "variable"
+    ]
     names = [f"_{i}" if text == "_" else text for i, text in enumerate(tokens)]
     return list(dict.fromkeys(names))
 
@@ -117,14 +131,22 @@ def _variable_names(query: str) -> list[str]:
 def _print_ambiguous_names(dataset: Dataset, variables: Sequence[str]) -> None:
     """Print a note for each variable that is spelt like an entity."""
     for name in set(variables) & set(dataset.entities):
-        print(f"note: {name} is a variable here; the entity is '{name}', in single quotes", file=sys.stderr)
+        print(
+            f"note: {name} is a variable here; the entity is '{name}', in single quotes",
+            file=sys.stderr,
+        )
 
 
 def _build_knowledge_base(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
     """The facts and rules of a data set as tensors."""
     from funcppo.logic import kb
 
-    return kb.build(dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates)
+    return kb.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+    )
 
 
 def _fixpoint_fields(options: Prove, model: LeastModel) -> JsonObject:
@@ -147,7 +169,11 @@ def _height_text(max_height: int | None) -> str:
 
 def _object_identity_text(result: JsonObject) -> str:
     """Object identity as a part of a sentence."""
-    return " with different constants for different variables" if result["object_identity"] else ""
+    return (
+        " with different constants for different variables"
+        if result["object_identity"]
+        else ""
+    )
 
 
 # A query without variables.
@@ -156,7 +182,9 @@ def _object_identity_text(result: JsonObject) -> str:
 class _FailedRules(NamedTuple):
     """Why no rule derives an atom."""
 
-    rules: list[JsonObject]  # of the first rules that match: id, text, and the goals of the body without an answer
+    rules: list[
+        JsonObject
+    ]  # of the first rules that match: id, text, and the goals of the body without an answer
     n_matching: int  # rules whose head matches the atom
 
 
@@ -180,10 +208,16 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     best_proof = policy_proof or found.proof
     failed = _FailedRules([], 0)
     if best_proof is None:
-        failed = _failed_rules(options, dataset, knowledge_base, sizes, found.model, atom)
+        failed = _failed_rules(
+            options, dataset, knowledge_base, sizes, found.model, atom
+        )
 
     names = proof_names(dataset)
-    result = {**_ground_fields(dataset, atom, found), "proof": None, "proof_by": None}
+    result = {
+        **_ground_fields(dataset, atom, found),
+        "proof": None,
+        "proof_by": None,
+    }
     if best_proof:
         result["proof"] = jsonlib.loads(proof.to_json(best_proof, *names))
         result["proof_by"] = "policy" if policy_proof else "T_P"
@@ -191,23 +225,34 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     result |= _fixpoint_fields(options, found.model)
 
     if options.format == "dot":
-        return _Report(result, proof.to_dot(best_proof, *names) if best_proof else EMPTY_GRAPH)
+        return _Report(
+            result,
+            proof.to_dot(best_proof, *names) if best_proof else EMPTY_GRAPH,
+        )
     lines = [_headline(result, failed.n_matching)]
     if best_proof:
-        lines.append("the policy's most probable proof, p of each choice:" if policy_proof else "")
+        lines.append(
+            "the policy's most probable proof, p of each choice:"
+            if policy_proof
+            else ""
+        )
         lines.append(proof.to_text(best_proof, *names).rstrip("\n"))
     elif not found.is_fact:
         lines += _explain_refutation(failed)
     return _Report(result, "\n".join(lines) + "\n")
 
 
-def _ground_fields(dataset: Dataset, atom: Atom, found: QueryResult) -> JsonObject:
+def _ground_fields(
+    dataset: Dataset, atom: Atom, found: QueryResult
+) -> JsonObject:
     """The part of the JSON that holds the verdict. A known fact is proved, whatever else derives it."""
     derived_verdict = found.verdict.name.lower()
     verdict = "proved" if found.is_fact else derived_verdict
     answers = []
     if verdict == "proved":
-        answers.append(_answer(dataset, atom, 0 if found.is_fact else found.height, []))
+        answers.append(
+            _answer(dataset, atom, 0 if found.is_fact else found.height, [])
+        )
     return {
         "query": format_atom(dataset, np.array(atom)),
         "verdict": verdict,
@@ -234,16 +279,25 @@ def _policy_proof(options: Prove, atom: Atom) -> Proof | None:
         return None
     if options.height is not None and options.height < run.task.max_height:
         return None
-    return explain.most_probable_proof(run.task, run.cfg, run.state.best_params, torch.tensor(atom))
+    return explain.most_probable_proof(
+        run.task, run.cfg, run.state.best_params, torch.tensor(atom)
+    )
 
 
 def _failed_rules(
-    options: Prove, dataset: Dataset, knowledge_base: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom
+    options: Prove,
+    dataset: Dataset,
+    knowledge_base: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atom: Atom,
 ) -> _FailedRules:
     """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies."""
     from funcppo.logic import query_answering
 
-    matching = query_answering.matching_rules(knowledge_base, sizes, atom, object_identity=options.object_identity)
+    matching = query_answering.matching_rules(
+        knowledge_base, sizes, atom, object_identity=options.object_identity
+    )
     rules = []
     if options.height != 0:  # at height 0 no rule is applied
         for instance in matching[:MAX_FAILED_RULES]:
@@ -253,7 +307,9 @@ def _failed_rules(
                 {
                     "rule": rule,
                     "rule_text": format_rule(dataset, dataset.rules[rule]),
-                    "unsatisfied_goals": [format_atom(dataset, np.array(goal)) for goal in goals],
+                    "unsatisfied_goals": [
+                        format_atom(dataset, np.array(goal)) for goal in goals
+                    ],
                 }
             )
     return _FailedRules(rules, len(matching))
@@ -269,11 +325,17 @@ def _headline(result: JsonObject, n_matching: int) -> str:
     else:
         next_step = len(result["n_atoms_after_step"])
         limits = _height_text(next_step) + _object_identity_text(result)
-        reason = f"no proof{limits}; {result['stop_reason']} (--max-atoms raises it)"
+        reason = (
+            f"no proof{limits}; {result['stop_reason']} (--max-atoms raises it)"
+        )
 
     if not result["is_fact"]:
         return f"{verdict}: {result['query']}: {reason}"
-    derived = "also derived from other facts" if verdict == "proved" else "from other facts"
+    derived = (
+        "also derived from other facts"
+        if verdict == "proved"
+        else "from other facts"
+    )
     return f"proved: {result['query']}: stated as a fact; {derived}, {reason}"
 
 
@@ -282,7 +344,9 @@ def _refutation_text(result: JsonObject, n_matching: int) -> str:
     n_atoms = result["n_atoms_after_step"]
     n_steps = len(n_atoms) - 1
     is_limited = n_matching > 0 and not result["fixpoint"]
-    limits = _height_text(result["max_height"] if is_limited else None) + _object_identity_text(result)
+    limits = _height_text(
+        result["max_height"] if is_limited else None
+    ) + _object_identity_text(result)
 
     fixpoint = ""
     if result["fixpoint"] and n_matching:
@@ -299,7 +363,9 @@ def _explain_refutation(failed: _FailedRules) -> list[str]:
     lines = []
     for row in failed.rules:
         lines.append(f"rule {row['rule']}: {row['rule_text']}")
-        lines.append(f"    nothing derived satisfies {', '.join(row['unsatisfied_goals'])}")
+        lines.append(
+            f"    nothing derived satisfies {', '.join(row['unsatisfied_goals'])}"
+        )
     n_more = failed.n_matching - len(failed.rules)
     if n_more and failed.rules:
         lines.append(f"... and {n_more} more rules whose heads match it")
@@ -309,7 +375,9 @@ def _explain_refutation(failed: _FailedRules) -> list[str]:
 # A query with variables.
 
 
-def _answer_open(options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]) -> _Report:
+def _answer_open(
+    options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]
+) -> _Report:
     """Answer a query with variables; the answers of the smallest height come first."""
     from funcppo.logic import fixpoint
 
@@ -346,11 +414,15 @@ def _answer_open(options: Prove, dataset: Dataset, atom: Atom, variables: Sequen
     return _Report(result, _answers_text(options, result))
 
 
-def _named_places(dataset: Dataset, atom: Atom, variables: Sequence[str]) -> list[tuple[int, str]]:
+def _named_places(
+    dataset: Dataset, atom: Atom, variables: Sequence[str]
+) -> list[tuple[int, str]]:
     """The place of the first occurrence of each variable in the atom, with its name; without those named `_...`."""
     places = []
     for i, name in enumerate(variables):
-        variable = dataset.n_constants + 1 + i  # ids of variables follow those of constants, by first occurrence
+        variable = (
+            dataset.n_constants + 1 + i
+        )  # ids of variables follow those of constants, by first occurrence
         if not name.startswith("_"):
             places.append((atom.index(variable, 1), name))
     return places
@@ -382,7 +454,12 @@ def _answers_text(options: Prove, result: JsonObject) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _answer(dataset: Dataset, atom: Atom, height: int | None, bindings: Sequence[tuple[int, str]]) -> JsonObject:
+def _answer(
+    dataset: Dataset,
+    atom: Atom,
+    height: int | None,
+    bindings: Sequence[tuple[int, str]],
+) -> JsonObject:
     """One answer as JSON: its text, its arguments, the value of each named variable, the least height of a proof.
 
     Args:

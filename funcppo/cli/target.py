@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcppo.data import Dataset, load
-from funcppo.experiment.config import CONFIG_FILE
+from funcppo.experiment.config import CONFIG_FILE, read_config
 
 if TYPE_CHECKING:
     from funcppo.logic.fixpoint import StepCallback
@@ -34,10 +34,10 @@ def open_dataset(target: str, rules: str | None) -> Dataset:
       ValueError: the target is neither a run nor a data set, or `rules` is given for a run.
     """
     if is_run_folder(target):
-        from funcppo.experiment.training import read_config
-
         if rules is not None:
-            raise ValueError(f"--rules {rules}: {target} is a trained run, expected the rules it was trained with")
+            raise ValueError(
+                f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
+            )
         run_config = read_config(Path(target))
         target = run_config.dataset
         rules = run_config.rules
@@ -60,6 +60,8 @@ def fixpoint_progress() -> Iterator[StepCallback]:
     with show_status(make_console(use_stderr=True), "reading") as status:
 
         def show_step(step: int, n_atoms: int, seconds: float) -> None:
-            update_status(status, f"T_P step {step}: {n_atoms:,} atoms, {seconds:.1f} s")
+            update_status(
+                status, f"T_P step {step}: {n_atoms:,} atoms, {seconds:.1f} s"
+            )
 
         yield show_step

@@ -36,11 +36,15 @@ from funcppo.experiment.config import (
     MINED_RULES_FILE,
     RESULTS_FILE,
     RunConfig,
+    read_config,
+    write_config,
 )
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     from rich.console import Console
 
     from funcppo.experiment.training import Run
@@ -83,7 +87,9 @@ class Train:
     """Random seed of the initial weights, the training queries and the actions."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to train on."""
-    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = "auto"
+    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
+        "auto"
+    )
     """How the training step is executed. one-graph: a minibatch update (forward, loss, backward, clipping, Adam)
     compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
     compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
@@ -124,23 +130,33 @@ class Train:
         Returns:
           The exit status.
         """
-        if self.cache_dir is not None:  # the compilers read these when they are imported
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir.absolute() / "inductor")
-            os.environ["TRITON_CACHE_DIR"] = str(self.cache_dir.absolute() / "triton")
+        if (
+            self.cache_dir is not None
+        ):  # the compilers read these when they are imported
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+                self.cache_dir.absolute() / "inductor"
+            )
+            os.environ["TRITON_CACHE_DIR"] = str(
+                self.cache_dir.absolute() / "triton"
+            )
 
         import torch
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
         run = self._resume_run() if self.resume else self._start_run(console)
-        torch.set_float32_matmul_precision("high" if run.run_config.precision == "high" else "highest")
+        torch.set_float32_matmul_precision(
+            "high" if run.run_config.precision == "high" else "highest"
+        )
         _print_run(console, run)
 
         trained = self._train(run, console)
         if not trained.is_finished:
             update = int(trained.run.state.train_state.update)
             command = f"funcppo train {self.dataset} --out {self.out} --resume"
-            console.print(f"interrupted after update {update}; `{command}` continues")
+            console.print(
+                f"interrupted after update {update}; `{command}` continues"
+            )
             return EXIT_INTERRUPTED
 
         results = _evaluate(trained.run, time.perf_counter() - start)
@@ -155,9 +171,11 @@ class Train:
         """The run in the folder, where its checkpoint left it."""
         from funcppo.experiment import training
 
-        stored = training.read_config(self.out)
+        stored = read_config(self.out)
         if stored.dataset != absolute_or_name(self.dataset):
-            raise ValueError(f"{self.out}: expected a run on {self.dataset}, got a run on {stored.dataset}")
+            raise ValueError(
+                f"{self.out}: expected a run on {self.dataset}, got a run on {stored.dataset}"
+            )
         check_device(stored.device)
         return training.prepare_run(stored, self.out, resume=True)
 
@@ -166,7 +184,9 @@ class Train:
         from funcppo.experiment import training
 
         if (self.out / CONFIG_FILE).exists() and not self.overwrite:
-            raise ValueError(f"{self.out}: holds a run already: expected --resume, --overwrite or another folder")
+            raise ValueError(
+                f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
+            )
         check_device(self.device)
         config = self._with_rules(self._run_config(), console)
         run = training.prepare_run(config, self.out, resume=False)
@@ -174,12 +194,15 @@ class Train:
         self.out.mkdir(parents=True, exist_ok=True)
         for name in (CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
             (self.out / name).unlink(missing_ok=True)
-        training.write_config(config, self.out)
+        write_config(config, self.out)
         return run
 
     def _run_config(self) -> RunConfig:
         """The settings of the run; paths are absolute, so that it can be resumed from any folder."""
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(RunConfig)}
+        settings = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(RunConfig)
+        }
         settings["dataset"] = absolute_or_name(self.dataset)
         settings["rules"] = self.rules and absolute_or_name(self.rules)
         return RunConfig(**settings)
@@ -202,13 +225,19 @@ class Train:
                 update_status(status, f"mining rules: {stage}")
 
             cached, note = rule_cache.get_or_mine_rules(
-                dataset, MiningConfig(), config.device, show_stage, self.cache_dir
+                dataset,
+                MiningConfig(),
+                config.device,
+                show_stage,
+                self.cache_dir,
             )
         print_notes(console, [note])
 
         self.out.mkdir(parents=True, exist_ok=True)
         rule_file = self.out / MINED_RULES_FILE
-        write_atomically(rule_file, lambda file: file.write(cached.read_bytes()))
+        write_atomically(
+            rule_file, lambda file: file.write(cached.read_bytes())
+        )
         return dataclasses.replace(config, rules=str(rule_file))
 
     def _train(self, run: Run, console: Console) -> _TrainingResult:
@@ -225,14 +254,28 @@ class Train:
 
             with progress_bar(console) as bar, defer_interrupt() as interrupt:
                 first_update = int(run.state.train_state.update)
-                bar_task = bar.add_task("training", total=n_updates, completed=first_update, note="")
-                updates = training.train(run, self.out, captured, lambda: interrupt.requested, monitor)
+                bar_task = bar.add_task(
+                    "training", total=n_updates, completed=first_update, note=""
+                )
+                updates = training.train(
+                    run,
+                    self.out,
+                    captured,
+                    lambda: interrupt.requested,
+                    monitor,
+                )
                 for run, numbers in updates:
                     logger.report_changes(run.state.train_state, numbers)
                     best = f"best valid {metric} {float(run.state.best_valid_metric):.4f}"
                     note = f"return {numbers['episode_return']:.3f}  {best}"
-                    bar.update(bar_task, completed=int(run.state.train_state.update), note=note)
-        return _TrainingResult(run, int(run.state.train_state.update) >= n_updates)
+                    bar.update(
+                        bar_task,
+                        completed=int(run.state.train_state.update),
+                        note=note,
+                    )
+        return _TrainingResult(
+            run, int(run.state.train_state.update) >= n_updates
+        )
 
 
 def absolute_or_name(name: str) -> str:
@@ -254,7 +297,9 @@ def _print_run(console: Console, run: Run) -> None:
         print_notes(console, ["no test split; the test evaluation is skipped"])
 
 
-def _prepare_train_step(run: Run, monitor: Monitor, console: Console) -> CapturedStep[TrainState, Metrics]:
+def _prepare_train_step(
+    run: Run, monitor: Monitor, console: Console
+) -> CapturedStep[TrainState, Metrics]:
     """Compile and capture the training step as the run's strategy asks for."""
     from funcppo.experiment import training
 
@@ -273,14 +318,18 @@ class _CompileLogger:
       counts: the monitor's counts when they were last printed.
     """
 
-    def __init__(self, monitor: Monitor, console: Console, log_compiles: bool) -> None:
+    def __init__(
+        self, monitor: Monitor, console: Console, log_compiles: bool
+    ) -> None:
         self.monitor = monitor
         self.console = console
         self.log_compiles = log_compiles
         self.counts: JsonObject = {}
         self.is_first_update = True
 
-    def report_changes(self, state: TrainState, numbers: dict[str, float]) -> None:
+    def report_changes(
+        self, state: TrainState, numbers: dict[str, float]
+    ) -> None:
         """Print what has changed since the last update.
 
         Args:
@@ -295,7 +344,9 @@ class _CompileLogger:
         if self.log_compiles:
             self._print_counts()
 
-    def _print_warnings(self, state: TrainState, numbers: dict[str, float]) -> None:
+    def _print_warnings(
+        self, state: TrainState, numbers: dict[str, float]
+    ) -> None:
         """Print warnings on compilations, buffers that have moved, and minibatches that were skipped."""
         warnings = []
         recompilation = self.monitor.warning()
@@ -309,18 +360,26 @@ class _CompileLogger:
 
         n_skipped = numbers["n_nonfinite_minibatches"]
         if n_skipped:
-            warnings.append(f"{n_skipped:.0f} minibatches skipped: loss or gradient not finite")
+            warnings.append(
+                f"{n_skipped:.0f} minibatches skipped: loss or gradient not finite"
+            )
         for warning in warnings:
             self.console.print(f"warning: {warning}", style="yellow")
 
     def _print_counts(self) -> None:
         """Print the monitor's report if a count has changed; times alone always change."""
         report = self.monitor.report()
-        counts = {name: value for name, value in report.items() if not name.endswith("_ms")}
+        counts = {
+            name: value
+            for name, value in report.items()
+            if not name.endswith("_ms")
+        }
         if counts == self.counts:
             return
         self.counts = counts
-        text = ", ".join(f"{name} {_format_value(value)}" for name, value in report.items())
+        text = ", ".join(
+            f"{name} {_format_value(value)}" for name, value in report.items()
+        )
         self.console.print(f"compiles and graphs: {text}")
 
 
@@ -354,7 +413,10 @@ def _evaluate(run: Run, training_seconds: float) -> JsonObject:
         "test": test_metrics,
         "seconds": training_seconds,  # until training ended, validation included
         "notes": list(run.notes),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
         "device": run.run_config.device,
     }
 
@@ -370,11 +432,19 @@ def _test_metrics(run: Run) -> dict[str, JsonObject]:
 
     metrics = {}
     for name in (f"exists@{task.max_height}", "max-confidence", "noisy-or"):
-        ranked = ranking.rank_split(task, test, scorers.make_untrained_scorer(task, name), protocol)
-        metrics[name] = ranking.summarise_ranking(ranked, list(task.dataset.predicates), with_auc=task.is_countries)
+        ranked = ranking.rank_split(
+            task, test, scorers.make_untrained_scorer(task, name), protocol
+        )
+        metrics[name] = ranking.summarise_ranking(
+            ranked, list(task.dataset.predicates), with_auc=task.is_countries
+        )
     initial_params = training.initial_params(run)
-    metrics[f"{run.score}, untrained"] = training.evaluate_policy(run, initial_params, test, protocol)
-    metrics[f"{run.score}, trained"] = training.evaluate_policy(run, run.state.best_params, test, protocol)
+    metrics[f"{run.score}, untrained"] = training.evaluate_policy(
+        run, initial_params, test, protocol
+    )
+    metrics[f"{run.score}, trained"] = training.evaluate_policy(
+        run, run.state.best_params, test, protocol
+    )
     return metrics
 
 
@@ -383,15 +453,27 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
     from funcppo.evaluation import scorers
 
     if results["test"]:
-        candidates = "tails among the five regions" if run.task.is_countries else "filtered, all entities, both sides"
-        console.print(metrics_table(f"test ({candidates}, expected ties)", results["test"]))
+        candidates = (
+            "tails among the five regions"
+            if run.task.is_countries
+            else "filtered, all entities, both sides"
+        )
+        console.print(
+            metrics_table(
+                f"test ({candidates}, expected ties)", results["test"]
+            )
+        )
 
     notes = scorers.graph_fallback_notes(run.evaluate_step)
     rate = results["false_negative_rate"]
     if rate is not None:
-        notes.append(f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)")
+        notes.append(
+            f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)"
+        )
     if int(run.state.best_update) == 0:
-        notes.append("no update ranked valid better than the untrained policy, whose parameters are kept")
+        notes.append(
+            "no update ranked valid better than the untrained policy, whose parameters are kept"
+        )
     print_notes(console, notes)
     _print_proof(run, console)
 
@@ -408,9 +490,14 @@ def _print_proof(run: Run, console: Console) -> None:
     split = dataset.test if len(dataset.test) else dataset.train
     for row in split[:MAX_PROOF_QUERIES]:
         atom = torch.from_numpy(row).long()
-        found = explain.most_probable_proof(run.task, run.cfg, run.state.best_params, atom)
+        found = explain.most_probable_proof(
+            run.task, run.cfg, run.state.best_params, atom
+        )
         if found is not None:
             console.print("a proof:")
             console.print(proof.to_text(found, *proof_names(dataset)))
             return
-    console.print(f"none of the first {MAX_PROOF_QUERIES} queries has a proof", style="dim")
+    console.print(
+        f"none of the first {MAX_PROOF_QUERIES} queries has a proof",
+        style="dim",
+    )

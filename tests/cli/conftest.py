@@ -12,6 +12,16 @@ def trained(tmp_path_factory):
     """The folder of a run of four updates on Countries S1."""
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        args = ("train", "countries_s1", "--out", out, "--steps", "128", "--strategy", "eager", *SMALL)
+        args = (
+            "train",
+            "countries_s1",
+            "--out",
+            out,
+            "--steps",
+            "128",
+            "--strategy",
+            "eager",
+            *SMALL,
+        )
         assert funcppo(monkeypatch, *args) == 0
     return out

@@ -18,8 +18,26 @@ from funcppo.cli.provable import Provable
 from funcppo.cli.prove import Prove
 
 # Options that make a training run small.
-SMALL = ["--ppo.n-envs", "8", "--ppo.n-steps", "4", "--ppo.n-minibatches", "2", "--prover.embed-dim", "4"]
-SMALL += ["--prover.hidden-dim", "8", "--n-validations", "2", "--n-validation-queries", "6", "--score", "best-proof"]
+SMALL = [
+    "--ppo.n-envs",
+    "8",
+    "--ppo.n-steps",
+    "4",
+    "--ppo.n-minibatches",
+    "2",
+    "--prover.embed-dim",
+    "4",
+]
+SMALL += [
+    "--prover.hidden-dim",
+    "8",
+    "--n-validations",
+    "2",
+    "--n-validation-queries",
+    "6",
+    "--score",
+    "best-proof",
+]
 
 
 def funcppo(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
@@ -47,7 +65,9 @@ def doctor(*args: str) -> int:
     return parse_options(Doctor, args).run()
 
 
-def json_of(capsys: pytest.CaptureFixture[str], program: Callable[..., int], *args: str) -> tuple[int, dict[str, Any]]:
+def json_of(
+    capsys: pytest.CaptureFixture[str], program: Callable[..., int], *args: str
+) -> tuple[int, dict[str, Any]]:
     """The exit status and what `--json -` prints: nothing else may be on standard output."""
     capsys.readouterr()
     status = program(*args, "--json", "-")
@@ -56,4 +76,9 @@ def json_of(capsys: pytest.CaptureFixture[str], program: Callable[..., int], *ar
 
 def contains(text: str, pattern: str) -> bool:
     """Whether the pattern occurs in the text; `...` in the pattern stands for anything."""
-    return re.search(".*".join(re.escape(part) for part in pattern.split("...")), text) is not None
+    return (
+        re.search(
+            ".*".join(re.escape(part) for part in pattern.split("...")), text
+        )
+        is not None
+    )

@@ -47,7 +47,9 @@ def test_a_name_is_neither_markup_nor_an_emoji(name, capsys):
         assert expected in output
 
 
-def test_text_goes_to_standard_error_where_standard_output_is_for_a_machine(capsys):
+def test_text_goes_to_standard_error_where_standard_output_is_for_a_machine(
+    capsys,
+):
     make_console(use_stderr=True).print("text")
     assert capsys.readouterr() == ("", "text\n")
     make_console(use_stderr=False).print("text")
@@ -60,12 +62,19 @@ def test_output_to_a_file_is_not_folded_to_a_terminal(monkeypatch):
 
 
 def test_a_table_has_the_columns_that_some_score_has(capsys):
-    table = metrics_table("test", {"a": METRICS, "b": METRICS | {"auc_pr": 0.125}})
+    table = metrics_table(
+        "test", {"a": METRICS, "b": METRICS | {"auc_pr": 0.125}}
+    )
     make_console(use_stderr=False).print(table)
-    rows = [line.split() for line in output_of(capsys).splitlines() if line.strip()]
+    rows = [
+        line.split() for line in output_of(capsys).splitlines() if line.strip()
+    ]
     assert rows[0] == ["test"]
     assert rows[1] == ["score", "mrr", "hits@1", "auc_pr", "ceiling", "queries"]
-    assert rows[3:] == [["a", "0.5000", "0.2500", "1.0000", "12"], ["b", "0.5000", "0.2500", "0.1250", "1.0000", "12"]]
+    assert rows[3:] == [
+        ["a", "0.5000", "0.2500", "1.0000", "12"],
+        ["b", "0.5000", "0.2500", "0.1250", "1.0000", "12"],
+    ]
 
 
 def test_a_closed_pipe_is_an_error_to_the_caller():
@@ -93,10 +102,18 @@ def test_a_progress_bar_shows_its_note(capsys):
 @pytest.fixture
 def folder(tmp_path):
     """A chain of names that look like markup."""
-    lines = [f"{a}\tp[/x]\t{b}\n{b}\t:smile:\t{a}\n" for a, b in zip(NAMES, [*NAMES[1:], NAMES[0]])]
+    lines = [
+        f"{a}\tp[/x]\t{b}\n{b}\t:smile:\t{a}\n"
+        for a, b in zip(NAMES, [*NAMES[1:], NAMES[0]])
+    ]
     data = tmp_path / "[bold]"
     data.mkdir()
-    texts = {"train": lines, "valid": lines[:1], "test": lines[:1], "rules": ["'p[/x]'(X,Y) :- ':smile:'(Y,X)\n"]}
+    texts = {
+        "train": lines,
+        "valid": lines[:1],
+        "test": lines[:1],
+        "rules": ["'p[/x]'(X,Y) :- ':smile:'(Y,X)\n"],
+    }
     for name, rows in texts.items():
         (data / f"{name}.txt").write_text("".join(rows))
     return data
@@ -105,15 +122,35 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["mine", "{data}", "--out", "{data}/[rules].tsv", "--min-support", "1"], "'p[/x]'(X, Y) :- :smile:(Y, X)"),
+        (
+            [
+                "mine",
+                "{data}",
+                "--out",
+                "{data}/[rules].tsv",
+                "--min-support",
+                "1",
+            ],
+            "'p[/x]'(X, Y) :- :smile:(Y, X)",
+        ),
         (["provable", "{data}"], "[bold]: "),
         (["prove", "{data}", "'p[/x]'('[/x]', '[bold]')"], "stated as a fact"),
-        (["prove", "{data}", "'p[/x]'('[/x]', '[/x]')"], "refuted: 'p[/x]'('[/x]', '[/x]')"),
-        (["prove", "{data}", "'p[/x]'(X, ':smile:')"], "'p[/x]'('[bold]', :smile:)"),
+        (
+            ["prove", "{data}", "'p[/x]'('[/x]', '[/x]')"],
+            "refuted: 'p[/x]'('[/x]', '[/x]')",
+        ),
+        (
+            ["prove", "{data}", "'p[/x]'(X, ':smile:')"],
+            "'p[/x]'('[bold]', :smile:)",
+        ),
         (["evaluate", "{data}", "--score", "exists@1"], "[bold], test"),
     ],
 )
-def test_a_program_prints_names_that_look_like_markup(arguments, expected, folder, monkeypatch, capsys):
-    status = funcppo(monkeypatch, *(argument.format(data=folder) for argument in arguments))
+def test_a_program_prints_names_that_look_like_markup(
+    arguments, expected, folder, monkeypatch, capsys
+):
+    status = funcppo(
+        monkeypatch, *(argument.format(data=folder) for argument in arguments)
+    )
     assert status in (0, 1)
     assert expected in output_of(capsys)

@@ -13,24 +13,42 @@ from funcppo.runtime import compile as compilation
 from tests.cli.runner import doctor, json_of
 
 
-def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_use(monkeypatch, capsys):
+def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_use(
+    monkeypatch, capsys
+):
     """One that raises as soon as it is compiled; aot_eager, which compiles quickly, in Inductor's place."""
 
     def broken(*args, **kwargs):
         torch._dynamo.graph_break(msg="broken from outside")
         return train_step.minibatch_step(*args, **kwargs)
 
-    monkeypatch.setattr(train_step, "EAGER_PARTS", replace(train_step.EAGER_PARTS, minibatch_step=broken))
-    monkeypatch.setattr(compilation, "select_strategy", partial(compilation.select_strategy, backend="aot_eager"))
+    monkeypatch.setattr(
+        train_step,
+        "EAGER_PARTS",
+        replace(train_step.EAGER_PARTS, minibatch_step=broken),
+    )
+    monkeypatch.setattr(
+        compilation,
+        "select_strategy",
+        partial(compilation.select_strategy, backend="aot_eager"),
+    )
     status, report = json_of(capsys, doctor, "--device", "cpu")
     record = report["strategy"]
     (failure,) = record["failures"]
-    assert status == 0 and (record["strategy"], record["replay_mode"], record["device"]) == (
+    assert status == 0 and (
+        record["strategy"],
+        record["replay_mode"],
+        record["device"],
+    ) == (
         "two-graphs",
         "none",
         "cpu",
     )
-    assert (failure["name"], failure["error_type"], failure["torch_version"]) == (
+    assert (
+        failure["name"],
+        failure["error_type"],
+        failure["torch_version"],
+    ) == (
         "one-graph",
         "Unsupported",
         torch.__version__,
@@ -39,7 +57,10 @@ def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_
 
 def test_the_report_is_printed(monkeypatch, capsys):
     failure = compilation.Failure(
-        name="one-graph", error_type="Unsupported", message="[call] refused", torch_version="2.9"
+        name="one-graph",
+        error_type="Unsupported",
+        message="[call] refused",
+        torch_version="2.9",
     )
     record = compilation.StrategyRecord(
         strategy="two-graphs",
@@ -49,7 +70,9 @@ def test_the_report_is_printed(monkeypatch, capsys):
         backend="inductor",
         replay_mode="manual graph",
     )
-    monkeypatch.setattr("funcppo.cli.doctor.try_strategies", lambda device: record)
+    monkeypatch.setattr(
+        "funcppo.cli.doctor.try_strategies", lambda device: record
+    )
     assert doctor("--device", "cpu") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert f"torch {version('torch')}" in output
@@ -60,4 +83,8 @@ def test_the_report_is_printed(monkeypatch, capsys):
 def test_with_quick_it_tries_nothing(monkeypatch, capsys):
     monkeypatch.setattr("funcppo.cli.doctor.try_strategies", None)
     status, report = json_of(capsys, doctor, "--quick")
-    assert status == 0 and "strategy" not in report and report["torch"] == version("torch")
+    assert (
+        status == 0
+        and "strategy" not in report
+        and report["torch"] == version("torch")
+    )

@@ -18,13 +18,25 @@ from funcppo.cli.evaluation_setup import (
 from funcppo.evaluation import scorers
 from funcppo.runtime import memory
 
-RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "lost": 0}
-SEARCHED = RESULT | {"row_steps": 2000, "active_fraction": 0.5, "n_pruned": 0, "n_overflowed": 0}
+RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "n_missed": 0}
+SEARCHED = RESULT | {
+    "row_steps": 2000,
+    "active_fraction": 0.5,
+    "n_pruned": 0,
+    "n_overflowed": 0,
+}
 
 
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
-    [("1000", 1000), ("2GB", 2 * 10**9), ("2 gb", 2 * 10**9), ("1.5KiB", 1536), ("512MiB", 2**29), (" 3kb ", 3000)],
+    [
+        ("1000", 1000),
+        ("2GB", 2 * 10**9),
+        ("2 gb", 2 * 10**9),
+        ("1.5KiB", 1536),
+        ("512MiB", 2**29),
+        (" 3kb ", 3000),
+    ],
 )
 def test_memory_is_a_number_with_a_unit(text, n_bytes):
     assert evaluation_setup._parse_memory(text, "cpu") == n_bytes
@@ -32,7 +44,10 @@ def test_memory_is_a_number_with_a_unit(text, n_bytes):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "1 tonne", "1e3", "1.GB"])
 def test_memory_that_is_no_number_of_bytes_is_an_error(text):
-    with pytest.raises(ValueError, match="expected bytes, or a number with kb, mb, gb, kib, mib, gib"):
+    with pytest.raises(
+        ValueError,
+        match="expected bytes, or a number with kb, mb, gb, kib, mib, gib",
+    ):
         evaluation_setup._parse_memory(text, "cpu")
 
 
@@ -45,7 +60,9 @@ def test_negatives_are_all_or_a_number():
     assert evaluation_setup._parse_negatives("all") is None
     assert evaluation_setup._parse_negatives("50") == 50
     for text in ("0", "-1", "many", "1.5", ""):
-        with pytest.raises(ValueError, match="expected all, or a number of 1 or more"):
+        with pytest.raises(
+            ValueError, match="expected all, or a number of 1 or more"
+        ):
             evaluation_setup._parse_negatives(text)
 
 
@@ -60,17 +77,25 @@ def test_search_stats_add_up_call_by_call():
     )
     stats.add(result, 3, 8)
     stats.add(None, 1, 8)
-    assert stats.as_metrics() == {"row_steps": 16, "active_fraction": 0.25, "n_pruned": 2, "n_overflowed": 1}
+    assert stats.as_metrics() == {
+        "row_steps": 16,
+        "active_fraction": 0.25,
+        "n_pruned": 2,
+        "n_overflowed": 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("result", "notes"),
     [
         (RESULT, []),
-        (RESULT | {"peak_bytes": 3e6}, ["the peak of 3 MB exceeds the limit of --memory"]),
+        (
+            RESULT | {"peak_bytes": 3e6},
+            ["the peak of 3 MB exceeds the limit of --memory"],
+        ),
         (SEARCHED, ["slot utilisation: 50.0% of 2,000 row-steps"]),
         (
-            SEARCHED | {"n_pruned": 7, "n_overflowed": 8, "lost": 9},
+            SEARCHED | {"n_pruned": 7, "n_overflowed": 8, "n_missed": 9},
             [
                 "slot utilisation: 50.0% of 2,000 row-steps",
                 "the beam pruned partial proofs of 7 candidates",
@@ -80,28 +105,64 @@ def test_search_stats_add_up_call_by_call():
         ),
     ],
 )
-def test_notes_say_what_the_search_may_have_missed(result: dict[str, Any], notes: list[str]):
+def test_notes_say_what_the_search_may_have_missed(
+    result: dict[str, Any], notes: list[str]
+):
     assert search_notes(result) == notes
 
 
 def test_an_untrained_score_has_no_policy_and_no_search():
-    setup = prepare_evaluation(Evaluate(target="countries_s1", height=1, negatives="4", seed=5))
-    assert (setup.score, setup.notes, setup.fallback_reasons()) == ("max-confidence", [], [])
+    setup = prepare_evaluation(
+        Evaluate(target="countries_s1", height=1, negatives="4", seed=5)
+    )
+    assert (setup.score, setup.notes, setup.fallback_reasons()) == (
+        "max-confidence",
+        [],
+        [],
+    )
     protocol = setup.evaluator.protocol
-    assert (protocol.n_negatives, protocol.seed, protocol.score_unprovable) == (4, 5, False)
-    assert setup.log_settings["params"] is None and setup.log_settings["negatives"] == 4
+    assert (protocol.n_negatives, protocol.seed, protocol.score_unprovable) == (
+        4,
+        5,
+        False,
+    )
+    assert (
+        setup.log_settings["params_digest"] is None
+        and setup.log_settings["negatives"] == 4
+    )
     assert setup.evaluator.prove(torch.tensor([1, 1, 2])) is None
 
 
 def test_the_policy_of_a_run_is_tuned_and_identified(trained, monkeypatch):
-    setups = [prepare_evaluation(Evaluate(target=str(trained), score=score)) for score in ("auto", "greedy")]
+    setups = [
+        prepare_evaluation(Evaluate(target=str(trained), score=score))
+        for score in ("auto", "greedy")
+    ]
     assert [setup.score for setup in setups] == ["best-proof", "greedy"]
-    assert [setup.evaluator.protocol.score_unprovable for setup in setups] == [False, True]
-    assert setups[0].log_settings["params"] == setups[1].log_settings["params"] is not None
+    assert [setup.evaluator.protocol.score_unprovable for setup in setups] == [
+        False,
+        True,
+    ]
+    assert (
+        setups[0].log_settings["params_digest"]
+        == setups[1].log_settings["params_digest"]
+        is not None
+    )
     assert all(
         "of 4,000 MB" in "".join(setup.notes)
-        for setup in [prepare_evaluation(Evaluate(target=str(trained), memory="4GB"))]
+        for setup in [
+            prepare_evaluation(Evaluate(target=str(trained), memory="4GB"))
+        ]
     )
-    monkeypatch.setattr(scorers, "graph_fallback_notes", lambda step: ["not replayed"])
-    assert prepare_evaluation(Evaluate(target=str(trained))).fallback_reasons() == ["not replayed"]
-    assert prepare_evaluation(Evaluate(target=str(trained), score="noisy-or")).log_settings["params"] is None
+    monkeypatch.setattr(
+        scorers, "graph_fallback_notes", lambda step: ["not replayed"]
+    )
+    assert prepare_evaluation(
+        Evaluate(target=str(trained))
+    ).fallback_reasons() == ["not replayed"]
+    assert (
+        prepare_evaluation(
+            Evaluate(target=str(trained), score="noisy-or")
+        ).log_settings["params_digest"]
+        is None
+    )

@@ -14,7 +14,20 @@ from funcppo import cli
 from funcppo.cli.options import DatasetArgument, parse_options
 from tests.cli.runner import funcppo
 
-METAVARS = {"DATASET", "RUN", "RUN|DATASET", "QUERY", "FILE", "FILE|-", "DIR", "N", "X", "SECONDS", "BYTES", "NAME"}
+METAVARS = {
+    "DATASET",
+    "RUN",
+    "RUN|DATASET",
+    "QUERY",
+    "FILE",
+    "FILE|-",
+    "DIR",
+    "N",
+    "X",
+    "SECONDS",
+    "BYTES",
+    "NAME",
+}
 METAVARS |= {"all|N", "N|fixpoint"}
 
 
@@ -75,13 +88,19 @@ def test_every_option_has_a_uniform_metavar_and_a_default(name, help_of):
         is_flag = metavar.startswith("--")
         is_choice = metavar.startswith("{") and metavar.endswith("}")
         assert is_flag or is_choice or metavar in METAVARS, option
-        assert re.search(r"Default: |\(default: (?!None|True|False).+\)$|\(required\)$", text), (option, text)
+        assert re.search(
+            r"Default: |\(default: (?!None|True|False).+\)$|\(required\)$", text
+        ), (option, text)
 
 
 @pytest.mark.parametrize("name", cli.PROGRAMS)
 def test_only_a_flag_that_is_on_has_a_twin_that_turns_it_off(name, help_of):
     for option, text in help_of(name).items():
-        assert "--no-" not in option or "Default: on." in text or "(default: on)" in text, option
+        assert (
+            "--no-" not in option
+            or "Default: on." in text
+            or "(default: on)" in text
+        ), option
 
 
 def test_the_number_of_updates_is_no_option_of_train(help_of):
@@ -92,9 +111,17 @@ def test_the_number_of_updates_is_no_option_of_train(help_of):
 
 def test_the_options_of_train(help_of):
     options = help_of("train")
-    assert options["--strategy {auto,one-graph,two-graphs,forward,eager}"].endswith("(default: auto)")
+    assert options[
+        "--strategy {auto,one-graph,two-graphs,forward,eager}"
+    ].endswith("(default: auto)")
     assert options["--steps N"].endswith("(default: 120000)")
-    assert {"DATASET", "--out RUN", "--resume", "--ppo.gamma X", "--prover.max-height N"} <= options.keys()
+    assert {
+        "DATASET",
+        "--out RUN",
+        "--resume",
+        "--ppo.gamma X",
+        "--prover.max-height N",
+    } <= options.keys()
     assert "--ppo.half-value-loss, --ppo.no-half-value-loss" in options
 
 
@@ -135,7 +162,12 @@ def test_the_style_of_options(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         parse_options(Example, ["--help"], prog="example")
     assert not stop.value.code
-    assert read_help(capsys.readouterr().out) == {
+    output = capsys.readouterr().out
+    assert (
+        "A text that goes on (on the next line) and --on the third. (required)"
+        in output
+    )  # on one line
+    assert read_help(output) == {
         "-h, --help": "show this help message and exit",
         "DATASET": "A text that goes on (on the next line) and --on the third. (required)",
         "--count N": "Number of things to count. (default: 3)",
@@ -152,8 +184,28 @@ def test_the_style_of_options(monkeypatch, capsys):
 
 def test_options_are_parsed():
     assert parse_options(Example, ["s"]) == Example(data="s")
-    arguments = ["s", "--count", "4", "--limit", "0.5", "--folder", "f", "--kind", "b", "--off", "--no-on"]
-    expected = Example(data="s", count=4, limit=0.5, folder=Path("f"), kind="b", off=True, on=False)
+    arguments = [
+        "s",
+        "--count",
+        "4",
+        "--limit",
+        "0.5",
+        "--folder",
+        "f",
+        "--kind",
+        "b",
+        "--off",
+        "--no-on",
+    ]
+    expected = Example(
+        data="s",
+        count=4,
+        limit=0.5,
+        folder=Path("f"),
+        kind="b",
+        off=True,
+        on=False,
+    )
     assert parse_options(Example, arguments) == expected
     assert parse_options(Example, ["s", "--limit", "None"]).limit is None
 

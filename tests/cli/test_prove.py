@@ -62,15 +62,21 @@ def test_a_refutation_names_the_goals_that_nothing_satisfies(world, capsys):
 def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, capsys):
     assert prove(world, "path(a, 'D')") == 0
     out = capsys.readouterr().out
-    assert out.startswith("proved: path(a, 'D'): stated as a fact; also derived from other facts, at height 3\n")
+    assert out.startswith(
+        "proved: path(a, 'D'): stated as a fact; also derived from other facts, at height 3\n"
+    )
     assert "├─ path(a, c)      by rule 0" in out
     assert prove(world, "path('D', 'D')") == 0
     out = capsys.readouterr().out
-    assert out.startswith("proved: path('D', 'D'): stated as a fact; from other facts, no proof exists (fixpoint")
+    assert out.startswith(
+        "proved: path('D', 'D'): stated as a fact; from other facts, no proof exists (fixpoint"
+    )
     assert len(out.splitlines()) == 1
 
 
-def test_with_object_identity_different_variables_are_different_constants(world, capsys):
+def test_with_object_identity_different_variables_are_different_constants(
+    world, capsys
+):
     """a -> b -> c -> a: only a rule whose X and Y are both a, or whose Z is, leads back to a."""
     assert prove(world, "path(a, a)", "--object-identity") == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -79,9 +85,15 @@ def test_with_object_identity_different_variables_are_different_constants(world,
     ]
     assert prove(world, "path(a, c)", "--object-identity") == 0
     capsys.readouterr()
-    status, found = json_of(capsys, prove, world, "path(a, X)", "--all", "--object-identity")
+    status, found = json_of(
+        capsys, prove, world, "path(a, X)", "--all", "--object-identity"
+    )
     assert (status, found["object_identity"]) == (0, True)
-    assert sorted(row["bindings"]["X"] for row in found["answers"]) == ["D", "b", "c"]
+    assert sorted(row["bindings"]["X"] for row in found["answers"]) == [
+        "D",
+        "b",
+        "c",
+    ]
     assert prove(world, "path(a, X)", "--object-identity") == 0
     assert capsys.readouterr().out.startswith(
         "3 answers to path(a, X) with different constants for different variables"
@@ -112,7 +124,10 @@ def test_a_dozen_answers_are_cut_without_all(tmp_path, capsys):
 def test_an_entity_spelt_like_a_variable_is_pointed_out(world, capsys):
     assert prove(world, "edge(c, D)") == 0
     seen = capsys.readouterr()
-    assert seen.err == "note: D is a variable here; the entity is 'D', in single quotes\n"
+    assert (
+        seen.err
+        == "note: D is a variable here; the entity is 'D', in single quotes\n"
+    )
     assert seen.out.startswith("2 answers")
 
 
@@ -195,13 +210,24 @@ def test_all_answers_are_those_of_prolog(name, tmp_path, capsys):
     dataset = load(path)
     names = list(zip(dataset.predicates, dataset.arities))
     for predicate, arity in names:
-        query = f"'{predicate}'" + (f"({', '.join('ABC'[:arity])})" if arity else "")
-        if not any(row[0] == predicate_id(dataset, predicate) for row in [*dataset.facts, *dataset.rules[:, 0]]):
+        query = f"'{predicate}'" + (
+            f"({', '.join('ABC'[:arity])})" if arity else ""
+        )
+        if not any(
+            row[0] == predicate_id(dataset, predicate)
+            for row in [*dataset.facts, *dataset.rules[:, 0]]
+        ):
             continue  # no clause: bad input
         status, found = json_of(capsys, prove, str(path), query, "--all")
         expected = swi_answers(path, names, query, arity)
-        assert sorted(tuple(answer["args"]) for answer in found["answers"]) == sorted(expected)
-        assert (status, found["n_answers"], found["complete"]) == (0 if expected else 1, len(expected), True)
+        assert sorted(
+            tuple(answer["args"]) for answer in found["answers"]
+        ) == sorted(expected)
+        assert (status, found["n_answers"], found["complete"]) == (
+            0 if expected else 1,
+            len(expected),
+            True,
+        )
         for answer in found["answers"]:
             assert answer["bindings"] == dict(zip("ABC", answer["args"]))
 
@@ -214,15 +240,24 @@ def swi_answers(path, names, query, arity):
     tables = "".join(f":- table '{p}'/{n}.\n" for p, n in names)
     variables = f"[{', '.join('ABC'[:arity])}]"
     goal = f"forall({query}, (atomic_list_concat({variables}, '\\t', L), writeln(L)))"
-    empty = "".join(f"'{p}'" + (f"({', '.join('ABC'[:n])})" if n else "") + " :- fail.\n" for p, n in names)
+    empty = "".join(
+        f"'{p}'" + (f"({', '.join('ABC'[:n])})" if n else "") + " :- fail.\n"
+        for p, n in names
+    )
     text = f":- style_check(-discontiguous).\n:- style_check(-singleton).\n{tables}{empty}"
     other = path.with_name("tabled.pl")
     other.write_text(text + path.read_text())
     done = subprocess.run(
-        ["swipl", "-q", "-g", goal, "-t", "halt", str(other)], capture_output=True, text=True, timeout=60
+        ["swipl", "-q", "-g", goal, "-t", "halt", str(other)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
-    return [tuple(line.split("\t")) if arity else () for line in done.stdout.splitlines()]
+    return [
+        tuple(line.split("\t")) if arity else ()
+        for line in done.stdout.splitlines()
+    ]
 
 
 # exit statuses, and what is printed for machines
@@ -247,9 +282,18 @@ def swi_answers(path, names, query, arity):
 )
 def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
     assert prove(world, query, *options) == status
-    assert capsys.readouterr().out.split()[0] in ("proved:", "refuted:", "unknown:", "at", *"0123456789")
+    assert capsys.readouterr().out.split()[0] in (
+        "proved:",
+        "refuted:",
+        "unknown:",
+        "at",
+        *"0123456789",
+    )
     again, result = json_of(capsys, prove, world, query, *options)
-    assert (again, result["verdict"]) == (status, {0: "proved", 1: "refuted", 3: "unknown"}[status])
+    assert (again, result["verdict"]) == (
+        status,
+        {0: "proved", 1: "refuted", 3: "unknown"}[status],
+    )
     assert result["complete"] == (result["stop_reason"] == "")
 
 
@@ -258,13 +302,33 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
     dataset = load(world)
     found = proof_.from_json(json.dumps(result["proof"]))
     facts = {tuple(fact) for fact in dataset.facts.tolist()}
-    limits = dict(n_constants=dataset.n_constants, max_height=result["height"], leave_one_out=True)
-    assert proof_.check_proof(found, facts, dataset.rules.tolist(), **limits) == []
-    assert proof_.check_proof(found, facts - {tuple(dataset.facts[0].tolist())}, dataset.rules.tolist(), **limits) != []
-    assert result["proof"]["nodes"][0]["goal_text"] == result["query"] == "path(a, a)"
+    limits = dict(
+        n_constants=dataset.n_constants,
+        max_height=result["height"],
+        leave_one_out=True,
+    )
+    assert (
+        proof_.check_proof(found, facts, dataset.rules.tolist(), **limits) == []
+    )
+    assert (
+        proof_.check_proof(
+            found,
+            facts - {tuple(dataset.facts[0].tolist())},
+            dataset.rules.tolist(),
+            **limits,
+        )
+        != []
+    )
+    assert (
+        result["proof"]["nodes"][0]["goal_text"]
+        == result["query"]
+        == "path(a, a)"
+    )
 
 
-def test_a_file_for_the_json_leaves_the_text_where_it_is(world, tmp_path, capsys):
+def test_a_file_for_the_json_leaves_the_text_where_it_is(
+    world, tmp_path, capsys
+):
     assert prove(world, "path(a, a)", "--json", str(tmp_path / "out.json")) == 0
     text = capsys.readouterr().out
     assert text.startswith("proved: path(a, a)")
@@ -301,7 +365,11 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
 def test_a_bad_query_is_one_line(world, query, expected):
     with pytest.raises(ValueError, match="query") as error:
         prove(world, query)
-    assert expected in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
+    assert (
+        expected in str(error.value)
+        and "\n" not in str(error.value)
+        and len(str(error.value)) < 300
+    )
 
 
 @pytest.mark.parametrize(
@@ -327,11 +395,17 @@ def test_a_bad_program_is_one_line(tmp_path, text, expected):
     assert expected in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(tmp_path, capsys):
+def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(
+    tmp_path, capsys
+):
     path = tmp_path / "chain.pl"
-    path.write_text("p0(a).\n" + "".join(f"p{i + 1}(X) :- p{i}(X).\n" for i in range(1000)))
+    path.write_text(
+        "p0(a).\n" + "".join(f"p{i + 1}(X) :- p{i}(X).\n" for i in range(1000))
+    )
     assert prove(str(path), "p1000(a)") == 0
-    assert capsys.readouterr().out.startswith("proved: p1000(a): at height 1000\n")
+    assert capsys.readouterr().out.startswith(
+        "proved: p1000(a): at height 1000\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -348,7 +422,9 @@ def test_a_bad_option_is_one_line(world, options, expected):
 
 
 def test_a_graph_of_many_answers_is_refused(world):
-    with pytest.raises(ValueError, match="expected no variables for --format dot"):
+    with pytest.raises(
+        ValueError, match="expected no variables for --format dot"
+    ):
         prove(world, "path(a, X)", "--format", "dot")
 
 
@@ -357,14 +433,31 @@ def test_a_missing_target_is_one_line():
         prove("nowhere", "p(a)")
 
 
-def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
-    config = RunConfig(dataset="countries_s1", score="best-proof", prover=ProverTaskConfig(embed_dim=4, hidden_dim=4))
+def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
+    tmp_path, capsys
+):
+    config = RunConfig(
+        dataset="countries_s1",
+        score="best-proof",
+        prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
+    )
     training.write_config(config, tmp_path)
-    training.save_checkpoint(training.prepare_run(config, tmp_path, resume=False), tmp_path)
-    status, result = json_of(capsys, prove, str(tmp_path), "locatedIn(france, europe)")
+    training.save_checkpoint(
+        training.prepare_run(config, tmp_path, resume=False), tmp_path
+    )
+    status, result = json_of(
+        capsys, prove, str(tmp_path), "locatedIn(france, europe)"
+    )
     assert (status, result["proof_by"]) == (0, "policy")
     assert 0 < result["proof"]["nodes"][0]["probability"] < 1
-    assert json_of(capsys, prove, "countries_s1", "locatedIn(france, europe)")[1]["proof_by"] == "T_P"
+    assert (
+        json_of(capsys, prove, "countries_s1", "locatedIn(france, europe)")[1][
+            "proof_by"
+        ]
+        == "T_P"
+    )
     assert prove(str(tmp_path), "locatedIn(france, asia)") == 1
     with pytest.raises(ValueError, match="is a trained run"):
-        prove(str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt")
+        prove(
+            str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt"
+        )

@@ -26,27 +26,51 @@ def test_the_folder_of_a_run_holds_a_config(tmp_path):
     assert is_run_folder(str(tmp_path))
 
 
-def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(tmp_path, rule_file):
-    training.write_config(RunConfig(dataset="countries_s1", rules=rule_file), tmp_path)
+def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
+    tmp_path, rule_file
+):
+    training.write_config(
+        RunConfig(dataset="countries_s1", rules=rule_file), tmp_path
+    )
     dataset = open_dataset(str(tmp_path), None)
     expected = load("countries_s1", rule_file)
-    assert dataset.fingerprint == expected.fingerprint != load("countries_s1").fingerprint
-    with pytest.raises(ValueError, match="is a trained run, expected the rules it was trained with"):
+    assert (
+        dataset.fingerprint
+        == expected.fingerprint
+        != load("countries_s1").fingerprint
+    )
+    with pytest.raises(
+        ValueError,
+        match="is a trained run, expected the rules it was trained with",
+    ):
         open_dataset(str(tmp_path), rule_file)
 
 
 def test_the_rules_of_a_data_set_are_replaced_by_those_of_a_file(rule_file):
-    assert open_dataset("countries_s2", rule_file).rule_weights.tolist() == [0.5]
-    assert len(open_dataset("countries_s2", None).rules) == len(load("countries_s2").rules)
+    assert open_dataset("countries_s2", rule_file).rule_weights.tolist() == [
+        0.5
+    ]
+    assert len(open_dataset("countries_s2", None).rules) == len(
+        load("countries_s2").rules
+    )
 
 
-def test_the_notes_of_a_data_set_are_printed_on_standard_error(tmp_path, capsys):
+def test_the_notes_of_a_data_set_are_printed_on_standard_error(
+    tmp_path, capsys
+):
     """A relation of the valid split that no training triple has is worth a note."""
-    for name, text in {"train": "a\tr\tb\n", "valid": "a\ts\tc\n", "test": "a\tr\tb\n"}.items():
+    for name, text in {
+        "train": "a\tr\tb\n",
+        "valid": "a\ts\tc\n",
+        "test": "a\tr\tb\n",
+    }.items():
         (tmp_path / f"{name}.txt").write_text(text)
     dataset = open_dataset(str(tmp_path), None)
     assert dataset.notes
-    assert capsys.readouterr() == ("", "".join(f"note: {line}\n" for line in dataset.notes))
+    assert capsys.readouterr() == (
+        "",
+        "".join(f"note: {line}\n" for line in dataset.notes),
+    )
 
 
 def test_progress_off_a_terminal_prints_no_steps(capsys):
