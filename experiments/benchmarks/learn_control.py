@@ -32,7 +32,13 @@ from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward as mlp
 from funcppo.runtime.compile import STRATEGIES, StrategyRecord, select_strategy
-from funcppo.train_step import EAGER_PARTS, collect, init, train_step, vmap_parts
+from funcppo.train_step import (
+    EAGER_PARTS,
+    collect,
+    init,
+    train_step,
+    vmap_parts,
+)
 
 PENDULUM_REWARD_SCALE = 0.1  # its rewards reach -16 a step
 N_LAST_EPISODES = 100

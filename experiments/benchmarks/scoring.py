@@ -42,7 +42,12 @@ from funcppo.config import Config, PPOConfig
 from funcppo.evaluation import autotune, ranking, scorers
 from funcppo.evaluation.beam_search import SearchConfig
 from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.evaluation.slot_scheduler import evaluate_step, init_scheduler, score_by_width, width_schedule
+from funcppo.evaluation.slot_scheduler import (
+    evaluate_step,
+    init_scheduler,
+    score_by_width,
+    width_schedule,
+)
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.env import World

@@ -28,7 +28,7 @@ from funcppo.logic.kb import (
 )
 from funcppo.types import F64, I32, I64
 
-_HASH_MULTIPLIERS = 0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B  # odd; of `_hash_to_uniform`
+_HASH_MULTIPLIERS = (0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B)  # odd; for `_hash_to_uniform`
 
 
 class RestrictedStep(NamedTuple):
@@ -39,7 +39,10 @@ class RestrictedStep(NamedTuple):
 
 
 def priority_sample(
-    kb: KnowledgeBase, sizes: KBSizes, max_atoms: int, object_identity: bool = False
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    max_atoms: int,
+    object_identity: bool = False,
 ) -> I32[Tensor, "n W"]:
     """Sample atoms that one step of T_P derives and that are not facts, always the same ones.
 
@@ -56,13 +59,17 @@ def priority_sample(
     Source: Duffield, Lund and Thorup 2007, "Priority sampling for estimation of arbitrary subset sums", JACM 54(6).
     """
     confidence = rule_confidence(kb).to(torch.float64)
-    sample: list[_RankedAtoms] = [_RankedAtoms(kb.facts[:0], confidence[:0])]
+    no_atoms = _RankedAtoms(kb.facts[:0], confidence[:0])
+    sample: list[_RankedAtoms] = [no_atoms]
     n_held = 0
     max_rank = torch.inf
     for part in iter_consequences(kb, sizes, object_identity=object_identity):
         rank = _hash_to_uniform(part.atoms) / confidence[part.rule]
         is_candidate = (part.fact < 0) & (rank < max_rank)
-        candidates = _RankedAtoms(part.atoms[is_candidate], rank[is_candidate])
+        candidates = _RankedAtoms(
+            atoms=part.atoms[is_candidate],
+            rank=rank[is_candidate],
+        )
         sample.append(candidates)
         n_held += len(candidates.rank)
 
@@ -101,16 +108,18 @@ def restricted_step(
       None instead of both if there are more than `max_derivations` pairs.
     """
     start = time.perf_counter()
-    is_queried = _queried_arguments(queries, sizes)
+    is_queried = _queried_arguments(queries, sizes, kb.facts.device)
     sample_index = index_sorted_atoms(sample, sizes.n_predicates, sizes.n_constants)
 
     atom_parts = [kb.facts[:0]]
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0
     for part in iter_consequences(kb, sizes, leave_one_out=True, object_identity=object_identity):
-        is_candidate = is_queried[_argument_codes(part.atoms, sizes)].any(0)
+        is_fact = part.fact >= 0
+        codes = _argument_codes(part.atoms, sizes)
+        is_candidate = is_queried[codes].any(0)
         is_sampled = find_atoms(sample_index, sizes, part.atoms) >= 0
-        selected = (part.fact >= 0) | is_candidate | is_sampled
+        selected = is_fact | is_candidate | is_sampled
         atom_parts.append(part.atoms[selected])
         rule_parts.append(part.rule[selected])
         n_derivations += len(rule_parts[-1])
@@ -121,12 +130,21 @@ def restricted_step(
     rule = torch.cat(rule_parts)
     model = _partial_model(kb, sizes, atoms, start, object_identity)
     row = find_atoms(model.atom_index, sizes, atoms)
-    keys = torch.sort(row * sizes.n_rules + rule).values
-    return RestrictedStep(model, DerivabilityIndex(model.atom_index, model.height, keys))
+    keys = row * sizes.n_rules + rule
+    derivability_index = DerivabilityIndex(
+        atom_index=model.atom_index,
+        height=model.height,
+        derivation_keys=torch.sort(keys).values,
+    )
+    return RestrictedStep(model, derivability_index)
 
 
 def _partial_model(
-    kb: KnowledgeBase, sizes: KBSizes, derived: I32[Tensor, "n W"], start: float, object_identity: bool
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    derived: I32[Tensor, "n W"],
+    start: float,
+    object_identity: bool,
 ) -> LeastModel:
     """The model of the facts and of some atoms that one step derives; these in any order, perhaps more than once."""
     atoms = torch.cat([kb.facts, derived])
@@ -151,18 +169,22 @@ def _partial_model(
 # -- candidates of the queries
 
 
-def _queried_arguments(queries: I64[Tensor, "Q W"], sizes: KBSizes) -> Tensor:
+def _queried_arguments(queries: I64[Tensor, "Q W"], sizes: KBSizes, device: torch.device) -> Tensor:
     """A mask over all argument codes: true for those of the queries."""
-    n_codes = (sizes.atom_width - 1) * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
-    mask = torch.zeros(n_codes, dtype=torch.bool, device=queries.device)
-    return mask.index_fill(0, _argument_codes(queries, sizes).view(-1), True)
+    n_positions = sizes.atom_width - 1
+    n_codes = n_positions * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    nothing = torch.zeros(n_codes, dtype=torch.bool, device=device)
+    codes = _argument_codes(queries, sizes).view(-1)
+    return nothing.index_fill(0, codes, True)
 
 
 def _argument_codes(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> I64[Tensor, "J n"]:
     """One number for each argument of each atom, made of its position, the predicate and the constant."""
-    position = torch.arange(sizes.atom_width - 1, device=atoms.device)[:, None]
-    prefix = position * (sizes.n_predicates + 1) + atoms[:, 0]
-    return prefix * (sizes.n_constants + 1) + atoms[:, 1:].T
+    predicate = atoms[:, 0]
+    arguments = atoms[:, 1:].T
+    position = torch.arange(len(arguments), device=atoms.device)[:, None]
+    prefix = position * (sizes.n_predicates + 1) + predicate
+    return prefix * (sizes.n_constants + 1) + arguments
 
 
 # -- priority sampling
@@ -195,7 +217,9 @@ def _hash_to_uniform(atoms: I32[Tensor, "n W"]) -> F64[Tensor, "n"]:
     first, second = _HASH_MULTIPLIERS
     word = torch.zeros_like(atoms[:, 0], dtype=torch.int64)
     for column in atoms.unbind(1):
-        word = (word ^ column) * first
-        word = (word ^ (word >> 32)) * second
+        word = word ^ column
+        word = word * first
+        word = word ^ (word >> 32)
+        word = word * second
     high_bits = (word >> 32) & 0x7FFFFFFF
     return high_bits * 2.0**-31

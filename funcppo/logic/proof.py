@@ -90,11 +90,11 @@ def check_proof(
     if layout.unsupported:
         return [f"node {i}: supports itself or nothing" for i in layout.unsupported]
 
-    root = proof.nodes[0].goal
+    excluded_fact = proof.nodes[0].goal if leave_one_out else None
     for position, node in enumerate(proof.nodes):
         node_errors: list[str] = []
         if node.rule is None:
-            node_errors += _fact_errors(node, facts, root if leave_one_out else None)
+            node_errors += _fact_errors(node, facts, excluded_fact)
         else:
             height = layout.heights[position]
             node_errors += _rule_errors(proof, node, node.rule, rules, n_constants)
@@ -117,8 +117,9 @@ def _position_errors(proof: Proof) -> list[str]:
         return ["expected at least one node, got no nodes"]
     errors: list[str] = []
     for i, node in enumerate(proof.nodes):
-        if not all(0 < child < n_nodes for child in node.children):
-            errors.append(f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {list(node.children)}")
+        children = list(node.children)
+        if not all(0 < child < n_nodes for child in children):
+            errors.append(f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {children}")
     return errors
 
 
@@ -150,7 +151,8 @@ def _order_nodes(proof: Proof) -> _Layout:
             if not n_open_parents[child]:
                 order.append(child)
 
-    unsupported = sorted(set(range(len(nodes))) - set(order))
+    positions = set(range(len(nodes)))
+    unsupported = sorted(positions - set(order))
     return _Layout(heights, users, unsupported)
 
 
@@ -175,7 +177,11 @@ def _fact_errors(node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | Non
 
 
 def _rule_errors(
-    proof: Proof, node: Node, rule_id: int, rules: Sequence[Sequence[Sequence[int]]], n_constants: int
+    proof: Proof,
+    node: Node,
+    rule_id: int,
+    rules: Sequence[Sequence[Sequence[int]]],
+    n_constants: int,
 ) -> list[str]:
     """What is wrong with a node that applies a rule, compared with its children."""
     if not 0 <= rule_id < len(rules):
@@ -184,17 +190,23 @@ def _rule_errors(
 
     # The substitution binds exactly the variables of the rule, each to a constant.
     binding = dict(node.substitution)
-    variables = sorted({term for atom in atoms for term in atom[1:] if term > n_constants})
-    if [variable for variable, _ in node.substitution] != variables:
-        return [f"rule {rule_id} has the variables {variables}, got {list(node.substitution)}"]
+    variables: set[int] = set()
+    for atom in atoms:
+        variables.update(term for term in atom[1:] if term > n_constants)
+    bound_variables = [variable for variable, _ in node.substitution]
+    if bound_variables != sorted(variables):
+        return [f"rule {rule_id} has the variables {sorted(variables)}, got {list(node.substitution)}"]
     if not all(1 <= constant <= n_constants for constant in binding.values()):
         return [f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"]
 
     # Under the substitution, the head is the node's goal and the body atoms are the goals of its children.
     instance = [_substitute(atom, binding) for atom in atoms]
-    goals = [node.goal, *(proof.nodes[child].goal for child in node.children)]
-    if len(instance) != len(goals):
-        return [f"rule {rule_id} has {len(instance) - 1} atoms in its body, got {len(goals) - 1} children"]
+    goals = [node.goal]
+    goals += [proof.nodes[child].goal for child in node.children]
+    n_body = len(instance) - 1
+    n_children = len(node.children)
+    if n_body != n_children:
+        return [f"rule {rule_id} has {n_body} atoms in its body, got {n_children} children"]
     errors: list[str] = []
     for i, (expected, goal) in enumerate(zip(instance, goals)):
         if expected != goal:
@@ -205,7 +217,8 @@ def _rule_errors(
 
 def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
     """The atom with its variables replaced by constants."""
-    return (atom[0], *(binding.get(term, term) for term in atom[1:]))
+    predicate, *terms = atom
+    return (predicate, *(binding.get(term, term) for term in terms))
 
 
 def _has_distinct_constants(node: Node) -> bool:
@@ -239,8 +252,11 @@ def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
         visited.add(position)
 
         choice = "as above" if is_repeated else _format_choice(node, format_rule, by="by ")
-        probability = "" if node.probability is None else f"   p={node.probability:.3g}"
-        lines.append(f"{prefix}{format_atom(node.goal)}      {choice}{probability}")
+        goal = format_atom(node.goal)
+        line = f"{prefix}{goal}      {choice}"
+        if node.probability is not None:
+            line += f"   p={node.probability:.3g}"
+        lines.append(line)
         if is_repeated:
             continue
 
@@ -284,7 +300,8 @@ def to_dot(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter)
     """
     lines = ["digraph proof {", "  node [shape=box];"]
     for position, node in enumerate(proof.nodes):
-        label_lines = [format_atom(node.goal), _format_choice(node, format_rule)]
+        label_lines = [format_atom(node.goal)]
+        label_lines.append(_format_choice(node, format_rule))
         if node.probability is not None:
             label_lines.append(f"p={node.probability:.3g}")
         label = _quote_dot("\n".join(label_lines))
@@ -304,7 +321,9 @@ def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
 
 def _quote_dot(label: str) -> str:
     """A quoted string of the DOT language, in which a backslash starts an escape."""
-    escaped = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = label.replace("\\", "\\\\")
+    escaped = escaped.replace('"', '\\"')
+    escaped = escaped.replace("\n", "\\n")
     return f'"{escaped}"'
 
 
@@ -315,6 +334,12 @@ def from_json(text: str) -> Proof:
     """Read the proof that `to_json` wrote.
 
     The form alone is checked; whether the proof holds is the task of `check_proof`.
+
+    Args:
+      text: one JSON object; fields other than those of `Node` are ignored.
+
+    Returns:
+      The proof.
 
     Raises:
       ValueError: one line, naming the node that is malformed.
@@ -327,18 +352,22 @@ def from_json(text: str) -> Proof:
     rows = _fields(document).get("nodes")
     if not isinstance(rows, list):
         raise ValueError('proof: expected an object with a list of "nodes"')
-    nodes = cast("list[object]", rows)
-    return Proof(nodes=tuple(_parse_node(i, row) for i, row in enumerate(nodes)))
+    nodes: list[Node] = []
+    for i, row in enumerate(cast("list[object]", rows)):
+        nodes.append(_parse_node(i, row))
+    return Proof(nodes=tuple(nodes))
 
 
 def _parse_node(position: int, row: object) -> Node:
     """The node of one entry of the list of nodes."""
+    # The fields, of any JSON type.
     fields = _fields(row)
     goal = fields.get("goal")
     rule = fields.get("rule")
     substitution = fields.get("substitution")
     probability = fields.get("probability")
     children = fields.get("children")
+
     if (
         not (_is_integer_list(goal) and goal)
         or not (rule is None or _is_integer(rule))
@@ -371,16 +400,22 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 def _is_integer_list(value: object) -> TypeGuard[list[int]]:
     """Whether a JSON value is a list of integers."""
-    return isinstance(value, list) and all(_is_integer(item) for item in cast("list[object]", value))
+    if not isinstance(value, list):
+        return False
+    items = cast("list[object]", value)
+    return all(_is_integer(item) for item in items)
 
 
 def _is_substitution(value: object) -> TypeGuard[list[list[int]]]:
     """Whether a JSON value is a list of pairs of integers."""
     if not isinstance(value, list):
         return False
-    return all(_is_integer_list(pair) and len(pair) == 2 for pair in cast("list[object]", value))
+    pairs = cast("list[object]", value)
+    return all(_is_integer_list(pair) and len(pair) == 2 for pair in pairs)
 
 
 def _is_finite_number(value: object) -> TypeGuard[float]:
     """Whether a JSON value is a number that a float holds."""
-    return isinstance(value, (int, float)) and type(value) is not bool and abs(value) < _MAX_NUMBER
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) < _MAX_NUMBER

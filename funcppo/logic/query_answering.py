@@ -15,7 +15,7 @@ from funcppo.logic import fixpoint, joins, proof_builder
 from funcppo.logic.derivations import Derivation, find_derivation
 from funcppo.logic.fixpoint import LeastModel, StepCallback, Verdict
 from funcppo.logic.fixpoint import (
-    derived_in_next_step as derived_in_next_step,  # callers still find it here
+    derived_in_next_step as derived_in_next_step,  # for callers that import it from here
 )
 from funcppo.logic.joins import Inequality
 from funcppo.logic.kb import (
@@ -121,9 +121,21 @@ def prove_ground(
 
     if height > 0:
         proof = _build_proof(kb, sizes, model, atom, height)
-        return QueryResult(verdict=Verdict.PROVED, is_fact=is_fact, height=height, proof=proof, model=model)
+        return QueryResult(
+            verdict=Verdict.PROVED,
+            is_fact=is_fact,
+            height=height,
+            proof=proof,
+            model=model,
+        )
     verdict = Verdict.UNKNOWN if model.stop_reason else Verdict.REFUTED
-    return QueryResult(verdict=verdict, is_fact=is_fact, height=None, proof=None, model=model)
+    return QueryResult(
+        verdict=verdict,
+        is_fact=is_fact,
+        height=None,
+        proof=None,
+        model=model,
+    )
 
 
 def _add_if_derived_next(model: LeastModel, atom: Atom, rules: list[RuleInstance]) -> LeastModel:
@@ -137,17 +149,31 @@ def _add_if_derived_next(model: LeastModel, atom: Atom, rules: list[RuleInstance
     next_step = len(model.n_atoms_after_step)
     height = torch.cat([model.height, model.height.new_full((1,), next_step)])
     order, atom_index = sort_and_index_atoms(atoms.long(), model.sizes.n_predicates, model.sizes.n_constants)
-    return replace(model, atoms=atoms[order], height=height[order], atom_index=atom_index)
+    return replace(
+        model,
+        atoms=atoms[order],
+        height=height[order],
+        atom_index=atom_index,
+    )
 
 
-def _build_proof(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom, height: int) -> Proof:
+def _build_proof(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atom: Atom,
+    height: int,
+) -> Proof:
     """A checked proof of an atom of the model that is not a fact."""
 
     def derive(goal: Atom) -> Derivation:
         return find_derivation(kb, sizes, model, goal)
 
     # Facts of other predicates cannot occur in the proof: skip them.
-    is_used = torch.isin(kb.facts[:, 0], torch.tensor(sorted(model.predicates), device=kb.facts.device))
+    is_used = torch.isin(
+        kb.facts[:, 0],
+        torch.tensor(sorted(model.predicates), device=kb.facts.device),
+    )
     rules = rule_tuples(kb.rules)
     program = proof_builder.make_program(atom_tuples(kb.facts[is_used]), rules, sizes.n_constants)
 
@@ -169,7 +195,11 @@ def _build_proof(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Ato
 
 
 def matching_rules(
-    kb: KnowledgeBase, sizes: KBSizes, atom: Atom, *, object_identity: bool = False
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    atom: Atom,
+    *,
+    object_identity: bool = False,
 ) -> list[RuleInstance]:
     """Find the rules whose head unifies with an atom, in file order.
 
@@ -187,11 +217,14 @@ def matching_rules(
         if unifier is None:
             continue
         constraints = object_identity_constraints(rule, n_constants) if object_identity else []
-        inequalities = tuple(
-            (substitute_terms(left, unifier), substitute_terms(right, unifier)) for left, right in constraints
-        )
+        inequalities: list[Inequality] = []
+        for left, right in constraints:
+            left = substitute_terms(left, unifier)
+            right = substitute_terms(right, unifier)
+            inequalities.append((left, right))
         if all(left != right for left, right in inequalities):
-            instances.append(RuleInstance(substitute_rule(rule, unifier), inequalities))
+            instance = substitute_rule(rule, unifier)
+            instances.append(RuleInstance(instance, tuple(inequalities)))
     return instances
 
 
