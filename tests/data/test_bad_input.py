@@ -99,7 +99,8 @@ def test_a_missing_split_is_named(folder):
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\n1\tknows(X,Y) :- knows(Y X)",
-            "rules.txt:2: as weighted: expected `,` or `)` after an argument, got 'X', in '1\\tknows(X,Y) :- knows(Y X)'",
+            "rules.txt:2: as weighted: expected `,` or `)` after an argument, got 'X',"
+            " in '1\\tknows(X,Y) :- knows(Y X)'",
         ),
         (
             "1\tknows(X,Y)",
@@ -112,7 +113,8 @@ def test_a_missing_split_is_named(folder):
         ),
         (
             "high\tknows(X,Y) :- knows(Y,X)",
-            "rules.txt:1: as weighted: expected a number as the weight, got 'high', in 'high\\tknows(X,Y) :- knows(Y,X)'",
+            "rules.txt:1: as weighted: expected a number as the weight, got 'high',"
+            " in 'high\\tknows(X,Y) :- knows(Y,X)'",
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\nknows(X,Y) :- knows(Y,X)",
@@ -120,8 +122,8 @@ def test_a_missing_split_is_named(folder):
         ),
         (
             "1\tknows(X,Y) :- knows(X,Z)",
-            "rules.txt:1: as weighted: unsafe: expected every variable of the head in the body, got 'Y' only in the head,"
-            " in '1\\tknows(X,Y) :- knows(X,Z)'",
+            "rules.txt:1: as weighted: unsafe: expected every variable of the head in the body,"
+            " got 'Y' only in the head, in '1\\tknows(X,Y) :- knows(X,Z)'",
         ),
         (
             "1\tknows(X,Y) :- not knows(Y,X)",
