@@ -210,19 +210,21 @@ def test_success_is_not_tried_where_a_validation_would_take_too_long(monkeypatch
 
 
 def test_the_search_settings_bound_rows_and_successors(run):
-    """By hand: 4096 successors in all, at most 512 rows, and no less than the beam of 64; greedy needs no beam."""
+    """By hand: 4096 successors in all, at most 512 rows, 16 times as many on a GPU, not below the beam of 64."""
     env_cfg = run.cfg.env.cfg
 
-    def settings(max_successors, score):
+    def settings(max_successors, score, device="cpu"):
         resolve = replace(env_cfg.resolve, max_successors=max_successors)
         cfg = replace(run.cfg, env=replace(run.cfg.env, cfg=replace(env_cfg, resolve=resolve)))
-        config = training.run_search_config(replace(run, cfg=cfg), score)
+        run_config = replace(CONFIG, device=device)
+        config = training.run_search_config(replace(run, cfg=cfg, run_config=run_config), score)
         return config.rows_per_step, config.beam, config.slots
 
     assert settings(4, "success") == (512, 64, 256)
     assert settings(16, "success") == (256, 64, 128)
     assert settings(1024, "best-proof") == (64, 64, 32)
     assert settings(1024, "greedy") == (4, 1, 4)
+    assert settings(16, "success", "cuda") == (16 * 256, 64, 16 * 128)
 
 
 def test_validation_queries_are_a_fixed_sample(run):
