@@ -239,7 +239,7 @@ def _derived_atoms(
             f"the queries of valid and test need more than {max_derivations} derivations"
         )
     model, index = part
-    note = f"T_P to height 1 {stop_reason}: only the part that valid and test need is held, and a sample for training"
+    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
     return _DerivedAtoms(model, index, sample, [note])
 
 

@@ -123,6 +123,8 @@ def test_an_untrained_network_outputs_its_prior_and_value_zero():
     fn, args = network_call(*small_problem())
     out = fn(*args)
     assert torch.equal(out.logits, out.prior_logits) and not out.value.any()
+    obs = args[-1]
+    assert not out.logits[:, -1].any() and not out.logits[:, :-1][(obs.rule < 0) & obs.action_mask[:, :-1]].any()
     lowest = torch.finfo(torch.float32).min
     assert (out.logits[~args[-1].action_mask] == lowest).all() and (out.logits[args[-1].action_mask] > -10).all()
 
