@@ -152,7 +152,7 @@ def select_strategy(
         in one graph a compiler may hold the activations of all microbatches at once.
       backend: a backend of `torch.compile`.
       tolerance: largest relative difference from eager: see `equivalence.py`. Above the default, for products of low
-        precision, the rollout parts are not compared, because rounding turns some of the random choices.
+        precision, the rollout parts are not compared, because rounding changes some of the random choices.
 
     Returns:
       parts: the parts to run instead of the eager ones.

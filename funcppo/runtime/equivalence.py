@@ -40,7 +40,7 @@ class UpdateStep(Protocol[State, Minibatch]):
 def check_update(
     step: UpdateStep[State, Minibatch],
     eager: UpdateStep[State, Minibatch],
-    learner: State,
+    state: State,
     minibatches: Minibatch,
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> None:
@@ -51,15 +51,15 @@ def check_update(
     Args:
       step: the step to check, `(state, minibatch) -> (state, metrics)`.
       eager: the step to compare with.
-      learner: the update state before the first minibatch.
+      state: the update state before the first minibatch.
       minibatches: a tree whose leaves have a leading axis of minibatches.
       tolerance: the largest L2 distance of a leaf between both, relative to the distance that eager moves it.
 
     Raises:
       EquivalenceError: a leaf of the update state differs by more.
     """
-    actual = learner
-    expected = learner
+    actual = state
+    expected = state
     n_checked = min(MAX_CHECKED_MINIBATCHES, stacked.length(minibatches))
     for i in range(n_checked):
         minibatch = stacked.item(minibatches, i)
@@ -67,7 +67,7 @@ def check_update(
         expected, _ = eager(expected, minibatch)
 
     names = tree.paths(expected)
-    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(learner))
+    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(state))
     for name, (actual_leaf, expected_leaf, initial_leaf) in zip(names, leaves):
         error = _distance(actual_leaf, expected_leaf)
         change = _distance(expected_leaf, initial_leaf)
@@ -78,7 +78,7 @@ def check_update(
 def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE) -> None:
     """Compare the outputs of one part of a rollout.
 
-    Rounding may turn a random choice, which changes all numbers of its row. So a share of the elements may differ.
+    Rounding may change a random choice, which changes all numbers of its row. So a share of the elements may differ.
 
     Args:
       actual: output of the compiled part, a tree.
