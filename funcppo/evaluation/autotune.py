@@ -112,7 +112,10 @@ def tune_chunk_size(cfg: SearchConfig, world: World, params: Params, sample: Ten
     sizes = [size for size in TRIAL_SIZES if size >= MIN_CHUNK_SIZE]
     run = partial(_time_rules, cfg, world, params, sample)
     trials = run_trials(run, sizes, max_bytes, sample.device)
-    return TunedConfig(cfg=replace(cfg, chunk_size=select_trial(trials).size), trials=trials)
+    return TunedConfig(
+        cfg=replace(cfg, chunk_size=select_trial(trials).size),
+        trials=trials,
+    )
 
 
 def select_trial(trials: list[Trial]) -> Trial:
@@ -144,7 +147,13 @@ def run_trials(run: TrialRun, sizes: Iterable[int], max_bytes: int, device: torc
         start = time.perf_counter()
         memory.reset_peak(device)
         n_rows, seconds = run(size)
-        trials.append(Trial(size=size, rows_per_second=n_rows / seconds, peak_bytes=memory.peak_bytes(device)))
+        trials.append(
+            Trial(
+                size=size,
+                rows_per_second=n_rows / seconds,
+                peak_bytes=memory.peak_bytes(device),
+            )
+        )
         if time.perf_counter() - start > MAX_TRIAL_SECONDS:
             break
 

@@ -67,11 +67,21 @@ def evaluate_chunks(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -
     while start < len(rows):
         start_time = time.perf_counter()
         chunk = rows[start : start + size]
-        ranked = ranking.rank_split(evaluator.task, split[chunk], evaluator.scorer, evaluator.protocol, chunk)
+        ranked = ranking.rank_split(
+            evaluator.task,
+            split[chunk],
+            evaluator.scorer,
+            evaluator.protocol,
+            chunk,
+        )
         yield _make_records(evaluator, ranked, chunk)
 
         start += size
-        size = _next_chunk_size(size, time.perf_counter() - start_time, len(ranked.listed_score))
+        size = _next_chunk_size(
+            size,
+            time.perf_counter() - start_time,
+            len(ranked.listed_score),
+        )
 
 
 def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
@@ -82,7 +92,10 @@ def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
     """
     for_target_time = size * TARGET_CHUNK_SECONDS / max(seconds, 1e-3)
     for_max_candidates = size * MAX_CHUNK_CANDIDATES / max(n_listed, 1)
-    return max(1, int(min(size * MAX_CHUNK_GROWTH, for_target_time, for_max_candidates)))
+    return max(
+        1,
+        int(min(size * MAX_CHUNK_GROWTH, for_target_time, for_max_candidates)),
+    )
 
 
 def _make_records(evaluator: Evaluator, ranked: Ranking, rows: np.ndarray) -> list[Record]:
@@ -92,11 +105,16 @@ def _make_records(evaluator: Evaluator, ranked: Ranking, rows: np.ndarray) -> li
     ranks = _ranks_by_policy(ranked)
     expected_reciprocal = _expected_reciprocal_ranks(ranked)
 
+    # Both sides of a query have the same answer, so a proof is found once a query.
+    proofs: dict[int, Proof | None] = {}
     records: list[Record] = []
-    proofs: dict[int, Proof | None] = {}  # by query: both sides of a query have the same answer
     for i, other_scores in enumerate(_other_scores(ranked)):
         query_row = int(ranked.query_row[i])
-        record = {"query_row": int(rows[query_row])} | _answer_record(evaluator, ranked, i)
+        record = {"query_row": int(rows[query_row])} | _answer_record(
+            evaluator,
+            ranked,
+            i,
+        )
         record["rank"] = ranks[i]
         record["reciprocal_rank"] = expected_reciprocal[i]
         record["n_scored"] = len(other_scores) + (record["quantised_score"] is not None)
@@ -155,7 +173,10 @@ def _ranks_by_policy(ranked: Ranking) -> list[dict[str, float]]:
 
 def _expected_reciprocal_ranks(ranked: Ranking) -> list[float]:
     """The expectation of 1 / rank of each row when ties are ordered at random."""
-    harmonics = rank_metrics.harmonic_numbers(int(ranked.counts.n_candidates.max()), ranked.side.device)
+    harmonics = rank_metrics.harmonic_numbers(
+        int(ranked.counts.n_candidates.max()),
+        ranked.side.device,
+    )
     return rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[:, -1].tolist()
 
 
@@ -163,7 +184,10 @@ def _other_scores(ranked: Ranking) -> list[list[int | None]]:
     """The quantised scores of each row's listed candidates other than the answer, best first; None for a score of 0."""
     scores: list[list[int]] = [[] for _ in range(len(ranked.query_row))]
     is_other = ~ranked.is_answer
-    for row, score in zip(ranked.listed_row[is_other].tolist(), ranked.listed_score[is_other].tolist()):
+    for row, score in zip(
+        ranked.listed_row[is_other].tolist(),
+        ranked.listed_score[is_other].tolist(),
+    ):
         scores[row].append(score)
     return [[_none_if_zero(score) for score in sorted(row_scores, reverse=True)] for row_scores in scores]
 
@@ -175,7 +199,13 @@ def _none_if_zero(score: int) -> int | None:
 
 def _proof_to_dict(dataset: Dataset, answer_proof: Proof) -> dict[str, object]:
     """A proof as JSON values, with the names of the data set."""
-    return json.loads(proof.to_json(answer_proof, partial(_atom_text, dataset), partial(_rule_text, dataset)))
+    return json.loads(
+        proof.to_json(
+            answer_proof,
+            partial(_atom_text, dataset),
+            partial(_rule_text, dataset),
+        )
+    )
 
 
 def _atom_text(dataset: Dataset, goal: Atom, /) -> str:

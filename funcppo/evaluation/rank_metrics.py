@@ -85,20 +85,29 @@ def rank_counts_listed(
     n_queries = len(n_candidates)
 
     # Candidates other than the answer are scattered to a spare row, which is cut off.
-    zero_scores = torch.full((n_queries + 1,), ZERO_SCORE, dtype=torch.int64, device=score.device)
+    zero_scores = torch.full(
+        (n_queries + 1,),
+        ZERO_SCORE,
+        dtype=torch.int64,
+        device=score.device,
+    )
     answer_row = torch.where(is_answer, query_row, n_queries)
-    answer_score = zero_scores.scatter(0, answer_row, torch.where(is_answer, score, ZERO_SCORE))[:-1]
+    answer_score = torch.where(is_answer, score, ZERO_SCORE)
+    answer_score = zero_scores.scatter(0, answer_row, answer_score)[:-1]
 
     is_other = ~is_answer
-    n_listed = _count_by_query(is_other, query_row, n_queries)
-    n_listed_better = _count_by_query(is_other & (score > answer_score[query_row]), query_row, n_queries)
-    n_listed_equal = _count_by_query(is_other & (score == answer_score[query_row]), query_row, n_queries)
+    is_better = is_other & (score > answer_score[query_row])
+    is_equal = is_other & (score == answer_score[query_row])
+    n_better = _count_by_query(is_better, query_row, n_queries)
+    n_equal = _count_by_query(is_equal, query_row, n_queries)
 
     # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
-    n_unlisted = n_candidates - 1 - n_listed
+    n_unlisted = n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
+    n_unlisted_better = torch.where(answer_score < ZERO_SCORE, n_unlisted, 0)
+    n_unlisted_equal = torch.where(answer_score == ZERO_SCORE, n_unlisted, 0)
     return RankCounts(
-        n_better=n_listed_better + torch.where(answer_score < ZERO_SCORE, n_unlisted, 0),
-        n_equal=n_listed_equal + torch.where(answer_score == ZERO_SCORE, n_unlisted, 0),
+        n_better=n_better + n_unlisted_better,
+        n_equal=n_equal + n_unlisted_equal,
         n_candidates=n_candidates,
     )
 
@@ -117,7 +126,8 @@ def harmonic_numbers(n: int, device: torch.device | str = "cpu") -> F32[Tensor, 
     H(n) = 1 + 1/2 + ... + 1/n
     """
     terms = 1.0 / torch.arange(1, n + 1, dtype=torch.float64)
-    return torch.cat([torch.zeros(1, dtype=torch.float64), terms.cumsum(0)]).to(device)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([zero, terms.cumsum(0)]).to(device)
 
 
 def reciprocal_ranks(counts: RankCounts, harmonics: F32[Tensor, "N1"]) -> F32[Tensor, "Q 4"]:
@@ -129,8 +139,10 @@ def reciprocal_ranks(counts: RankCounts, harmonics: F32[Tensor, "N1"]) -> F32[Te
       harmonics: H(0) .. H(n) with n at least the largest `n_candidates`.
     """
     b, e = counts.n_better, counts.n_equal
-    expected = (harmonics[b + e + 1] - harmonics[b]) / (e + 1)
-    return torch.cat([1 / ranks(counts)[:, :3], expected[:, None]], dim=1)
+    sum_over_ties = harmonics[b + e + 1] - harmonics[b]
+    expected = sum_over_ties / (e + 1)
+    single_ranks = ranks(counts)[:, :3]
+    return torch.cat([1 / single_ranks, expected[:, None]], dim=1)
 
 
 def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
@@ -138,9 +150,11 @@ def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
 
     P[rank <= k] = min(max(k - b, 0), e + 1) / (e + 1),    b better, e equal
     """
-    b, e = counts.n_better.to(torch.float64), counts.n_equal.to(torch.float64)
+    b = counts.n_better.to(torch.float64)
+    e = counts.n_equal.to(torch.float64)
     expected = ((k - b) / (e + 1)).clamp(0.0, 1.0)
-    is_hit = (ranks(counts)[:, :3] <= k).to(torch.float64)
+    single_ranks = ranks(counts)[:, :3]
+    is_hit = (single_ranks <= k).to(torch.float64)
     return torch.cat([is_hit, expected[:, None]], dim=1)
 
 
@@ -174,7 +188,14 @@ def compute_grouped_metrics(
     widths = [column.shape[1] for column in per_query]
     columns = torch.cat([column.to(torch.float64) for column in per_query], dim=1)
     sums = _sum_by_group(columns, side, relation, n_predicates).split(widths, dim=-1)
-    reciprocal_sum, hits_sum, n_queries, n_tied, candidates_sum, provable_sum = sums
+    (
+        reciprocal_sum,
+        hits_sum,
+        n_queries,
+        n_tied,
+        candidates_sum,
+        provable_sum,
+    ) = sums
     return GroupedMetrics(
         mrr=reciprocal_sum / n_queries,
         hits=(hits_sum / n_queries).unflatten(-1, (len(HITS_AT), len(TIE_POLICIES))),
@@ -218,12 +239,15 @@ def average_precision(score: I64[Tensor, "L"], label: Bool[Tensor, "L"]) -> F32[
     """
     score, order = torch.sort(score, stable=True)
     is_true = label[order].to(torch.float64)
+    n_true = is_true.sum()
 
-    # Recall steps once a score: every candidate has the precision at the first position of its score.
+    # Recall steps once a score: every candidate has the precision at the first position of its score, which counts the
+    # candidates at that position and above.
     first = torch.searchsorted(score, score)
-    n_true_from = is_true.sum() - is_true.cumsum(0) + is_true  # true candidates at this position and above
-    precision = n_true_from[first] / (len(is_true) - first)
-    return (is_true * precision).sum() / is_true.sum()
+    n_true_from = n_true - is_true.cumsum(0) + is_true
+    n_from = len(is_true) - first
+    precision = n_true_from[first] / n_from
+    return (is_true * precision).sum() / n_true
 
 
 def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
@@ -236,8 +260,13 @@ def _sum_by_group(values: Tensor, side: Tensor, relation: Tensor, n_predicates: 
     """Sum the rows of `values` over groups, [P + 1, 3, ...]: row 0 is all relations, column 0 both sides."""
     n_sides = len(SIDE_NAMES)
     cell = (relation - 1) * n_sides + side - 1
-    zeros = torch.zeros((n_predicates * n_sides, values.shape[1]), dtype=values.dtype, device=values.device)
-    by_relation_and_side = zeros.index_add(0, cell, values).unflatten(0, (n_predicates, n_sides))
+    zeros = torch.zeros(
+        (n_predicates * n_sides, values.shape[1]),
+        dtype=values.dtype,
+        device=values.device,
+    )
+    sums = zeros.index_add(0, cell, values)
+    by_relation_and_side = sums.unflatten(0, (n_predicates, n_sides))
 
     both_sides = by_relation_and_side.sum(1, keepdim=True)
     by_relation = torch.cat([both_sides, by_relation_and_side], dim=1)

@@ -78,7 +78,10 @@ def open_log(path: Path, settings: Settings, n_sides: int, *, resume: bool) -> R
         if path.is_file() or not path.exists():
             write_atomically(path, lambda file: _write(file, records))
             text = json.dumps({"format": FORMAT, **settings}, indent=2) + "\n"
-            write_atomically(_settings_path(path), lambda file: file.write(text.encode()))
+            write_atomically(
+                _settings_path(path),
+                lambda file: file.write(text.encode()),
+            )
         return ResultLog(path=path, file=open(path, "ab"), complete_records=records)
     except OSError as error:
         raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
@@ -152,6 +155,8 @@ def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, w
         torch.tensor([record["answer_provable"] for record in records]),
         list(predicates),
     )
+
+    # Counts that the rank counts do not hold.
     metrics["n_scored"] = sum(record["n_scored"] for record in records)
     metrics["n_missed"] = sum(record["status"] == "missed" for record in records)
     metrics["n_near_boundary"] = sum(record["near_boundary"] for record in records)
@@ -176,7 +181,12 @@ def _auc_pr(records: Sequence[Record], counts: RankCounts) -> float:
         is_answer += [True] + [False] * len(others)
 
     n_candidates = int(counts.n_candidates.sum())
-    return ranking.pooled_average_precision(_integers(scores), torch.tensor(is_answer), n_candidates, len(records))
+    return ranking.pooled_average_precision(
+        _integers(scores),
+        torch.tensor(is_answer),
+        n_candidates,
+        len(records),
+    )
 
 
 def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]:
@@ -187,10 +197,10 @@ def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]
     """
     file_settings = _read_settings(path)
     for name in (*settings, *file_settings):
-        expected, got = settings.get(name), file_settings.get(name)
-        if expected != got:
+        expected, actual = settings.get(name), file_settings.get(name)
+        if expected != actual:
             raise ValueError(
-                f"{path}: expected a file made with {name} {expected}, got {got}: "
+                f"{path}: expected a file made with {name} {expected}, got {actual}: "
                 "--resume continues the same evaluation only"
             )
 
@@ -212,7 +222,7 @@ def _read_settings(path: Path) -> Settings:
     """
     beside = _settings_path(path)
     try:
-        settings = json.loads(beside.read_text())
+        settings: Settings = json.loads(beside.read_text())
         file_format = settings.pop("format", 1)
     except (OSError, ValueError, TypeError, AttributeError):
         raise ValueError(f"{beside}: expected the settings that {path.name} was made with, got none") from None

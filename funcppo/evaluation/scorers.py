@@ -108,13 +108,27 @@ def make_policy_scorer(
     def score(atoms: Tensor, /) -> Tensor:
         if needs_search(task, cfg):
             run = score_by_width(
-                widths, world, params, atoms, step, on_progress, load_chunks, make_readback=make_async_readback
+                widths,
+                world,
+                params,
+                atoms,
+                step,
+                on_progress,
+                load_chunks,
+                make_readback=make_async_readback,
             )
             on_scored(run.results, run.active_row_steps, run.row_steps)
             return run.results.log_score.to(atoms.device)
 
         atoms_world = with_derivations(task, atoms)
-        log_score, n_computed = _score_chunks_by_rules(cfg, atoms_world, params, atoms, on_progress, load_chunks)
+        log_score, n_computed = _score_chunks_by_rules(
+            cfg,
+            atoms_world,
+            params,
+            atoms,
+            on_progress,
+            load_chunks,
+        )
         on_scored(None, len(atoms), n_computed)
         return log_score.to(atoms.device)
 
@@ -140,7 +154,12 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
     if task.derivability_index is not None:
         return world
     kb = task.kb
-    index = derivability.build_derivability_index_for_atoms(kb, task.sizes, task.least_model, atoms.to(kb.facts.device))
+    index = derivability.build_derivability_index_for_atoms(
+        kb,
+        task.sizes,
+        task.least_model,
+        atoms.to(kb.facts.device),
+    )
     return world._replace(derivability_index=index)
 
 
@@ -161,7 +180,11 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
     if name == "noisy-or":
         return partial(_score_derivations, task, partial(baselines.noisy_or, power=1.0))
     if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
-        return partial(_score_derivations, task, partial(baselines.noisy_or, power=float(number)))
+        return partial(
+            _score_derivations,
+            task,
+            partial(baselines.noisy_or, power=float(number)),
+        )
     names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
     raise ValueError(f"score {name!r}: expected {names}, P from 1 to 99")
 
@@ -219,8 +242,17 @@ def _score_derivations(task: ProverTask, score: _BaselineScore, atoms: Tensor, /
     """Score atoms by their derivations: from the index where it holds them all, else by joins."""
     if task.max_height == 1 and task.derivability_index is not None:
         derivations = derivability.iter_indexed_derivations(
-            task.derivability_index, task.sizes, atoms, joins.MAX_CHUNK_ROWS
+            task.derivability_index,
+            task.sizes,
+            atoms,
+            joins.MAX_CHUNK_ROWS,
         )
     else:
-        derivations = baselines.iter_derivations(task.kb, task.sizes, task.least_model, task.max_height, atoms)
+        derivations = baselines.iter_derivations(
+            task.kb,
+            task.sizes,
+            task.least_model,
+            task.max_height,
+            atoms,
+        )
     return score(task.kb, derivations, len(atoms))

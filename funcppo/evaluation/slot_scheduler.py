@@ -104,6 +104,8 @@ def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerSta
       chunk: as `evaluate_step`.
     """
     n_slots, beam, device = cfg.slots, cfg.beam, chunk.device
+
+    # Idle slots: no partial proofs, and a candidate row whose results are thrown away.
     goals_shape = (n_slots, beam, cfg.resolve.max_goals)
     atom_width = chunk.shape[1]
     search = SearchState(
@@ -112,12 +114,22 @@ def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerSta
             torch.zeros(goals_shape, dtype=torch.int32, device=device),
         ),
         log_prob=torch.full((n_slots, beam), -torch.inf, device=device),
-        trace=torch.zeros((n_slots, beam, cfg.max_depth), dtype=torch.int32, device=device),
+        trace=torch.zeros(
+            (n_slots, beam, cfg.max_depth),
+            dtype=torch.int32,
+            device=device,
+        ),
         query=torch.zeros((n_slots, atom_width), dtype=torch.int32, device=device),
-        candidate_row=torch.full((n_slots,), cfg.chunk_size, dtype=torch.int64, device=device),
+        candidate_row=torch.full(
+            (n_slots,),
+            cfg.chunk_size,
+            dtype=torch.int64,
+            device=device,
+        ),
         depth=torch.zeros(n_slots, dtype=torch.int32, device=device),
         result=_empty_results(cfg, n_slots, device),
     )
+
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return SchedulerState(
         search=search,
@@ -140,7 +152,11 @@ def evaluate_step(
     search, n_rows = extend_beams(cfg, world, params, state.search)
     return SchedulerState(
         search=search,
-        results=tree.map(lambda old, new: _write_rows(old, search.candidate_row, new), state.results, search.result),
+        results=tree.map(
+            lambda old, new: _write_rows(old, search.candidate_row, new),
+            state.results,
+            search.result,
+        ),
         n_started=state.n_started,
         n_candidates=state.n_candidates,
         active_row_steps=state.active_row_steps + n_rows,
@@ -219,11 +235,12 @@ def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
     time, so that each takes about as much memory.
     """
     full_width = cfg.resolve.max_successors
-    narrow = [_with_width(cfg, width) for width in NARROW_WIDTHS if 2 * width <= full_width]
+    widths = [width for width in NARROW_WIDTHS if 2 * width <= full_width]
+    narrow = [_with_width(cfg, width) for width in widths]
 
     rows = cfg.rows_per_step
-    if narrow:
-        rows = max(cfg.beam, cfg.rows_per_step * narrow[-1].resolve.max_successors // full_width)
+    if widths:
+        rows = max(cfg.beam, rows * widths[-1] // full_width)
     full = replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows))
     return [_with_capacity(search) for search in (*narrow, full)]
 
@@ -243,14 +260,32 @@ def score_by_width(
     Args:
       cfgs: what `width_schedule` returns.
     """
-    run = score_candidates(cfgs[0], world, params, candidates, step, on_progress, load_chunks, make_readback)
+    run = score_candidates(
+        cfgs[0],
+        world,
+        params,
+        candidates,
+        step,
+        on_progress,
+        load_chunks,
+        make_readback,
+    )
     for cfg in cfgs[1:]:
         overflowed = torch.isfinite(run.results.overflow_log_mass).nonzero()[:, 0]
         if not len(overflowed):
             break
 
         again = candidates[overflowed.to(candidates.device)]
-        wider = score_candidates(cfg, world, params, again, step, on_progress, load_chunks, make_readback)
+        wider = score_candidates(
+            cfg,
+            world,
+            params,
+            again,
+            step,
+            on_progress,
+            load_chunks,
+            make_readback,
+        )
         run = ScoringRun(
             results=_replace_rows(run.results, overflowed, wider.results),
             active_row_steps=run.active_row_steps + wider.active_row_steps,
@@ -268,14 +303,23 @@ def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[T
         best-proof:  log of the largest of these probabilities
         greedy:      log-probability of the most probable action, plus `UNPROVED_PENALTY` unless it derives the atom
     """
-    root_goal = torch.arange(cfg.resolve.max_goals, device=atoms.device) == 0
+    position = torch.arange(cfg.resolve.max_goals, device=atoms.device)
+    is_root = position == 0
+    height = torch.zeros_like(is_root, dtype=torch.int32)
     goals = Goals(
-        torch.where(root_goal[:, None], atoms[:, None], 0),
-        torch.zeros_like(root_goal, dtype=torch.int32).expand(len(atoms), -1),
+        atoms=torch.where(is_root[:, None], atoms[:, None], 0),
+        height=height.expand(len(atoms), -1),
     )
     successors = resolve(cfg.resolve, world.kb, goals, atoms)
     remaining_depth = torch.ones_like(atoms[:, 0], dtype=torch.float32)
-    observation = make_observation(cfg.resolve, world, goals, successors, atoms, remaining_depth)
+    observation = make_observation(
+        cfg.resolve,
+        world,
+        goals,
+        successors,
+        atoms,
+        remaining_depth,
+    )
     log_policy = policy_log_probs(cfg, world, params, observation)
 
     # At a ground root every successor that does not derive it is a dead end.
@@ -283,10 +327,16 @@ def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[T
     derivation_log_prob = torch.where(derives, log_policy[:, :-1], -torch.inf)
     if cfg.score == "success":
         return torch.logsumexp(derivation_log_prob, 1)
+    best_derivation = derivation_log_prob.amax(1)
     if cfg.score == "best-proof":
-        return derivation_log_prob.amax(1)
+        return best_derivation
+
     best_action = log_policy.amax(1)
-    return torch.where(derivation_log_prob.amax(1) == best_action, best_action, best_action + UNPROVED_PENALTY)
+    return torch.where(
+        best_derivation == best_action,
+        best_action,
+        best_action + UNPROVED_PENALTY,
+    )
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
@@ -302,17 +352,23 @@ def _read_now(numbers: Tensor, /) -> Tensor:
 def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
     """The same search with a narrower successor table."""
     max_fanout = min(width, cfg.resolve.max_fanout)
-    return replace(cfg, resolve=replace(cfg.resolve, max_successors=width, max_fanout=max_fanout))
+    narrow = replace(cfg.resolve, max_successors=width, max_fanout=max_fanout)
+    return replace(cfg, resolve=narrow)
 
 
 def _with_capacity(cfg: SearchConfig) -> SearchConfig:
     """The same search with a network that runs on compacted successors, where that saves a third of its work."""
-    table_size = cfg.rows_per_step * cfg.resolve.max_successors
-    one_slot = cfg.beam * cfg.resolve.max_successors  # always fits, so that every slot moves on eventually
+    width = cfg.resolve.max_successors
+    table_size = cfg.rows_per_step * width
+
+    # One slot always fits, so that every slot moves on eventually.
+    one_slot = cfg.beam * width
     capacity = max(ROW_CAPACITY * cfg.rows_per_step, one_slot)
     if 3 * capacity > 2 * table_size:
         return cfg
-    return replace(cfg, agent=replace(cfg.agent, cfg=replace(cfg.agent.cfg, capacity=capacity)))
+    network_cfg = replace(cfg.agent.cfg, capacity=capacity)
+    agent = replace(cfg.agent, cfg=network_cfg)
+    return replace(cfg, agent=agent)
 
 
 def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState) -> SchedulerState:
@@ -324,11 +380,14 @@ def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState)
 
     # Free slots take candidates in order; beyond the end of the chunk all read its last row, which is empty.
     next_row = state.n_started + is_free.long().cumsum(0) - 1
-    candidate_row = torch.where(is_free, next_row.clamp_max(cfg.chunk_size), search.candidate_row)
+    next_row = next_row.clamp_max(cfg.chunk_size)
+    candidate_row = torch.where(is_free, next_row, search.candidate_row)
     fresh = _init_search(cfg, search, chunk[candidate_row], candidate_row)
+
+    n_started = state.n_started + is_free.sum()
     return state._replace(
         search=tree.where(is_free, fresh, search),
-        n_started=(state.n_started + is_free.sum()).clamp_max(cfg.chunk_size),
+        n_started=n_started.clamp_max(cfg.chunk_size),
     )
 
 
@@ -338,12 +397,17 @@ def _init_search(cfg: SearchConfig, like: SearchState, query: Tensor, candidate_
     Args:
       like: a state of the same shapes.
     """
-    is_root_goal = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
-    root_atoms = torch.where(is_root_goal[:, None], query[:, None], 0)
+    is_root = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
+    root_atoms = torch.where(is_root[:, None], query[:, None], 0)
+    goals = Goals(
+        atoms=root_atoms[:, None].expand_as(like.goals.atoms),
+        height=torch.zeros_like(like.goals.height),
+    )
     is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
+    is_filled = is_first_entry & (query[:, :1] > 0)
     return SearchState(
-        goals=Goals(root_atoms[:, None].expand_as(like.goals.atoms), torch.zeros_like(like.goals.height)),
-        log_prob=torch.where(is_first_entry & (query[:, :1] > 0), 0.0, -torch.inf),
+        goals=goals,
+        log_prob=torch.where(is_filled, 0.0, -torch.inf),
         trace=torch.zeros_like(like.trace),
         query=query,
         candidate_row=candidate_row,

@@ -108,7 +108,11 @@ def contains(index: TripleIndex, atoms: I64[Tensor, "... W"], side: int) -> Bool
 def contains_key(index: TripleIndex, triple_key: I64[Tensor, "..."], side: int) -> Bool[Tensor, "..."]:
     """Whether each key of a triple is in the index of a side."""
     keys = _side_keys(index, side)
-    return torch.searchsorted(keys, triple_key) < torch.searchsorted(keys, triple_key, right=True)
+    return torch.searchsorted(keys, triple_key) < torch.searchsorted(
+        keys,
+        triple_key,
+        right=True,
+    )
 
 
 def answer_range(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> AnswerRange:
@@ -127,12 +131,19 @@ def list_answers(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> 
     count = stop - start
 
     # A ragged arange: positions start[q] .. stop[q] - 1 of all queries, one query after the other.
-    query_row = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
+    query_row = torch.repeat_interleave(
+        torch.arange(len(queries), device=queries.device),
+        count,
+    )
     first_row = count.cumsum(0) - count
     offset = torch.arange(len(query_row), device=queries.device) - first_row[query_row]
 
     triple_key = _side_keys(index, side)[start[query_row] + offset]
-    return Answers(query_row=query_row, triple_key=triple_key, entity=triple_key % index.base)
+    return Answers(
+        query_row=query_row,
+        triple_key=triple_key,
+        entity=triple_key % index.base,
+    )
 
 
 def _binary_atoms(atoms: Tensor) -> Tensor:

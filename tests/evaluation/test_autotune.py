@@ -52,6 +52,14 @@ def test_the_largest_size_that_fits_is_selected_where_throughput_keeps_growing(m
     assert autotune.select_trial(trials) == Trial(size=64, rows_per_second=64.0, peak_bytes=64 * MB)
 
 
+def test_trials_end_when_two_sizes_in_a_row_are_no_faster(monkeypatch):
+    """Rows per second by size: 1, 2, 4, 4, 4 ends after the fifth, whose predecessor was no faster either."""
+    _, run = machine(monkeypatch, lambda size: min(float(size), 4.0), held=0, growth=1)
+    trials = autotune.run_trials(run, [1, 2, 4, 8, 16, 32], MB, torch.device("cpu"))
+    assert [trial.size for trial in trials] == [1, 2, 4, 8, 16]
+    assert autotune.select_trial(trials).size == 4
+
+
 def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):
     monkeypatch.setattr(autotune, "TRIAL_SIZES", (4, 16, 64))
     cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)

@@ -112,12 +112,13 @@ def test_a_step_of_many_slots_is_that_of_each_slot_alone(score, seed, steps):
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=5, phases=PHASES)
-def test_pruned_mass_is_what_a_wide_beam_keeps_open(seed):
+def test_a_beam_keeps_the_most_probable_and_counts_the_rest_as_pruned(seed):
     """1e-5: rounding of float32 sums."""
     cfg, world, params, atoms = setup(seed, "success", max_height=2, beam=1, slots=48, rows_per_step=48, chunk_size=48)
     narrow = started(cfg, world, params, atoms, steps=1)
     wide = started(dataclasses.replace(cfg, beam=50, rows_per_step=2400), world, params, atoms, steps=1)
     assert torch.isneginf(wide.result.pruned_log_mass).all()
+    torch.testing.assert_close(narrow.log_prob, wide.log_prob.topk(1, dim=1).values, rtol=0, atol=1e-5)
     narrow_mass = narrow.log_prob.logsumexp(1).exp() + narrow.result.pruned_log_mass.exp()
     wide_mass = wide.log_prob.logsumexp(1).exp()
     torch.testing.assert_close(narrow_mass, wide_mass, rtol=0, atol=1e-5)

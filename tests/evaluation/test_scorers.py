@@ -9,12 +9,8 @@ import torch
 from funcppo import data, random, train_step
 from funcppo.config import PPOConfig
 from funcppo.evaluation import scorers
-from funcppo.evaluation.slot_scheduler import (
-    evaluate_step,
-    score_by_rules,
-    score_candidates,
-)
-from funcppo.logic import derivability
+from funcppo.evaluation.slot_scheduler import evaluate_step, score_by_rules, score_candidates
+from funcppo.logic import derivability, kb
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.graphed import GraphedStep
@@ -54,6 +50,21 @@ def test_untrained_scores_are_worked_by_hand():
     ):
         log_score = scorers.make_untrained_scorer(task, name)(atoms)
         torch.testing.assert_close(log_score.exp(), torch.tensor(scores, dtype=torch.float32), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("power", [1, 2, 7])
+def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
+    """far(a, c) by both rules: (1 - (1 - p^n) (1 - q^n))^(1 / n) of their confidences p and q."""
+    train = [("a", "hop", "b"), ("b", "hop", "c"), ("a", "hop", "c"), ("c", "hop", "d"), ("b", "far", "d")]
+    train += [("b", "far", "c")]
+    dataset = data.from_triples(train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)")
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
+    a, c = (dataset.entities.index(name) + 1 for name in "ac")
+    p, q = kb.rule_confidence(task.kb).tolist()
+    assert 0 < p < 1 and 0 < q < 1
+    score = scorers.make_untrained_scorer(task, f"noisy-or@{power}")(torch.tensor([[2, a, c]], dtype=torch.int32))
+    expected = (1 - (1 - p**power) * (1 - q**power)) ** (1 / power)
+    assert score.exp().tolist() == [pytest.approx(expected, rel=1e-5)]
 
 
 @pytest.mark.parametrize(
