@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # it imports torch, which the command line's help does without
+if (
+    TYPE_CHECKING
+):  # it imports torch, which the command line's help does without
     from funcppo.interfaces import Agent, Environment
 
 
@@ -18,9 +20,13 @@ if TYPE_CHECKING:  # it imports torch, which the command line's help does withou
 class Schedule:
     """How a scalar changes over the updates, as a factor of its initial value."""
 
-    kind: Literal["constant", "linear", "cosine"] = "constant"  # shape of the decay after the warm-up
+    kind: Literal["constant", "linear", "cosine"] = (
+        "constant"  # shape of the decay after the warm-up
+    )
     warmup_updates: int = 0  # updates over which the factor rises linearly to 1
-    end_factor: float = 0.0  # factor after the last update; ignored if the kind is constant
+    end_factor: float = (
+        0.0  # factor after the last update; ignored if the kind is constant
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +46,13 @@ class PPOConfig:
 
     n_envs: int = 4  # Number of parallel environments.
     n_steps: int = 128  # Steps of each environment in one rollout.
-    n_updates: int = 976  # Rollouts in a whole run: the horizon of the schedules.
+    n_updates: int = (
+        976  # Rollouts in a whole run: the horizon of the schedules.
+    )
     n_epochs: int = 4  # Passes over each rollout.
-    n_minibatches: int = 4  # Minibatches of one epoch; must divide n_envs * n_steps.
+    n_minibatches: int = (
+        4  # Minibatches of one epoch; must divide n_envs * n_steps.
+    )
     n_microbatches: int = 1  # Gradient-accumulation steps per minibatch; must divide the minibatch size.
     learning_rate: float = 2.5e-4  # Initial learning rate of Adam.
     gamma: float = 0.99  # Discount of rewards.
@@ -50,7 +60,9 @@ class PPOConfig:
     clip_eps: float = 0.2  # Clip range of the probability ratio, and of the value if its loss is clipped.
     value_coef: float = 0.5  # Weight of the value loss.
     entropy_coef: float = 0.01  # Weight of the entropy bonus.
-    max_grad_norm: float = 0.5  # Gradients with a larger L2 norm are scaled down to it.
+    max_grad_norm: float = (
+        0.5  # Gradients with a larger L2 norm are scaled down to it.
+    )
     learning_rate_schedule: Schedule = Schedule(kind="linear")
     clip_eps_schedule: Schedule = Schedule()
     entropy_coef_schedule: Schedule = Schedule()
@@ -61,8 +73,12 @@ class PPOConfig:
     # Squared error of the value: "plain"; "clipped_only", of the value within clip_eps of the old one; "clipped_max",
     # the larger of the two.
     value_loss: Literal["plain", "clipped_max", "clipped_only"] = "clipped_max"
-    half_value_loss: bool = True  # The value loss is half the squared error; otherwise the whole.
-    target_kl: float | None = None  # Stop an update once KL(old policy, new policy) exceeds this, in nats.
+    half_value_loss: bool = (
+        True  # The value loss is half the squared error; otherwise the whole.
+    )
+    target_kl: float | None = (
+        None  # Stop an update once KL(old policy, new policy) exceeds this, in nats.
+    )
     # "epoch": stop after the epoch whose KL exceeds target_kl; "minibatch": skip the first minibatch that exceeds it,
     # and the rest.
     kl_stop: Literal["epoch", "minibatch"] = "epoch"
@@ -74,7 +90,14 @@ class PPOConfig:
         Raises:
           ValueError: names the field.
         """
-        for name in ("n_envs", "n_steps", "n_updates", "n_epochs", "n_minibatches", "n_microbatches"):
+        for name in (
+            "n_envs",
+            "n_steps",
+            "n_updates",
+            "n_epochs",
+            "n_minibatches",
+            "n_microbatches",
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value}")
