@@ -1,11 +1,11 @@
-"""The programs on a GPU say what they say on a CPU."""
+"""The programs on a GPU print what they print on a CPU."""
 
 import json
 import re
 
 import pytest
 
-from tests.cli.test_train import SMALL, funcppo
+from tests.cli.runner import SMALL, funcppo
 from tests.runtime.test_capture import on_gpu
 
 pytestmark = on_gpu
@@ -36,12 +36,12 @@ def test_ranks_are_those_of_the_cpu_but_for_counted_scores(monkeypatch, trained,
     assert clear and all(a == b for a, b in clear)
 
 
-def test_a_run_of_a_gpu_goes_on_and_is_judged_and_proves_anywhere(monkeypatch, capsys, tmp_path):
+def test_a_run_of_a_gpu_is_evaluated_on_both_devices(monkeypatch, capsys, tmp_path):
     out = tmp_path / "run"
     args = ("--strategy", "eager", "--prover.hard-negative-fraction", "0.5", *SMALL)
     assert funcppo(monkeypatch, "train", FAMILY, "--out", out, "--device", "cuda", "--steps", "64", *args) == 0
     results = json.loads((out / "results.json").read_text())
-    assert results["device"] == "cuda" and results["false_negatives"] is not None
+    assert results["device"] == "cuda" and results["false_negative_rate"] is not None
     assert funcppo(monkeypatch, "evaluate", out, "--details", tmp_path / "proofs", "--device", "cuda") == 0
     assert funcppo(monkeypatch, "evaluate", out) == 0
     assert "a proof" in capsys.readouterr().out

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from funcppo.data import load
 from funcppo.logic import fixpoint, kb
 from tests.cli.runner import json_of, provable
+from tests.learning import DATA
 
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
 REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 
@@ -28,17 +25,22 @@ REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 def test_the_ceilings_are_those_known(name, height, shares, capsys):
     status, result = json_of(capsys, provable, str(DATA / name), "--height", height)
     assert status == 0 and result["complete"]
-    found = [round(count / result["n_queries"], 3) for count in result["derivable"].values()]
+    found = [round(count / result["n_queries"], 3) for count in result["n_derivable_by_height"].values()]
     assert found[: len(shares)] == shares
     assert all(share == found[-1] for share in found[len(shares) :])
     assert result["fixpoint"] == (height == "fixpoint")
 
 
-def test_the_step_past_the_budget_counts_the_split_as_if_it_were_held(capsys):
+def test_the_step_beyond_max_atoms_counts_the_split_as_if_it_were_held(capsys):
     folder = DATA / "family"
-    options = ("--rules", str(folder / "rules_rnnlogic.tsv"), "--height", "1", "--budget", "100000")
+    options = ("--rules", str(folder / "rules_rnnlogic.tsv"), "--height", "1", "--max-atoms", "100000")
     status, result = json_of(capsys, provable, str(folder), *options)
-    assert (status, result["complete"], result["derivable"], len(result["atoms"])) == (0, False, {"1": 2803}, 1)
+    assert (status, result["complete"], result["n_derivable_by_height"], len(result["n_atoms_after_step"])) == (
+        0,
+        False,
+        {"1": 2803},
+        1,
+    )
 
 
 def test_countries_s2_derives_hundreds_of_falsehoods():
