@@ -49,9 +49,8 @@ class Timestep(NamedTuple):
 
     reward: F32[Tensor, "B"]
     terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
-    truncated: Bool[
-        Tensor, "B"
-    ]  # cut by a limit that is no part of the task: rewards would have followed
+    # Cut by a limit that is no part of the task: rewards would have followed.
+    truncated: Bool[Tensor, "B"]
 
 
 class NoWorld(NamedTuple):

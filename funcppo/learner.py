@@ -95,9 +95,8 @@ class CompiledLearner(Generic[Params, State]):
     """A learner whose step is compiled and, on a GPU, replayed as a CUDA graph."""
 
     record: StrategyRecord  # which strategy is in use, how it is replayed, and why no faster one is
-    captured: CapturedStep[
-        TrainState[Params, State], Metrics
-    ]  # the step and the buffers that it works in
+    # The step and the buffers that it works in.
+    captured: CapturedStep[TrainState[Params, State], Metrics]
 
     def step(
         self, state: TrainState[Params, State]

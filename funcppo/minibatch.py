@@ -33,9 +33,8 @@ class UpdateState(NamedTuple):
 
     flat_params: F32[Tensor, "NP"]
     opt_state: AdamState[Tensor]
-    continue_update: Bool[
-        Tensor, ""
-    ]  # false once the KL limit has stopped this update
+    # False once the KL limit has stopped this update.
+    continue_update: Bool[Tensor, ""]
 
 
 class MinibatchIndices(NamedTuple):
@@ -51,9 +50,8 @@ class MinibatchMetrics(NamedTuple):
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
     applied: Bool[Tensor, ""]  # the optimizer step was applied
-    all_finite: Bool[
-        Tensor, ""
-    ]  # neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied
+    # Neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied.
+    all_finite: Bool[Tensor, ""]
 
 
 class LossFn(Protocol):

@@ -70,9 +70,8 @@ class Transition(NamedTuple, Generic[Obs]):
     reward: F32[Tensor, "... B"]
     terminated: Bool[Tensor, "... B"]
     truncated: Bool[Tensor, "... B"]
-    final_obs: (
-        Obs | tuple[()]
-    )  # of the state reached, before any reset; () if truncation is not bootstrapped
+    # Of the state reached, before any reset; () if truncation is not bootstrapped.
+    final_obs: Obs | tuple[()]
     episode_stats: EpisodeStats  # this transition included
 
 

@@ -60,9 +60,8 @@ class RolloutMetrics(NamedTuple):
     episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
     n_truncated_episodes: F32[Tensor, ""]  # how many of them were truncated
-    explained_variance: F32[
-        Tensor, ""
-    ]  # of the value targets by the values, before the update
+    # Of the value targets by the values, before the update.
+    explained_variance: F32[Tensor, ""]
 
 
 class Metrics(NamedTuple):
@@ -71,12 +70,10 @@ class Metrics(NamedTuple):
     rollout: RolloutMetrics
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
-    n_applied_minibatches: F32[
-        Tensor, ""
-    ]  # minibatches that changed the parameters
-    n_nonfinite_minibatches: F32[
-        Tensor, ""
-    ]  # minibatches skipped because a loss or a gradient was not finite
+    # Minibatches that changed the parameters.
+    n_applied_minibatches: F32[Tensor, ""]
+    # Minibatches skipped because a loss or a gradient was not finite.
+    n_nonfinite_minibatches: F32[Tensor, ""]
     learning_rate: F32[Tensor, ""]  # in this update
 
 

@@ -160,9 +160,7 @@ def check_tree(tree: object, name: str) -> None:
             )
 
     torch_leaves = torch_pytree.tree_leaves(tree)
-    if len(torch_leaves) != len(found) or any(
-        a is not b for a, b in zip(torch_leaves, found)
-    ):
+    if [id(leaf) for leaf in torch_leaves] != [id(leaf) for leaf in found]:
         raise TypeError(
             f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see{_REGISTRATION}"
         )

@@ -80,14 +80,12 @@ else:
 
 # Type variables, defined once. Each stands for a tensor or a tree of tensors, except Y, which may be anything.
 Tree = TypeVar("Tree", infer_variance=True)
-World = TypeVar(
-    "World", infer_variance=True
-)  # tensors of an environment that no step changes
+# Tensors of an environment that no step changes.
+World = TypeVar("World", infer_variance=True)
 State = TypeVar("State", infer_variance=True)  # state of an environment
 Obs = TypeVar("Obs", infer_variance=True)  # observation
-ResetSample = TypeVar(
-    "ResetSample", infer_variance=True
-)  # random part of a reset
+# Random part of a reset.
+ResetSample = TypeVar("ResetSample", infer_variance=True)
 Params = TypeVar("Params", infer_variance=True)  # parameters of a network
 Carry = TypeVar("Carry", infer_variance=True)  # what a loop threads
 X = TypeVar("X", infer_variance=True)  # what a turn of a loop reads
@@ -112,9 +110,8 @@ class TensorSpec(NamedTuple):
     """Dtype and named axes of one tensor."""
 
     dtype: torch.dtype
-    axes: tuple[
-        str, ...
-    ]  # each a name ("B"), a number ("3"), or "..." for any leading axes
+    # Each a name ("B"), a number ("3"), or "..." for any leading axes.
+    axes: tuple[str, ...]
 
 
 def check_shapes_and_dtypes(

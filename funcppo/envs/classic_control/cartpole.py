@@ -42,9 +42,8 @@ class CartPoleConfig:
 class EnvState(NamedTuple):
     """State of the cart and the pole in each row."""
 
-    motion: F32[
-        Tensor, "B 4"
-    ]  # position m, velocity m/s, angle rad, angular velocity rad/s
+    # Position m, velocity m/s, angle rad, angular velocity rad/s.
+    motion: F32[Tensor, "B 4"]
     steps: I64[Tensor, "B"]
 
 
