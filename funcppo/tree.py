@@ -46,7 +46,9 @@ def map(fn: UnaryLeafFn, tree: Tree, /) -> Tree: ...
 @overload
 def map(fn: BinaryLeafFn, tree: Tree, second: Tree, /) -> Tree: ...
 @overload
-def map(fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /) -> Tree: ...
+def map(
+    fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /
+) -> Tree: ...
 @overload
 def map(fn: LeafFn, tree: Tree, /, *rest: Tree) -> Tree: ...
 def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
@@ -65,7 +67,12 @@ def leaves(tree: object) -> list[Tensor]:
 
 def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
     """The tree with the structure of `like` and these leaves."""
-    return cast(Tree, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), cast(Any, tensors)))
+    return cast(
+        Tree,
+        optree.tree_unflatten(
+            optree.tree_structure(cast(Any, like)), cast(Any, tensors)
+        ),
+    )
 
 
 def structure(tree: object) -> optree.PyTreeSpec:
@@ -75,8 +82,15 @@ def structure(tree: object) -> optree.PyTreeSpec:
 
 def paths(tree: object) -> list[str]:
     """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
-    accessors = optree.treespec_accessors(optree.tree_structure(cast(Any, tree)))
-    return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
+    accessors = optree.treespec_accessors(
+        optree.tree_structure(cast(Any, tree))
+    )
+    return [
+        ".".join(
+            str(getattr(entry, "field", entry.entry)) for entry in accessor
+        )
+        for accessor in accessors
+    ]
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -108,7 +122,9 @@ def unravel(like: Tree, flat: Tensor) -> Tree:
     """The inverse of `ravel`: the tree with the structure and shapes of `like` whose leaves are views of `flat`."""
     shapes = [x.shape for x in leaves(like)]
     pieces = torch.split(flat, [shape.numel() for shape in shapes])
-    return unflatten(like, [piece.view(shape) for piece, shape in zip(pieces, shapes)])
+    return unflatten(
+        like, [piece.view(shape) for piece, shape in zip(pieces, shapes)]
+    )
 
 
 def check_tree(tree: object, name: str) -> None:
@@ -124,26 +140,41 @@ def check_tree(tree: object, name: str) -> None:
     Raises:
       TypeError: one line that names the value, or the part of it, that is no tensor.
     """
-    expected = f"{name}: expected a NamedTuple of tensors (or of such NamedTuples)"
+    expected = (
+        f"{name}: expected a NamedTuple of tensors (or of such NamedTuples)"
+    )
     if not isinstance(tree, Tensor) and optree.all_leaves([cast(Any, tree)]):
-        raise TypeError(f"{expected}, got {type(tree).__name__}{_registration_hint(tree)}")
+        raise TypeError(
+            f"{expected}, got {type(tree).__name__}{_registration_hint(tree)}"
+        )
 
     accessors, found, _ = optree.tree_flatten_with_accessor(
-        cast(Any, tree), is_leaf=lambda node: node is None or isinstance(node, dict)
+        cast(Any, tree),
+        is_leaf=lambda node: node is None or isinstance(node, dict),
     )
     for accessor, leaf in zip(accessors, found):
         if not isinstance(leaf, Tensor):
             path = accessor.codify("") or "the whole"
-            raise TypeError(f"{expected}, got {type(leaf).__name__} at {path}{_registration_hint(leaf)}")
+            raise TypeError(
+                f"{expected}, got {type(leaf).__name__} at {path}{_registration_hint(leaf)}"
+            )
 
     torch_leaves = torch_pytree.tree_leaves(tree)
-    if len(torch_leaves) != len(found) or any(a is not b for a, b in zip(torch_leaves, found)):
-        raise TypeError(f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see{_REGISTRATION}")
+    if [id(leaf) for leaf in torch_leaves] != [id(leaf) for leaf in found]:
+        raise TypeError(
+            f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see{_REGISTRATION}"
+        )
 
 
-_REGISTRATION = "; register a class of your own with optree and torch.utils._pytree"
+_REGISTRATION = (
+    "; register a class of your own with optree and torch.utils._pytree"
+)
 
 
 def _registration_hint(value: object) -> str:
-    is_own_class = type(value).__module__ not in ("builtins", "collections", "numpy")
+    is_own_class = type(value).__module__ not in (
+        "builtins",
+        "collections",
+        "numpy",
+    )
     return _REGISTRATION if is_own_class else ""
