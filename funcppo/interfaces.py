@@ -141,7 +141,8 @@ class Environment(Generic[World, State, Obs, ResetSample]):
     reset: ResetFn[World, State]
     step_functional: StepFn[World, State]
     observe: ObserveFn[World, State, Obs]
-    truncates: bool  # whether `truncated` is ever true; if not, rollouts spare the last observations
+    # whether `truncated` is ever true; if not, rollouts spare the last observations
+    truncates: bool
 
     # A reset in two parts, for states too large to hold one for every step of a rollout:
     # reset(key) == reset_from_sample(sample_reset(key)). None: the sample is the state itself.

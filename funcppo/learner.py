@@ -94,7 +94,8 @@ class Learner(Generic[Params, State]):
 class CompiledLearner(Generic[Params, State]):
     """A learner whose step is compiled and, on a GPU, replayed as a CUDA graph."""
 
-    record: StrategyRecord  # which strategy is in use, how it is replayed, and why no faster one is
+    # which strategy is in use, how it is replayed, and why no faster one is
+    record: StrategyRecord
     # The step and the buffers that it works in.
     captured: CapturedStep[TrainState[Params, State], Metrics]
 

@@ -57,7 +57,8 @@ class RandomInputs(NamedTuple, Generic[ResetSample]):
 
     action_key: I64[Tensor, "... 2"]
     step_key: I64[Tensor, "... B 2"]
-    reset_sample: ResetSample  # what each row resets from, if it does: of `envs.base.sample_reset`
+    # what each row resets from, if it does: of `envs.base.sample_reset`
+    reset_sample: ResetSample
 
 
 class Transition(NamedTuple, Generic[Obs]):

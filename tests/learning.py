@@ -18,7 +18,9 @@ from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward as mlp
 from funcppo.runtime import compile
 
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data"))
+DATA = Path(
+    os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data")
+)
 WORLD = NoWorld()
 
 
@@ -35,7 +37,9 @@ def oracle(name: str) -> dict[str, np.ndarray]:
     """A file of recorded numbers; skips the test where it is absent."""
     path = DATA / "oracles" / name
     if not path.exists():
-        pytest.skip(f"{path} is absent: set FUNCPPO_DATA to the folder that holds oracles/")
+        pytest.skip(
+            f"{path} is absent: set FUNCPPO_DATA to the folder that holds oracles/"
+        )
     return dict(np.load(path))
 
 
@@ -68,11 +72,19 @@ def double(x: Any) -> Any:
     return tree.map(lambda t: t.double() if t.dtype == torch.float32 else t, x)
 
 
-def assert_trees_equal(got: Any, want: Any, *, rtol: float, atol: float) -> None:
+def assert_trees_equal(
+    got: Any, want: Any, *, rtol: float, atol: float
+) -> None:
     """Leaf by leaf, integers and booleans exactly."""
     assert tree.paths(got) == tree.paths(want)
-    for path, a, b in zip(tree.paths(want), tree.leaves(got), tree.leaves(want)):
+    for path, a, b in zip(
+        tree.paths(want), tree.leaves(got), tree.leaves(want)
+    ):
         exact = not a.dtype.is_floating_point
         torch.testing.assert_close(
-            a, b, rtol=0 if exact else rtol, atol=0 if exact else atol, msg=lambda m, path=path: f"{path}: {m}"
+            a,
+            b,
+            rtol=0 if exact else rtol,
+            atol=0 if exact else atol,
+            msg=lambda m, path=path: f"{path}: {m}",
         )

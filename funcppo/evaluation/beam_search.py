@@ -23,7 +23,8 @@ from funcppo.prover.network import Params, exceeds_capacity
 from funcppo.types import F32, I32, I64, Bool
 
 ScoreName = Literal["success", "best-proof", "greedy"]
-UNPROVED_PENALTY = -100.0  # nats, added to a greedy path that does not end in a proof
+# nats, added to a greedy path that does not end in a proof
+UNPROVED_PENALTY = -100.0
 _SLOT_SELECTION_ROUNDS = 3  # passes over the slots to fill the rows of a step
 
 
@@ -39,18 +40,23 @@ class SearchConfig:
     beam: int  # K, partial proofs kept for each candidate; 1 for greedy
     rows_per_step: int  # R, partial proofs extended in one step; at least K
     chunk_size: int  # candidates that are loaded at once
-    refill: bool  # a finished slot takes the next candidate at once; otherwise when all slots are finished
+    # a finished slot takes the next candidate at once; otherwise when all slots are finished
+    refill: bool
 
 
 class SearchResult(NamedTuple):
     """Results of candidates, one a row."""
 
     log_score: F32[Tensor, "B"]  # logarithm of the score
-    pruned_log_mass: F32[Tensor, "B"]  # log-probability of all partial proofs that the beam dropped
-    overflow_log_mass: F32[Tensor, "B"]  # log-probability of all partial proofs some of whose successors did not fit
-    best_log_prob: F32[Tensor, "B"]  # log-probability of the most probable proof
+    # log-probability of all partial proofs that the beam dropped
+    pruned_log_mass: F32[Tensor, "B"]
+    # log-probability of all partial proofs some of whose successors did not fit
+    overflow_log_mass: F32[Tensor, "B"]
+    # log-probability of the most probable proof
+    best_log_prob: F32[Tensor, "B"]
     trace: I32[Tensor, "B T"]  # choice ids of that proof; 0-padded
-    proof_length: I32[Tensor, "B"]  # number of its choices; 0 where there is no proof
+    # number of its choices; 0 where there is no proof
+    proof_length: I32[Tensor, "B"]
     n_steps: I32[Tensor, "B"]  # steps that the candidate's beam took
 
 
@@ -58,10 +64,13 @@ class SearchState(NamedTuple):
     """The candidates in the slots and their beams."""
 
     goals: Goals  # goals that are left of each partial proof, [B, K, A, ...]
-    log_prob: F32[Tensor, "B K"]  # of each partial proof; -inf where the beam entry is empty
-    trace: I32[Tensor, "B K T"]  # ids of the choices so far: a rule's id, or -1 - a fact's id
+    # of each partial proof; -inf where the beam entry is empty
+    log_prob: F32[Tensor, "B K"]
+    # ids of the choices so far: a rule's id, or -1 - a fact's id
+    trace: I32[Tensor, "B K T"]
     query: I32[Tensor, "B W"]  # the candidate
-    candidate_row: I64[Tensor, "B"]  # its row in the chunk; the chunk's size where the slot is idle
+    # its row in the chunk; the chunk's size where the slot is idle
+    candidate_row: I64[Tensor, "B"]
     depth: I32[Tensor, "B"]  # steps so far
     result: SearchResult  # result of the candidate so far, [B]
 
@@ -77,7 +86,8 @@ class _RowSelection(NamedTuple):
     """The beam entries that a step extends, gathered into R rows."""
 
     slot_selected: Bool[Tensor, "B"]
-    source: I64[Tensor, "R"]  # slot * K + beam entry; B * K where the row is empty
+    # slot * K + beam entry; B * K where the row is empty
+    source: I64[Tensor, "R"]
     mask: Bool[Tensor, "R"]  # the row holds a partial proof
 
 
@@ -85,19 +95,24 @@ class _Children(NamedTuple):
     """The successors of the rows of a step, in the order of slots."""
 
     goals: Goals  # [R, S, ...]
-    log_prob: F32[Tensor, "R S"]  # of the whole path; -inf where there is no successor
+    # of the whole path; -inf where there is no successor
+    log_prob: F32[Tensor, "R S"]
     proved: Bool[Tensor, "R S"]  # no goals are left
     choice_id: I32[Tensor, "R S"]  # the choice made, as in a trace
-    overflow: Bool[Tensor, "R"]  # some successors did not fit the successor table
-    exceeds_capacity: Bool[Tensor, "R"]  # some successors did not fit the network's capacity: the row is invalid
-    best_action_log_prob: F32[Tensor, "R"]  # of the path and the policy's best action, END included
+    # some successors did not fit the successor table
+    overflow: Bool[Tensor, "R"]
+    # some successors did not fit the network's capacity: the row is invalid
+    exceeds_capacity: Bool[Tensor, "R"]
+    # of the path and the policy's best action, END included
+    best_action_log_prob: F32[Tensor, "R"]
     source: I64[Tensor, "R"]  # as in `_RowSelection`
 
 
 class _BeamPlaces(NamedTuple):
     """Where the children of a step go."""
 
-    target: I64[Tensor, "RS"]  # slot * K + rank in the slot; B * K where the child is not kept
+    # slot * K + rank in the slot; B * K where the child is not kept
+    target: I64[Tensor, "RS"]
     dropped: Bool[Tensor, "R S"]  # not kept
 
 
@@ -120,7 +135,9 @@ def slots_for_rows(rows: int, beam: int) -> int:
     return rows if beam == 1 else max(1, rows // 2)
 
 
-def extend_beams(cfg: SearchConfig, world: World, params: Params, search: SearchState) -> BeamStep:
+def extend_beams(
+    cfg: SearchConfig, world: World, params: Params, search: SearchState
+) -> BeamStep:
     """Extend the partial proofs of as many slots as the rows of a step hold.
 
     A slot some of whose successors exceed the network's capacity waits for the next step.
@@ -131,7 +148,9 @@ def extend_beams(cfg: SearchConfig, world: World, params: Params, search: Search
     # Slots that wait; empty and valid rows are scattered to a spare slot, which is cut off.
     slot = source // cfg.beam
     waiting_slot = torch.where(children.exceeds_capacity, slot, cfg.slots)
-    none_wait = torch.zeros(cfg.slots + 1, dtype=torch.bool, device=source.device)
+    none_wait = torch.zeros(
+        cfg.slots + 1, dtype=torch.bool, device=source.device
+    )
     waits = none_wait.index_fill(0, waiting_slot, True)[: cfg.slots]
 
     advanced = _advance_slots(cfg, search, children)
@@ -142,7 +161,9 @@ def extend_beams(cfg: SearchConfig, world: World, params: Params, search: Search
     )
 
 
-def policy_log_probs(cfg: SearchConfig, world: World, params: Params, observation: Observation) -> F32[Tensor, "R S1"]:
+def policy_log_probs(
+    cfg: SearchConfig, world: World, params: Params, observation: Observation
+) -> F32[Tensor, "R S1"]:
     """Log-probabilities of the policy over the successors of each partial proof, and END."""
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)
     return torch.log_softmax(output.logits, -1)
@@ -160,7 +181,9 @@ def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:
     entry_selected = (is_open & selected[:, None]).flatten()
     position = entry_selected.long().cumsum(0) - 1
     row = torch.where(entry_selected, position, n_rows)
-    empty = torch.full((n_rows + 1,), n_entries, dtype=torch.int64, device=device)
+    empty = torch.full(
+        (n_rows + 1,), n_entries, dtype=torch.int64, device=device
+    )
     source = empty.scatter(0, row, entry)[:n_rows]
 
     mask = torch.arange(n_rows, device=device) < entry_selected.sum()
@@ -171,13 +194,17 @@ def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:
     )
 
 
-def _select_slots(cfg: SearchConfig, n_open: I64[Tensor, "B"]) -> Bool[Tensor, "B"]:
+def _select_slots(
+    cfg: SearchConfig, n_open: I64[Tensor, "B"]
+) -> Bool[Tensor, "B"]:
     """Select slots whose open beam entries fit into the rows of a step together.
 
     First the slots that come first, as many as fit; then, in further rounds, those that fit into the rows left over.
     """
     selected = torch.zeros_like(n_open, dtype=torch.bool)
-    n_free = torch.full((), cfg.rows_per_step, dtype=torch.int64, device=n_open.device)
+    n_free = torch.full(
+        (), cfg.rows_per_step, dtype=torch.int64, device=n_open.device
+    )
     for _ in range(_SLOT_SELECTION_ROUNDS):
         is_excluded = selected | (n_open > n_free)
         demand = torch.where(is_excluded, 0, n_open)
@@ -253,7 +280,9 @@ def _choice_log_probs(
     return torch.where(mask, log_prob, -torch.inf)
 
 
-def _advance_slots(cfg: SearchConfig, search: SearchState, children: _Children) -> SearchState:
+def _advance_slots(
+    cfg: SearchConfig, search: SearchState, children: _Children
+) -> SearchState:
     """The search after one step of every slot that has children: its K most probable open children form the beam."""
     open_log_prob = torch.where(children.proved, -torch.inf, children.log_prob)
     target, dropped = _place_children(cfg, children.source, open_log_prob)
@@ -283,7 +312,9 @@ def _advance_slots(cfg: SearchConfig, search: SearchState, children: _Children) 
     return SearchState(
         goals=tree.map(take_children, children.goals, search.goals),
         log_prob=log_prob,
-        trace=_append_choice(parent_trace, search.depth, choice_id.view_as(log_prob)),
+        trace=_append_choice(
+            parent_trace, search.depth, choice_id.view_as(log_prob)
+        ),
         query=search.query,
         candidate_row=search.candidate_row,
         depth=search.depth + 1,
@@ -291,7 +322,11 @@ def _advance_slots(cfg: SearchConfig, search: SearchState, children: _Children) 
     )
 
 
-def _place_children(cfg: SearchConfig, source: I64[Tensor, "R"], open_log_prob: F32[Tensor, "R S"]) -> _BeamPlaces:
+def _place_children(
+    cfg: SearchConfig,
+    source: I64[Tensor, "R"],
+    open_log_prob: F32[Tensor, "R S"],
+) -> _BeamPlaces:
     """Rank the open children of each slot by probability and give the first K their beam entries."""
     n_entries = cfg.slots * cfg.beam
     row_slot = source // cfg.beam
@@ -318,18 +353,27 @@ def _place_children(cfg: SearchConfig, source: I64[Tensor, "R"], open_log_prob: 
     return _BeamPlaces(target=target, dropped=is_dropped.view_as(open_log_prob))
 
 
-def _child_of_entry(cfg: SearchConfig, target: I64[Tensor, "RS"]) -> _EntryChildren:
+def _child_of_entry(
+    cfg: SearchConfig, target: I64[Tensor, "RS"]
+) -> _EntryChildren:
     """The child that goes to each beam entry: the placement inverted."""
     n_entries = cfg.slots * cfg.beam
     child_index = torch.arange(len(target), device=target.device)
-    empty = torch.full((n_entries + 1,), -1, dtype=torch.int64, device=target.device)
+    empty = torch.full(
+        (n_entries + 1,), -1, dtype=torch.int64, device=target.device
+    )
     child = empty.scatter(0, target, child_index)[:n_entries]
     has_child = child >= 0
-    return _EntryChildren(child=torch.where(has_child, child, 0), mask=has_child)
+    return _EntryChildren(
+        child=torch.where(has_child, child, 0), mask=has_child
+    )
 
 
 def _update_result(
-    cfg: SearchConfig, search: SearchState, children: _Children, dropped_log_prob: F32[Tensor, "R S"]
+    cfg: SearchConfig,
+    search: SearchState,
+    children: _Children,
+    dropped_log_prob: F32[Tensor, "R S"],
 ) -> SearchResult:
     """The results after this step: its proofs, and the mass that the beam dropped or that did not fit."""
     result = _record_proofs(cfg, search, children)
@@ -337,21 +381,29 @@ def _update_result(
     is_filled = children.source < cfg.slots * cfg.beam
     entry = torch.where(is_filled, children.source, 0)
     path_log_prob = search.log_prob.flatten()[entry]
-    overflow_log_prob = torch.where(children.overflow, path_log_prob, -torch.inf)
+    overflow_log_prob = torch.where(
+        children.overflow, path_log_prob, -torch.inf
+    )
 
     dropped = _mass_by_entry(cfg, children, dropped_log_prob)
     overflow = _mass_by_entry(cfg, children, overflow_log_prob[:, None])
     return result._replace(
         pruned_log_mass=_add_log_mass(cfg, result.pruned_log_mass, dropped),
-        overflow_log_mass=_add_log_mass(cfg, result.overflow_log_mass, overflow),
+        overflow_log_mass=_add_log_mass(
+            cfg, result.overflow_log_mass, overflow
+        ),
         n_steps=result.n_steps + 1,
     )
 
 
-def _record_proofs(cfg: SearchConfig, search: SearchState, children: _Children) -> SearchResult:
+def _record_proofs(
+    cfg: SearchConfig, search: SearchState, children: _Children
+) -> SearchResult:
     """The results with this step's proofs."""
     result = search.result
-    proved_log_prob = torch.where(children.proved, children.log_prob, -torch.inf)
+    proved_log_prob = torch.where(
+        children.proved, children.log_prob, -torch.inf
+    )
     best = _best_proof(cfg, search, children, proved_log_prob)
     is_better = best.log_prob > result.best_log_prob
     proof_length = torch.where(is_better, search.depth + 1, result.proof_length)
@@ -372,19 +424,26 @@ def _record_proofs(cfg: SearchConfig, search: SearchState, children: _Children) 
 
     return result._replace(
         log_score=log_score,
-        best_log_prob=torch.where(is_better, best.log_prob, result.best_log_prob),
+        best_log_prob=torch.where(
+            is_better, best.log_prob, result.best_log_prob
+        ),
         trace=torch.where(is_better[:, None], best.trace, result.trace),
         proof_length=proof_length,
     )
 
 
 def _best_proof(
-    cfg: SearchConfig, search: SearchState, children: _Children, proved_log_prob: F32[Tensor, "R S"]
+    cfg: SearchConfig,
+    search: SearchState,
+    children: _Children,
+    proved_log_prob: F32[Tensor, "R S"],
 ) -> _BestProof:
     """The most probable proof of each slot among this step's children; -inf where there is none."""
     # First the best successor of each row, then the best row of each slot.
     row_log_prob, row_action = proved_log_prob.max(1)
-    entry_log_prob = _scatter_to_entries(cfg, children, row_log_prob, -torch.inf)
+    entry_log_prob = _scatter_to_entries(
+        cfg, children, row_log_prob, -torch.inf
+    )
     log_prob, entry = entry_log_prob.max(1)
 
     row_choice = _take(children.choice_id, row_action[:, None])
@@ -396,13 +455,19 @@ def _best_proof(
     return _BestProof(log_prob=log_prob, trace=trace[:, 0])
 
 
-def _mass_by_entry(cfg: SearchConfig, children: _Children, log_prob: F32[Tensor, "R n"]) -> F32[Tensor, "B K"]:
+def _mass_by_entry(
+    cfg: SearchConfig, children: _Children, log_prob: F32[Tensor, "R n"]
+) -> F32[Tensor, "B K"]:
     """The mass of each row's values at the beam entry that the row comes from; -inf elsewhere."""
-    mass = log_prob.amax(1) if cfg.score == "best-proof" else log_prob.logsumexp(1)
+    mass = (
+        log_prob.amax(1) if cfg.score == "best-proof" else log_prob.logsumexp(1)
+    )
     return _scatter_to_entries(cfg, children, mass, -torch.inf)
 
 
-def _scatter_to_entries(cfg: SearchConfig, children: _Children, value: Tensor, empty: float) -> Tensor:
+def _scatter_to_entries(
+    cfg: SearchConfig, children: _Children, value: Tensor, empty: float
+) -> Tensor:
     """A value of each row, [R], at the beam entry that the row comes from, [B, K]; `empty` elsewhere."""
     n_entries = cfg.slots * cfg.beam
     entries = torch.full(
@@ -415,7 +480,11 @@ def _scatter_to_entries(cfg: SearchConfig, children: _Children, value: Tensor, e
     return entries[:n_entries].view(cfg.slots, cfg.beam)
 
 
-def _add_log_mass(cfg: SearchConfig, log_mass: F32[Tensor, "B"], entry_mass: F32[Tensor, "B K"]) -> F32[Tensor, "B"]:
+def _add_log_mass(
+    cfg: SearchConfig,
+    log_mass: F32[Tensor, "B"],
+    entry_mass: F32[Tensor, "B K"],
+) -> F32[Tensor, "B"]:
     """Add the mass of beam entries: probabilities of distinct proofs add up; for a best proof the largest counts."""
     if cfg.score == "best-proof":
         return torch.maximum(log_mass, entry_mass.amax(1))
@@ -424,7 +493,9 @@ def _add_log_mass(cfg: SearchConfig, log_mass: F32[Tensor, "B"], entry_mass: F32
 
 
 def _append_choice(
-    trace: I32[Tensor, "B n T"], depth: I32[Tensor, "B"], choice_id: I32[Tensor, "B n"]
+    trace: I32[Tensor, "B n T"],
+    depth: I32[Tensor, "B"],
+    choice_id: I32[Tensor, "B n"],
 ) -> I32[Tensor, "B n T"]:
     """The traces with a choice at position `depth`."""
     position = torch.arange(trace.shape[-1], device=trace.device)

@@ -24,9 +24,12 @@ from funcppo.types import I64, Bool
 class RankingProtocol:
     """Which candidates the answer of a query is ranked against."""
 
-    sides: tuple[int, ...] = (HEAD, TAIL)  # the arguments that are replaced, each a ranking of its own
-    n_negatives: int | None = None  # corruptions sampled for each query and side; None ranks against the whole pool
-    score_unprovable: bool = False  # compute the scores of unprovable candidates too
+    # the arguments that are replaced, each a ranking of its own
+    sides: tuple[int, ...] = (HEAD, TAIL)
+    # corruptions sampled for each query and side; None ranks against the whole pool
+    n_negatives: int | None = None
+    # compute the scores of unprovable candidates too
+    score_unprovable: bool = False
     seed: int = 0  # of the sampled corruptions
 
 
@@ -36,23 +39,28 @@ class ProvableCandidates(NamedTuple):
     query_row: I64[Tensor, "L"]  # row of the query in the batch
     entity: I64[Tensor, "L"]  # the entity that replaces the answer
     is_answer: Bool[Tensor, "L"]  # the candidate is the answer itself
-    answer_provable: Bool[Tensor, "Q"]  # the answer of the query is among its provable candidates
+    # the answer of the query is among its provable candidates
+    answer_provable: Bool[Tensor, "Q"]
 
 
 class SampledCorruptions(NamedTuple):
     """Corruptions sampled for a batch of queries."""
 
-    entity: I64[Tensor, "Q G"]  # distinct in a row, never the answer; 0 where the slot is empty
-    mask: Bool[Tensor, "Q G"]  # the slot holds a corruption; false where a query has fewer than G
+    # distinct in a row, never the answer; 0 where the slot is empty
+    entity: I64[Tensor, "Q G"]
+    # the slot holds a corruption; false where a query has fewer than G
+    mask: Bool[Tensor, "Q G"]
 
 
 class CandidateTable(NamedTuple):
     """The candidates of a batch of queries on one side that need a score; N rows for all queries together."""
 
     query_row: I64[Tensor, "N"]  # row of the query in the batch
-    atom: I64[Tensor, "N W"]  # the query with the candidate in place of the answer
+    # the query with the candidate in place of the answer
+    atom: I64[Tensor, "N W"]
     is_answer: Bool[Tensor, "N"]  # the candidate is the answer itself
-    n_candidates: I64[Tensor, "Q"]  # candidates of the query, listed here or not
+    # candidates of the query, listed here or not
+    n_candidates: I64[Tensor, "Q"]
     answer_provable: Bool[Tensor, "Q"]  # T_P derives the answer
 
 
@@ -67,10 +75,16 @@ class _Subset(NamedTuple):
     """A subset of 0 .. size - 1 for each row."""
 
     member: I64[Tensor, "Q n"]  # distinct where the mask is true
-    mask: Bool[Tensor, "Q n"]  # false in the last slots of a row with fewer than n members
+    # false in the last slots of a row with fewer than n members
+    mask: Bool[Tensor, "Q n"]
 
 
-def check_queries(queries: I64[Tensor, "Q W"], side: int, pool: I64[Tensor, "E"], n_constants: int) -> None:
+def check_queries(
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool: I64[Tensor, "E"],
+    n_constants: int,
+) -> None:
     """Check that every query can be ranked against the pool.
 
     Raises:
@@ -88,7 +102,9 @@ def check_queries(queries: I64[Tensor, "Q W"], side: int, pool: I64[Tensor, "E"]
 
     is_ascending = pool[1:] > pool[:-1]
     if not is_ascending.all():
-        raise ValueError("expected a pool of entities in ascending order, each once, got another order")
+        raise ValueError(
+            "expected a pool of entities in ascending order, each once, got another order"
+        )
     _check_each(
         torch.isin(queries[:, side], pool),
         queries,
@@ -156,7 +172,10 @@ def list_candidates(
 
 
 def count_candidates(
-    true_triples: TripleIndex, queries: I64[Tensor, "Q W"], side: int, pool_size: int
+    true_triples: TripleIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool_size: int,
 ) -> I64[Tensor, "Q"]:
     """The number of candidates of each query, its answer included: the pool less the other true answers.
 
@@ -171,7 +190,10 @@ def count_candidates(
 
 
 def list_provable_candidates(
-    true_triples: TripleIndex, derivable_triples: TripleIndex, queries: I64[Tensor, "Q W"], side: int
+    true_triples: TripleIndex,
+    derivable_triples: TripleIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
 ) -> ProvableCandidates:
     """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0.
 
@@ -252,13 +274,19 @@ def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
     if is_valid.all():
         return
     row = int((~is_valid).nonzero()[0])
-    raise ValueError(f"expected {expected}, got query {row} {queries[row].tolist()}")
+    raise ValueError(
+        f"expected {expected}, got query {row} {queries[row].tolist()}"
+    )
 
 
-def _provable_table(filter_index: FilterIndex, queries: Tensor, side: int, pool_size: int) -> CandidateTable:
+def _provable_table(
+    filter_index: FilterIndex, queries: Tensor, side: int, pool_size: int
+) -> CandidateTable:
     """The provable candidates among the whole pool."""
     true_triples, derivable_triples = filter_index
-    provable = list_provable_candidates(true_triples, derivable_triples, queries, side)
+    provable = list_provable_candidates(
+        true_triples, derivable_triples, queries, side
+    )
     query = queries[provable.query_row]
     return CandidateTable(
         query_row=provable.query_row,
@@ -269,7 +297,9 @@ def _provable_table(filter_index: FilterIndex, queries: Tensor, side: int, pool_
     )
 
 
-def _all_corruptions(true_triples: TripleIndex, queries: Tensor, pool: Tensor, side: int) -> _EntityTable:
+def _all_corruptions(
+    true_triples: TripleIndex, queries: Tensor, pool: Tensor, side: int
+) -> _EntityTable:
     """Every entity of the pool for every query, and which of them are candidates other than the answer."""
     entity = pool.expand(len(queries), -1)
     atom = _corrupt(queries, side, entity)
@@ -279,7 +309,9 @@ def _all_corruptions(true_triples: TripleIndex, queries: Tensor, pool: Tensor, s
     return _EntityTable(entity=entity, mask=~is_true & ~is_answer)
 
 
-def _corrupt(queries: I64[Tensor, "Q W"], side: int, entity: I64[Tensor, "Q G"]) -> I64[Tensor, "Q G W"]:
+def _corrupt(
+    queries: I64[Tensor, "Q W"], side: int, entity: I64[Tensor, "Q G"]
+) -> I64[Tensor, "Q G W"]:
     """Each query with each of its entities in place of the answer."""
     query = queries[:, None].expand(-1, entity.shape[1], -1)
     return _replace_argument(query, side, entity)
@@ -330,7 +362,9 @@ def _sample_subset(key: Tensor, size: Tensor, n: int) -> _Subset:
     return _Subset(member=member, mask=slot < size)
 
 
-def _excluded_entities(true_triples: TripleIndex, pool: Tensor, queries: Tensor, side: int) -> Tensor:
+def _excluded_entities(
+    true_triples: TripleIndex, pool: Tensor, queries: Tensor, side: int
+) -> Tensor:
     """The entities that corrupt no query: its answer and its other true answers.
 
     Returns:

@@ -16,7 +16,13 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import score_candidates
-from funcppo.logic import derivability, derivations, fixpoint, proof, proof_builder
+from funcppo.logic import (
+    derivability,
+    derivations,
+    fixpoint,
+    proof,
+    proof_builder,
+)
 from funcppo.logic.proof import Atom, Proof
 from funcppo.logic.proof_builder import Choice, Program
 from funcppo.prover import env as prover_env
@@ -61,7 +67,9 @@ def build_program(task: ProverTask) -> Program:
     )
 
 
-def smallest_proof(task: ProverTask, atom: Tensor, program: Program) -> Proof | None:
+def smallest_proof(
+    task: ProverTask, atom: Tensor, program: Program
+) -> Proof | None:
     """A proof of the smallest height of an atom, or None if T_P does not derive it or it is a fact.
 
     Args:
@@ -70,7 +78,9 @@ def smallest_proof(task: ProverTask, atom: Tensor, program: Program) -> Proof | 
     """
     if int(fixpoint.atom_height(task.least_model, atom.long())) < 1:
         return None
-    derive = partial(derivations.find_derivation, task.kb, task.sizes, task.least_model)
+    derive = partial(
+        derivations.find_derivation, task.kb, task.sizes, task.least_model
+    )
     built = proof_builder.from_model(
         program,
         derive,
@@ -101,7 +111,13 @@ def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
 
 
 def _prove_by_search(
-    task: ProverTask, cfg: Config, world: World, params: Params, atom: Tensor, program: Program, beam: int
+    task: ProverTask,
+    cfg: Config,
+    world: World,
+    params: Params,
+    atom: Tensor,
+    program: Program,
+    beam: int,
 ) -> Proof | None:
     """The most probable proof that a beam search finds."""
     search = scorers.search_config(
@@ -113,7 +129,9 @@ def _prove_by_search(
         rows_per_step=beam,
         chunk_size=1,
     )
-    result = score_candidates(search, world, params, atom[None].to(torch.int32)).results
+    result = score_candidates(
+        search, world, params, atom[None].to(torch.int32)
+    ).results
     n_choices = int(result.proof_length[0])
     if not n_choices:
         return None
@@ -123,7 +141,12 @@ def _prove_by_search(
 
 
 def _prove_by_rule(
-    task: ProverTask, cfg: Config, world: World, params: Params, atom: Tensor, program: Program
+    task: ProverTask,
+    cfg: Config,
+    world: World,
+    params: Params,
+    atom: Tensor,
+    program: Program,
 ) -> Proof | None:
     """The most probable rule that derives the atom, over facts that satisfy its body."""
     state = _initial_state(cfg, world, atom)
@@ -153,13 +176,21 @@ def _prove_by_rule(
         return rule, body or ()
 
     # The body consists of facts, so the root is the only goal that is derived.
-    built = proof_builder.from_model(program, derive_root, goal, leave_one_out=True)
+    built = proof_builder.from_model(
+        program, derive_root, goal, leave_one_out=True
+    )
     root, *leaves = built.nodes
     root = dataclasses.replace(root, probability=float(policy[slot]))
     return Proof(nodes=(root, *leaves))
 
 
-def _with_probabilities(cfg: Config, world: World, params: Params, atom: Tensor, choice_ids: list[int]) -> list[Choice]:
+def _with_probabilities(
+    cfg: Config,
+    world: World,
+    params: Params,
+    atom: Tensor,
+    choice_ids: list[int],
+) -> list[Choice]:
     """The choices of a trace, ("rule" or "fact", id, probability), by following it in the environment."""
     choices: list[Choice] = []
     state = _initial_state(cfg, world, atom)
@@ -167,7 +198,9 @@ def _with_probabilities(cfg: Config, world: World, params: Params, atom: Tensor,
         is_rule = choice_id >= 0
         kind = "rule" if is_rule else "fact"
         clause = choice_id if is_rule else -1 - choice_id
-        slot_clauses = state.successors.rule if is_rule else state.successors.fact
+        slot_clauses = (
+            state.successors.rule if is_rule else state.successors.fact
+        )
         action = (slot_clauses == clause).int().argmax(1)
         policy = _choice_probabilities(cfg, world, params, state)
         probability = float(policy[int(action)])
@@ -195,7 +228,9 @@ def _initial_state(cfg: Config, world: World, atom: Tensor) -> EnvState:
     )
 
 
-def _choice_probabilities(cfg: Config, world: World, params: Params, state: EnvState) -> Tensor:
+def _choice_probabilities(
+    cfg: Config, world: World, params: Params, state: EnvState
+) -> Tensor:
     """The policy's probability of each successor of a one-row state, [S]."""
     observation = cfg.env.observe(cfg.env.cfg, world, state)
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)

@@ -64,7 +64,8 @@ class Ranking(NamedTuple):
     listed_score: I64[Tensor, "L"]  # quantised score of a listed candidate
     listed_row: I64[Tensor, "L"]  # the row that it is a candidate of, below Q
     is_answer: Bool[Tensor, "L"]  # it is the answer itself
-    near_boundary: Bool[Tensor, "L"]  # on another machine its score could round to the next line of the grid
+    # on another machine its score could round to the next line of the grid
+    near_boundary: Bool[Tensor, "L"]
     scored_atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
     log_score: F32[Tensor, "N"]  # natural logarithm of their scores
 
@@ -74,7 +75,8 @@ class _ScoredAtoms(NamedTuple):
 
     atom: I64[Tensor, "N W"]
     log_score: F32[Tensor, "N"]
-    row: I64[Tensor, "L"]  # of each listed atom: its row among the distinct ones
+    # of each listed atom: its row among the distinct ones
+    row: I64[Tensor, "L"]
 
 
 class _SideRanks(NamedTuple):
@@ -102,7 +104,9 @@ def rank_split(
     """
     queries = torch.from_numpy(np.ascontiguousarray(split))
     for side in ranking_protocol.sides:
-        check_queries(queries, side, task.entity_pool.cpu(), task.sizes.n_constants)
+        check_queries(
+            queries, side, task.entity_pool.cpu(), task.sizes.n_constants
+        )
 
     if query_id is None:
         query_id = np.arange(len(split))
@@ -160,12 +164,18 @@ def rank_queries(
     n_queries, n_sides = len(queries), len(tables)
     query_row = torch.arange(n_queries, device=queries.device)
     relation = queries[:, 0].long()
-    listed_row = [table.query_row + i * n_queries for i, table in enumerate(tables)]
-    near_boundary = rank_metrics.near_boundary(scored.log_score, SCORE_TOLERANCE_NATS)
+    listed_row = [
+        table.query_row + i * n_queries for i, table in enumerate(tables)
+    ]
+    near_boundary = rank_metrics.near_boundary(
+        scored.log_score, SCORE_TOLERANCE_NATS
+    )
     return Ranking(
         queries=queries,
         counts=_concatenate_counts([ranks.counts for ranks in side_ranks]),
-        side=torch.cat([torch.full_like(query_row, side) for side in protocol.sides]),
+        side=torch.cat(
+            [torch.full_like(query_row, side) for side in protocol.sides]
+        ),
         query_row=query_row.repeat(n_sides),
         relation=relation.repeat(n_sides),
         answer_provable=torch.cat([table.answer_provable for table in tables]),
@@ -179,7 +189,9 @@ def rank_queries(
     )
 
 
-def summarise_ranking(ranked: Ranking, predicates: list[str], *, with_auc: bool) -> Metrics:
+def summarise_ranking(
+    ranked: Ranking, predicates: list[str], *, with_auc: bool
+) -> Metrics:
     """Summarise a ranking: the headline numbers under `expected` ties, and every tie policy, side and relation.
 
     Args:
@@ -242,7 +254,10 @@ def auc_pr(ranked: Ranking) -> float:
 
 
 def pooled_average_precision(
-    listed_score: I64[Tensor, "L"], is_answer: Bool[Tensor, "L"], n_candidates: int, n_answers: int
+    listed_score: I64[Tensor, "L"],
+    is_answer: Bool[Tensor, "L"],
+    n_candidates: int,
+    n_answers: int,
 ) -> float:
     """Average precision over the listed candidates and the remaining ones, which score 0.
 
@@ -253,8 +268,13 @@ def pooled_average_precision(
     """
     n_unlisted = n_candidates - len(listed_score)
     n_unlisted_answers = n_answers - int(is_answer.sum())
-    unlisted_score = listed_score.new_full((n_unlisted,), rank_metrics.ZERO_SCORE)
-    unlisted_is_answer = torch.arange(n_unlisted, device=listed_score.device) < n_unlisted_answers
+    unlisted_score = listed_score.new_full(
+        (n_unlisted,), rank_metrics.ZERO_SCORE
+    )
+    unlisted_is_answer = (
+        torch.arange(n_unlisted, device=listed_score.device)
+        < n_unlisted_answers
+    )
     return float(
         rank_metrics.average_precision(
             torch.cat([listed_score, unlisted_score]),
@@ -289,7 +309,9 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     return np.sort(by_position[:n])
 
 
-def _score_distinct_atoms(scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes) -> _ScoredAtoms:
+def _score_distinct_atoms(
+    scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes
+) -> _ScoredAtoms:
     """Score each distinct atom once."""
     distinct, atom_index = kbase.sort_and_index_atoms(
         listed_atom,
@@ -298,10 +320,14 @@ def _score_distinct_atoms(scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes
     )
     atom = listed_atom[distinct]
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
-    return _ScoredAtoms(atom=atom, log_score=scorer(atom.to(torch.int32)), row=row)
+    return _ScoredAtoms(
+        atom=atom, log_score=scorer(atom.to(torch.int32)), row=row
+    )
 
 
-def _rank_side(table: CandidateTable, listed_score: I64[Tensor, "L"]) -> _SideRanks:
+def _rank_side(
+    table: CandidateTable, listed_score: I64[Tensor, "L"]
+) -> _SideRanks:
     """The rank counts of one side's queries, and the scores of their answers."""
     counts = rank_metrics.rank_counts_listed(
         table.query_row,

@@ -56,10 +56,13 @@ class ResultLog:
 
     path: Path
     file: IO[bytes]
-    complete_records: list[Record]  # records that it held when opened, of queries with a record for every side
+    # records that it held when opened, of queries with a record for every side
+    complete_records: list[Record]
 
 
-def open_log(path: Path, settings: Settings, n_sides: int, *, resume: bool) -> ResultLog:
+def open_log(
+    path: Path, settings: Settings, n_sides: int, *, resume: bool
+) -> ResultLog:
     """Open a file for records: resume the file at a path, or replace it.
 
     Args:
@@ -82,9 +85,13 @@ def open_log(path: Path, settings: Settings, n_sides: int, *, resume: bool) -> R
                 _settings_path(path),
                 lambda file: file.write(text.encode()),
             )
-        return ResultLog(path=path, file=open(path, "ab"), complete_records=records)
+        return ResultLog(
+            path=path, file=open(path, "ab"), complete_records=records
+        )
     except OSError as error:
-        raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
+        raise ValueError(
+            f"{path}: expected a file that can be written, got: {error.strerror}"
+        ) from None
 
 
 def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -94,12 +101,16 @@ def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
       ValueError: it may not. The message is one line.
     """
     if path.is_file() and path.stat().st_size and not (resume or overwrite):
-        raise ValueError(f"{path}: expected --resume, --overwrite or a new file, got a file that exists")
+        raise ValueError(
+            f"{path}: expected --resume, --overwrite or a new file, got a file that exists"
+        )
     try:
         with open(path, "ab"):
             pass
     except OSError as error:
-        raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
+        raise ValueError(
+            f"{path}: expected a file that can be written, got: {error.strerror}"
+        ) from None
 
 
 def append(log: ResultLog, records: Sequence[Record]) -> None:
@@ -126,10 +137,15 @@ def read(path: Path) -> list[Record]:
       ValueError: a line, which the message names, is no record.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [_parse_record(path, number, line) for number, line in enumerate(lines, 1)]
+    return [
+        _parse_record(path, number, line)
+        for number, line in enumerate(lines, 1)
+    ]
 
 
-def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool) -> Metrics:
+def summarise_records(
+    records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool
+) -> Metrics:
     """Summarise records, in any order: the metrics of `ranking.summarise_ranking`, and some counts.
 
     Args:
@@ -158,8 +174,12 @@ def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, w
 
     # Counts that the rank counts do not hold.
     metrics["n_scored"] = sum(record["n_scored"] for record in records)
-    metrics["n_missed"] = sum(record["status"] == "missed" for record in records)
-    metrics["n_near_boundary"] = sum(record["near_boundary"] for record in records)
+    metrics["n_missed"] = sum(
+        record["status"] == "missed" for record in records
+    )
+    metrics["n_near_boundary"] = sum(
+        record["near_boundary"] for record in records
+    )
     if with_auc:
         metrics["auc_pr"] = _auc_pr(records, counts)
     return metrics
@@ -189,7 +209,9 @@ def _auc_pr(records: Sequence[Record], counts: RankCounts) -> float:
     )
 
 
-def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]:
+def _read_complete(
+    path: Path, settings: Settings, n_sides: int
+) -> list[Record]:
     """Read the records of queries that have one for each side.
 
     Raises:
@@ -206,7 +228,11 @@ def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]
 
     records = read(path)
     n_records = Counter(record["query_row"] for record in records)
-    return [record for record in records if n_records[record["query_row"]] == n_sides]
+    return [
+        record
+        for record in records
+        if n_records[record["query_row"]] == n_sides
+    ]
 
 
 def _settings_path(path: Path) -> Path:
@@ -225,9 +251,13 @@ def _read_settings(path: Path) -> Settings:
         settings: Settings = json.loads(beside.read_text())
         file_format = settings.pop("format", 1)
     except (OSError, ValueError, TypeError, AttributeError):
-        raise ValueError(f"{beside}: expected the settings that {path.name} was made with, got none") from None
+        raise ValueError(
+            f"{beside}: expected the settings that {path.name} was made with, got none"
+        ) from None
     if file_format not in (1, FORMAT):
-        raise ValueError(f"{beside}: expected format 1 or {FORMAT}, got {file_format}")
+        raise ValueError(
+            f"{beside}: expected format 1 or {FORMAT}, got {file_format}"
+        )
     if file_format == FORMAT:
         return settings
     current: Settings = {}
@@ -238,7 +268,10 @@ def _read_settings(path: Path) -> Settings:
 
 def _write(file: IO[bytes], records: Iterable[Record]) -> None:
     """Write records and wait until they are on the disk."""
-    text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    text = "".join(
+        json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        for record in records
+    )
     file.write(text.encode())
     file.flush()
     os.fsync(file.fileno())
@@ -253,11 +286,15 @@ def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{line_number}: expected a line of JSON, got: {error}") from None
+        raise ValueError(
+            f"{path}:{line_number}: expected a line of JSON, got: {error}"
+        ) from None
     if isinstance(record, dict) and "query" in record:
         record = _from_format_1(record)
     if not isinstance(record, dict) or not record.keys() >= set(REQUIRED_KEYS):
-        raise ValueError(f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line")
+        raise ValueError(
+            f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line"
+        )
     return record
 
 
@@ -266,7 +303,11 @@ def _from_format_1(record: Record) -> Record:
     current: Record = {}
     for name, value in record.items():
         if name == "rank":
-            current["rank"] = {policy: rank for policy, rank in value.items() if policy != "reciprocal"}
+            current["rank"] = {
+                policy: rank
+                for policy, rank in value.items()
+                if policy != "reciprocal"
+            }
             current["reciprocal_rank"] = value["reciprocal"]
         elif name == "status":
             current["status"] = _STATUS_OF_FORMAT_1.get(value, value)

@@ -40,7 +40,13 @@ from funcppo.runtime.host_transfer import make_async_readback, prefetch
 class ScoredCallback(Protocol):
     """Receives the outcome of each call of a policy scorer."""
 
-    def __call__(self, result: SearchResult | None, active_row_steps: int, row_steps: int, /) -> None:
+    def __call__(
+        self,
+        result: SearchResult | None,
+        active_row_steps: int,
+        row_steps: int,
+        /,
+    ) -> None:
         """Receive the outcome of a call.
 
         Args:
@@ -61,7 +67,13 @@ class _RuleScores(NamedTuple):
 class _BaselineScore(Protocol):
     """A score of atoms from their derivations."""
 
-    def __call__(self, kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int, /) -> Tensor: ...
+    def __call__(
+        self,
+        kb: KnowledgeBase,
+        derivations: Iterable[Derivations],
+        n_atoms: int,
+        /,
+    ) -> Tensor: ...
 
 
 def make_search_step(device: torch.device | str) -> SearchStep:
@@ -69,16 +81,25 @@ def make_search_step(device: torch.device | str) -> SearchStep:
 
     On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
     """
-    return GraphedStep(evaluate_step) if torch.device(device).type == "cuda" else evaluate_step
+    return (
+        GraphedStep(evaluate_step)
+        if torch.device(device).type == "cuda"
+        else evaluate_step
+    )
 
 
 def graph_fallback_notes(step: SearchStep) -> list[str]:
     """Reasons why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
     reasons = step.fallback_reasons() if isinstance(step, GraphedStep) else []
-    return [f"steps of a search were not replayed as a CUDA graph: {reason}" for reason in reasons]
+    return [
+        f"steps of a search were not replayed as a CUDA graph: {reason}"
+        for reason in reasons
+    ]
 
 
-def ignore_outcome(result: SearchResult | None, active_row_steps: int, row_steps: int, /) -> None:
+def ignore_outcome(
+    result: SearchResult | None, active_row_steps: int, row_steps: int, /
+) -> None:
     """Record nothing of a scorer's work."""
 
 
@@ -140,7 +161,9 @@ def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
 
     It does not where the oracle selects facts, nor for `best-proof` at height 1, which counts no choice of facts.
     """
-    follows_from_rules = task.fact_selection == "oracle" or (task.max_height == 1 and cfg.score == "best-proof")
+    follows_from_rules = task.fact_selection == "oracle" or (
+        task.max_height == 1 and cfg.score == "best-proof"
+    )
     return not follows_from_rules
 
 
@@ -178,7 +201,9 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
     if name == "max-confidence":
         return partial(_score_derivations, task, baselines.max_confidence)
     if name == "noisy-or":
-        return partial(_score_derivations, task, partial(baselines.noisy_or, power=1.0))
+        return partial(
+            _score_derivations, task, partial(baselines.noisy_or, power=1.0)
+        )
     if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
         return partial(
             _score_derivations,
@@ -190,7 +215,14 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
 
 
 def search_config(
-    task: ProverTask, cfg: Config, score: ScoreName, *, slots: int, beam: int, rows_per_step: int, chunk_size: int
+    task: ProverTask,
+    cfg: Config,
+    score: ScoreName,
+    *,
+    slots: int,
+    beam: int,
+    rows_per_step: int,
+    chunk_size: int,
 ) -> SearchConfig:
     """The settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
 
@@ -225,7 +257,11 @@ def _score_chunks_by_rules(
         # The last chunk is padded to a power of two, so that few different shapes are run.
         size = min(cfg.chunk_size, 1 << (len(part) - 1).bit_length())
         padding = part.new_zeros((size - len(part), part.shape[1]))
-        scores.append(score_by_rules(cfg, world, params, torch.cat([part, padding]))[: len(part)])
+        scores.append(
+            score_by_rules(cfg, world, params, torch.cat([part, padding]))[
+                : len(part)
+            ]
+        )
 
         n_scored += len(part)
         n_computed += size
@@ -238,7 +274,9 @@ def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
     return baselines.exists(task.least_model, height, atoms)
 
 
-def _score_derivations(task: ProverTask, score: _BaselineScore, atoms: Tensor, /) -> Tensor:
+def _score_derivations(
+    task: ProverTask, score: _BaselineScore, atoms: Tensor, /
+) -> Tensor:
     """Score atoms by their derivations: from the index where it holds them all, else by joins."""
     if task.max_height == 1 and task.derivability_index is not None:
         derivations = derivability.iter_indexed_derivations(

@@ -33,18 +33,22 @@ from funcppo.prover.network import Params
 from funcppo.types import F32, I32, I64, Bool
 
 NARROW_WIDTHS = (32,)  # successors a row, tried before the width that holds all
-ROW_CAPACITY = 10  # successors a row that the network has capacity for, on average over a step
-_STEPS_PER_READBACK = 4  # steps between two questions of the host whether all candidates are finished
+# successors a row that the network has capacity for, on average over a step
+ROW_CAPACITY = 10
+# steps between two questions of the host whether all candidates are finished
+_STEPS_PER_READBACK = 4
 
 
 class SchedulerState(NamedTuple):
     """A search through one chunk of candidates, its results so far and the work done."""
 
     search: SearchState
-    results: SearchResult  # [chunk_size + 1, ...]; the last row is for idle slots
+    # [chunk_size + 1, ...]; the last row is for idle slots
+    results: SearchResult
     n_started: I64[Tensor, ""]  # candidates that entered a slot
     n_candidates: I64[Tensor, ""]  # candidates of the chunk
-    active_row_steps: I64[Tensor, ""]  # partial proofs extended, summed over steps
+    # partial proofs extended, summed over steps
+    active_row_steps: I64[Tensor, ""]
 
 
 class ScoringRun(NamedTuple):
@@ -59,7 +63,13 @@ class SearchStep(Protocol):
     """`evaluate_step`, or a compiled or graphed version of it. It may overwrite the state that it is given."""
 
     def __call__(
-        self, cfg: SearchConfig, world: World, params: Params, chunk: Tensor, state: SchedulerState, /
+        self,
+        cfg: SearchConfig,
+        world: World,
+        params: Params,
+        chunk: Tensor,
+        state: SchedulerState,
+        /,
     ) -> SchedulerState:
         """The state after one step."""
         ...
@@ -68,7 +78,9 @@ class SearchStep(Protocol):
 class ChunkLoader(Protocol):
     """Brings candidates to the device where they are scored."""
 
-    def __call__(self, candidates: Tensor, chunk_size: int, /) -> Iterator[Tensor]:
+    def __call__(
+        self, candidates: Tensor, chunk_size: int, /
+    ) -> Iterator[Tensor]:
         """Chunks of at most `chunk_size` candidates, in order, on the scoring device."""
         ...
 
@@ -97,7 +109,9 @@ class ProgressCallback(Protocol):
         ...
 
 
-def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerState:
+def init_scheduler(
+    cfg: SearchConfig, chunk: I32[Tensor, "n W"]
+) -> SchedulerState:
     """The state before the first step, which fills the slots.
 
     Args:
@@ -110,7 +124,9 @@ def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerSta
     atom_width = chunk.shape[1]
     search = SearchState(
         goals=Goals(
-            torch.zeros((*goals_shape, atom_width), dtype=torch.int32, device=device),
+            torch.zeros(
+                (*goals_shape, atom_width), dtype=torch.int32, device=device
+            ),
             torch.zeros(goals_shape, dtype=torch.int32, device=device),
         ),
         log_prob=torch.full((n_slots, beam), -torch.inf, device=device),
@@ -119,7 +135,9 @@ def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerSta
             dtype=torch.int32,
             device=device,
         ),
-        query=torch.zeros((n_slots, atom_width), dtype=torch.int32, device=device),
+        query=torch.zeros(
+            (n_slots, atom_width), dtype=torch.int32, device=device
+        ),
         candidate_row=torch.full(
             (n_slots,),
             cfg.chunk_size,
@@ -141,7 +159,11 @@ def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerSta
 
 
 def evaluate_step(
-    cfg: SearchConfig, world: World, params: Params, chunk: I32[Tensor, "n W"], state: SchedulerState
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    chunk: I32[Tensor, "n W"],
+    state: SchedulerState,
 ) -> SchedulerState:
     """Refill the free slots, then extend partial proofs by one choice.
 
@@ -202,7 +224,9 @@ def score_candidates(
     active_row_steps, row_steps = 0, 0
     n_scored = 0
     for part in load_chunks(candidates, cfg.chunk_size):
-        padding = part.new_zeros((cfg.chunk_size + 1 - len(part), part.shape[1]))
+        padding = part.new_zeros(
+            (cfg.chunk_size + 1 - len(part), part.shape[1])
+        )
         chunk = torch.cat([part, padding]).to(torch.int32)
         state = init_scheduler(cfg, chunk)
         read = make_readback()
@@ -213,7 +237,9 @@ def score_candidates(
                 state = step(cfg, world, params, chunk, state)
             row_steps += _STEPS_PER_READBACK * cfg.rows_per_step
 
-            numbers = read(torch.stack([state.n_started, all_finished(state).long()]))
+            numbers = read(
+                torch.stack([state.n_started, all_finished(state).long()])
+            )
             if numbers is not None:
                 n_started, finished = numbers.tolist()
                 on_progress(n_scored + min(n_started, len(part)))
@@ -222,7 +248,9 @@ def score_candidates(
         active_row_steps += int(state.active_row_steps)
         n_scored += len(part)
     return ScoringRun(
-        results=tree.map(lambda *parts: torch.cat(parts), results[0], *results[1:]),
+        results=tree.map(
+            lambda *parts: torch.cat(parts), results[0], *results[1:]
+        ),
         active_row_steps=active_row_steps,
         row_steps=row_steps,
     )
@@ -271,7 +299,9 @@ def score_by_width(
         make_readback,
     )
     for cfg in cfgs[1:]:
-        overflowed = torch.isfinite(run.results.overflow_log_mass).nonzero()[:, 0]
+        overflowed = torch.isfinite(run.results.overflow_log_mass).nonzero()[
+            :, 0
+        ]
         if not len(overflowed):
             break
 
@@ -294,7 +324,9 @@ def score_by_width(
     return run
 
 
-def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:
+def score_by_rules(
+    cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]
+) -> F32[Tensor, "n"]:
     """Score ground atoms without a search, at height 1 with facts selected by the oracle.
 
     There a rule proves an atom if and only if it derives it, which is known beforehand. The scores are
@@ -341,7 +373,9 @@ def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[T
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
     """Whether every candidate of the chunk has its result."""
-    return (state.n_started >= state.n_candidates) & ~torch.isfinite(state.search.log_prob).any()
+    return (state.n_started >= state.n_candidates) & ~torch.isfinite(
+        state.search.log_prob
+    ).any()
 
 
 def _read_now(numbers: Tensor, /) -> Tensor:
@@ -371,7 +405,9 @@ def _with_capacity(cfg: SearchConfig) -> SearchConfig:
     return replace(cfg, agent=agent)
 
 
-def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState) -> SchedulerState:
+def _refill(
+    cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState
+) -> SchedulerState:
     """Give free slots the next candidates of the chunk."""
     search = state.search
     is_free = ~torch.isfinite(search.log_prob).any(1)
@@ -391,7 +427,9 @@ def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState)
     )
 
 
-def _init_search(cfg: SearchConfig, like: SearchState, query: Tensor, candidate_row: Tensor) -> SearchState:
+def _init_search(
+    cfg: SearchConfig, like: SearchState, query: Tensor, candidate_row: Tensor
+) -> SearchState:
     """Beams that hold one partial proof each, the query as its only goal; an all-0 query leaves its slot idle.
 
     Args:
@@ -416,7 +454,9 @@ def _init_search(cfg: SearchConfig, like: SearchState, query: Tensor, candidate_
     )
 
 
-def _empty_results(cfg: SearchConfig, n: int, device: torch.device) -> SearchResult:
+def _empty_results(
+    cfg: SearchConfig, n: int, device: torch.device
+) -> SearchResult:
     """Results of candidates of which no proof was found yet."""
     zero_probability = torch.full((n,), -torch.inf, device=device)
     zero = torch.zeros(n, dtype=torch.int32, device=device)
@@ -436,7 +476,9 @@ def _copy_rows(results: SearchResult, n: int) -> SearchResult:
     return tree.map(lambda x: x[:n].clone(), results)
 
 
-def _replace_rows(results: SearchResult, row: I64[Tensor, "m"], new: SearchResult) -> SearchResult:
+def _replace_rows(
+    results: SearchResult, row: I64[Tensor, "m"], new: SearchResult
+) -> SearchResult:
     """The results with new ones in some rows."""
     return tree.map(lambda old, x: old.index_copy(0, row, x), results, new)
 

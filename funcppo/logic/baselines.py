@@ -14,14 +14,17 @@ from torch import Tensor
 from funcppo.logic import fixpoint
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.consequences import (
-    iter_derivations as iter_derivations,  # for callers that import it from here
+    # for callers that import it from here
+    iter_derivations as iter_derivations,
 )
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KnowledgeBase, rule_confidence
 from funcppo.types import F32, I32
 
 
-def max_confidence(kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int) -> F32[Tensor, "L"]:
+def max_confidence(
+    kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int
+) -> F32[Tensor, "L"]:
     """The largest confidence of a rule that derives each atom, as log max_r confidence(r).
 
     Args:
@@ -82,7 +85,9 @@ def noisy_or(
     return (log_some_right / power).to(torch.float32)
 
 
-def exists(model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]) -> F32[Tensor, "L"]:
+def exists(
+    model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
+) -> F32[Tensor, "L"]:
     """0 where T_P derives the atom within `max_height` steps, -inf elsewhere."""
     height = fixpoint.atom_height(model, atoms.long())
     is_derived = height >= 0

@@ -56,7 +56,8 @@ class Consequences(NamedTuple):
 
     atoms: I32[Tensor, "n W"]
     rule: I64[Tensor, "n"]  # id of the rule
-    fact: I64[Tensor, "n"]  # id of the atom among the facts, -1 if it is not a fact
+    # id of the atom among the facts, -1 if it is not a fact
+    fact: I64[Tensor, "n"]
 
 
 class Derivations(NamedTuple):
@@ -86,14 +87,22 @@ def iter_consequences(
     rules = rules_from_kb(kb)
     selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
     for rule in selected:
-        inequalities = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
+        inequalities = (
+            object_identity_constraints(rule, sizes.n_constants)
+            if object_identity
+            else []
+        )
         columns = _derive_heads(rule, relations, sizes, inequalities, device)
         if leave_one_out:
-            circular = _circular_heads(rule, relations, sizes, inequalities, device)
+            circular = _circular_heads(
+                rule, relations, sizes, inequalities, device
+            )
             columns = _exclude_rows(columns, circular, sizes)
 
         predicate = torch.full_like(columns[0], rule.head[0])
-        atom_columns = [column.to(torch.int32) for column in (predicate, *columns)]
+        atom_columns = [
+            column.to(torch.int32) for column in (predicate, *columns)
+        ]
         yield Consequences(
             atoms=torch.stack(atom_columns, dim=1),
             rule=torch.full_like(columns[0], rule.id),
@@ -182,10 +191,16 @@ def iter_derivations(
     if max_height > 1:
         body_kb = _with_facts(kb, sizes, model.atoms[model.height < max_height])
 
-    _, atom_index = sort_and_index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
+    _, atom_index = sort_and_index_atoms(
+        atoms.long(), sizes.n_predicates, sizes.n_constants
+    )
     predicates = set(int_list(unique_values(atoms[:, 0])))
     head_predicates = int_list(kb.rules[:, 0, 0])
-    rule_ids = [i for i, predicate in enumerate(head_predicates) if predicate in predicates]
+    rule_ids = [
+        i
+        for i, predicate in enumerate(head_predicates)
+        if predicate in predicates
+    ]
     parts = iter_consequences(
         body_kb,
         sizes,
@@ -216,7 +231,9 @@ def collect_derivations(
     return Derivations(*(torch.cat(columns) for columns in zip(empty, *parts)))
 
 
-def _with_facts(kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "N W"]) -> KnowledgeBase:
+def _with_facts(
+    kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "N W"]
+) -> KnowledgeBase:
     """A knowledge base of other facts and the same rules."""
     other, _ = build(
         facts.cpu().numpy(),
@@ -303,8 +320,12 @@ def _circular_heads(
         literals=(is_suspect, *query.literals),
         inequalities=(*inequalities, *differs_from_head),
     )
-    derivable = [head_columns(rule, table, device) for table in joins.iter_answers(query)]
-    return _exclude_rows(suspects, _distinct_rows(derivable, sizes, device), sizes)
+    derivable = [
+        head_columns(rule, table, device) for table in joins.iter_answers(query)
+    ]
+    return _exclude_rows(
+        suspects, _distinct_rows(derivable, sizes, device), sizes
+    )
 
 
 def _relation(columns: Columns) -> Relation:
@@ -312,7 +333,9 @@ def _relation(columns: Columns) -> Relation:
     return Relation(columns, columns[0].numel())
 
 
-def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes, device: torch.device) -> Columns:
+def _distinct_rows(
+    parts: Sequence[Columns], sizes: KBSizes, device: torch.device
+) -> Columns:
     """The distinct rows of some tables of arguments, in lexicographic order."""
     arity = sizes.atom_width - 1
     empty = torch.empty(0, dtype=torch.int64, device=device)
@@ -322,7 +345,9 @@ def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes, device: torch.devic
     return row_index.unique_rows(columns, [bits] * arity)
 
 
-def _exclude_rows(columns: Columns, excluded: Columns, sizes: KBSizes) -> Columns:
+def _exclude_rows(
+    columns: Columns, excluded: Columns, sizes: KBSizes
+) -> Columns:
     """The rows that are not among the excluded ones, which are distinct and in lexicographic order."""
     _, is_excluded = find_rows(columns, _relation(excluded), sizes.n_constants)
     return tuple(column[~is_excluded] for column in columns)

@@ -33,7 +33,8 @@ class DerivabilityIndex(NamedTuple):
 
     atom_index: AtomIndex  # index of the derivable atoms for `kb.find_atoms`
     height: I32[Tensor, "M"]  # smallest height of each atom
-    derivation_keys: I64[Tensor, "D"]  # row of the atom * R + id of a rule that derives it as a root; ascending
+    # row of the atom * R + id of a rule that derives it as a root; ascending
+    derivation_keys: I64[Tensor, "D"]
 
 
 # -- building
@@ -92,17 +93,23 @@ def build_derivability_index_for_atoms(
     derivations = consequences.collect_derivations(kb, sizes, model, 1, atoms)
     keys = derivations.atom_row * sizes.n_rules + derivations.rule
     return DerivabilityIndex(
-        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        ),
         height=torch.zeros_like(atoms[:, 0]),
         derivation_keys=torch.sort(keys).values,
     )
 
 
-def empty_derivability_index(kb: KnowledgeBase, sizes: KBSizes) -> DerivabilityIndex:
+def empty_derivability_index(
+    kb: KnowledgeBase, sizes: KBSizes
+) -> DerivabilityIndex:
     """The index without atoms, with which `dead_end_mask` is false everywhere."""
     no_atoms = kb.facts[:0]
     return DerivabilityIndex(
-        atom_index=index_sorted_atoms(no_atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            no_atoms, sizes.n_predicates, sizes.n_constants
+        ),
         height=no_atoms[:, 0],
         derivation_keys=no_atoms[:, 0].to(torch.int64),
     )
@@ -125,7 +132,9 @@ def iter_indexed_derivations(
     """
     # The derivations of an atom are a span of the sorted keys.
     keys = derivability_index.derivation_keys
-    row = find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
+    row = find_atoms(
+        derivability_index.atom_index, sizes, atoms.to(torch.int64)
+    )
     row_after_last = len(derivability_index.height)
     row = torch.where(row >= 0, row, row_after_last)  # whose span is empty
     start = torch.searchsorted(keys, row * sizes.n_rules)

@@ -36,7 +36,9 @@ class Derivation(NamedTuple):
     body: tuple[Atom, ...]  # its ground body
 
 
-def find_derivation(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom) -> Derivation:
+def find_derivation(
+    kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom
+) -> Derivation:
     """Find a rule that derives an atom of the model from atoms of smaller heights.
 
     It is the first rule in file order with such a body; of its bodies, the one whose variables, in order of occurrence,
@@ -56,7 +58,9 @@ def find_derivation(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: 
     height = int(fixpoint.atom_height(model, query))
     if height < 1:
         problem = "a fact" if height == 0 else "none"
-        raise ValueError(f"{list(atom)}: expected a derived atom of the model, got {problem}")
+        raise ValueError(
+            f"{list(atom)}: expected a derived atom of the model, got {problem}"
+        )
 
     predicate = atom[0]
     start, stop = int_list(kb.rule_offsets[predicate : predicate + 2])
@@ -65,7 +69,9 @@ def find_derivation(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: 
         body = _smallest_body(rule, atom, model, height)
         if body is not None:
             return Derivation(rule_id, body)
-    raise ValueError(f"{list(atom)}: expected a rule that derives it, got none; the model belongs to other rules")
+    raise ValueError(
+        f"{list(atom)}: expected a rule that derives it, got none; the model belongs to other rules"
+    )
 
 
 def find_ground_body(
@@ -86,7 +92,9 @@ def find_ground_body(
     Returns:
       The body with the smallest constants, as in `find_derivation`; None if there is none.
     """
-    return _smallest_body(_read_rule(kb, rule), atom, model, height, excluded_atom=atom)
+    return _smallest_body(
+        _read_rule(kb, rule), atom, model, height, excluded_atom=atom
+    )
 
 
 def _read_rule(kb: KnowledgeBase, rule_id: int) -> Rule:
@@ -126,7 +134,9 @@ def _smallest_body(
 
     # Bind one variable after another to its smallest constant: the result is the lexicographically smallest body.
     for variable in _body_variables(instance, n_constants):
-        query = body_query(instance, relations, n_constants, constraints, (variable,))
+        query = body_query(
+            instance, relations, n_constants, constraints, (variable,)
+        )
         columns = [table.columns[0] for table in joins.iter_answers(query)]
         smallest = min(int(column.min()) for column in columns)
         constraints = _substitute_constraints(constraints, {variable: smallest})
@@ -142,7 +152,9 @@ def _body_variables(rule: Rule, n_constants: int) -> list[int]:
     return list(variables)
 
 
-def _substitute_constraints(constraints: list[Inequality], substitution: dict[int, int]) -> list[Inequality]:
+def _substitute_constraints(
+    constraints: list[Inequality], substitution: dict[int, int]
+) -> list[Inequality]:
     """The inequalities with their variables replaced."""
     substituted: list[Inequality] = []
     for left, right in constraints:
@@ -152,7 +164,9 @@ def _substitute_constraints(constraints: list[Inequality], substitution: dict[in
     return substituted
 
 
-def _atoms_below(model: LeastModel, atom: Atom, height: int, excluded_atom: Atom | None) -> Relation:
+def _atoms_below(
+    model: LeastModel, atom: Atom, height: int, excluded_atom: Atom | None
+) -> Relation:
     """The atoms of smaller height that match an open atom, without the excluded one."""
     atoms, heights = fixpoint.matching_atoms(model, atom)
     is_included = heights < height

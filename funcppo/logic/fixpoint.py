@@ -52,7 +52,8 @@ from funcppo.logic.rules import (
 from funcppo.logic.typed_torch import int_list, unique_rows
 from funcppo.types import I32, I64, Bool
 
-Relations = dict[int, Relation]  # by predicate; a predicate without atoms has no relation
+# by predicate; a predicate without atoms has no relation
+Relations = dict[int, Relation]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +61,21 @@ class LeastModel:
     """The atoms that T_P derives; a value of the host, never an argument of a compiled function."""
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
-    height: I32[Tensor, "n"]  # the first step that derives the atom, 0 for a fact
+    # the first step that derives the atom, 0 for a fact
+    height: I32[Tensor, "n"]
     atom_index: AtomIndex  # index of `atoms` for `kb.find_atoms`
-    n_atoms_after_step: tuple[int, ...]  # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
-    complete: bool  # whether the evaluation reached the fixpoint or the height that was asked for
+    # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
+    n_atoms_after_step: tuple[int, ...]
+    # whether the evaluation reached the fixpoint or the height that was asked for
+    complete: bool
     reached_fixpoint: bool  # whether one more step would derive nothing
-    stop_reason: str  # one line that says why the model is not complete; empty if it is
+    # one line that says why the model is not complete; empty if it is
+    stop_reason: str
     seconds: float  # wall-clock time of the evaluation
-    predicates: frozenset[int]  # those evaluated; nothing is known of atoms of others
-    object_identity: bool  # whether different variables of a rule bind different constants
+    # those evaluated; nothing is known of atoms of others
+    predicates: frozenset[int]
+    # whether different variables of a rule bind different constants
+    object_identity: bool
     sizes: KBSizes  # of the knowledge base that the model was derived from
 
 
@@ -84,7 +91,8 @@ class Verdict(enum.IntEnum):
 
     REFUTED = 0  # absent from a complete model
     PROVED = 1  # in the model
-    UNKNOWN = 2  # absent, but the model is not complete or the query's predicate was not evaluated
+    # absent, but the model is not complete or the query's predicate was not evaluated
+    UNKNOWN = 2
 
 
 class MatchingAtoms(NamedTuple):
@@ -147,7 +155,9 @@ def least_model(
     return LeastModel(
         atoms=atoms,
         height=height,
-        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        ),
         n_atoms_after_step=state.counts,
         complete=not stop_reason,
         reached_fixpoint=reached_fixpoint,
@@ -159,7 +169,9 @@ def least_model(
     )
 
 
-def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]) -> Bool[Tensor, "n"]:
+def derived_in_next_step(
+    kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]
+) -> Bool[Tensor, "n"]:
     """Whether a rule derives each atom from the model: one more step of T_P, taken for these atoms alone.
 
     Each rule's body is joined with the given atoms, so no table grows beyond what they need.
@@ -178,7 +190,11 @@ def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor
     for rule in rules:
         if any(atom[0] not in known for atom in rule.body):
             continue
-        inequalities = object_identity_constraints(rule, n_constants) if model.object_identity else []
+        inequalities = (
+            object_identity_constraints(rule, n_constants)
+            if model.object_identity
+            else []
+        )
         query = body_query(
             rule,
             [known[atom[0]] for atom in rule.body],
@@ -187,7 +203,9 @@ def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor
         )
         predicate, *terms = rule.head
         is_target = make_literal(targets[predicate], tuple(terms), n_constants)
-        for table in joins.iter_answers(replace(query, literals=(is_target, *query.literals))):
+        for table in joins.iter_answers(
+            replace(query, literals=(is_target, *query.literals))
+        ):
             columns = head_columns(rule, table, atoms.device)
             predicate_column = torch.full_like(columns[0], predicate)
             derived.append(torch.stack([predicate_column, *columns], dim=1))
@@ -203,7 +221,9 @@ def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor
 # -- reading a model
 
 
-def atom_height(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def atom_height(
+    model: LeastModel, atoms: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
     """The height of each atom, -1 for one that is not in the model."""
     row = find_atoms(model.atom_index, model.sizes, atoms)
     if not len(model.height):
@@ -212,7 +232,9 @@ def atom_height(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "
     return torch.where(row >= 0, height.to(torch.int64), -1)
 
 
-def verdict(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def verdict(
+    model: LeastModel, atoms: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
     """The `Verdict` on each ground atom, within the height that the model was asked for."""
     predicates = torch.tensor(sorted(model.predicates), device=atoms.device)
     is_covered = torch.isin(atoms[..., 0], predicates)
@@ -241,7 +263,8 @@ def matching_atoms(model: LeastModel, atom: Atom) -> MatchingAtoms:
     # Atoms are sorted: those that agree with the leading constants lie together.
     n_leading = len(atom)
     for position, term in enumerate(atom):
-        if position and term > n_constants:  # position 0 is the predicate, whose id may be that of a variable
+        # position 0 is the predicate, whose id may be that of a variable
+        if position and term > n_constants:
             n_leading = position
             break
     start, stop = _find_prefix(model.atoms, atom[:n_leading])
@@ -378,9 +401,14 @@ def _semi_naive_queries(
     """
     active = rules.with_body_in(state.delta) if state.previous else rules.all
     for rule in active:
-        inequalities = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
+        inequalities = (
+            object_identity_constraints(rule, sizes.n_constants)
+            if object_identity
+            else []
+        )
         predicates = [atom[0] for atom in rule.body]
-        if not predicates and not state.previous:  # a rule without a body fires in the first step
+        # a rule without a body fires in the first step
+        if not predicates and not state.previous:
             query = body_query(rule, [], sizes.n_constants, inequalities)
             yield rule, query
 
@@ -396,7 +424,9 @@ def _semi_naive_queries(
                 if predicate in source:
                     present.append(source[predicate])
             if len(present) == len(predicates):
-                query = body_query(rule, present, sizes.n_constants, inequalities)
+                query = body_query(
+                    rule, present, sizes.n_constants, inequalities
+                )
                 yield rule, query
 
 
@@ -419,12 +449,17 @@ def _derive_new_heads(
 
             # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
             n_distinct = _n_rows([new[predicate]]) if predicate in new else 0
-            if _n_rows(pending[predicate]) > max(joins.MAX_CHUNK_ROWS, n_distinct):
+            if _n_rows(pending[predicate]) > max(
+                joins.MAX_CHUNK_ROWS, n_distinct
+            ):
                 parts = pending.pop(predicate)
-                new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
+                new[predicate] = _merge_pending(
+                    new.get(predicate), parts, sizes
+                )
                 if _n_rows(new.values()) > max_new:
                     return None
-            if not query.output_variables:  # the head has no variables: one answer gives it
+            # the head has no variables: one answer gives it
+            if not query.output_variables:
                 break
 
     for predicate, parts in pending.items():
@@ -444,7 +479,9 @@ def _nonempty_relations(tables: dict[int, Columns]) -> Relations:
     return relations
 
 
-def _exclude_known(columns: Columns, known: Relation | None, sizes: KBSizes) -> Columns:
+def _exclude_known(
+    columns: Columns, known: Relation | None, sizes: KBSizes
+) -> Columns:
     """The rows that a relation does not hold."""
     if known is None:
         return columns
@@ -452,9 +489,13 @@ def _exclude_known(columns: Columns, known: Relation | None, sizes: KBSizes) -> 
     return tuple(column[~is_known] for column in columns)
 
 
-def _merge_pending(distinct: Columns | None, parts: Sequence[Columns], sizes: KBSizes) -> Columns:
+def _merge_pending(
+    distinct: Columns | None, parts: Sequence[Columns], sizes: KBSizes
+) -> Columns:
     """The distinct rows of some tables and of one that is distinct already."""
-    return _distinct_rows(parts if distinct is None else [*parts, distinct], sizes)
+    return _distinct_rows(
+        parts if distinct is None else [*parts, distinct], sizes
+    )
 
 
 def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
@@ -492,14 +533,18 @@ class _AtomTable(NamedTuple):
     height: Tensor
 
 
-def _assemble_atoms(state: _State, sizes: KBSizes, device: torch.device) -> _AtomTable:
+def _assemble_atoms(
+    state: _State, sizes: KBSizes, device: torch.device
+) -> _AtomTable:
     """All atoms in lexicographic order, with the step that added each."""
     added: dict[int, list[tuple[int, Relation]]] = {}
     for step, delta in enumerate(state.deltas[1:], 1):
         for predicate, relation in delta.items():
             added.setdefault(predicate, []).append((step, relation))
 
-    tables = [torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)]
+    tables = [
+        torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)
+    ]
     heights = [torch.empty(0, dtype=torch.int32, device=device)]
     for predicate, relation in sorted(state.known.items()):
         predicate_column = torch.full_like(relation.columns[0], predicate)

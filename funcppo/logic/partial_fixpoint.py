@@ -28,7 +28,8 @@ from funcppo.logic.kb import (
 )
 from funcppo.types import F64, I32, I64
 
-_HASH_MULTIPLIERS = (0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B)  # odd; for `_hash_to_uniform`
+# odd; for `_hash_to_uniform`
+_HASH_MULTIPLIERS = (0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B)
 
 
 class RestrictedStep(NamedTuple):
@@ -109,12 +110,16 @@ def restricted_step(
     """
     start = time.perf_counter()
     is_queried = _queried_arguments(queries, sizes, kb.facts.device)
-    sample_index = index_sorted_atoms(sample, sizes.n_predicates, sizes.n_constants)
+    sample_index = index_sorted_atoms(
+        sample, sizes.n_predicates, sizes.n_constants
+    )
 
     atom_parts = [kb.facts[:0]]
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0
-    for part in iter_consequences(kb, sizes, leave_one_out=True, object_identity=object_identity):
+    for part in iter_consequences(
+        kb, sizes, leave_one_out=True, object_identity=object_identity
+    ):
         is_fact = part.fact >= 0
         codes = _argument_codes(part.atoms, sizes)
         is_candidate = is_queried[codes].any(0)
@@ -154,7 +159,9 @@ def _partial_model(
     return LeastModel(
         atoms=atoms,
         height=is_derived.to(torch.int32),
-        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        ),
         n_atoms_after_step=(len(kb.facts), len(atoms)),
         complete=False,  # an atom that is absent may still be derivable
         reached_fixpoint=False,
@@ -169,7 +176,9 @@ def _partial_model(
 # -- candidates of the queries
 
 
-def _queried_arguments(queries: I64[Tensor, "Q W"], sizes: KBSizes, device: torch.device) -> Tensor:
+def _queried_arguments(
+    queries: I64[Tensor, "Q W"], sizes: KBSizes, device: torch.device
+) -> Tensor:
     """A mask over all argument codes: true for those of the queries."""
     n_positions = sizes.atom_width - 1
     n_codes = n_positions * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
@@ -178,7 +187,9 @@ def _queried_arguments(queries: I64[Tensor, "Q W"], sizes: KBSizes, device: torc
     return nothing.index_fill(0, codes, True)
 
 
-def _argument_codes(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> I64[Tensor, "J n"]:
+def _argument_codes(
+    atoms: I32[Tensor, "n W"], sizes: KBSizes
+) -> I64[Tensor, "J n"]:
     """One number for each argument of each atom, made of its position, the predicate and the constant."""
     predicate = atoms[:, 0]
     arguments = atoms[:, 1:].T
@@ -197,7 +208,9 @@ class _RankedAtoms(NamedTuple):
     rank: Tensor
 
 
-def _smallest_ranks(parts: Sequence[_RankedAtoms], n: int, sizes: KBSizes) -> _RankedAtoms:
+def _smallest_ranks(
+    parts: Sequence[_RankedAtoms], n: int, sizes: KBSizes
+) -> _RankedAtoms:
     """The `n` distinct atoms of the smallest ranks, in lexicographic order; an atom has the smallest of its ranks."""
     atoms = torch.cat([part.atoms for part in parts])
     rank = torch.cat([part.rank for part in parts])

@@ -26,9 +26,12 @@ class Node:
 
     goal: Atom  # ground
     rule: int | None  # id of the rule applied; None for a fact
-    substitution: tuple[tuple[int, int], ...]  # (variable of the rule, constant), ascending; empty for a fact
-    probability: float | None  # probability of this choice under a policy; None if no policy made it
-    children: tuple[int, ...]  # positions of the nodes that prove the atoms of the rule's body, in order
+    # (variable of the rule, constant), ascending; empty for a fact
+    substitution: tuple[tuple[int, int], ...]
+    # probability of this choice under a policy; None if no policy made it
+    probability: float | None
+    # positions of the nodes that prove the atoms of the rule's body, in order
+    children: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +91,9 @@ def check_proof(
         return errors
     layout = _order_nodes(proof)
     if layout.unsupported:
-        return [f"node {i}: supports itself or nothing" for i in layout.unsupported]
+        return [
+            f"node {i}: supports itself or nothing" for i in layout.unsupported
+        ]
 
     excluded_fact = proof.nodes[0].goal if leave_one_out else None
     for position, node in enumerate(proof.nodes):
@@ -97,15 +102,24 @@ def check_proof(
             node_errors += _fact_errors(node, facts, excluded_fact)
         else:
             height = layout.heights[position]
-            node_errors += _rule_errors(proof, node, node.rule, rules, n_constants)
+            node_errors += _rule_errors(
+                proof, node, node.rule, rules, n_constants
+            )
             if max_height is not None and height >= max_height:
-                node_errors.append(f"expected only facts from height {max_height}, got a rule at height {height}")
+                node_errors.append(
+                    f"expected only facts from height {max_height}, got a rule at height {height}"
+                )
             if object_identity and not _has_distinct_constants(node):
-                node_errors.append(f"expected another constant for each variable, got {list(node.substitution)}")
+                node_errors.append(
+                    f"expected another constant for each variable, got {list(node.substitution)}"
+                )
         if node.probability is not None and not 0 <= node.probability <= 1:
-            node_errors.append(f"expected a probability from 0 to 1, got {node.probability}")
+            node_errors.append(
+                f"expected a probability from 0 to 1, got {node.probability}"
+            )
 
-        for error in node_errors:  # a path is as long as the node is deep: format it for an error only
+        # a path is as long as the node is deep: format it for an error only
+        for error in node_errors:
             errors.append(f"{_format_path(position, layout.users)}: {error}")
     return errors
 
@@ -119,7 +133,9 @@ def _position_errors(proof: Proof) -> list[str]:
     for i, node in enumerate(proof.nodes):
         children = list(node.children)
         if not all(0 < child < n_nodes for child in children):
-            errors.append(f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {children}")
+            errors.append(
+                f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {children}"
+            )
     return errors
 
 
@@ -127,7 +143,8 @@ class _Layout(NamedTuple):
     """How the nodes of a proof hang together."""
 
     heights: list[int]  # of each node, the greatest at which it is used
-    users: list[tuple[int, int]]  # of each node, a parent at the greatest height and the place among its children
+    # of each node, a parent at the greatest height and the place among its children
+    users: list[tuple[int, int]]
     unsupported: list[int]  # nodes that support themselves or not the root
 
 
@@ -165,7 +182,9 @@ def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
     return "/".join(["root", *reversed(ordinals)])
 
 
-def _fact_errors(node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None) -> list[str]:
+def _fact_errors(
+    node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None
+) -> list[str]:
     """What is wrong with a node that is a fact."""
     if node.children or node.substitution:
         return ["a fact has no children and no substitution"]
@@ -195,9 +214,13 @@ def _rule_errors(
         variables.update(term for term in atom[1:] if term > n_constants)
     bound_variables = [variable for variable, _ in node.substitution]
     if bound_variables != sorted(variables):
-        return [f"rule {rule_id} has the variables {sorted(variables)}, got {list(node.substitution)}"]
+        return [
+            f"rule {rule_id} has the variables {sorted(variables)}, got {list(node.substitution)}"
+        ]
     if not all(1 <= constant <= n_constants for constant in binding.values()):
-        return [f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"]
+        return [
+            f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"
+        ]
 
     # Under the substitution, the head is the node's goal and the body atoms are the goals of its children.
     instance = [_substitute(atom, binding) for atom in atoms]
@@ -206,12 +229,16 @@ def _rule_errors(
     n_body = len(instance) - 1
     n_children = len(node.children)
     if n_body != n_children:
-        return [f"rule {rule_id} has {n_body} atoms in its body, got {n_children} children"]
+        return [
+            f"rule {rule_id} has {n_body} atoms in its body, got {n_children} children"
+        ]
     errors: list[str] = []
     for i, (expected, goal) in enumerate(zip(instance, goals)):
         if expected != goal:
             part = "head" if i == 0 else f"body atom {i - 1}"
-            errors.append(f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}")
+            errors.append(
+                f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
+            )
     return errors
 
 
@@ -230,7 +257,9 @@ def _has_distinct_constants(node: Node) -> bool:
 # -- text, JSON and DOT
 
 
-def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+def to_text(
+    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+) -> str:
     """Format a proof as an indented tree, one goal a line.
 
     A subproof that occurs again is referred to ("as above") instead of being repeated.
@@ -244,14 +273,19 @@ def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
     """
     lines: list[str] = []
     visited: set[int] = set()
-    stack = [(0, "", "")]  # node, what stands before it, what stands before its children
+    # node, what stands before it, what stands before its children
+    stack = [(0, "", "")]
     while stack:
         position, prefix, child_prefix = stack.pop()
         node = proof.nodes[position]
         is_repeated = position in visited and node.rule is not None
         visited.add(position)
 
-        choice = "as above" if is_repeated else _format_choice(node, format_rule, by="by ")
+        choice = (
+            "as above"
+            if is_repeated
+            else _format_choice(node, format_rule, by="by ")
+        )
         goal = format_atom(node.goal)
         line = f"{prefix}{goal}      {choice}"
         if node.probability is not None:
@@ -269,7 +303,9 @@ def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
     return "\n".join(lines) + "\n"
 
 
-def to_json(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+def to_json(
+    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+) -> str:
     """Format a proof as one JSON object; `from_json` reads the ids, the texts are for people."""
     nodes: list[dict[str, object]] = []
     for node in proof.nodes:
@@ -288,7 +324,9 @@ def to_json(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
     return json.dumps({"nodes": nodes}, ensure_ascii=False, allow_nan=False)
 
 
-def to_dot(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+def to_dot(
+    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+) -> str:
     """Format a proof as a Graphviz digraph: a box for each goal, an edge to each goal that supports it.
 
     Args:
@@ -382,7 +420,9 @@ def _parse_node(position: int, row: object) -> Node:
     return Node(
         goal=tuple(goal),
         rule=rule,
-        substitution=tuple((variable, constant) for variable, constant in substitution),
+        substitution=tuple(
+            (variable, constant) for variable, constant in substitution
+        ),
         probability=None if probability is None else float(probability),
         children=tuple(children),
     )

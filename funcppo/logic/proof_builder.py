@@ -22,7 +22,8 @@ class Choice(NamedTuple):
 
     kind: Literal["rule", "fact"]
     id: int  # of the rule or the fact
-    probability: float | None  # of the choice under the policy; None if no policy made it
+    # of the choice under the policy; None if no policy made it
+    probability: float | None
 
 
 class DeriveGoal(Protocol):
@@ -122,7 +123,9 @@ def from_model(
     return Proof(nodes=tuple(nodes))
 
 
-def _match_clause(clause: Clause, instance: Sequence[Atom], n_constants: int) -> tuple[tuple[int, int], ...]:
+def _match_clause(
+    clause: Clause, instance: Sequence[Atom], n_constants: int
+) -> tuple[tuple[int, int], ...]:
     """The constants of a clause's variables in a ground instance, in order of the variables."""
     binding: dict[int, int] = {}
     for pattern, atom in zip(clause, instance):
@@ -135,7 +138,9 @@ def _match_clause(clause: Clause, instance: Sequence[Atom], n_constants: int) ->
 # -- from a trace
 
 
-def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof:
+def from_trace(
+    program: Program, root: Atom, choices: Iterable[Choice]
+) -> Proof:
     """Build the proof that leftmost resolution reaches by some choices; the root never counts as a fact.
 
     Each choice resolves the leftmost open goal with a rule or a fact; then every open goal that is a fact becomes a
@@ -158,14 +163,20 @@ def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof
     fresh_variables = itertools.count(max(n_constants, *root) + 1)
     for step, (kind, index, probability) in enumerate(choices):
         if not open_goals:
-            raise ValueError(f"choice {step}: no goal is left for {kind} {index}")
+            raise ValueError(
+                f"choice {step}: no goal is left for {kind} {index}"
+            )
         draft = drafts[open_goals[0]]
         clause = _find_clause(program, kind, index, step)
         renamed = _standardize_apart(clause, n_constants, fresh_variables)
         head, *body = renamed.clause
-        if (kind == "fact" and head == root) or not _unify(head, draft.goal, binding, n_constants):
+        if (kind == "fact" and head == root) or not _unify(
+            head, draft.goal, binding, n_constants
+        ):
             goal = list(_substitute(draft.goal, binding))
-            raise ValueError(f"choice {step}: {kind} {index} does not resolve {goal}")
+            raise ValueError(
+                f"choice {step}: {kind} {index} does not resolve {goal}"
+            )
 
         # Complete the node of the goal, and add one for each atom of the body.
         draft.rule = index if kind == "rule" else None
@@ -176,11 +187,19 @@ def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof
 
         # The body takes the goal's place; facts are leaves at once.
         candidates = [*draft.children, *open_goals[1:]]
-        open_goals = [i for i in candidates if not _is_leaf(program, drafts[i], binding, root)]
+        open_goals = [
+            i
+            for i in candidates
+            if not _is_leaf(program, drafts[i], binding, root)
+        ]
 
     if open_goals:
         raise ValueError(f"the choices leave {len(open_goals)} goals unproved")
-    return Proof(nodes=tuple(_finish_node(draft, binding, n_constants) for draft in drafts))
+    return Proof(
+        nodes=tuple(
+            _finish_node(draft, binding, n_constants) for draft in drafts
+        )
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -189,7 +208,8 @@ class _DraftNode:
 
     goal: Atom
     rule: int | None = None
-    renaming: dict[int, int] = field(default_factory=dict[int, int])  # variable of the rule -> variable of the trace
+    # variable of the rule -> variable of the trace
+    renaming: dict[int, int] = field(default_factory=dict[int, int])
     probability: float | None = None
     children: tuple[int, ...] = ()
 
@@ -203,7 +223,9 @@ def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
     raise ValueError(f"choice {step}: there is no {kind} {index}")
 
 
-def _is_leaf(program: Program, draft: _DraftNode, binding: dict[int, int], root: Atom) -> bool:
+def _is_leaf(
+    program: Program, draft: _DraftNode, binding: dict[int, int], root: Atom
+) -> bool:
     """Whether the goal of a draft is a fact other than the root."""
     goal = _substitute(draft.goal, binding)
     return goal != root and goal in program.fact_set
@@ -213,15 +235,20 @@ class _RenamedClause(NamedTuple):
     """A clause that shares no variable with the rest of a trace."""
 
     clause: Clause
-    renaming: dict[int, int]  # variable of the original clause -> variable of the trace
+    # variable of the original clause -> variable of the trace
+    renaming: dict[int, int]
 
 
-def _standardize_apart(clause: Clause, n_constants: int, fresh_variables: Iterator[int]) -> _RenamedClause:
+def _standardize_apart(
+    clause: Clause, n_constants: int, fresh_variables: Iterator[int]
+) -> _RenamedClause:
     """Rename the variables of a clause to fresh ones."""
     variables: set[int] = set()
     for atom in clause:
         variables.update(term for term in atom[1:] if term > n_constants)
-    renaming = {variable: next(fresh_variables) for variable in sorted(variables)}
+    renaming = {
+        variable: next(fresh_variables) for variable in sorted(variables)
+    }
 
     atoms: list[Atom] = []
     for predicate, *terms in clause:
@@ -230,7 +257,9 @@ def _standardize_apart(clause: Clause, n_constants: int, fresh_variables: Iterat
     return _RenamedClause(tuple(atoms), renaming)
 
 
-def _unify(left: Atom, right: Atom, binding: dict[int, int], n_constants: int) -> bool:
+def _unify(
+    left: Atom, right: Atom, binding: dict[int, int], n_constants: int
+) -> bool:
     """Whether two atoms unify under a binding, which is extended in place to their most general unifier."""
     if left[0] != right[0]:
         return False
@@ -261,11 +290,15 @@ def _substitute(atom: Atom, binding: dict[int, int]) -> Atom:
     return (predicate, *(_dereference(term, binding) for term in terms))
 
 
-def _finish_node(draft: _DraftNode, binding: dict[int, int], n_constants: int) -> Node:
+def _finish_node(
+    draft: _DraftNode, binding: dict[int, int], n_constants: int
+) -> Node:
     """The node of a draft, once all choices are made."""
     goal = _substitute(draft.goal, binding)
     if max(goal[1:], default=0) > n_constants:
-        raise ValueError(f"the choices leave a variable of {list(goal)} unbound")
+        raise ValueError(
+            f"the choices leave a variable of {list(goal)} unbound"
+        )
     substitution: list[tuple[int, int]] = []
     for variable, renamed in draft.renaming.items():
         substitution.append((variable, _dereference(renamed, binding)))

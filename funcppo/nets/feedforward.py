@@ -50,7 +50,8 @@ class Params(NamedTuple):
     """Actor and critic; weights are [2, In, Out], the actor's first."""
 
     hidden: tuple[Dense, ...]
-    heads: Dense  # as wide as the actor's; the critic's is padded with zeros, which get no gradient
+    # as wide as the actor's; the critic's is padded with zeros, which get no gradient
+    heads: Dense
 
 
 class GaussianParams(NamedTuple):

@@ -17,9 +17,11 @@ from funcppo.runtime import stacked
 
 # Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
 DEFAULT_TOLERANCE = 0.01  # for float32 and TF32 matrix products
-BF16_TOLERANCE = 0.1  # for matrix products in bfloat16, which has 8 significant bits
+# for matrix products in bfloat16, which has 8 significant bits
+BF16_TOLERANCE = 0.1
 ABSOLUTE_TOLERANCE = 1e-6  # rounding error of a difference of numbers near 1
-MAX_CHECKED_MINIBATCHES = 4  # minibatches over which two update steps are compared
+# minibatches over which two update steps are compared
+MAX_CHECKED_MINIBATCHES = 4
 
 State = TypeVar("State")
 Minibatch = TypeVar("Minibatch", contravariant=True)
@@ -32,7 +34,9 @@ class EquivalenceError(RuntimeError):
 class UpdateStep(Protocol[State, Minibatch]):
     """One minibatch update."""
 
-    def __call__(self, state: State, minibatch: Minibatch, /) -> tuple[State, object]:
+    def __call__(
+        self, state: State, minibatch: Minibatch, /
+    ) -> tuple[State, object]:
         """Return the state after the minibatch, and its metrics."""
         ...
 
@@ -72,10 +76,14 @@ def check_update(
         error = _distance(actual_leaf, expected_leaf)
         change = _distance(expected_leaf, initial_leaf)
         if not error <= tolerance * change:  # true for NaN as well
-            raise EquivalenceError(f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}")
+            raise EquivalenceError(
+                f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}"
+            )
 
 
-def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE) -> None:
+def check_output(
+    actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE
+) -> None:
     """Compare the outputs of one part of a rollout.
 
     Rounding may change a random choice, which changes all numbers of its row. So a share of the elements may differ.
@@ -96,10 +104,14 @@ def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TO
         n_wrong = int(is_wrong.sum())
         n = expected_leaf.numel()
         if n_wrong > tolerance * n:
-            raise EquivalenceError(f"{n_wrong} of {n} numbers differ from eager in {name}")
+            raise EquivalenceError(
+                f"{n_wrong} of {n} numbers differ from eager in {name}"
+            )
 
 
-def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+def _wrong_elements(
+    actual: Tensor, expected: Tensor, tolerance: float
+) -> Tensor:
     """Mask of the elements that differ by more than rounding may."""
     wrong = actual != expected
     if not expected.dtype.is_floating_point:
@@ -107,7 +119,9 @@ def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tenso
 
     both_nan = actual.isnan() & expected.isnan()
     finite = torch.where(expected.isfinite(), expected, 0.0)
-    typical_size = float(finite.square().mean().sqrt()) if expected.numel() else 0.0
+    typical_size = (
+        float(finite.square().mean().sqrt()) if expected.numel() else 0.0
+    )
     size = finite.abs().clamp_min(typical_size)
     error = (actual - expected).abs()
     is_close = error <= tolerance * size + ABSOLUTE_TOLERANCE

@@ -58,7 +58,9 @@ NASTY = [
     "nl",
     "V1",
 ]
-NAMES = st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+NAMES = st.sampled_from(NASTY) | st.text(
+    st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
+)
 TERMS = st.builds(Variable, st.sampled_from("ABCDEF")) | NAMES
 WEIGHTS = st.just(math.nan) | st.floats(allow_nan=False)
 ARITIES = st.integers(0, 3)
@@ -66,7 +68,9 @@ BINARY = st.just(2)
 
 
 def atoms(terms, arity):
-    return st.builds(Atom, NAMES, arity.flatmap(lambda n: st.tuples(*[terms] * n)))
+    return st.builds(
+        Atom, NAMES, arity.flatmap(lambda n: st.tuples(*[terms] * n))
+    )
 
 
 @st.composite
@@ -78,7 +82,9 @@ def rules(draw, arity):
     return Clause(head, body, draw(WEIGHTS), 0)
 
 
-FACTS = st.builds(lambda head: Clause(head, (), math.nan, 0), atoms(NAMES, ARITIES))
+FACTS = st.builds(
+    lambda head: Clause(head, (), math.nan, 0), atoms(NAMES, ARITIES)
+)
 
 
 def canonical(clause):
@@ -86,7 +92,14 @@ def canonical(clause):
     names = {}
 
     def rename(term):
-        return names.setdefault(term, len(names)) if isinstance(term, Variable) else term
+        return (
+            names.setdefault(term, len(names))
+            if isinstance(term, Variable)
+            else term
+        )
 
-    parts = [(atom.predicate, tuple(map(rename, atom.args))) for atom in (clause.head, *clause.body)]
+    parts = [
+        (atom.predicate, tuple(map(rename, atom.args)))
+        for atom in (clause.head, *clause.body)
+    ]
     return parts, repr(clause.weight)

@@ -9,7 +9,11 @@ from funcppo.data.lexer import SPACED_PAREN, Token
 from tests.data.clause_strategies import NAMES, NASTY
 
 LINE_END = Token("end", "the end of the line")
-TEXTS = st.text(st.sampled_from("ab X_1.,()'\\\"-:<=~\t\n%") | st.characters(exclude_categories=["Cs"]), max_size=30)
+TEXTS = st.text(
+    st.sampled_from("ab X_1.,()'\\\"-:<=~\t\n%")
+    | st.characters(exclude_categories=["Cs"]),
+    max_size=30,
+)
 
 
 def kinds_and_texts(tokens):
@@ -40,7 +44,10 @@ def test_the_tokens_of_a_line_worked_by_hand():
 def test_the_tokens_of_a_program_worked_by_hand():
     program = "% a comment\np(a1, -007) :- /* two\nlines */ q (X).\nr"
     first, second = lexer.tokenize_prolog(program)
-    assert (first.line, first.text) == (2, "p(a1, -007) :- /* two\nlines */ q (X).")
+    assert (first.line, first.text) == (
+        2,
+        "p(a1, -007) :- /* two\nlines */ q (X).",
+    )
     assert kinds_and_texts(first.tokens) == [
         ("name", "p"),
         ("(", "("),
@@ -56,7 +63,10 @@ def test_the_tokens_of_a_program_worked_by_hand():
         ("end", "."),
     ]
     assert (second.line, second.text) == (4, "r")
-    assert second.tokens == [Token("name", "r"), Token("end of file", "the end of the file")]
+    assert second.tokens == [
+        Token("name", "r"),
+        Token("end of file", "the end of the file"),
+    ]
 
 
 @given(TEXTS)
@@ -67,18 +77,26 @@ def test_a_line_loses_nothing_but_white_space_and_the_last_full_stop(text):
     assert kept == "".join(text.strip().removesuffix(".").split())
 
 
-@given(TEXTS.filter(lambda text: "%" not in text and "/*" not in text and "0" not in text))
+@given(
+    TEXTS.filter(
+        lambda text: "%" not in text and "/*" not in text and "0" not in text
+    )
+)
 def test_a_program_without_comments_loses_nothing_but_white_space(text):
     words = []
     for clause in lexer.tokenize_prolog(text):
         assert text.split("\n")[clause.line - 1].strip()
-        words += [token.text for token in clause.tokens if token.kind != "end of file"]
+        words += [
+            token.text for token in clause.tokens if token.kind != "end of file"
+        ]
     assert "".join("".join(words).split()) == "".join(text.split())
 
 
 @given(NAMES)
 @example("\x00\u2028\n\\'")
-def test_unquoting_undoes_quoting_and_a_quoted_name_is_one_token_on_one_line(name):
+def test_unquoting_undoes_quoting_and_a_quoted_name_is_one_token_on_one_line(
+    name,
+):
     quoted = lexer.quote(name)
     assert lexer.unquote(quoted) == name
     assert quoted.splitlines() == [quoted] and quoted.isprintable()
@@ -103,13 +121,20 @@ def test_the_escapes_of_iso_prolog(quoted, name):
     assert lexer.unquote(quoted) == name
 
 
-@pytest.mark.parametrize("quoted", [r"'\q'", r"'\xd800\'", r"'\x110000\'", r"'\777777777\'"])
+@pytest.mark.parametrize(
+    "quoted", [r"'\q'", r"'\xd800\'", r"'\x110000\'", r"'\777777777\'"]
+)
 def test_an_escape_that_is_none_is_an_error(quoted):
-    with pytest.raises(ValueError, match=r"^expected (an escape of ISO Prolog|a character of Unicode), got "):
+    with pytest.raises(
+        ValueError,
+        match=r"^expected (an escape of ISO Prolog|a character of Unicode), got ",
+    ):
         lexer.unquote(quoted)
 
 
-@pytest.mark.parametrize("text", [*NASTY, "7", "-12", "00", "+1", "1_000", "1.0", "٣"])
+@pytest.mark.parametrize(
+    "text", [*NASTY, "7", "-12", "00", "+1", "1_000", "1.0", "٣"]
+)
 def test_an_integer_is_what_python_prints_for_one(text):
     try:
         expected = str(int(text)) == text and text.isascii()
@@ -119,11 +144,32 @@ def test_an_integer_is_what_python_prints_for_one(text):
 
 
 def test_names_and_variables_worked_by_hand():
-    names = ["ann", "Ann", "_", "X", "Q42", "a-b", "/m/02", "b.", "a:-b", "a b", "é"]
-    assert [name for name in names if lexer.is_variable(name)] == ["Ann", "_", "X", "Q42"]
+    names = [
+        "ann",
+        "Ann",
+        "_",
+        "X",
+        "Q42",
+        "a-b",
+        "/m/02",
+        "b.",
+        "a:-b",
+        "a b",
+        "é",
+    ]
+    assert [name for name in names if lexer.is_variable(name)] == [
+        "Ann",
+        "_",
+        "X",
+        "Q42",
+    ]
     assert [name for name in names if lexer.is_anyburl_variable(name)] == ["X"]
     assert [name for name in names if lexer.is_prolog_name(name)] == ["ann"]
-    assert [name for name in names if not lexer.is_bare_name(name)] == ["b.", "a:-b", "a b"]
+    assert [name for name in names if not lexer.is_bare_name(name)] == [
+        "b.",
+        "a:-b",
+        "a b",
+    ]
 
 
 def test_a_long_text_is_cut_to_one_short_line():

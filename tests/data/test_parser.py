@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.data.lexer import Token, tokenize_line, tokenize_prolog
-from funcppo.data.parser import Atom, Variable, check_safe, has_variables, is_built_in, parse_atom, parse_clause
+from funcppo.data.parser import (
+    Atom,
+    Variable,
+    check_safe,
+    has_variables,
+    is_built_in,
+    parse_atom,
+    parse_clause,
+)
 
 X, Y, Z = Variable("X"), Variable("Y"), Variable("Z")
 WORDS = st.text("abcxyz", min_size=1, max_size=3).map(lambda text: "k" + text)
@@ -18,7 +26,11 @@ def tokens_of(atom):
     tokens = [Token("name", atom.predicate)]
     for i, term in enumerate(atom.args):
         tokens.append(Token("," if i else "(", "," if i else "("))
-        tokens.append(Token("variable", term.name) if isinstance(term, Variable) else Token("name", term))
+        tokens.append(
+            Token("variable", term.name)
+            if isinstance(term, Variable)
+            else Token("name", term)
+        )
     return [*tokens, Token(")", ")")] if atom.args else tokens
 
 
@@ -46,7 +58,9 @@ def test_an_atom_ends_where_the_next_token_starts():
 
 
 @given(ATOMS, st.lists(ATOMS, max_size=4), st.booleans())
-def test_the_clause_of_tokens_is_the_clause_that_they_were_made_of(head, body, prolog):
+def test_the_clause_of_tokens_is_the_clause_that_they_were_made_of(
+    head, body, prolog
+):
     tokens = tokens_of(head)
     for i, atom in enumerate(body):
         tokens += [Token("," if i else "<=", ""), *tokens_of(atom)]
@@ -68,10 +82,14 @@ def test_only_in_a_line_format_may_a_predicate_start_with_a_capital():
             parse_program(text)
 
 
-@pytest.mark.parametrize("text", ["not(p(a))", "not p", "\\+ p(a)", "\\+(p(a))"])
+@pytest.mark.parametrize(
+    "text", ["not(p(a))", "not p", "\\+ p(a)", "\\+(p(a))"]
+)
 def test_negation_is_an_error_that_says_so(text):
     for parse in (parse_line, parse_program):
-        with pytest.raises(ValueError, match=r"^expected a predicate, got negation "):
+        with pytest.raises(
+            ValueError, match=r"^expected a predicate, got negation "
+        ):
             parse(f"q :- {text}.")
 
 
@@ -90,5 +108,11 @@ def test_a_head_is_safe_when_the_body_has_its_variables():
 
 
 def test_built_ins_have_an_arity_and_an_atom_may_have_variables():
-    assert is_built_in("length", 2) and not is_built_in("length", 3) and not is_built_in("lengthy", 2)
-    assert has_variables(Atom("p", ("a", X))) and not has_variables(Atom("p", ("a", "X")))
+    assert (
+        is_built_in("length", 2)
+        and not is_built_in("length", 3)
+        and not is_built_in("lengthy", 2)
+    )
+    assert has_variables(Atom("p", ("a", X))) and not has_variables(
+        Atom("p", ("a", "X"))
+    )

@@ -27,11 +27,16 @@ def read(text):
         ("?a  q  ?c  ?c  r  ?b   => ?a  p  ?b\t0.1\t0.5\t0.7\t12", 0.5),
         ("?a q ?c ?c r ?b => ?a p ?b", math.nan),
         ("?a q ?c  ?c r ?b   => ?a p ?b\t0.1\t0.5", 0.5),
-        ("p(X,Y) :-\n  q(X,Z), % a comment\n  /* another. */ r(Z,Y).", math.nan),
+        (
+            "p(X,Y) :-\n  q(X,Z), % a comment\n  /* another. */ r(Z,Y).",
+            math.nan,
+        ),
     ],
 )
 def test_one_rule_in_every_format_gives_one_clause(line, weight):
-    expected = Clause(Atom("p", (X, Y)), (Atom("q", (X, Z)), Atom("r", (Z, Y))), weight, 1)
+    expected = Clause(
+        Atom("p", (X, Y)), (Atom("q", (X, Z)), Atom("r", (Z, Y))), weight, 1
+    )
     assert [canonical(c) for c in read(line)] == [canonical(expected)]
 
 
@@ -41,20 +46,33 @@ def test_anyburls_zero_rules_are_left_out_and_told_of():
     assert [len(clause.body) for clause in read(lines)] == [0, 1, 0]
     found = from_triples([("ann", "knows", "bob")], rules=lines)
     assert (len(found.rules), found.predicates) == (1, ("knows",))
-    assert found.notes == ("rules:1: 2 rules without a body hold of every constant and were left out",)
+    assert found.notes == (
+        "rules:1: 2 rules without a body hold of every constant and were left out",
+    )
 
 
 def test_comments_and_header_lines_of_the_line_formats_are_skipped():
-    table = "#source_weight\ttrain_support\trule\n# more\n\n1\t2\tp(X) :- q(X)\n"
+    table = (
+        "#source_weight\ttrain_support\trule\n# more\n\n1\t2\tp(X) :- q(X)\n"
+    )
     assert [(c.weight, c.line) for c in read(table)] == [(1.0, 4)]
     amie = "Rule\tHead Coverage\tStd Confidence\n?a  q  ?b   => ?a  p  ?b\t0.1\t0.2\n"
     assert [(c.weight, c.line) for c in read(amie)] == [(0.2, 2)]
 
 
 def test_capitals_are_variables_by_the_custom_of_each_format():
-    assert read("1\tp(Paris,Y) :- q(Y,Paris)")[0].head.args == (Variable("Paris"), Y)
-    assert read("1\t1\t1\tp(Paris,Y) <= q(Y,Q42)")[0][:2] == (Atom("p", ("Paris", Y)), (Atom("q", (Y, "Q42")),))
-    assert read("?a  q  Paris   => ?a  p  Paris")[0].head.args == (Variable("a"), "Paris")
+    assert read("1\tp(Paris,Y) :- q(Y,Paris)")[0].head.args == (
+        Variable("Paris"),
+        Y,
+    )
+    assert read("1\t1\t1\tp(Paris,Y) <= q(Y,Q42)")[0][:2] == (
+        Atom("p", ("Paris", Y)),
+        (Atom("q", (Y, "Q42")),),
+    )
+    assert read("?a  q  Paris   => ?a  p  Paris")[0].head.args == (
+        Variable("a"),
+        "Paris",
+    )
     assert read("P31(X,Y) :- _q(Y,X)")[0].head == Atom("P31", (X, Y))
 
 
@@ -65,7 +83,9 @@ def test_each_anonymous_variable_is_another_one():
 
 
 def test_a_clause_knows_the_line_where_it_starts():
-    program = "% one\n\np(a).\n/* four\n five */ p(b)\n.\n\n\nq(X) :-\n p(X). q(c)."
+    program = (
+        "% one\n\np(a).\n/* four\n five */ p(b)\n.\n\n\nq(X) :-\n p(X). q(c)."
+    )
     assert [c.line for c in read(program)] == [3, 5, 9, 10]
 
 

@@ -31,13 +31,39 @@ def test_the_lines_of_each_format_worked_by_hand():
     counts = statistics([0.4, 6, 8, 2, 7.2, 12, 0.125, 0])
     header, line = format_rule_table(d, counts, "tsv").splitlines()
     assert header.split("\t") == TSV_HEADER.split(" ")
-    numbers = ["0.4", "6", "8", "0.75", "0.833333", "0.5", "4", "0.666667", "0.125", "0"]
-    assert line.split("\t") == [*numbers, "likes(X, Y) :- knows(Y, Z), likes(Z, X)"]
-    assert format_rule_table(d, counts, "AnyBURL") == "8\t6\t0.75\tlikes(X,Y) <= knows(Y,A), likes(A,X)\n"
+    numbers = [
+        "0.4",
+        "6",
+        "8",
+        "0.75",
+        "0.833333",
+        "0.5",
+        "4",
+        "0.666667",
+        "0.125",
+        "0",
+    ]
+    assert line.split("\t") == [
+        *numbers,
+        "likes(X, Y) :- knows(Y, Z), likes(Z, X)",
+    ]
+    assert (
+        format_rule_table(d, counts, "AnyBURL")
+        == "8\t6\t0.75\tlikes(X,Y) <= knows(Y,A), likes(A,X)\n"
+    )
     header, line = format_rule_table(d, counts, "AMIE").splitlines()
     assert header.split("\t") == AMIE_HEADER.split(",")
     rule = "?y  knows  ?z  ?z  likes  ?x   => ?x  likes  ?y"
-    assert line.split("\t") == [rule, "0.5", "0.75", "0.833333", "6", "8", "7", "?x"]
+    assert line.split("\t") == [
+        rule,
+        "0.5",
+        "0.75",
+        "0.833333",
+        "6",
+        "8",
+        "7",
+        "?x",
+    ]
 
 
 def test_a_rule_without_predictions_has_confidence_zero():
@@ -63,10 +89,13 @@ def test_a_table_reads_back_as_the_same_rules_and_weights(names, weight):
     counts = statistics(*[[weight, 3, 4, 0, 4, 6, 0, 0]] * 3)
     d = with_encoded_rules(from_triples(known), table, counts)
     for file_format in RULE_FILE_FORMATS:
-        again = from_triples(known, rules=format_rule_table(d, counts, file_format))
+        again = from_triples(
+            known, rules=format_rule_table(d, counts, file_format)
+        )
         assert again.rules.tolist() == table.tolist()
         expected = weight if file_format == "tsv" else 0.75
-        assert again.rule_weights == pytest.approx([expected] * 3, rel=1e-5)  # files hold six digits
+        # files hold six digits
+        assert again.rule_weights == pytest.approx([expected] * 3, rel=1e-5)
 
 
 def test_encoded_rules_are_cut_to_the_longest_and_padded_to_the_atoms_of_the_data():
@@ -77,7 +106,11 @@ def test_encoded_rules_are_cut_to_the_longest_and_padded_to_the_atoms_of_the_dat
     d = with_encoded_rules(wide, atoms, statistics([0.5] * 8, [0.25] * 8))
     assert d.rules.tolist() == [[[1, 4, 5, 0], [2, 5, 4, 0]]] * 2
     assert d.rule_weights.tolist() == [0.5, 0.25]
-    assert with_encoded_rules(wide, atoms[:0], statistics()).rules.shape == (0, 1, 4)
+    assert with_encoded_rules(wide, atoms[:0], statistics()).rules.shape == (
+        0,
+        1,
+        4,
+    )
 
 
 def test_names_that_a_tool_would_misread_are_counted():
@@ -86,8 +119,17 @@ def test_names_that_a_tool_would_misread_are_counted():
     d = from_triples(known, rules=rules)
     assert compatibility_notes(d, "tsv") == []
     (anyburl,) = compatibility_notes(d, "AnyBURL")
-    assert anyburl.startswith("2 rules hold names in quotes or of one character: ") and "AnyBURL takes them" in anyburl
+    assert (
+        anyburl.startswith("2 rules hold names in quotes or of one character: ")
+        and "AnyBURL takes them" in anyburl
+    )
     (amie,) = compatibility_notes(d, "AMIE")
     assert amie.startswith("1 rules hold names in quotes: ")
-    plain = from_triples([("ann", "knows", "bob")], rules="knows(X,ann) :- knows(bob,X)")
-    assert compatibility_notes(plain, "AnyBURL") == compatibility_notes(plain, "AMIE") == []
+    plain = from_triples(
+        [("ann", "knows", "bob")], rules="knows(X,ann) :- knows(bob,X)"
+    )
+    assert (
+        compatibility_notes(plain, "AnyBURL")
+        == compatibility_notes(plain, "AMIE")
+        == []
+    )

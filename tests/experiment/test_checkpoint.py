@@ -31,7 +31,10 @@ META = {"fingerprint": "abc", "score": "success"}
 
 
 def state(n_layers=2, width=3):
-    layers = [Layer(torch.randn(width, 2), torch.zeros(2, dtype=torch.float64)) for _ in range(n_layers)]
+    layers = [
+        Layer(torch.randn(width, 2), torch.zeros(2, dtype=torch.float64))
+        for _ in range(n_layers)
+    ]
     return State(tuple(layers), torch.tensor(7))
 
 
@@ -41,17 +44,31 @@ def test_arrays_are_named_by_their_path_of_fields(tmp_path):
     arrays, meta = checkpoint.read(path)
     assert set(arrays) == {"layers.0.weight", "layers.0.bias", "update"}
     assert arrays["update"].shape == () and int(arrays["update"]) == 7
-    assert meta == {"format": formats.FORMAT, "fingerprint": "abc", "score": "success"}
+    assert meta == {
+        "format": formats.FORMAT,
+        "fingerprint": "abc",
+        "score": "success",
+    }
 
 
 DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bool]
 
 
-@given(leaves=st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)), min_size=1))
+@given(
+    leaves=st.lists(
+        st.tuples(
+            st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)
+        ),
+        min_size=1,
+    )
+)
 def test_what_is_restored_is_what_was_saved(leaves, tmp_path_factory):
     """Every dtype and shape, those without an entry and without an axis included."""
     path = tmp_path_factory.getbasetemp() / "any.npz"
-    saved = tuple((torch.arange(math.prod(shape)) % 3).view(shape).to(dtype) for dtype, shape in leaves)
+    saved = tuple(
+        (torch.arange(math.prod(shape)) % 3).view(shape).to(dtype)
+        for dtype, shape in leaves
+    )
     checkpoint.save(path, saved, META)
     restored, meta = checkpoint.restore(path, tree.zeros_like(saved), "abc")
     assert meta["score"] == "success"
@@ -62,31 +79,50 @@ def test_what_is_restored_is_what_was_saved(leaves, tmp_path_factory):
 def test_what_does_not_fit_is_refused_by_name(tmp_path):
     path = tmp_path / "c.npz"
     checkpoint.save(path, state(), META)
-    with pytest.raises(ValueError, match=r"c\.npz: made for another data set: expected fingerprint x, got abc"):
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: made for another data set: expected fingerprint x, got abc",
+    ):
         checkpoint.restore(path, state(), "x")
-    with pytest.raises(ValueError, match=r"got layers\.1\.bias in the file only"):
+    with pytest.raises(
+        ValueError, match=r"got layers\.1\.bias in the file only"
+    ):
         checkpoint.restore(path, state(n_layers=1), "abc")
-    with pytest.raises(ValueError, match=r"got layers\.2\.bias in this configuration only"):
+    with pytest.raises(
+        ValueError, match=r"got layers\.2\.bias in this configuration only"
+    ):
         checkpoint.restore(path, state(n_layers=3), "abc")
     with pytest.raises(
-        ValueError, match=r"layers\.0\.weight: expected torch.float32 \[4, 2\], got torch.float32 \[3, 2\]"
+        ValueError,
+        match=r"layers\.0\.weight: expected torch.float32 \[4, 2\], got torch.float32 \[3, 2\]",
     ):
         checkpoint.restore(path, state(width=4), "abc")
     other_dtype = state()._replace(update=torch.tensor(7.0))
-    with pytest.raises(ValueError, match=r"update: expected torch.float32 \[\], got torch.int64 \[\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"update: expected torch.float32 \[\], got torch.int64 \[\]",
+    ):
         checkpoint.restore(path, other_dtype, "abc")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     path = tmp_path / "c.npz"
-    with pytest.raises(ValueError, match=r"c\.npz: expected a checkpoint, got no file"):
+    with pytest.raises(
+        ValueError, match=r"c\.npz: expected a checkpoint, got no file"
+    ):
         checkpoint.read(path)
     checkpoint.save(path, state(), META)
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ValueError, match=r"c\.npz: expected a checkpoint, got none or a damaged one"):
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: expected a checkpoint, got none or a damaged one",
+    ):
         checkpoint.read(path)
     np.savez(path, update=np.zeros(3))
-    with pytest.raises(ValueError, match=r"c\.npz: expected a checkpoint, got none or a damaged one"):
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: expected a checkpoint, got none or a damaged one",
+    ):
         checkpoint.read(path)
 
 
@@ -112,7 +148,9 @@ def test_two_processes_may_write_one_file_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path):
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(
+    tmp_path,
+):
     path = tmp_path / "rules.tsv"
     path.write_bytes(b"before")
 

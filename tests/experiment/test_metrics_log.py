@@ -58,12 +58,22 @@ def test_a_row_holds_every_metric_under_its_name():
 
 
 def test_the_dropped_fraction_is_there_where_it_is_measured():
-    assert metrics_log.to_scalars(metrics(dropped_fraction=torch.tensor(0.5)))["dropped_fraction"] == 0.5
+    assert (
+        metrics_log.to_scalars(metrics(dropped_fraction=torch.tensor(0.5)))[
+            "dropped_fraction"
+        ]
+        == 0.5
+    )
 
 
 def test_means_over_no_episode_are_zero():
     scalars = metrics_log.to_scalars(metrics(n_episodes=0.0))
-    assert scalars["n_episodes"] == scalars["episode_return"] == scalars["episode_length"] == 0.0
+    assert (
+        scalars["n_episodes"]
+        == scalars["episode_return"]
+        == scalars["episode_length"]
+        == 0.0
+    )
 
 
 def test_a_log_starts_with_its_format_and_returns_its_rows(tmp_path):
@@ -72,20 +82,36 @@ def test_a_log_starts_with_its_format_and_returns_its_rows(tmp_path):
     for update in (1, 2):
         metrics_log.append(path, {"update": update, "loss": 0.5 / update})
     assert json.loads(path.read_text().splitlines()[0]) == {"format": 2}
-    assert metrics_log.read(path) == [{"update": 1, "loss": 0.5}, {"update": 2, "loss": 0.25}]
+    assert metrics_log.read(path) == [
+        {"update": 1, "loss": 0.5},
+        {"update": 2, "loss": 0.25},
+    ]
 
 
 @pytest.mark.parametrize("has_format", [True, False])
 @pytest.mark.parametrize("last_update", [0, 1, 2, 3, 9])
-def test_truncation_drops_the_rows_after_the_checkpoint(has_format, last_update, tmp_path):
+def test_truncation_drops_the_rows_after_the_checkpoint(
+    has_format, last_update, tmp_path
+):
     path = tmp_path / "metrics.jsonl"
     name = "episode_return" if has_format else "return"
     lines = [json.dumps({"update": update, name: 0.5}) for update in (1, 2, 3)]
-    path.write_text("".join(line + "\n" for line in ['{"format": 2}'] * has_format + lines))
+    path.write_text(
+        "".join(line + "\n" for line in ['{"format": 2}'] * has_format + lines)
+    )
     metrics_log.truncate(path, last_update)
-    metrics_log.append(path, {"update": last_update + 1, "episode_return": 0.75})
-    rows = [{"update": update, "episode_return": 0.5} for update in (1, 2, 3) if update <= last_update]
-    assert metrics_log.read(path) == [*rows, {"update": last_update + 1, "episode_return": 0.75}]
+    metrics_log.append(
+        path, {"update": last_update + 1, "episode_return": 0.75}
+    )
+    rows = [
+        {"update": update, "episode_return": 0.5}
+        for update in (1, 2, 3)
+        if update <= last_update
+    ]
+    assert metrics_log.read(path) == [
+        *rows,
+        {"update": last_update + 1, "episode_return": 0.75},
+    ]
     assert path.read_text().count("format") == 1
 
 

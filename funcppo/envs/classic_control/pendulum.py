@@ -32,7 +32,8 @@ REWARD_SCALE = 1.0  # Gymnasium's
 class PendulumConfig:
     """Settings."""
 
-    max_steps: int = MAX_EPISODE_STEPS  # steps after which an episode is truncated; nothing else ends it
+    # steps after which an episode is truncated; nothing else ends it
+    max_steps: int = MAX_EPISODE_STEPS
     reward_scale: float = REWARD_SCALE  # factor of the reward
 
 
