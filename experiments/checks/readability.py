@@ -140,7 +140,7 @@ def add_function(
     )
     if n_statements > MAX_STATEMENTS:
         total.long.append(f"{place} {n_statements}")
-    is_kernel = any("jit" in ast.unparse(d) for d in function.decorator_list)
+    is_kernel = "constexpr" in ast.unparse(arguments)  # a GPU kernel
     if n_parameters > MAX_PARAMETERS and not is_kernel:
         total.many_parameters.append(f"{place} {n_parameters}")
     if (depth := nesting(function)) > MAX_NESTING:

@@ -276,6 +276,21 @@ def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
     return line
 
 
+def _begin(
+    run: Run, folder: Path, captured: CapturedStep[TrainState, Metrics]
+) -> Run:
+    """The run with its state in the step's buffers, and its files as they were at this update."""
+    if int(run.state.train_state.update) == 0:
+        run = validate(run)
+        save_checkpoint(run, folder)
+    metrics_log.truncate(
+        folder / METRICS_FILE, int(run.state.train_state.update)
+    )
+    return dataclasses.replace(
+        run, state=run.state._replace(train_state=captured.state)
+    )
+
+
 def train(
     run: Run,
     folder: Path,
@@ -301,16 +316,7 @@ def train(
     n_updates = run.cfg.ppo.n_updates
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
-
-    if int(run.state.train_state.update) == 0:
-        run = validate(run)
-        save_checkpoint(run, folder)
-    metrics_log.truncate(
-        folder / METRICS_FILE, int(run.state.train_state.update)
-    )
-    run = dataclasses.replace(
-        run, state=run.state._replace(train_state=captured.state)
-    )
+    run = _begin(run, folder, captured)
 
     for update in range(int(run.state.train_state.update) + 1, n_updates + 1):
         start = time.perf_counter()

@@ -99,15 +99,8 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
         yield from _extend(UNIT_TABLE, query)
         return
 
-    # Inequalities between groups are checked on the product.
-    group_variables = [_variables_of(group) for group in groups]
-    crossing: list[Inequality] = []
-    for inequality in query.inequalities:
-        variables = query.variables_in(*inequality)
-        if not any(variables <= inside for inside in group_variables):
-            crossing.append(inequality)
-
     # A group without output variables is a condition: it needs one answer.
+    crossing = _crossing_inequalities(query, groups)
     subqueries = [_subquery(query, group, crossing) for group in groups]
     for subquery in subqueries:
         if (
@@ -135,6 +128,19 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
             )
             if answer.size:
                 yield answer
+
+
+def _crossing_inequalities(
+    query: ConjunctiveQuery, groups: list[list[Literal]]
+) -> list[Inequality]:
+    """The inequalities between variables of different groups, which the product has to satisfy."""
+    group_variables = [_variables_of(group) for group in groups]
+    crossing: list[Inequality] = []
+    for inequality in query.inequalities:
+        variables = query.variables_in(*inequality)
+        if not any(variables <= inside for inside in group_variables):
+            crossing.append(inequality)
+    return crossing
 
 
 def union(tables: list[Table], bits: int) -> Table:
