@@ -15,7 +15,7 @@ from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole, pendulum
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import feedforward
 from funcppo.runtime import compile
 
 DATA = Path(
@@ -48,7 +48,7 @@ def cartpole_config(max_steps: int = 500, **ppo: Any) -> Config:
     return Config(
         ppo=PPOConfig(**ppo),
         env=cartpole.environment(cartpole.CartPoleConfig(max_steps=max_steps)),
-        agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
+        agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
     )
 
 
@@ -57,7 +57,9 @@ def pendulum_config(max_steps: int = 200, **ppo: Any) -> Config:
     return Config(
         ppo=PPOConfig(**ppo),
         env=pendulum.environment(pendulum.PendulumConfig(max_steps=max_steps)),
-        agent=mlp.gaussian_agent(mlp.MLPConfig(n_obs=3, n_actions=1)),
+        agent=feedforward.gaussian_agent(
+            feedforward.MLPConfig(n_obs=3, n_actions=1)
+        ),
     )
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 Atom = tuple[int, ...]
 Clause = tuple[Atom, ...]  # head, then body
-# of every random program, used or not, so that programs can be put together
-N_CONSTANTS = 6
+N_CONSTANTS = 6  # of every random program, used or not, so that programs can be put together
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,9 @@ class Program:
 def random_program(random: Random) -> Program:
     """A program with recursion, constants, repeated variables, loose variables and propositions, as chance has it."""
     constants = list(range(1, random.randint(1, N_CONSTANTS) + 1))
-    # predicates, so that the others' ids are also those of variables
-    unused = random.choice([0, 8])
+    unused = random.choice(
+        [0, 8]
+    )  # predicates, so that the others' ids are also those of variables
     arity = (0,) * unused + tuple(
         random.choice([0, 1, 2, 2, 2, 2, 2, 3])
         for _ in range(random.randint(1, 3))

@@ -13,8 +13,9 @@ from tests.oracles import Atom, Program
 
 Goals = tuple[tuple[Atom, int], ...]  # each with its height
 Ask = tuple[int, Atom, Goals]  # which program, the root, the goals
-# "rule" or "fact", its position, the goals that are left
-Successor = tuple[str, int, Goals]
+Successor = tuple[
+    str, int, Goals
+]  # "rule" or "fact", its position, the goals that are left
 
 AVAILABLE = shutil.which("swipl") is not None
 

@@ -171,8 +171,9 @@ CASES = {
         {0: 2},
     ),
 }
-# its parts are compiled, one by one
-COMPILED = [name for name in CASES if name != "train_step"]
+COMPILED = [
+    name for name in CASES if name != "train_step"
+]  # its parts are compiled, one by one
 
 
 def tensors(tree_: Any) -> list[torch.Tensor]:

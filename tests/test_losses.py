@@ -87,8 +87,9 @@ def test_the_loss_equals_cleanrl():
     )
     entropy = probs.entropy().mean()
     want = pg - 0.01 * entropy + v * 0.5
-    # the scalars were rounded to float32
-    torch.testing.assert_close(loss, want, rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        loss, want, rtol=1e-7, atol=0
+    )  # the scalars were rounded to float32
     torch.testing.assert_close(
         metrics.approx_kl, ((ratio - 1) - logratio).mean(), rtol=1e-7, atol=0
     )

@@ -1,6 +1,6 @@
 """Six updates of PureJaxRL's ppo.py on CartPole, from the same key and initial weights, number by number.
 
-Only `sample_randomness` is replaced: which random numbers come when is a matter of taste; ours are drawn at once.
+Only `sample_randomness` is replaced: the order of random numbers is a matter of taste, and ours are sampled at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import feedforward
 from funcppo.nets.base import Dense
 from funcppo.rollout import RolloutKeys, sample_random_inputs
 from funcppo.train_step import EAGER_PARTS, UpdateRandomness, init, train_step
@@ -56,7 +56,7 @@ PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_randomness)
 
 def weights(
     run: dict[str, np.ndarray], prefix: str, update: Any = ...
-) -> mlp.Params:
+) -> feedforward.Params:
     """The recorded layers 0-2 (actor) and 3-5 (critic) in the shape of our network."""
 
     def layer(i: int) -> Dense:
@@ -74,7 +74,9 @@ def weights(
         )
 
     hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
-    return mlp.Params(hidden=hidden, heads=mlp.stack_heads(layer(2), layer(5)))
+    return feedforward.Params(
+        hidden=hidden, heads=feedforward.stack_heads(layer(2), layer(5))
+    )
 
 
 def replay(run: dict[str, np.ndarray]):
@@ -142,10 +144,9 @@ def test_resets_actions_ends_and_permutations_are_equal(updates):
             run["permutation"][u],
         )
         obs, done = stacked(log, "obs"), run["done"][u]
-        # straight after a reset
         np.testing.assert_array_equal(
             obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]]
-        )
+        )  # straight after a reset
 
 
 def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from experiments.plug_in import Corridor, config
 
+from examples import custom_env
 from funcppo import random, rollout
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.whole_iteration import (
@@ -60,7 +60,7 @@ def test_a_scan_in_a_graph_equals_the_loop():
 @pytest.mark.parametrize("n_microbatches", [1, 3])
 def test_a_whole_iteration_is_one_graph_and_equals_eager(n_microbatches):
     """Three updates; the second and third compile nothing. Microbatches are a loop within the loop of minibatches."""
-    cfg = config(Corridor(n_cells=5, max_steps=9))
+    cfg = custom_env.learner.cfg
     ppo = replace(
         cfg.ppo,
         n_envs=4,
