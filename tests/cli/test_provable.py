@@ -75,7 +75,7 @@ def test_beyond_the_fixpoint_every_height_is_the_same(folder, capsys):
 def test_a_budget_ends_the_count_after_a_step_for_the_split_alone_and_says_so(folder, capsys):
     result = counted(capsys, folder, "--budget", "13")
     assert (result["atoms"], result["derivable"], result["complete"]) == ([5, 9, 12], {"1": 3, "2": 3, "3": 4}, False)
-    assert result["stopped"] == "stopped at 12 atoms: step 3 passes the budget of 13, unknown beyond"
+    assert result["stopped"] == "stopped at 12 atoms: step 3 exceeds max_atoms 13, unknown beyond"
     assert provable(folder, "--budget", "13") == 0
     out = capsys.readouterr().out
     rows = [line.replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
