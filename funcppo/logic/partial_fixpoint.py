@@ -32,13 +32,6 @@ from funcppo.types import F64, I32, I64
 _HASH_MULTIPLIERS = (0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B)
 
 
-class RestrictedStep(NamedTuple):
-    """Part of one step of T_P."""
-
-    model: LeastModel  # never complete
-    derivability_index: DerivabilityIndex  # of the atoms of the model
-
-
 def priority_sample(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -92,7 +85,7 @@ def restricted_step(
     sample: I32[Tensor, "n W"],
     max_derivations: int,
     object_identity: bool = False,
-) -> RestrictedStep | None:
+) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive the facts, the sample, and the consequences of one step that some query may have as a candidate.
 
     A consequence is such a candidate if it agrees with a query in the predicate and in at least one argument.
@@ -104,9 +97,8 @@ def restricted_step(
       object_identity: different variables of a rule bind different constants.
 
     Returns:
-      model: the atoms, of height 0 or 1.
-      derivability_index: with the rules that derive each atom; leave-one-out.
-      None instead of both if there are more than `max_derivations` pairs.
+      The model of these atoms, of height 0 or 1 and never complete, and the index of the rules that derive each of them
+      (leave-one-out); None instead of both if there are more than `max_derivations` pairs.
     """
     start = time.perf_counter()
     is_queried = _queried_arguments(queries, sizes, kb.facts.device)
@@ -141,7 +133,7 @@ def restricted_step(
         height=model.height,
         derivation_keys=torch.sort(keys).values,
     )
-    return RestrictedStep(model, derivability_index)
+    return model, derivability_index
 
 
 def _partial_model(
