@@ -16,7 +16,13 @@ from torch.func import grad_and_value
 
 from funcppo import optim, tree
 from funcppo.config import AdamConfig, Config
-from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn, normalize_advantages
+from funcppo.losses import (
+    Batch,
+    LossMetrics,
+    Scalars,
+    loss_fn,
+    normalize_advantages,
+)
 from funcppo.optim import AdamState
 from funcppo.rollout import scan
 from funcppo.types import F32, I64, Bool, Obs, Params, Scan

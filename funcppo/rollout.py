@@ -15,7 +15,19 @@ from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.envs.base import sample_reset, step_with_autoreset
 from funcppo.interfaces import Environment
-from funcppo.types import F32, I64, Bool, Carry, Obs, ResetSample, ScanBody, State, World, X, Y
+from funcppo.types import (
+    F32,
+    I64,
+    Bool,
+    Carry,
+    Obs,
+    ResetSample,
+    ScanBody,
+    State,
+    World,
+    X,
+    Y,
+)
 
 
 class EpisodeStats(NamedTuple):

@@ -31,7 +31,13 @@ from funcppo.minibatch import (
     minibatch_step,
 )
 from funcppo.optim import AdamState
-from funcppo.rollout import EpisodeStats, RandomInputs, RolloutState, Transition, rollout_step
+from funcppo.rollout import (
+    EpisodeStats,
+    RandomInputs,
+    RolloutState,
+    Transition,
+    rollout_step,
+)
 from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 

@@ -18,7 +18,14 @@ and those of two letters: TB transitions of a batch (T * B), MB rows of a miniba
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_type_hints,
+)
 
 import torch
 from typing_extensions import TypeVar

@@ -18,9 +18,23 @@ from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import RolloutState
-from funcppo.train_step import build_batch, collect, init, minibatch_step, sample_randomness, train_step
+from funcppo.train_step import (
+    build_batch,
+    collect,
+    init,
+    minibatch_step,
+    sample_randomness,
+    train_step,
+)
 from funcppo.types import check_shapes_and_dtypes
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, one_thread, pendulum_config
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    compiled,
+    one_thread,
+    pendulum_config,
+)
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 

@@ -9,7 +9,14 @@ import torch
 
 from funcppo import random, tree
 from funcppo.config import PPOConfig
-from funcppo.losses import Batch, Scalars, loss_fn, normalize_advantages, policy_loss, value_loss
+from funcppo.losses import (
+    Batch,
+    Scalars,
+    loss_fn,
+    normalize_advantages,
+    policy_loss,
+    value_loss,
+)
 from funcppo.train_step import init
 from tests.learning import cartpole_config, double
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
-from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs, scan
+from funcppo.rollout import (
+    rollout_keys,
+    rollout_step,
+    sample_random_inputs,
+    scan,
+)
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)

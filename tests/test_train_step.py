@@ -23,7 +23,15 @@ from funcppo.train_step import (
     train_step,
     vmap_parts,
 )
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, double, one_thread, pendulum_config
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    compiled,
+    double,
+    one_thread,
+    pendulum_config,
+)
 
 SMALL = {"n_envs": 4, "n_steps": 8, "n_updates": 10, "n_epochs": 3, "n_minibatches": 2, "learning_rate": 1e-2}
 

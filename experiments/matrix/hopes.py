@@ -7,7 +7,12 @@ from torch import Tensor, nn
 
 from experiments.matrix.problem import Policy, Problem, adam, learn
 from experiments.matrix.registry import Compiler, Training, way
-from experiments.matrix.routes_traced import StepModule, flat_step, packaged, train_flat
+from experiments.matrix.routes_traced import (
+    StepModule,
+    flat_step,
+    packaged,
+    train_flat,
+)
 from experiments.matrix.steps import module_training
 from funcppo import tree
 

@@ -11,7 +11,12 @@ from torch.func import functional_call, grad, grad_and_value
 
 from experiments.matrix.problem import Policy, Problem, adam, eager_step, heads
 from experiments.matrix.registry import Compiler, Training, way
-from experiments.matrix.steps import LossModule, eager_over_compiled, pure_step, training
+from experiments.matrix.steps import (
+    LossModule,
+    eager_over_compiled,
+    pure_step,
+    training,
+)
 from funcppo import tree
 from funcppo.losses import Batch
 from funcppo.nets.base import PolicyValue, dense

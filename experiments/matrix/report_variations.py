@@ -10,7 +10,12 @@ from torch.func import grad_and_value
 
 from experiments.matrix.problem import Policy, Problem
 from experiments.matrix.registry import Compiler, Training, way
-from experiments.matrix.steps import eager_over_compiled, fed_back, pure_step, training
+from experiments.matrix.steps import (
+    eager_over_compiled,
+    fed_back,
+    pure_step,
+    training,
+)
 from funcppo import optim, tree
 from funcppo.losses import Batch
 

@@ -11,7 +11,13 @@ from torch.func import vmap
 
 from experiments.matrix.problem import ROWS, Policy, Problem, adam
 from experiments.matrix.registry import Compiler, Training, way
-from experiments.matrix.steps import fed_back, module_training, pure_step, torch_adam, training
+from experiments.matrix.steps import (
+    fed_back,
+    module_training,
+    pure_step,
+    torch_adam,
+    training,
+)
 from funcppo import optim, tree
 from funcppo.losses import Batch
 

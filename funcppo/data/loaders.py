@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from funcppo.data.clans import make_clans
-from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
+from funcppo.data.dataset import (
+    Dataset,
+    Triple,
+    from_clauses,
+    from_splits,
+    with_rules,
+)
 from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import has_variables

@@ -30,7 +30,15 @@ from funcppo.data.lexer import (
     tokenize_prolog,
     unquote,
 )
-from funcppo.data.parser import Atom, Clause, FileFormat, Variable, check_safe, has_variables, parse_clause
+from funcppo.data.parser import (
+    Atom,
+    Clause,
+    FileFormat,
+    Variable,
+    check_safe,
+    has_variables,
+    parse_clause,
+)
 
 _COMMENT_PREFIXES = ("#", "Rule\t")  # the second starts AMIE's header line
 _QUOTED = re.compile(QUOTED_PATTERN)

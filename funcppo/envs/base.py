@@ -10,7 +10,13 @@ from typing import Any, cast
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.interfaces import AutoresetStep, Environment, EnvironmentSpec, NoWorld, Timestep
+from funcppo.interfaces import (
+    AutoresetStep,
+    Environment,
+    EnvironmentSpec,
+    NoWorld,
+    Timestep,
+)
 from funcppo.types import I64, Obs, ResetSample, State, World
 
 __all__ = [

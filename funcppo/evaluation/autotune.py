@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from funcppo.evaluation.beam_search import SearchConfig, slots_for_rows
-from funcppo.evaluation.slot_scheduler import SearchStep, init_scheduler, score_by_rules, width_schedule
+from funcppo.evaluation.slot_scheduler import (
+    SearchStep,
+    init_scheduler,
+    score_by_rules,
+    width_schedule,
+)
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.runtime import memory

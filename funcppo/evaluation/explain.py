@@ -16,7 +16,13 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import score_candidates
-from funcppo.logic import derivability, derivations, fixpoint, proof, proof_builder
+from funcppo.logic import (
+    derivability,
+    derivations,
+    fixpoint,
+    proof,
+    proof_builder,
+)
 from funcppo.logic.proof import Atom, Proof
 from funcppo.logic.proof_builder import Choice, Program
 from funcppo.prover import env as prover_env

@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from funcppo.evaluation import rank_metrics
-from funcppo.evaluation.candidates import CandidateTable, RankingProtocol, check_queries, list_candidates
+from funcppo.evaluation.candidates import (
+    CandidateTable,
+    RankingProtocol,
+    check_queries,
+    list_candidates,
+)
 from funcppo.evaluation.rank_metrics import Metrics, RankCounts
 from funcppo.logic import kb as kbase
 from funcppo.logic.fixpoint import LeastModel

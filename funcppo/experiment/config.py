@@ -39,7 +39,6 @@ _DEFAULT_PPO = PPOConfig(
     advantage_ddof=None,
 )
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """Settings of one training run; the contents of config.json."""

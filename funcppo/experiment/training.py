@@ -25,8 +25,17 @@ from torch import Tensor
 from funcppo import data, random, train_step, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.evaluation import ranking, scorers
-from funcppo.evaluation.beam_search import ScoreName, SearchConfig, slots_for_rows
-from funcppo.evaluation.ranking import RankingProtocol, ranked_sides, selection_metric, stratified_sample
+from funcppo.evaluation.beam_search import (
+    ScoreName,
+    SearchConfig,
+    slots_for_rows,
+)
+from funcppo.evaluation.ranking import (
+    RankingProtocol,
+    ranked_sides,
+    selection_metric,
+    stratified_sample,
+)
 from funcppo.evaluation.slot_scheduler import SchedulerState
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity

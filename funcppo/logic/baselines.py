@@ -13,7 +13,9 @@ from torch import Tensor
 
 from funcppo.logic import fixpoint
 from funcppo.logic.consequences import Derivations
-from funcppo.logic.consequences import iter_derivations as iter_derivations  # callers still find it here
+from funcppo.logic.consequences import (
+    iter_derivations as iter_derivations,  # callers still find it here
+)
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KnowledgeBase, rule_confidence
 from funcppo.types import F32, I32

@@ -24,7 +24,13 @@ from torch import Tensor
 from funcppo.logic import joins, row_index
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import Inequality
-from funcppo.logic.kb import KBSizes, KnowledgeBase, build, find_atoms, sort_and_index_atoms
+from funcppo.logic.kb import (
+    KBSizes,
+    KnowledgeBase,
+    build,
+    find_atoms,
+    sort_and_index_atoms,
+)
 from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
 from funcppo.logic.rules import (
     Rule,

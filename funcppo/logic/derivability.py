@@ -16,7 +16,13 @@ from funcppo.logic import consequences, row_index
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import ragged_arange
-from funcppo.logic.kb import KBSizes, KnowledgeBase, find_atoms, index_sorted_atoms
+from funcppo.logic.kb import (
+    AtomIndex,
+    KBSizes,
+    KnowledgeBase,
+    find_atoms,
+    index_sorted_atoms,
+)
 from funcppo.logic.resolve import Goals, Successors
 from funcppo.logic.typed_torch import int_list, run_lengths
 from funcppo.types import I32, I64, Bool
@@ -25,7 +31,7 @@ from funcppo.types import I32, I64, Bool
 class DerivabilityIndex(NamedTuple):
     """The atoms that T_P derives, and the rules that derive each. Without atoms, it excludes nothing."""
 
-    atom_index: tuple[Tensor, ...]  # index of the derivable atoms for `kb.find_atoms`
+    atom_index: AtomIndex  # index of the derivable atoms for `kb.find_atoms`
     height: I32[Tensor, "M"]  # smallest height of each atom
     derivation_keys: I64[Tensor, "D"]  # row of the atom * R + id of a rule that derives it as a root; ascending
 

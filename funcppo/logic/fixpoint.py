@@ -26,7 +26,14 @@ from torch import Tensor
 
 from funcppo.logic import joins, row_index
 from funcppo.logic.joins import ConjunctiveQuery
-from funcppo.logic.kb import KBSizes, KnowledgeBase, find_atoms, index_sorted_atoms, sort_and_index_atoms
+from funcppo.logic.kb import (
+    AtomIndex,
+    KBSizes,
+    KnowledgeBase,
+    find_atoms,
+    index_sorted_atoms,
+    sort_and_index_atoms,
+)
 from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
 from funcppo.logic.rules import (
     Atom,
@@ -49,7 +56,7 @@ class LeastModel:
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
     height: I32[Tensor, "n"]  # the first step that derives the atom, 0 for a fact
-    atom_index: tuple[Tensor, ...]  # index of `atoms` for `kb.find_atoms`
+    atom_index: AtomIndex  # index of `atoms` for `kb.find_atoms`
     n_atoms_after_step: tuple[int, ...]  # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
     complete: bool  # whether the evaluation reached the fixpoint or the height that was asked for
     reached_fixpoint: bool  # whether one more step would derive nothing

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import row_index
-from funcppo.logic.relations import UNIT_TABLE, IndexedView, Literal, Table, distinct, indexed_view, select_rows
+from funcppo.logic.relations import (
+    UNIT_TABLE,
+    IndexedView,
+    Literal,
+    Table,
+    distinct,
+    indexed_view,
+    select_rows,
+)
 
 MAX_CHUNK_ROWS = 1 << 20  # rows of an intermediate result held at once, 8 bytes a row and column
 

@@ -14,9 +14,17 @@ import torch
 from funcppo.logic import fixpoint, joins, proof_builder
 from funcppo.logic.derivations import Derivation, find_derivation
 from funcppo.logic.fixpoint import LeastModel, StepCallback, Verdict
-from funcppo.logic.fixpoint import derived_in_next_step as derived_in_next_step  # callers still find it here
+from funcppo.logic.fixpoint import (
+    derived_in_next_step as derived_in_next_step,  # callers still find it here
+)
 from funcppo.logic.joins import Inequality
-from funcppo.logic.kb import KBSizes, KnowledgeBase, contains, remove_fact, sort_and_index_atoms
+from funcppo.logic.kb import (
+    KBSizes,
+    KnowledgeBase,
+    contains,
+    remove_fact,
+    sort_and_index_atoms,
+)
 from funcppo.logic.proof import Proof, check_proof
 from funcppo.logic.relations import Relation
 from funcppo.logic.rules import (

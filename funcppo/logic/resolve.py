@@ -14,7 +14,12 @@ from torch import Tensor
 
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.unification import Substitution, canonicalize, substitute, unify
+from funcppo.logic.unification import (
+    Substitution,
+    canonicalize,
+    substitute,
+    unify,
+)
 from funcppo.types import I32, I64, Bool
 
 

@@ -20,7 +20,14 @@ from funcppo import random, tree
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import Goals
-from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, init_dense
+from funcppo.nets.base import (
+    CATEGORICAL,
+    Agent,
+    Dense,
+    Distribution,
+    dense,
+    init_dense,
+)
 from funcppo.prover.env import Observation, World
 from funcppo.types import F32, I32, I64, Bool
 

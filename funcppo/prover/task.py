@@ -17,7 +17,13 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
-from funcppo.logic import derivability, fixpoint, partial_fixpoint, resolve, triple_index
+from funcppo.logic import (
+    derivability,
+    fixpoint,
+    partial_fixpoint,
+    resolve,
+    triple_index,
+)
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.derivability import DerivabilityIndex

@@ -27,8 +27,16 @@ from torch.optim.adam import adam
 
 from funcppo import tree
 from funcppo.runtime import parallel_compile, stacked
-from funcppo.runtime.compile_cache import CachedFunction, InductorOptions, compile_events
-from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, check_output, check_update
+from funcppo.runtime.compile_cache import (
+    CachedFunction,
+    InductorOptions,
+    compile_events,
+)
+from funcppo.runtime.equivalence import (
+    DEFAULT_TOLERANCE,
+    check_output,
+    check_update,
+)
 from funcppo.runtime.protocols import (
     CaptureOutcome,
     Collect,

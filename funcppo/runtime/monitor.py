@@ -24,7 +24,11 @@ from types import TracebackType
 from typing import NamedTuple
 
 import torch
-from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
+from torch._dynamo.callback import (
+    CallbackArgs,
+    CallbackTrigger,
+    callback_handler,
+)
 from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
 from funcppo import tree

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from funcppo.data import format_atom, format_rule, from_text, from_triples, load, parse_query
+from funcppo.data import (
+    format_atom,
+    format_rule,
+    from_text,
+    from_triples,
+    load,
+    parse_query,
+)
 
 SHARED = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[2] / "../shared/data"))
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6) | st.sampled_from(

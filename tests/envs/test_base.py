@@ -10,7 +10,14 @@ import torch
 from funcppo import random, tree
 from funcppo.envs.base import Timestep, autoreset
 from funcppo.envs.classic_control import cartpole, pendulum
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, double, one_thread, pendulum_config
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    double,
+    one_thread,
+    pendulum_config,
+)
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 

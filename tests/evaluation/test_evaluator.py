@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from funcppo import data
-from funcppo.evaluation import evaluator, rank_metrics, ranking, result_log, scorers
+from funcppo.evaluation import (
+    evaluator,
+    rank_metrics,
+    ranking,
+    result_log,
+    scorers,
+)
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.ranking import RankingProtocol
 from funcppo.logic.proof import Node, Proof

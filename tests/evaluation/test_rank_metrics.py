@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.evaluation import rank_metrics
-from funcppo.evaluation.rank_metrics import INVALID_SCORE, TIE_POLICIES, ZERO_SCORE, RankCounts
+from funcppo.evaluation.rank_metrics import (
+    INVALID_SCORE,
+    TIE_POLICIES,
+    ZERO_SCORE,
+    RankCounts,
+)
 
 GOLDEN = pathlib.Path(__file__).with_name("golden") / "pykeen_ranks.json"
 _spec = importlib.util.spec_from_file_location("make_pykeen_ranks", GOLDEN.with_name("make_pykeen_ranks.py"))

@@ -9,7 +9,11 @@ import torch
 from funcppo import data, random, train_step
 from funcppo.config import PPOConfig
 from funcppo.evaluation import scorers
-from funcppo.evaluation.slot_scheduler import evaluate_step, score_by_rules, score_candidates
+from funcppo.evaluation.slot_scheduler import (
+    evaluate_step,
+    score_by_rules,
+    score_candidates,
+)
 from funcppo.logic import derivability
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig

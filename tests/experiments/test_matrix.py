@@ -16,7 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import full_step_matrix
-from experiments.matrix import causes, measure, polyfills, pool, problem, record, registry, steps, tables
+from experiments.matrix import (
+    causes,
+    measure,
+    polyfills,
+    pool,
+    problem,
+    record,
+    registry,
+    steps,
+    tables,
+)
 from funcppo import optim, tree
 
 ROOT = Path(__file__).parents[2]

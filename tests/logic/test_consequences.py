@@ -13,7 +13,11 @@ from hypothesis import given, settings
 
 from funcppo.data import load
 from funcppo.logic import kb
-from funcppo.logic.consequences import collect_consequences, iter_consequences, with_confidence
+from funcppo.logic.consequences import (
+    collect_consequences,
+    iter_consequences,
+    with_confidence,
+)
 from tests import oracles
 from tests.learning import DATA
 from tests.oracles import Program, programs

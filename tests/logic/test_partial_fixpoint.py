@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from funcppo.data import load
 from funcppo.evaluation import ranking, scorers
 from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.logic import consequences, derivability, fixpoint, kb, partial_fixpoint
+from funcppo.logic import (
+    consequences,
+    derivability,
+    fixpoint,
+    kb,
+    partial_fixpoint,
+)
 from funcppo.logic.consequences import with_confidence
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig

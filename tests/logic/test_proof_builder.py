@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from funcppo.logic import proof_builder
 from funcppo.logic.proof_builder import Choice
-from tests.logic.proof_cases import COUNTRIES, C, X, Y, Z, checked, programs, proved_by_model, substitute
+from tests.logic.proof_cases import (
+    COUNTRIES,
+    C,
+    X,
+    Y,
+    Z,
+    checked,
+    programs,
+    proved_by_model,
+    substitute,
+)
 
 
 def traces(program, root, max_height, budget):

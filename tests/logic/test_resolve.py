@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.logic import kb as kbase
-from funcppo.logic.resolve import Goals, make_resolve_config, resolve, rules_only_config
+from funcppo.logic.resolve import (
+    Goals,
+    make_resolve_config,
+    resolve,
+    rules_only_config,
+)
 from tests import oracles, prolog, sld
 
 C, P, W = 4, 3, 3

@@ -7,7 +7,14 @@ import torch
 
 from funcppo import random, tree
 from funcppo.nets import feedforward as mlp
-from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, GaussianPolicyValue, PolicyValue, dense, init_dense
+from funcppo.nets.base import (
+    CATEGORICAL,
+    DIAGONAL_GAUSSIAN,
+    GaussianPolicyValue,
+    PolicyValue,
+    dense,
+    init_dense,
+)
 from tests.learning import WORLD, double
 
 CFG = mlp.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))

@@ -17,7 +17,12 @@ from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.env import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from funcppo.types import check_shapes_and_dtypes
-from tests.prover.small_tasks import PPO, network_call, small_problem, small_task
+from tests.prover.small_tasks import (
+    PPO,
+    network_call,
+    small_problem,
+    small_task,
+)
 
 
 def searches(seed: int, steps: int):

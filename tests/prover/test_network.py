@@ -11,7 +11,12 @@ from funcppo import tree
 from funcppo.logic.resolve import Goals
 from funcppo.prover import env as prover_env
 from funcppo.prover import network as net
-from tests.prover.small_tasks import network_call, perturbed, small_problem, small_task
+from tests.prover.small_tasks import (
+    network_call,
+    perturbed,
+    small_problem,
+    small_task,
+)
 
 
 def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():

@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 
-from funcppo.runtime.equivalence import EquivalenceError, check_output, check_update
+from funcppo.runtime.equivalence import (
+    EquivalenceError,
+    check_output,
+    check_update,
+)
 
 LARGE = torch.tensor([1e3, 2e3])
 

@@ -16,7 +16,11 @@ from funcppo.config import Config, PPOConfig
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.capture import CaptureError
-from funcppo.runtime.graphed import GraphedScan, GraphedStep, capture_loop_bodies
+from funcppo.runtime.graphed import (
+    GraphedScan,
+    GraphedStep,
+    capture_loop_bodies,
+)
 from funcppo.train_step import EAGER_PARTS, init, train_step, vmap_parts
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 from tests.runtime.test_capture import Pair, devices, on_gpu, pair

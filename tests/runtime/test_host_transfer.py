@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.host_transfer import AsyncReadback, StagingBuffers, prefetch
+from funcppo.runtime.host_transfer import (
+    AsyncReadback,
+    StagingBuffers,
+    prefetch,
+)
 from tests.runtime.test_capture import devices, on_gpu
 
 

@@ -10,7 +10,11 @@ import torch
 from experiments.plug_in import Corridor, config
 from funcppo import random, rollout
 from funcppo.runtime.compile import compile_function
-from funcppo.runtime.whole_iteration import UNCHECKED_OPTIONS, compile_iteration, graph_scan
+from funcppo.runtime.whole_iteration import (
+    UNCHECKED_OPTIONS,
+    compile_iteration,
+    graph_scan,
+)
 from funcppo.train_step import EAGER_PARTS, init, train_step
 from tests.learning import WORLD, assert_trees_equal
 

@@ -25,7 +25,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.custom_graph_pass import (
+    CustomGraphPass,
+    get_hash_for_files,
+)
 
 from funcppo.runtime.inductor import batched_gemm
 

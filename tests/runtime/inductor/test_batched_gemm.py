@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo import random
-from funcppo.runtime.inductor.batched_gemm import MIN_BATCH_SIZE, SUPPORTED_DIMS, skinny_bmm, supports_skinny_bmm
+from funcppo.runtime.inductor.batched_gemm import (
+    MIN_BATCH_SIZE,
+    SUPPORTED_DIMS,
+    skinny_bmm,
+    supports_skinny_bmm,
+)
 from tests.runtime.test_capture import devices
 
 

@@ -1,0 +1,229 @@
+"""The work of cartpole.py in plain JAX: a whole PPO iteration on CartPole in one jitted call.
+
+The same steps, settings and constants as funcppo's, read from its config: rollout with resets, a value for the last
+state of every truncated episode, GAE, epochs x minibatches of the clipped loss, Adam. Written as JAX is written: loops
+are `lax.scan`, the state is donated, learners are `vmap`. Needs jax beside what funcppo needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+from jax import lax, tree  # pyright: ignore[reportMissingImports]
+
+from funcppo.config import PPOConfig
+from funcppo.envs.classic_control import cartpole
+
+Array = Any
+Network = list[tuple[Array, Array]]  # weight and bias of each layer
+
+MAX_STEPS = cartpole.CartPoleConfig().max_steps
+LAYER_SIZES = (4, 64, 64)  # of an observation and the hidden layers
+N_ACTIONS = 2
+GAE_UNROLL = 16
+
+
+class Learner(NamedTuple):
+    """Params, and Adam's moments and step count."""
+
+    params: tuple[Network, Network]  # actor, critic
+    mu: tuple[Network, Network]
+    nu: tuple[Network, Network]
+    step: Array
+
+
+class State(NamedTuple):
+    """What an iteration threads."""
+
+    learner: Learner
+    motion: Array  # [B 4]
+    steps: Array  # [B], taken in the episode that each row is in
+    key: Array
+    update: Array
+
+
+class Batch(NamedTuple):
+    """Transitions, [T B] or [N]."""
+
+    obs: Array
+    action: Array
+    log_prob: Array
+    value: Array
+    advantage: Array
+    value_target: Array
+
+
+def make_learner(ppo: PPOConfig, n_learners: int) -> tuple[State, Callable[[State], tuple[State, Any]]]:
+    """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0."""
+    keys = jax.random.split(jax.random.key(0), max(n_learners, 1))
+    init_state, step = partial(init, ppo), partial(iteration, ppo)
+    if n_learners:
+        return jax.vmap(init_state)(keys), jax.jit(jax.vmap(step), donate_argnums=0)
+    return init_state(keys[0]), jax.jit(step, donate_argnums=0)
+
+
+def init(ppo: PPOConfig, key: Array) -> State:
+    """The state before the first iteration."""
+    actor_key, critic_key, env_key, key = jax.random.split(key, 4)
+    params = init_network(actor_key, N_ACTIONS, 0.01), init_network(critic_key, 1, 1.0)
+    learner = Learner(params, tree.map(jnp.zeros_like, params), tree.map(jnp.zeros_like, params), jnp.zeros(()))
+    steps = jnp.zeros(ppo.n_envs, jnp.int32)
+    return State(learner, reset(env_key, ppo.n_envs), steps, key, update=jnp.zeros((), jnp.int32))
+
+
+def init_network(key: Array, n_out: int, output_gain: float) -> Network:
+    """Orthogonal weights with gain sqrt(2), the last layer's with `output_gain`; zero biases."""
+    sizes = [*LAYER_SIZES, n_out]
+    gains = [math.sqrt(2.0)] * (len(LAYER_SIZES) - 1) + [output_gain]
+    keys = jax.random.split(key, len(LAYER_SIZES))
+    network = []
+    for layer_key, gain, n_in, n in zip(keys, gains, sizes[:-1], sizes[1:]):
+        weight = jax.nn.initializers.orthogonal(gain)(layer_key, (n_in, n))
+        network.append((weight, jnp.zeros(n)))
+    return network
+
+
+def apply(network: Network, x: Array) -> Array:
+    """The output of the actor or the critic."""
+    for weight, bias in network[:-1]:
+        x = jnp.tanh(x @ weight + bias)
+    return x @ network[-1][0] + network[-1][1]
+
+
+def reset(key: Array, n: int) -> Array:
+    """Motion of `n` fresh rows."""
+    return jax.random.uniform(key, (n, 4), minval=-0.05, maxval=0.05)
+
+
+def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
+    """The motion one Euler step later, and which poles have fallen."""
+    _, velocity, angle, spin = motion.T
+    total_mass = cartpole.CART_MASS + cartpole.POLE_MASS
+    moment = cartpole.POLE_MASS * cartpole.POLE_HALF_LENGTH
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+
+    force = jnp.where(action == 1, cartpole.PUSH_FORCE, -cartpole.PUSH_FORCE)
+    push = (force + moment * spin * spin * sin) / total_mass
+    lever = cartpole.POLE_HALF_LENGTH * (4.0 / 3.0 - cartpole.POLE_MASS * cos * cos / total_mass)
+    spin_rate = (cartpole.GRAVITY * sin - cos * push) / lever
+    rates = jnp.stack([velocity, push - moment * spin_rate * cos / total_mass, spin, spin_rate], -1)
+
+    after = motion + cartpole.TIME_STEP * rates
+    fallen = (jnp.abs(after[:, 0]) > cartpole.X_LIMIT) | (jnp.abs(after[:, 2]) > cartpole.ANGLE_LIMIT)
+    return after, fallen
+
+
+def rollout_step(params: tuple[Network, Network], carry: tuple[Array, Array], key: Array) -> tuple[Any, Any]:
+    """Act, step, and reset the rows that finished."""
+    obs, steps = carry
+    actor, critic = params
+    action_key, reset_key = jax.random.split(key)
+    log_probs = jax.nn.log_softmax(apply(actor, obs))
+    action = jax.random.categorical(action_key, log_probs)
+    transition = Batch(
+        obs=obs,
+        action=action,
+        log_prob=log_prob_of(log_probs, action),
+        value=apply(critic, obs)[:, 0],
+        advantage=(),
+        value_target=(),
+    )
+
+    reached, terminated = env_step(obs, action)
+    length = steps + 1
+    truncated = length >= MAX_STEPS
+    done = terminated | truncated
+    carry = jnp.where(done[:, None], reset(reset_key, len(steps)), reached), jnp.where(done, 0, length)
+    return carry, (transition, reached, terminated, truncated, length)
+
+
+def log_prob_of(log_probs: Array, action: Array) -> Array:
+    """The log-probability of each row's action."""
+    return jnp.sum(log_probs * jax.nn.one_hot(action, N_ACTIONS), -1)
+
+
+def gae(ppo: PPOConfig, value: Array, next_value: Array, terminated: Array, truncated: Array) -> Array:
+    """Generalised advantage estimates [T B] for rewards that are all 1."""
+    delta = 1.0 + ppo.gamma * ~terminated * next_value - value
+    decay = ppo.gamma * ppo.gae_lambda * ~(terminated | truncated)
+
+    def accumulate(advantage: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+        advantage = x[0] + x[1] * advantage
+        return advantage, advantage
+
+    first = jnp.zeros_like(value[0])
+    return lax.scan(accumulate, first, (delta, decay), reverse=True, unroll=GAE_UNROLL)[1]
+
+
+def loss_fn(ppo: PPOConfig, params: tuple[Network, Network], batch: Batch) -> Array:
+    """The clipped surrogate, the larger of two value errors, and entropy."""
+    log_probs = jax.nn.log_softmax(apply(params[0], batch.obs))
+    value = apply(params[1], batch.obs)[:, 0]
+
+    ratio = jnp.exp(log_prob_of(log_probs, batch.action) - batch.log_prob)
+    advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std(ddof=1) + 1e-8)
+    clipped_ratio = jnp.clip(ratio, 1 - ppo.clip_eps, 1 + ppo.clip_eps)
+    policy_loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+
+    clipped_value = batch.value + jnp.clip(value - batch.value, -ppo.clip_eps, ppo.clip_eps)
+    squared_error = jnp.maximum((value - batch.value_target) ** 2, (clipped_value - batch.value_target) ** 2)
+    value_loss = 0.5 * squared_error.mean()
+
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, -1).mean()
+    return policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * entropy
+
+
+def minibatch_step(
+    ppo: PPOConfig, batch: Batch, learning_rate: Array, learner: Learner, rows: Array
+) -> tuple[Learner, None]:
+    """One step of Adam along the clipped gradient."""
+    minibatch = tree.map(lambda x: x[rows], batch)
+    grads = jax.grad(partial(loss_fn, ppo))(learner.params, minibatch)
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in tree.leaves(grads)))
+    grads = tree.map(lambda g: g * jnp.minimum(1.0, ppo.max_grad_norm / (norm + 1e-6)), grads)
+
+    b1, b2 = ppo.adam.b1, ppo.adam.b2
+    step = learner.step + 1
+    mu = tree.map(lambda m, g: b1 * m + (1 - b1) * g, learner.mu, grads)
+    nu = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, learner.nu, grads)
+    correction1, correction2 = (-jnp.expm1(step * math.log(b)) for b in (b1, b2))
+
+    def update(p: Array, m: Array, v: Array) -> Array:
+        return p - learning_rate * (m / correction1) / (jnp.sqrt(v / correction2) + ppo.adam.eps)
+
+    return Learner(tree.map(update, learner.params, mu, nu), mu, nu, step), None
+
+
+def iteration(ppo: PPOConfig, state: State) -> tuple[State, tuple[Array, Array]]:
+    """One PPO update; beside the state, how many episodes ended in it and the sum of their returns."""
+    key, rollout_key, order_key = jax.random.split(state.key, 3)
+    params = state.learner.params
+
+    # Rollout.
+    keys = jax.random.split(rollout_key, ppo.n_steps)
+    act = partial(rollout_step, params)
+    (motion, steps), trajectory = lax.scan(act, (state.motion, state.steps), keys)
+    transitions, reached, terminated, truncated, length = trajectory
+
+    # Advantages: the value of the state reached before any reset, where the time limit cut the episode.
+    following = jnp.concatenate([transitions.value[1:], apply(params[1], motion)[None, :, 0]])
+    next_value = jnp.where(truncated, apply(params[1], reached)[..., 0], following)
+    advantage = gae(ppo, transitions.value, next_value, terminated, truncated)
+    n_rows = ppo.n_envs * ppo.n_steps
+    batch = transitions._replace(advantage=advantage, value_target=advantage + transitions.value)
+    batch = tree.map(lambda x: x.reshape(n_rows, *x.shape[2:]), batch)
+
+    # Update.
+    order = jax.vmap(lambda k: jax.random.permutation(k, n_rows))(jax.random.split(order_key, ppo.n_epochs))
+    learning_rate = ppo.learning_rate * jnp.maximum(0.0, 1 - state.update / ppo.n_updates)
+    update = partial(minibatch_step, ppo, batch, learning_rate)
+    learner, _ = lax.scan(update, state.learner, order.reshape(ppo.n_epochs * ppo.n_minibatches, -1))
+
+    done = terminated | truncated
+    after = State(learner, motion, steps, key, state.update + 1)
+    return after, (done.sum(), jnp.where(done, length, 0).sum())

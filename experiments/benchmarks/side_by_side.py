@@ -1,0 +1,117 @@
+"""Run the cells of a benchmark, each in a process of its own: prepared side by side, timed one at a time.
+
+The process of a cell calls `run_cell(prepare, measure)`: `prepare()` compiles and warms up, `measure()` takes the
+times. All processes prepare at once, because compiling needs no quiet machine; none measures before the last is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.provenance import describe_machine
+from funcppo.atomic_io import write_atomically
+from funcppo.runtime import compile_cache
+
+Row = dict[str, Any]
+
+MESSAGE_PREFIX = "cell: "  # begins a line that is meant for the parent
+STARTED_AT = "BENCHMARK_CELL_STARTED_AT"  # environment variable: the system-wide clock when the process was started
+IMPORTED_AT = time.perf_counter()
+
+
+def run_cells(
+    script: str,
+    cells: Mapping[str, list[str]],
+    n_processes: int,
+    device: str,
+    out: Path | None,
+    exit_limit_seconds: float = 500.0,
+) -> None:
+    """Print the row of each cell, and write all rows so far after each; a cell that fails gives a row with its error.
+
+    Args:
+      script: the program to run, which takes `--cell ARGUMENT ...`.
+      cells: the arguments of each cell, by its name in the record.
+      n_processes: how many prepare at once.
+      out: the record; None prints alone.
+    """
+    rows: list[Row] = []
+    machine = describe_machine(device)
+    names = list(cells)
+    for first in range(0, len(names), n_processes):
+        group = names[first : first + n_processes]
+        processes = {name: _start(script, cells[name]) for name in group}
+        messages = {name: _read_message(process) for name, process in processes.items()}
+
+        for name in group:
+            row = messages[name]
+            if "ready" in row:
+                row = _measure(processes[name], exit_limit_seconds)
+            rows.append({"cell": name} | row)
+            print(json.dumps(rows[-1]), flush=True)
+            if out:
+                write_record(out, {"machine": machine, "rows": rows})
+
+
+def write_record(file: Path, record: Mapping[str, Any]) -> None:
+    """Put a record in place of a file, whole or not at all."""
+    text = json.dumps(record, indent=1) + "\n"
+    write_atomically(file, lambda part: part.write(text.encode()))
+
+
+def run_cell(prepare: Callable[[], Row], measure: Callable[[], Row]) -> None:
+    """Run one cell, in its own process: prepare, wait for the parent, measure, send the row."""
+    try:
+        row = prepare()
+        _send_message({"ready": True})
+        sys.stdin.readline()
+        row |= measure()
+    except Exception as error:
+        lines = str(error).splitlines() or [""]
+        row = {"error": f"{type(error).__name__}: {lines[0]}"}
+    _send_message(row)
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process was started."""
+    return time.perf_counter() - float(os.environ.get(STARTED_AT, IMPORTED_AT))
+
+
+def compile_seconds() -> dict[str, dict[str, float | bool]]:
+    """Of each function compiled so far: its seconds, and whether it was found compiled on disk."""
+    events = compile_cache.compile_events
+    return {event.name: {"seconds": event.seconds, "found": event.cache_hit} for event in events}
+
+
+def _start(script: str, arguments: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, script, "--cell", *arguments]
+    env = os.environ | {STARTED_AT: str(time.perf_counter())}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def _send_message(message: Row) -> None:
+    print(MESSAGE_PREFIX + json.dumps(message), flush=True)
+
+
+def _read_message(process: subprocess.Popen[str]) -> Row:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(MESSAGE_PREFIX):
+            return json.loads(line.removeprefix(MESSAGE_PREFIX))
+    return {"error": f"the process ended with status {process.wait()}"}
+
+
+def _measure(process: subprocess.Popen[str], limit_seconds: float) -> Row:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    row = _read_message(process)
+    process.wait(limit_seconds)
+    return row

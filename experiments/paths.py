@@ -1,0 +1,17 @@
+"""The files and folders that several programs use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "experiments" / "results"
+EMBEDDED_DATA = ROOT / "funcppo" / "data" / "embedded"
+# The standard data sets are not part of the project; FUNCPPO_DATA names the folder that holds them.
+DATA = Path(os.environ.get("FUNCPPO_DATA", ROOT / ".." / "shared" / "data"))
+
+README = ROOT / "README.md"
+INVESTIGATION = ROOT / "INVESTIGATION.md"
+NOTES = ROOT / "experiments" / "README.md"
+DOCS = ROOT / "docs"
