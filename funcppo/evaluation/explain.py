@@ -145,7 +145,7 @@ def _with_probabilities(cfg: Config, world: World, params: Params, atom: Tensor,
             kind, clause, slot_ids = "fact", -1 - choice_id, state.successors.fact
         action = (slot_ids == clause).int().argmax(1)
         probability = float(_choice_probabilities(cfg, world, params, state)[int(action)])
-        choices.append((kind, clause, probability))
+        choices.append(proof_builder.Choice(kind, clause, probability))
 
         unused_key = torch.zeros((1, 2), dtype=torch.int64)
         state, _ = cfg.env.step_functional(cfg.env.cfg, world, state, action, unused_key)

@@ -222,7 +222,7 @@ def _read_settings(path: Path) -> Settings:
         return settings
     current: Settings = {}
     for name, value in settings.items():
-        current[_SETTINGS_KEYS_OF_FORMAT_1.get(name, name)] = value
+        current[_SETTINGS_KEYS_OF_FORMAT_1.get(str(name), str(name))] = value
     return current
 
 
