@@ -283,7 +283,7 @@ def missing_runs(record: dict[str, Any], names: list[str], n_seeds: int) -> list
 def add_trial(record: dict[str, Any], row: dict[str, Any]) -> None:
     """Note the result of a trial; the best of a set so far is its run at seed 0."""
     name, options = row["set"], row["options"]
-    record["tried"].append({"set": name, "options": options, "best_valid": row["results"]["best_valid"]})
+    record["tried"].append({"set": name, "options": options, "best_valid": row["results"]["best_valid_metric"]})
     if best_options(record["tried"], name) == options:
         replaced = (name, 0, False)
         others = [run for run in record["runs"] if (run["set"], run["seed"], run["learning_rate_0"]) != replaced]

@@ -29,6 +29,6 @@ def test_options_are_chosen_by_valid_and_the_first_of_equals():
 def test_the_best_trial_is_the_run_at_seed_0():
     stored, (first, second, third, *_) = {"tried": [], "runs": []}, main_results.SETS["umls"].tried
     for options, valid in ((second, 0.5), (first, 0.6), (third, 0.4)):
-        row = {"set": "umls", "seed": 0, "learning_rate_0": False, "options": options, "results": {"best_valid": valid}}
+        row = {"set": "umls", "seed": 0, "learning_rate_0": False, "options": options, "results": {"best_valid_metric": valid}}
         main_results.keep_better(stored, row)
     assert [row["options"] for row in stored["runs"]] == [first] and len(stored["tried"]) == 3
