@@ -394,7 +394,7 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(
         > 0
     )
     assert funcppo(monkeypatch, *args, "--out", tmp_path / "again") == 0
-    assert "those mined before are taken" in " ".join(
+    assert "using those mined before" in " ".join(
         capsys.readouterr().out.split()
     )
     assert (tmp_path / "again" / "rules.tsv").read_text() == (
