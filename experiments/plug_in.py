@@ -41,13 +41,19 @@ def reset(cfg: Corridor, world: NoWorld, key: Tensor) -> State:
     return State(cell, torch.zeros_like(cell))
 
 
-def step_functional(cfg: Corridor, world: NoWorld, state: State, action: Tensor, key: Tensor) -> tuple[State, Timestep]:
+def step_functional(
+    cfg: Corridor, world: NoWorld, state: State, action: Tensor, key: Tensor
+) -> tuple[State, Timestep]:
     active = (state.cell < cfg.n_cells - 1) & (state.steps < cfg.max_steps)
     cell = torch.where(active, state.cell + 2 * action - 1, state.cell)
     after = State(cell, torch.where(active, state.steps + 1, state.steps))
     at_goal = cell == cfg.n_cells - 1
     reward = torch.where(active & at_goal, 1.0, 0.0)
-    return after, Timestep(reward, terminated=at_goal, truncated=~at_goal & (after.steps >= cfg.max_steps))
+    return after, Timestep(
+        reward,
+        terminated=at_goal,
+        truncated=~at_goal & (after.steps >= cfg.max_steps),
+    )
 
 
 def observe(cfg: Corridor, world: NoWorld, state: State) -> Tensor:
@@ -60,28 +66,63 @@ class Table(NamedTuple):
 
 
 def init_table(cfg: Corridor, key: Tensor) -> Table:
-    return Table(torch.zeros(cfg.n_cells, 2, device=key.device), torch.zeros(cfg.n_cells, device=key.device))
+    return Table(
+        torch.zeros(cfg.n_cells, 2, device=key.device),
+        torch.zeros(cfg.n_cells, device=key.device),
+    )
 
 
-def apply_table(cfg: Corridor, world: NoWorld, params: Table, cell: Tensor) -> PolicyValue:
-    wall = (cell.unsqueeze(-1) == 0) & (torch.arange(2, device=cell.device) == 0)  # no way left of cell 0
+def apply_table(
+    cfg: Corridor, world: NoWorld, params: Table, cell: Tensor
+) -> PolicyValue:
+    wall = (cell.unsqueeze(-1) == 0) & (
+        torch.arange(2, device=cell.device) == 0
+    )  # no way left of cell 0
     lowest = torch.finfo(params.logits.dtype).min
-    return PolicyValue(logits=torch.where(wall, lowest, params.logits[cell]), value=params.value[cell])
+    return PolicyValue(
+        logits=torch.where(wall, lowest, params.logits[cell]),
+        value=params.value[cell],
+    )
 
 
 def config(corridor: Corridor) -> Config:
-    env = Environment(cfg=corridor, reset=reset, step_functional=step_functional, observe=observe, truncates=True)
-    ppo = PPOConfig(n_envs=32, n_steps=32, n_updates=20, learning_rate=0.05, entropy_coef=0.0, gamma=0.95)
-    return Config(ppo=ppo, env=env, agent=Agent(cfg=corridor, init=init_table, apply=apply_table))
+    env = Environment(
+        cfg=corridor,
+        reset=reset,
+        step_functional=step_functional,
+        observe=observe,
+        truncates=True,
+    )
+    ppo = PPOConfig(
+        n_envs=32,
+        n_steps=32,
+        n_updates=20,
+        learning_rate=0.05,
+        entropy_coef=0.0,
+        gamma=0.95,
+    )
+    return Config(
+        ppo=ppo,
+        env=env,
+        agent=Agent(cfg=corridor, init=init_table, apply=apply_table),
+    )
 
 
 def main() -> list[float]:
     """Mean steps to the goal in each update."""
-    cfg, world, lengths = config(Corridor(n_cells=9, max_steps=50)), NoWorld(), []
+    cfg, world, lengths = (
+        config(Corridor(n_cells=9, max_steps=50)),
+        NoWorld(),
+        [],
+    )
     state = init(cfg, world, random.key(0))
     for update in range(cfg.ppo.n_updates):
         state, metrics = train_step(cfg, world, state)
-        lengths.append(float(metrics.rollout.episode_length_sum / metrics.rollout.n_episodes))
+        lengths.append(
+            float(
+                metrics.rollout.episode_length_sum / metrics.rollout.n_episodes
+            )
+        )
         print(f"update {update:2}  steps to the goal {lengths[-1]:5.1f}")
     return lengths
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
@@ -31,7 +31,12 @@ TRAINING_OPTIONS = (
     "--n-validation-queries=12",
     "--n-validations=1",
 )
-MEMORY_LIMITS = ("100MB", "320MB", "400MB", "600MB")  # beside the default, three quarters of the machine
+MEMORY_LIMITS = (
+    "100MB",
+    "320MB",
+    "400MB",
+    "600MB",
+)  # beside the default, three quarters of the machine
 RECORDED_FIELDS = (  # those of them that the summary has
     "n_queries",
     "n_candidates",
@@ -51,37 +56,73 @@ RECORDED_FIELDS = (  # those of them that the summary has
 
 def main() -> None:
     """Train once, evaluate under every limit, write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the standard data sets")
-    parser.add_argument("--out", type=Path, required=True, help="record to write")
-    parser.add_argument("--queries", type=int, default=1000, help="queries ranked under a limit; all by default")
-    parser.add_argument("--queries-default", type=int, help="queries ranked without a limit; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=DATA,
+        help="folder of the standard data sets",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="record to write"
+    )
+    parser.add_argument(
+        "--queries",
+        type=int,
+        default=1000,
+        help="queries ranked under a limit; all by default",
+    )
+    parser.add_argument(
+        "--queries-default",
+        type=int,
+        help="queries ranked without a limit; all by default",
+    )
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run = folder / "run"
-        trained = funcppo("train", args.data / "family", "--out", run, *TRAINING_OPTIONS)
+        trained = funcppo(
+            "train", args.data / "family", "--out", run, *TRAINING_OPTIONS
+        )
         if trained.returncode:
             raise SystemExit(trained.stderr)
-        options = () if args.queries_default is None else ("--queries", args.queries_default)
+        options = (
+            ()
+            if args.queries_default is None
+            else ("--queries", args.queries_default)
+        )
         rows.append({"row": "default"} | evaluate(run, folder, *options))
         for limit in MEMORY_LIMITS:
             options = ("--memory", limit, "--queries", args.queries)
-            rows.append({"row": f"--memory {limit}"} | evaluate(run, folder, *options))
-    write_record(args.out, {"machine": describe_machine(), "seed": 0, "rows": rows})
+            rows.append(
+                {"row": f"--memory {limit}"} | evaluate(run, folder, *options)
+            )
+    write_record(
+        args.out, {"machine": describe_machine(), "seed": 0, "rows": rows}
+    )
     print(json.dumps(rows, indent=1))
 
 
 def evaluate(run: Path, folder: Path, *options: object) -> Row:
     """The row of one evaluation, or the line with which it is refused."""
     summary_file = folder / "summary.json"
-    done = funcppo("evaluate", run, "--negatives", "100", "--json", summary_file, *options)
+    done = funcppo(
+        "evaluate", run, "--negatives", "100", "--json", summary_file, *options
+    )
     if done.returncode:
-        return {"exit_status": done.returncode, "line": done.stderr.strip().splitlines()[-1]}
+        return {
+            "exit_status": done.returncode,
+            "line": done.stderr.strip().splitlines()[-1],
+        }
     summary = json.loads(summary_file.read_text())
     row = {name: summary[name] for name in RECORDED_FIELDS if name in summary}
-    row["peak_over_budget"] = round(summary["peak_bytes"] / summary["memory"], 3)
+    row["peak_over_budget"] = round(
+        summary["peak_bytes"] / summary["memory"], 3
+    )
     slots = [line for line in done.stdout.splitlines() if " slots, " in line]
     row["slots"] = slots[0].removeprefix("note: ")
     return row
