@@ -27,8 +27,9 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
         "cpu": cpu,
         "cores": cores,
         "threads": torch.get_num_threads(),
-        # of all work on the machine, over the last minute
-        "load": os.getloadavg()[0],
+        "load": os.getloadavg()[
+            0
+        ],  # of all work on the machine, over the last minute
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": current_commit(),

@@ -43,8 +43,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
 from experiments import paths
 
@@ -192,8 +191,9 @@ def at_most(value: float) -> str:
     if value == 0.0:
         return "0"
     exponent = math.floor(math.log10(value))
-    # 3.0000000001 of rounding is a 3
-    leading = math.ceil(round(value / 10.0**exponent, 9))
+    leading = math.ceil(
+        round(value / 10.0**exponent, 9)
+    )  # 3.0000000001 of rounding is a 3
     return f"{leading * 10.0**exponent:.0e}"
 
 
@@ -1006,13 +1006,18 @@ def rewrite(text: str) -> str:
         raise ValueError(
             f"results:{', '.join(open_names)}: expected an opening and a closing marker for each block"
         )
+    # Blank lines around a block: some Markdown parsers see no table right after a comment.
     text = BLOCK.sub(
-        lambda match: f"{match[1]}{BLOCKS[match[2]]()}{match[4]}", text
+        lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n{match[4]}", text
     )
     if "<!-- matrix:" in text:
-        from experiments.matrix import record, tables  # imports PyTorch
+        # Imports PyTorch; the program registers the ways that the tables list.
+        from experiments.full_step_matrix import record
+        from experiments.full_step_matrix import tables as matrix_tables
 
-        text = tables.rewritten(text, tables.records(record.RESULTS))
+        text = matrix_tables.rewritten(
+            text, matrix_tables.records(record.RESULTS)
+        )
     return text
 
 

@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.cartpole import CartPoleCase
 from experiments.benchmarks.prover import ProverCase

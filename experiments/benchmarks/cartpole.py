@@ -40,8 +40,7 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils.flop_counter import FlopCounterMode
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
@@ -91,17 +90,15 @@ BYTES_PER_SECOND = 4.8e12
 KERNEL_LAUNCH_SECONDS = 1.5e-6
 
 MATMUL_DTYPE = {"bfloat16": torch.bfloat16}
-# JAX takes TF32 by default
 JAX_PRECISION = {
     "highest": "highest",
     "high": "tensorfloat32",
     "bfloat16": "bfloat16",
-}
+}  # JAX takes TF32 by default
 
 REPEATS = 7
 MIN_REPEAT_SECONDS = 0.2
-# rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
-CACHED_ROWS = 2048
+CACHED_ROWS = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
 
 
 def main() -> None:
@@ -405,8 +402,9 @@ class Jax:
 
     def prepare(self) -> Row:
         """Compile and take one step."""
-        # other cells are prepared beside this one
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ.setdefault(
+            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+        )  # other cells are prepared beside this one
         import jax  # pyright: ignore[reportMissingImports]
 
         from experiments.benchmarks import jax_peer
@@ -496,8 +494,9 @@ def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
         wall_seconds = time.perf_counter() - wall_start
         processor_seconds = time.process_time() - processor_start
 
-        # too short: not counted
-        if wall_seconds < MIN_REPEAT_SECONDS and not wall_ms:
+        if (
+            wall_seconds < MIN_REPEAT_SECONDS and not wall_ms
+        ):  # too short: not counted
             n = max(
                 n + 1,
                 int(n * min(10.0, 1.2 * MIN_REPEAT_SECONDS / wall_seconds)),

@@ -17,9 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
@@ -39,7 +37,8 @@ MEMORY_LIMITS = (
     "400MB",
     "600MB",
 )  # beside the default, three quarters of the machine
-RECORDED_FIELDS = {  # by their names in the summary; those of them that it has
+# Fields of a row by the names that they have in the summary.
+RECORDED_FIELDS = {
     "n_queries": "n_queries",
     "n_candidates": "n_candidates",
     "n_scored": "n_scored",

@@ -21,8 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
@@ -125,8 +124,9 @@ def main() -> int:
         help="default: experiments/results/learn_control-<name>.json",
     )
     args = parser.parse_args()
-    # small tensors: a second thread costs more than it brings
-    torch.set_num_threads(1)
+    torch.set_num_threads(
+        1
+    )  # small tensors: a second thread costs more than it brings
     claim = CLAIMS[args.name]
     seeds = tuple(args.seeds or claim.seeds)
     ppo = claim.cfg.ppo

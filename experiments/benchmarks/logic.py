@@ -29,13 +29,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
@@ -46,6 +45,7 @@ from funcppo.logic.consequences import with_confidence
 from funcppo.logic.derivations import find_derivation
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SEED = 0
@@ -71,12 +71,11 @@ LEAST_MODELS = (  # data, rules, height (0: the fixpoint), most atoms
     ("wn18rr", "rules.txt", 4, 10**7),
     ("fb15k-237", "rules.txt", 1, 10**8),
 )
-# data, rules, height
 STATES = (
     ("family", "rules.txt", 2),
     ("wn18rr", "rules.txt", 1),
     ("fb15k-237", "rules.txt", 1),
-)
+)  # data, rules, height
 
 
 class RandomKB(NamedTuple):
@@ -185,7 +184,7 @@ def replace_row(rows: list[Row], new: Row) -> list[Row]:
 def build_data(folder: Path) -> Row:
     """FB15k-237: the best of five builds."""
     dataset = data.load(folder / "fb15k-237")
-    seconds = [timed(lambda: build_kb(dataset))[0] for _ in range(5)]
+    seconds = [timed(build_kb, dataset)[0] for _ in range(5)]
     return {
         "facts": len(dataset.facts),
         "seconds": min(seconds),
@@ -200,14 +199,13 @@ def build_large(folder: Path) -> Row:
         int(Path("/proc/self/statm").read_text().split()[1])
         * resource.getpagesize()
     )
-    seconds, large = timed(lambda: build_random_kb(facts, LARGE[1]))
+    seconds, large = timed(build_random_kb, facts, LARGE[1])
     return {
         "facts": len(facts),
         "seconds": seconds,
         "bytes": kb.n_bytes(large.kb),
         "peak_growth_bytes": peak_bytes() - before,
-        # of the whole process, its facts and PyTorch included
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": peak_bytes(),  # of the whole process, its facts and PyTorch included
     }
 
 
@@ -242,11 +240,13 @@ def time_lookups(
     variable = torch.full((batch, 1), tables.n_entities + 1)
     goals = torch.cat([atoms[:, :2], variable], dim=1)
     return {
-        "fact_id": timed(lambda: kb.fact_id(tables.kb, tables.sizes, atoms))[0],
+        "fact_id": timed(kb.fact_id, tables.kb, tables.sizes, atoms)[0],
         "facts_for": timed(
-            lambda: kb.lookup_facts(
-                tables.kb, tables.sizes, goals, MAX_FACTS_PER_LOOKUP
-            )
+            kb.lookup_facts,
+            tables.kb,
+            tables.sizes,
+            goals,
+            MAX_FACTS_PER_LOOKUP,
         )[0],
     }
 
@@ -277,9 +277,7 @@ def confidence(folder: Path, name: str, rules: str) -> Row:
         dtype=float,
     )
     knowledge_base, sizes = build_kb(dataset)
-    seconds, knowledge_base = timed(
-        lambda: with_confidence(knowledge_base, sizes)
-    )
+    seconds, knowledge_base = timed(with_confidence, knowledge_base, sizes)
     counted = torch.stack(
         [knowledge_base.support, knowledge_base.body_pairs], dim=1
     ).numpy()
@@ -330,14 +328,11 @@ def derivation(folder: Path, name: str, rules: str) -> Row:
         if fixpoint.atom_height(model, torch.from_numpy(row)) > 0
     ]
     seconds = []
-    for i in np.random.default_rng(SEED).permutation(len(derived))[
-        :N_DERIVATIONS
-    ]:
+    order = np.random.default_rng(SEED).permutation(len(derived))
+    for i in order[:N_DERIVATIONS]:
         atom = tuple(derived[i].tolist())
         seconds.append(
-            timed(lambda: find_derivation(knowledge_base, sizes, model, atom))[  # noqa: B023
-                0
-            ]
+            timed(find_derivation, knowledge_base, sizes, model, atom)[0]
         )
     return {
         "atoms": len(model.atoms),
@@ -371,7 +366,7 @@ def state(folder: Path, name: str, rules: str, height: str) -> Row:
     for _ in range(N_SEARCH_STEPS):
         resolve.resolve(cfg, knowledge_base, goals, root)  # warms up
         step_seconds, after = timed(
-            lambda: resolve.resolve(cfg, knowledge_base, goals, root)  # noqa: B023
+            resolve.resolve, cfg, knowledge_base, goals, root
         )
         assert not after.overflow.any()
         seconds.append(step_seconds)
@@ -457,10 +452,12 @@ def build_kb(dataset: data.Dataset) -> tuple[KnowledgeBase, KBSizes]:
     )
 
 
-def timed(call: Callable[[], T]) -> tuple[float, T]:
+def timed(
+    fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> tuple[float, T]:
     """Wall-clock seconds of a call, and its result."""
     start = time.perf_counter()
-    result = call()
+    result = fn(*args, **kwargs)
     return round(time.perf_counter() - start, 7), result
 
 

@@ -30,8 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.logic import (
     LARGE,
@@ -129,9 +128,9 @@ def time_reads(
         row = torch.from_numpy(draw.integers(0, len(side.facts), batch))
         atoms = side.kb.facts[row].long()
         key_seconds, (key, _) = timed(
-            lambda: kb.encode_atoms(side.kb.key_prefixes, side.sizes, atoms)  # noqa: B023
+            kb.encode_atoms, side.kb.key_prefixes, side.sizes, atoms
         )
-        read_seconds, (value, is_found) = timed(lambda: read(key))  # noqa: B023
+        read_seconds, (value, is_found) = timed(read, key)
         if name != "perfect":
             assert bool(is_found.all()) and torch.equal(value, row)
         seconds["key"] = key_seconds
@@ -141,9 +140,7 @@ def time_reads(
     variable = torch.full((batch, 1), side.sizes.n_constants + 1)
     goals = torch.cat([side.kb.facts[row, :2].long(), variable], dim=1)
     seconds["facts_for"], _ = timed(
-        lambda: kb.lookup_facts(
-            side.kb, side.sizes, goals, MAX_FACTS_PER_LOOKUP
-        )
+        kb.lookup_facts, side.kb, side.sizes, goals, MAX_FACTS_PER_LOOKUP
     )
     return seconds
 

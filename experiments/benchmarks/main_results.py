@@ -26,9 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments import tables
 from experiments.benchmarks.mining_results import SETS as MINED_SETS

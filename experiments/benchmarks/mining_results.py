@@ -19,8 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments import tables
 from experiments.benchmarks.side_by_side import write_record
@@ -37,8 +36,9 @@ from funcppo.mining.miner import SMOOTHING_COUNT
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
-# the valid split chooses the height
-SMOOTHED = ProverTaskConfig(smoothing=SMOOTHING_COUNT)
+SMOOTHED = ProverTaskConfig(
+    smoothing=SMOOTHING_COUNT
+)  # the valid split chooses the height
 OBJECT_IDENTITY = ProverTaskConfig(
     smoothing=SMOOTHING_COUNT, object_identity=True, max_height=1
 )
@@ -162,8 +162,9 @@ def rank(dataset: Dataset, settings: ProverTaskConfig) -> dict[str, Any]:
     """Each score's summary on valid and test."""
     start = time.perf_counter()
     task = prover_task.build_task(dataset, settings)
-    # what derives each candidate is computed once for all scores
-    if task.derivability_index is None:
+    if (
+        task.derivability_index is None
+    ):  # what derives each candidate is computed once for all scores
         index = derivability.build_derivability_index_for_atoms(
             task.kb, task.sizes, task.least_model, task.least_model.atoms
         )

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from funcppo import random, train_step
 from funcppo.config import Config, PPOConfig

@@ -32,8 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
@@ -359,8 +358,9 @@ def time_scoring(
       n_ranked: candidates that the scores rank, scored or not.
     """
     start = time.perf_counter()
-    # of every relation, so that every width is compiled
-    score(atoms[:: max(1, len(atoms) // (8 * CHUNK_SLOTS))])
+    score(
+        atoms[:: max(1, len(atoms) // (8 * CHUNK_SLOTS))]
+    )  # of every relation, so that every width is compiled
     warmup_seconds = time.perf_counter() - start
 
     memory.reset_peak(device)

@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.prover import WORK, ProverCase
 from experiments.benchmarks.side_by_side import Row, write_record

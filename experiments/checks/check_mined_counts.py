@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
@@ -145,8 +144,9 @@ def path_labels(atoms: list[Atom], n_constants: int) -> Labels | None:
             return None
         predicate, first, second = edges[0]
         body = [atom for atom in body if atom != edges[0]]
-        # odd: the edge is walked backwards
-        labels.append(2 * (predicate - 1) + int(here == second))
+        labels.append(
+            2 * (predicate - 1) + int(here == second)
+        )  # odd: the edge is walked backwards
         here = second if here == first else first
         is_constant = here <= n_constants
         if is_constant or here in visited or (here == y and body):

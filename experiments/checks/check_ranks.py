@@ -139,8 +139,9 @@ def count_better_and_equal(line: Line) -> tuple[int, int]:
         if line["quantised_score"] is None
         else line["quantised_score"]
     )
-    # their score is 0, which has no logarithm
-    n_unscored = line["n_candidates"] - 1 - len(others)
+    n_unscored = (
+        line["n_candidates"] - 1 - len(others)
+    )  # their score is 0, which has no logarithm
     n_tied_at_zero = n_unscored if answer == -math.inf else 0
     return sum(score > answer for score in others), sum(
         score == answer for score in others

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS

@@ -13,12 +13,17 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "funcppo"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
+
+from experiments.paths import ROOT
+
+PACKAGE = ROOT / "funcppo"
 NOT_COUNTED = (
     ast.expr_context,
     ast.operator,
@@ -36,13 +41,13 @@ LAYOUT_TOKENS = (
 )
 BLOCKS = (ast.For, ast.While, ast.If, ast.With, ast.Try)
 
-# a body of so many lines should have a blank line or a comment
-LONG_BODY_LINES = 20
+LONG_BODY_LINES = 20  # so long a body should have a blank line or a comment
 MAX_STATEMENTS = 25
 MAX_PARAMETERS = 10
 MAX_NESTING = 4
-# a public function of so many statements should document arguments and result
-REAL_WORK_STATEMENTS = 6
+REAL_WORK_STATEMENTS = (
+    6  # so long a public function should document its arguments and result
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -21,8 +21,7 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
-# the folder that holds `experiments`
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.paths import EMBEDDED_DATA
 

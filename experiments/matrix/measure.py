@@ -16,8 +16,10 @@ from experiments.matrix.registry import Cell, Compiler, Training
 from funcppo import tree
 from funcppo.losses import Batch
 
-# of the parameters, after steps of 1e-2
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+}  # of the parameters, after steps of 1e-2
 WARM_UP = 3  # steps before a manual capture
 TIMED_SECONDS, BLOCKS = 1.0, 9
 
@@ -60,8 +62,9 @@ def examine(cell: Cell, device: str) -> tuple[dict[str, Any], Ready | None]:
     recordings, ready = Recordings(), None
     for dtype in (torch.float64, torch.float32):
         torch._dynamo.reset()
-        # torch.optim keeps its step count in the default dtype
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(
+            dtype
+        )  # torch.optim keeps its step count in the default dtype
         torch._dynamo.utils.counters.clear()
         recordings.count = 0
         try:

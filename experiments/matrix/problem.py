@@ -27,8 +27,9 @@ class Problem:
 
     cfg: Config
     params: Any
-    # one a step, all different, so that data baked into a graph shows
-    batches: tuple[Batch, ...]
+    batches: tuple[
+        Batch, ...
+    ]  # one a step, all different, so that data baked into a graph shows
     scalars: Scalars
 
     def loss(self, params: Any, batch: Batch) -> tuple[Tensor, LossMetrics]:
@@ -105,8 +106,8 @@ def _batch(generator: torch.Generator) -> Batch:
         log_prob=-0.7 + 0.2 * draw(),
         value=draw(),
         advantage=draw(),
-        # far from the values: the gradient is long enough to be clipped
-        value_target=3.0 * draw(),
+        value_target=3.0
+        * draw(),  # far from the values: the gradient is long enough to be clipped
     )
 
 

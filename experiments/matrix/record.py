@@ -22,8 +22,13 @@ from experiments.matrix.registry import Cell, Way
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 COMPARED = ("status", "graphs", "parity_ok")
-# what of the library decides how a cell ends
-MATHS = ("losses", "optim", "tree", "nets.base", "nets.feedforward")
+MATHS = (
+    "losses",
+    "optim",
+    "tree",
+    "nets.base",
+    "nets.feedforward",
+)  # what of the library decides how a cell ends
 
 LOSS_ONLY = (
     "0/loss compiled",
@@ -181,8 +186,9 @@ def source(way: Way) -> str:
     files |= _closure(_file(way.build.__module__)) | _closure(
         _file("experiments.matrix.measure")
     )
-    # it tells exceptions apart, and makes none
-    files -= {_file("experiments.matrix.causes")}
+    files -= {
+        _file("experiments.matrix.causes")
+    }  # it tells exceptions apart, and makes none
     files |= {_file(polyfills.__name__)} if polyfills.needed() else set()
     return hashlib.sha256(
         "".join(_code(file) for file in sorted(files)).encode()

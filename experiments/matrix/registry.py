@@ -22,12 +22,15 @@ class Training(NamedTuple):
 
     step: Callable[[Batch], Any]
     params: Callable[[], list[Tensor]]
-    # updates that one step makes, each on its share of the rows
-    minibatches: int = 1
-    # copies that learn at once, on the leading axis of every parameter
-    learners: int = 1
-    # graphs made without Dynamo, whose counters do not see them
-    graphs: int | None = None
+    minibatches: int = (
+        1  # updates that one step makes, each on its share of the rows
+    )
+    learners: int = (
+        1  # copies that learn at once, on the leading axis of every parameter
+    )
+    graphs: int | None = (
+        None  # graphs made without Dynamo, whose counters do not see them
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

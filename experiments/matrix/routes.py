@@ -119,8 +119,9 @@ def over_minibatches(
         pure_step(problem),
         (problem.params, optim.init(problem.params)),
     )
-    # not a tensor that may be handed in: Dynamo guards on identity
-    like = tree.map(torch.clone, problem.batches[0])
+    like = tree.map(
+        torch.clone, problem.batches[0]
+    )  # not a tensor that may be handed in: Dynamo guards on identity
 
     def body(
         carry: list[Tensor], leaves: list[Tensor]

@@ -14,8 +14,9 @@ Record = dict[str, Any]
 BASELINE = "0/eager, fused Adam/none/default"
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
 REPORT = tuple(str(i) for i in range(1, 12))
-# as in INVESTIGATION.md
-NUMBERED = {cause: f"cause {i}" for i, cause in enumerate([*CAUSES][:4], 1)}
+NUMBERED = {
+    cause: f"cause {i}" for i, cause in enumerate([*CAUSES][:4], 1)
+}  # as in INVESTIGATION.md
 PLACE = re.compile(r"(<!-- matrix:(\w+) -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 
 
@@ -158,10 +159,10 @@ def _complaints(
     for r in of:
         for cell in r["cells"].values():
             if "error" in cell and cell["error"]["cause"] == cause:
-                # an address differs in every process
-                message = re.sub(r"0x[0-9a-f]+", "0x", cell["error"]["message"])
-                # it may hold a backtick itself
-                said = f"`` {cell['error']['type']}: {message} ``"
+                message = re.sub(
+                    r"0x[0-9a-f]+", "0x", cell["error"]["message"]
+                )  # an address differs in every process
+                said = f"`` {cell['error']['type']}: {message} ``"  # it may hold a backtick itself
                 met.setdefault(said, []).append((r, cell))
     return met
 

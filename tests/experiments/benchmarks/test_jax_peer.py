@@ -90,8 +90,9 @@ def test_advantages_are_ours():
 
 def test_the_gradient_of_the_loss_is_ours():
     params = jax_peer.init(PPO, jax.random.key(0)).learner.params
-    # at first the entropy has no slope
-    params = jax.tree.map(lambda x: x + 0.5 * draw(6, *x.shape).numpy(), params)
+    params = jax.tree.map(
+        lambda x: x + 0.5 * draw(6, *x.shape).numpy(), params
+    )  # at first the entropy has no slope
     obs, action = draw(0, 64, 4), (draw(1, 64) > 0).long()
     log_prob, value, advantage, target = (
         -0.7 + 0.3 * draw(2, 64),

@@ -1,0 +1,653 @@
+"""Every number of a block comes from a committed record, and a stale block is noticed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from statistics import mean, stdev
+
+import pytest
+
+from experiments import paths, tables
+
+RECORDS = paths.RESULTS
+ROUNDING = 6e-3  # three significant digits
+
+
+def record(name: str) -> dict:
+    """A committed record, read by the test itself."""
+    return json.loads((RECORDS / f"{name}.json").read_text())
+
+
+def cells(name: str) -> dict[str, dict]:
+    return {row["cell"]: row for row in record(name)["rows"]}
+
+
+def parse(text: str) -> list[list[str]]:
+    """The cells of every line of the tables of a text, heads and rules left out."""
+    rows = []
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows += [
+            [cell.strip() for cell in line.strip("|").split(" | ")]
+            for line in table.splitlines()[2:]
+        ]
+    return rows
+
+
+def number(cell: str) -> float:
+    """A number of a table."""
+    return float(cell.replace(",", "").removesuffix(" MB").removesuffix(" %"))
+
+
+def rounded(*values: float) -> list:
+    return [pytest.approx(value, rel=ROUNDING) for value in values]
+
+
+# small functions, by hand
+
+
+def test_digits_are_significant_and_never_scientific():
+    values = {
+        2.2449: "2.24",
+        8.6: "8.6",
+        1484.2: "1,484",
+        0.000347: "0.000347",
+        278.27: "278",
+        0.0: "0",
+        42.04: "42",
+    }
+    assert {value: tables.digits(value) for value in values} == values
+    assert tables.digits(0.9973, 2) == "1"
+
+
+def test_an_upper_bound_is_never_below_the_value():
+    assert [tables.at_most(x) for x in (4.1e-6, 4e-6, 9.2e-6, 0.0, 0.3)] == [
+        "5e-06",
+        "4e-06",
+        "1e-05",
+        "0",
+        "3e-01",
+    ]
+
+
+def test_a_spread_is_the_mean_and_the_sample_deviation():
+    assert tables.mean_and_spread([1.0, 2.0, 3.0]) == "2.0000 ± 1.0000"
+    assert (
+        tables.mean_and_spread([0.5, 0.5]) == "0.5000"
+        and tables.mean_and_spread([]) == ""
+    )
+
+
+def test_the_best_untrained_score_is_of_scores_without_training():
+    test = {
+        "max-confidence": {"mrr": 0.3},
+        "noisy-or": {"mrr": 0.4},
+        "success, trained": {"mrr": 0.9},
+    }
+    runs = [
+        {
+            "score": "success",
+            "test": test | {"success, untrained": {"mrr": value}},
+        }
+        for value in (0.3, 0.6)
+    ]
+    assert tables.best_untrained(runs, "mrr") == (
+        pytest.approx(0.45),
+        "untrained policy",
+    )
+    del (
+        runs[0]["test"]["success, untrained"],
+        runs[1]["test"]["success, untrained"],
+    )
+    assert tables.best_untrained(runs, "mrr") == (0.4, "noisy-or")
+
+
+# the blocks
+
+
+def test_the_documentation_names_every_block():
+    assert set(
+        re.findall(r"^    ([a-z]+(?:-[a-z]+)*)  ", tables.__doc__, re.MULTILINE)
+    ) >= tables.BLOCKS.keys() - {"performance-cartpole-update"}
+    assert all(name in tables.__doc__ for name in tables.BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("names", "block"),
+    [
+        (tables.PROVIDED_RULES, tables.results_provided_rules),
+        (tables.MINED_RULES, tables.results_mined_rules),
+    ],
+    ids=["provided", "mined"],
+)
+def test_the_tables_of_results_hold_every_set(names, block):
+    runs = record("main_results")["runs"]
+    rows = parse(block())
+    assert len(rows) == len(names)
+    for name, row in zip(names, rows):
+        results = [
+            run["results"]
+            for run in runs
+            if run["set"] == name and not run["learning_rate_0"]
+        ]
+        metric = "auc_pr" if name.startswith("countries") else "mrr"
+        trained = [
+            result["test"][f"{result['score']}, trained"][metric]
+            for result in results
+        ]
+        height = results[0]["height"]
+        assert row[1:4] == [
+            metric.upper().replace("_", "-"),
+            str(height),
+            f"{results[0]['rules']:,}",
+        ]
+        for cell, score in zip(
+            row[4:7], (f"exists@{height}", "max-confidence", "noisy-or")
+        ):
+            assert float(cell) == pytest.approx(
+                results[0]["test"][score][metric], abs=5.1e-5
+            )
+        shown_mean, *spread = row[8].split(" ± ")
+        assert (
+            float(shown_mean) == pytest.approx(mean(trained), abs=5.1e-5)
+            and len(trained) == 3
+        )
+        assert (float(spread[0]) if spread else 0.0) == pytest.approx(
+            stdev(trained), abs=5.1e-5
+        )
+        assert float(row[10]) == pytest.approx(
+            results[0]["test"]["max-confidence"]["ceiling"], abs=5.1e-5
+        )
+
+
+def test_the_summary_has_at_most_eight_rows_of_the_tables_and_cites():
+    block = tables.results_summary()
+    rows = parse(block)
+    assert 5 <= len(rows) <= 8
+    whole = tables.results_provided_rules() + tables.results_mined_rules()
+    for data, _, metric, ceiling, untrained, trained, published in rows:
+        assert any(
+            {metric, ceiling, trained} <= set(row) for row in parse(whole)
+        ), data
+        best = max(
+            float(row[i])
+            for row in parse(whole)
+            if {ceiling, trained} <= set(row)
+            for i in (4, 5, 6, 7)
+        )
+        assert float(untrained.split()[0]) == best
+        assert published == "-" or re.fullmatch(
+            r"(0\.\d+ \[[\w-]+\]\(https://\S+\)(, )?)+", published
+        )
+    assert len({row[4] for row in rows}) > 1 and {
+        "WN18RR",
+        "FB15k-237",
+        "UMLS",
+    } <= {row[0] for row in rows}
+
+
+def test_mining():
+    sets = record("mining_results")["sets"]
+    rows = parse(tables.mining())
+    assert len(rows) == len(sets)
+    for row, (name, result) in zip(rows, sets.items()):
+        metric = "auc_pr" if name.startswith("countries") else "mrr"
+        test = {
+            way: result["rankings"][way]["test"] for way in ("plain", "chosen")
+        }
+        assert (
+            number(row[2]) == result["rules"]
+            and number(row[3]) == result["mining_seconds"]
+        )
+        plain = [
+            test["plain"][score][metric]
+            for score in ("max-confidence", "noisy-or")
+        ]
+        chosen = [
+            test["chosen"][score][metric]
+            for score in ("max-confidence", "noisy-or", "noisy-or@3")
+        ]
+        ceiling = test["chosen"]["max-confidence"]["ceiling"]
+        assert [*map(float, row[4:])] == [
+            pytest.approx(value, abs=5.1e-4)
+            for value in (*plain, *chosen, ceiling)
+        ]
+
+
+def test_mined_counts():
+    for row, result in zip(
+        parse(tables.mined_counts()),
+        record("check_mined_counts")["files"].values(),
+        strict=True,
+    ):
+        assert [*map(number, row[1:5])] == [
+            result[key] for key in ("rules", "paths", "equal", "circular")
+        ]
+        assert number(row[5]) == result["missing"] + result["different"] == 0
+
+
+def test_learning_control():
+    for row, name in zip(
+        parse(tables.learning_control()), ("cartpole", "pendulum"), strict=True
+    ):
+        result = record(f"learn_control-{name}")
+        returns = [*result["last_100_returns"].values()]
+        assert [*map(number, row[1:3])] == [
+            len(returns),
+            result["environment_steps"],
+        ]
+        assert [*map(float, row[3:])] == [
+            pytest.approx(mean(returns), abs=0.051),
+            pytest.approx(min(returns), abs=0.051),
+        ]
+
+
+def test_compiled_learning():
+    text = tables.compiled_learning()
+    rows = record("check_learning-h200")["rows"]
+    first = next(
+        i
+        for i, row in enumerate(rows)
+        if any(x["rows"] for x in row["clip_differences"].values())
+    )
+    assert (
+        f"minibatch {first} all" in text
+        and f"At minibatch {first + 1} a row" in text
+    )
+    step, before = (
+        float(x) for x in re.findall(r"(?:at most|within) (\d+e-\d+)", text)
+    )
+    assert max(row["step_difference"] for row in rows) <= step
+    assert (
+        max(max(row["difference_from_eager"].values()) for row in rows[:first])
+        <= before
+    )
+    end = rows[-1]["difference_from_eager"]["compiled"]
+    assert f"{end:.1%}".replace("%", " %") in text
+
+
+def test_strategies():
+    rows = record("strategies-h200")["rows"]
+    shown = parse(tables.performance_strategies())
+    assert len(shown) == 3
+    for row, work in zip(
+        shown, ("cartpole 4x128", "cartpole 2048x128", "prover 64x64")
+    ):
+        ms = {
+            r["strategy"]: r["iteration_ms"] for r in rows if r["work"] == work
+        }
+        assert [*map(number, row[1:])] == rounded(
+            *(ms[s] for s in ("eager", "forward", "two-graphs", "one-graph"))
+        )
+
+
+def test_cartpole():
+    ours, jax = cells("cartpole-h200"), cells("cartpole-h200-jax")
+    works = ("4x128", "2048x128", "64 learners", "1024 learners")
+    for row, work in zip(
+        parse(tables.performance_cartpole()), works, strict=True
+    ):
+        bfloat16 = cells("cartpole-h200-bfloat16")[
+            f"{work} captured cuda bfloat16"
+        ]["iteration_ms"]
+        float32 = ours[f"{work} captured cuda highest"]
+        tf32 = ours[f"{work} captured cuda high"]["iteration_ms"]
+        theirs = (
+            jax[f"{work} jax cuda {precision}"]["iteration_ms"]
+            for precision in ("highest", "high")
+        )
+        want = rounded(
+            float32["iteration_ms"], tf32, bfloat16, float32["kernels"], *theirs
+        )
+        assert [*map(number, row[1:7])] == want
+        assert float(row[7]) == tables.PUREJAXRL_MS[work]
+
+
+def test_one_update():
+    rows = cells("cartpole-h200-update")
+    ms = [
+        float(x)
+        for x in re.findall(
+            r"([\d.]+) ms", tables.performance_cartpole_update()
+        )
+    ]
+    assert ms == rounded(
+        *(
+            rows[f"update {mode} cuda"]["iteration_ms"]
+            for mode in ("captured", "forward", "eager")
+        )
+    )
+
+
+def test_cartpole_on_a_cpu():
+    ours, jax = cells("cartpole-cpu"), cells("cartpole-cpu-jax")
+    for row, work in zip(
+        parse(tables.performance_cartpole_cpu()),
+        ("4x128", "2048x128"),
+        strict=True,
+    ):
+        same_run = (
+            ours[f"{work} {mode} cpu highest"]["iteration_ms"]
+            for mode in ("whole-iteration", "forward", "sb3")
+        )
+        with_jax = (
+            jax[f"{work} {mode} cpu highest"]["iteration_ms"]
+            for mode in ("whole-iteration", "jax")
+        )
+        assert [*map(number, row[1:])] == rounded(*same_run, *with_jax)
+
+
+def test_microbatches():
+    cartpole = cells("cartpole-h200-microbatches")
+    pairs = [[cartpole[f"2048x128 captured cuda highest {n}"] for n in (1, 8)]]
+    for name, layout in (
+        ("prover-h200-family-padded", "padded"),
+        ("prover-h200-family", "packed"),
+    ):
+        works = ("family-130", "family-130-microbatches")
+        pairs.append(
+            [cells(name)[f"{work} captured cuda {layout}"] for work in works]
+        )
+    for row, pair in zip(
+        parse(tables.performance_microbatches()), pairs, strict=True
+    ):
+        ms, megabytes = (
+            [r[key] for r in pair] for key in ("iteration_ms", "peak_bytes")
+        )
+        assert [*map(number, row[1:])] == [
+            *rounded(*ms),
+            *(pytest.approx(x / 1e6, abs=0.51) for x in megabytes),
+        ]
+
+
+def test_capture():
+    text, rows = tables.performance_capture(), record("capture-h200")["rows"]
+    ways = [row for row in rows if "ready_ms" in row]
+    for shown, row in zip(parse(text), ways, strict=True):
+        times = (row[key] for key in ("ready_ms", "capture_ms", "replay_ms"))
+        assert shown[0] == row["row"]
+        assert [*map(number, shown[1:])] == [
+            *rounded(*times),
+            pytest.approx(row["memory_mb"], abs=0.51),
+        ]
+    captures = [row["capture_ms"] for row in rows if "pool" in row["row"]]
+    assert f"Of {len(captures)} recordings" in text
+    assert f"{min(captures):.0f} to {max(captures):.0f} ms" in text
+
+
+def test_prover():
+    for row, (name, cell) in zip(
+        parse(tables.performance_prover()), tables.PROVER_ROWS, strict=True
+    ):
+        of = cells(name)[cell]
+        want = (
+            of["iteration_ms"],
+            of["rollout_ms"],
+            of["rollout_steps_per_s"],
+            of["peak_bytes"] / 1e6,
+        )
+        assert [*map(number, row[1:5])] == rounded(*want)
+        assert float(row[5]) == pytest.approx(
+            of["difference_from_eager"], rel=0.06
+        )
+
+
+def test_prover_on_a_cpu():
+    text, layouts, modes = (
+        tables.performance_prover_cpu(),
+        cells("prover-cpu"),
+        cells("prover-cpu-s3"),
+    )
+    for row, work in zip(parse(text), ("s3", "family"), strict=True):
+        padded, packed = (
+            layouts[f"{work} eager cpu {layout}"]
+            for layout in ("padded", "packed")
+        )
+        seconds = (of["processor_ms"] / 1e3 for of in (padded, packed))
+        assert [*map(number, row[1:])] == rounded(
+            100 * packed["filled"], *seconds
+        )
+    compiled, eager = (
+        modes[f"s3 {mode} cpu packed"] for mode in ("compiled", "eager")
+    )
+    saved = (eager["processor_ms"] - compiled["processor_ms"]) / 128
+    assert (
+        f"{compiled['processor_ms']:.0f} ms of processor where eager takes {eager['processor_ms']:,.0f}"
+        in text
+    )
+    assert (
+        f"{saved:.1f} ms less" in text
+        and f"after {compiled['cold_s']:.0f} s" in text
+    )
+
+
+def test_startup():
+    seconds = [
+        float(x)
+        for x in re.findall(r"([\d.]+) s[ ,]", tables.performance_startup())
+    ]
+    names = (
+        "prover-h200-s3",
+        "prover-h200-s3-warm",
+        "prover-h200-s3-loop-body-graphs",
+    )
+    assert seconds == [
+        pytest.approx(record(name)["rows"][0]["cold_s"], rel=0.05)
+        for name in names
+    ]
+
+
+def test_scoring():
+    rows = {
+        row["row"]: row
+        for name in ("scoring-h200", "scoring-cpu")
+        for row in record(name)["rows"]
+    }
+    shown = parse(tables.performance_scoring())
+    for cells_shown, name in zip(
+        shown, ("replaced", "refilled", "refilled, not compiled", "prefiltered")
+    ):
+        keys = ("slots", "ms_per_candidate", "times_replaced", "warmup_seconds")
+        assert [*map(number, cells_shown[1:])] == rounded(
+            *(rows[name][key] for key in keys)
+        )
+    ranked = (
+        "wn18rr, rules.txt",
+        "wn18rr, rules_rnnlogic.tsv",
+        "fb15k-237, rules_rnnlogic_top.tsv.gz",
+    )
+    assert len(shown) == 4 + len(ranked)
+    for cells_shown, name in zip(shown[4:], ranked):
+        row = rows[name]
+        want = (
+            row["queries"],
+            row["prepared_seconds"],
+            row["seconds"],
+            row["peak_bytes"] / 1e9,
+        )
+        assert [*map(number, cells_shown[1:])] == [
+            pytest.approx(value, rel=0.05) for value in want
+        ]
+
+
+def test_evaluator():
+    rows = record("evaluator")["rows"]
+    for shown, row in zip(
+        parse(tables.performance_evaluator()), rows, strict=True
+    ):
+        if "exit_status" in row:
+            needed = int(re.search(r"at least (\d+)", row["line"])[1])
+            assert f"needs {needed / 1e6:.0f} MB" in shown[2]
+        else:
+            want = (
+                row["n_queries"],
+                row["peak_bytes"] / 1e6,
+                int(row["slots"].split()[0]),
+                100 * row["active_share"],
+            )
+            assert [*map(number, shown[1:])] == rounded(*want)
+
+
+def test_index():
+    rows = {row["row"]: row for row in record("logic")["rows"]}
+    text, build = tables.performance_index(), rows["build_large"]
+    assert (
+        f"{build['seconds']:.0f} s" in text
+        and f"{build['peak_bytes'] / 1e9:.2f} GB" in text
+    )
+    ratios = {
+        batch: max(
+            r["ratio"] for r in rows["lookup"]["rows"] if r["batch"] <= batch
+        )
+        for batch in (1024, 16384)
+    }
+    assert (
+        f"at most 1,024 atoms then takes at most {ratios[1024]:.2f} times"
+        in text
+    )
+    assert f"16,384 atoms {ratios[16384]:.2f} times" in text
+
+
+def test_lookup():
+    rows = record("lookup")["rows"]
+    shown = parse(tables.performance_lookup())
+    order = [
+        {
+            pages: next(
+                r
+                for r in rows
+                if (r["pages"], r["batch"], r["reads"]) == (pages, batch, reads)
+            )
+            for pages in ("small", "huge")
+        }
+        for batch in (1024, 16384)
+        for reads in (
+            "key",
+            "buckets",
+            "words",
+            "columns",
+            "perfect",
+            "facts_for",
+        )
+    ]
+    for cells_shown, pair in zip(shown, order, strict=True):
+        want = [
+            pair[pages][key]
+            for pages in ("small", "huge")
+            for key in ("small_us", "large_us", "ratio")
+        ]
+        assert [*map(number, cells_shown[1:])] == [
+            pytest.approx(value, rel=0.01, abs=0.51) for value in want
+        ]
+
+
+def larger(value, key=""):
+    """A record with every measured number larger: those with a fraction, and counts of rules."""
+    if isinstance(value, dict):
+        return {name: larger(member, name) for name, member in value.items()}
+    if isinstance(value, list):
+        return [larger(member, key) for member in value]
+    if isinstance(value, float):
+        return 1.4 * value
+    return (
+        3 * value
+        if key in ("equal", "rules") and isinstance(value, int)
+        else value
+    )
+
+
+@pytest.mark.parametrize("name", tables.BLOCKS)
+def test_a_block_changes_with_its_records(name, tmp_path, monkeypatch):
+    """Every record that a block names is one that it reads."""
+    for file in RECORDS.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    block = tables.BLOCKS[name]
+    before = block()
+    sources = re.findall(r"`([\w-]+)` \(|results/([\w-]+)\.json`", before)
+    assert sources
+    for source in (a or b for a, b in sources):
+        file = tmp_path / f"{source}.json"
+        text = file.read_text()
+        file.write_text(json.dumps(larger(json.loads(text))))
+        assert block() != before, source
+        file.write_text(text)
+    assert block() == before
+
+
+# documents
+
+
+def test_no_block_of_a_document_is_stale():
+    for file in tables.documents():
+        text = file.read_text()
+        assert tables.rewrite(text) == text, (
+            f"{file}: run python experiments/tables.py"
+        )
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a README and a page of documentation."""
+    (tmp_path / "docs" / "more").mkdir(parents=True)
+    page = "before\n<!-- results:performance-startup -->\n<!-- /results:performance-startup -->\nafter\n"
+    (tmp_path / "README.md").write_text(page)
+    (tmp_path / "docs" / "more" / "page.md").write_text(page)
+    for name, file in (
+        ("README", "README.md"),
+        ("INVESTIGATION", "none.md"),
+        ("NOTES", "none.md"),
+        ("DOCS", "docs"),
+    ):
+        monkeypatch.setattr(paths, name, tmp_path / file)
+    return tmp_path
+
+
+def test_a_stale_block_fails_the_check_and_is_rewritten(project, capsys):
+    assert tables.main(["--check"]) == 1
+    assert "README.md: stale: performance-startup" in capsys.readouterr().err
+    assert "s with empty caches" not in (project / "README.md").read_text()
+    assert tables.main([]) == 0
+    for file in ("README.md", "docs/more/page.md"):
+        text = (project / file).read_text()
+        assert text.startswith("before\n") and text.endswith("after\n")
+        assert tables.performance_startup() in text
+    assert tables.main(["--check"]) == 0
+    changed = (
+        (project / "README.md")
+        .read_text()
+        .replace(" s with empty", "0 s with empty")
+    )
+    (project / "README.md").write_text(changed)
+    assert tables.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "<!-- results:none -->\n<!-- /results:none -->\n",
+            "results:none: expected one of",
+        ),
+        (
+            "<!-- results:mining -->\n",
+            "results:mining: expected an opening and a closing marker",
+        ),
+        (
+            "<!-- /results:mining -->\n<!-- results:mining -->\n",
+            "results:mining: expected an opening and a closing",
+        ),
+    ],
+)
+def test_a_wrong_marker_is_an_error_of_one_line(project, capsys, text, error):
+    (project / "README.md").write_text(text)
+    assert tables.main([]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert error in line and "README.md" in line
+    assert (project / "README.md").read_text() == text
+
+
+def test_one_block_is_printed(capsys):
+    assert tables.main(["--print", "performance-startup"]) == 0
+    assert capsys.readouterr().out == tables.performance_startup()
