@@ -51,7 +51,7 @@ class Mine:
     """
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
-    """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
+    """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
     a folder with train.txt, or a Prolog program FILE.pl. Only the training triples are read; valid and test are not
     used."""
     out: Annotated[Path, arg(metavar="FILE|-")]

@@ -39,7 +39,7 @@ class Provable:
     """
 
     dataset: DatasetArgument
-    """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
+    """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
     a folder with train.txt, or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules. Default: the data set's rules."""

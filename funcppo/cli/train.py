@@ -74,7 +74,7 @@ class Train:
     """
 
     dataset: DatasetArgument
-    """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
+    """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
     a folder with train.txt, or a Prolog program FILE.pl."""
     out: Annotated[Path, arg(metavar="RUN")]
     """Folder that the run is written to; created if it is missing."""

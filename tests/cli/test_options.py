@@ -103,6 +103,16 @@ def test_only_a_flag_that_is_on_has_a_twin_that_turns_it_off(name, help_of):
         ), option
 
 
+@pytest.mark.parametrize("name", cli.PROGRAMS)
+def test_a_paragraph_of_a_description_is_one_line(name, monkeypatch, capsys):
+    """tyro breaks a paragraph before a line of the docstring that starts with anything but a letter."""
+    assert funcppo(monkeypatch, name, "--help") == 0
+    description = capsys.readouterr().out.partition("Exit status: ")[0]
+    paragraphs = description.split("\n\n")[1:]
+    assert paragraphs[0] == cli.PROGRAMS[name]
+    assert not any("\n" in paragraph for paragraph in paragraphs)
+
+
 def test_the_number_of_updates_is_no_option_of_train(help_of):
     options = help_of("train")
     assert any(option.startswith("--ppo.n-epochs ") for option in options)
