@@ -56,7 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         tables.publish(TEXT, record.RESULTS)
         return 0
     file = record.path(args.out, torch.__version__, record.device())
-    committed = record.load(record.path(record.RESULTS, torch.__version__, record.device()))
+    committed = record.load(
+        record.path(record.RESULTS, torch.__version__, record.device())
+    )
     cells = chosen(args, args.only)
     if not cells:
         parser.error(f"no cell is named by --only {' '.join(args.only)}")
@@ -64,8 +66,14 @@ def main(argv: list[str] | None = None) -> int:
         now = record.resumed(file)
     except ValueError as error:
         parser.error(str(error))
-    todo = [name for name in cells if args.fresh or not record.holds(now, cells[name])]
-    print(f"{len(cells)} cells, {len(cells) - len(todo)} of them in the record already")
+    todo = [
+        name
+        for name in cells
+        if args.fresh or not record.holds(now, cells[name])
+    ]
+    print(
+        f"{len(cells)} cells, {len(cells) - len(todo)} of them in the record already"
+    )
     if args.list:
         print("\n".join(todo))
         return 0
@@ -76,44 +84,111 @@ def main(argv: list[str] | None = None) -> int:
     changed = record.changes(committed, now)
     for line in changed:
         print(f"changed: {line}")
-    print(f"{len(now['cells'])} cells in {file}, {len(changed)} changed from the committed record")
+    print(
+        f"{len(now['cells'])} cells in {file}, {len(changed)} changed from the committed record"
+    )
     return 1 if changed else 0
 
 
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "matrix", help="folder of the record")
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="part of a cell's name, or * ? [ ]")
-    parser.add_argument("--fresh", action="store_true", help="run cells that the record has, too")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds that one cell may take")
-    parser.add_argument("--time", nargs="+", default=["*"], metavar="PATTERN", help="of those, cells to time")
-    parser.add_argument("--jobs", type=int, default=1, help="cells examined at a time")
-    parser.add_argument("--wave", type=int, default=48, help="processes that wait to be timed, at most")
-    parser.add_argument("--list", action="store_true", help="name the cells that would run, and stop")
-    parser.add_argument("--report", action="store_true", help="rewrite the tables of INVESTIGATION.md, and stop")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "runs" / "matrix",
+        help="folder of the record",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="part of a cell's name, or * ? [ ]",
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="run cells that the record has, too",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=240.0,
+        help="seconds that one cell may take",
+    )
+    parser.add_argument(
+        "--time",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="of those, cells to time",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="cells examined at a time"
+    )
+    parser.add_argument(
+        "--wave",
+        type=int,
+        default=48,
+        help="processes that wait to be timed, at most",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="name the cells that would run, and stop",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="rewrite the tables of INVESTIGATION.md, and stop",
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help=argparse.SUPPRESS,
+    )
     return parser
 
 
-def chosen(args: argparse.Namespace, patterns: list[str]) -> dict[str, registry.Cell]:
+def chosen(
+    args: argparse.Namespace, patterns: list[str]
+) -> dict[str, registry.Cell]:
     """The cells of this machine that one of the patterns names."""
-    return {cell.id: cell for cell in registry.cells(args.device == "cuda", tuple(patterns))}
+    return {
+        cell.id: cell
+        for cell in registry.cells(args.device == "cuda", tuple(patterns))
+    }
 
 
-def run(args: argparse.Namespace, file: Path, todo: dict[str, registry.Cell]) -> dict[str, Any]:
+def run(
+    args: argparse.Namespace, file: Path, todo: dict[str, registry.Cell]
+) -> dict[str, Any]:
     """The record with these cells in it, saved after each."""
     args.out.mkdir(parents=True, exist_ok=True)
     commit, progress = record.commit(), Progress(len(todo))
 
     def done(name: str, result: dict[str, Any]) -> None:
         now = record.load(file)  # another run may have added to it
-        now["cells"][name] = {**record.describe(todo[name]), **result, "commit": commit}
+        now["cells"][name] = {
+            **record.describe(todo[name]),
+            **result,
+            "commit": commit,
+        }
         record.save(file, now)
         progress(name, result)
 
-    plan = pool.Plan(args.device, args.limit, args.jobs, args.wave, chosen(args, args.time).__contains__)
+    plan = pool.Plan(
+        args.device,
+        args.limit,
+        args.jobs,
+        args.wave,
+        chosen(args, args.time).__contains__,
+    )
     pool.run(list(todo), plan, done)
     return record.load(file)
 
@@ -127,7 +202,9 @@ class Progress:
     def __call__(self, name: str, result: dict[str, Any]) -> None:
         """Print it."""
         self.n += 1
-        left = (time.perf_counter() - self.start) / self.n * (self.total - self.n)
+        left = (
+            (time.perf_counter() - self.start) / self.n * (self.total - self.n)
+        )
         bar = "#" * (20 * self.n // self.total)
         line = f"[{bar:<20}] {self.n}/{self.total}  {result['status']:<14} {name}  {result['seconds']:.0f} s"
         print(f"{line}; about {left / 60:.0f} min left", flush=True)
@@ -138,11 +215,17 @@ def worker(cell_id: str, device: str) -> int:
     torch.set_num_threads(1)
     polyfills.register()
     cell = registry.by_id(cell_id)
-    send: Callable[[Any], None] = lambda result: print(f"{pool.MARK}{json.dumps(result)}", flush=True)
+    send: Callable[[Any], None] = lambda result: print(
+        f"{pool.MARK}{json.dumps(result)}", flush=True
+    )
     result, ready = measure.examine(cell, device)
     send(result)
     if sys.stdin.readline():
-        send({"step_us": measure.microseconds(ready, cell, device)} if ready else {})
+        send(
+            {"step_us": measure.microseconds(ready, cell, device)}
+            if ready
+            else {}
+        )
     return 0
 
 

@@ -21,11 +21,14 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
 
     cpu, cores = cpu_model(), os.cpu_count()
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu}, {cores} cores",
+        "device": torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{cpu}, {cores} cores",
         "cpu": cpu,
         "cores": cores,
         "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],  # of all work on the machine, over the last minute
+        # of all work on the machine, over the last minute
+        "load": os.getloadavg()[0],
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": current_commit(),
@@ -38,7 +41,11 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    names = (
+        line.split(":", 1)[1].strip()
+        for line in lines
+        if line.startswith("model name")
+    )
     return next(names, platform.machine())
 
 
@@ -48,6 +55,8 @@ def current_commit() -> str:
         return name
     command = ["git", "rev-parse", "--short", "HEAD"]
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
     except OSError:  # no git
         return ""

@@ -43,14 +43,17 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments import paths
 
 Row = dict[str, Any]
 Record = dict[str, Any]
 
-BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results:\2 -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results:\2 -->)", re.DOTALL
+)
 MARKER = re.compile(r"<!-- /?results:([\w-]+) -->")
 
 # The rows of the results, in this order: the name in the record, and what stands in the table.
@@ -103,12 +106,23 @@ PYCLAUSE_URL = "https://github.com/symbolic-kg/PyClause"
 PUBLISHED = {
     "Family": [Published(0.992, "RED-GNN", RED_GNN_URL)],
     "UMLS": [Published(0.964, "RED-GNN", RED_GNN_URL)],
-    "WN18RR": [Published(0.551, "NBFNet", NBFNET_URL), Published(0.4975, "PyClause", PYCLAUSE_URL)],
-    "FB15k-237": [Published(0.415, "NBFNet", NBFNET_URL), Published(0.348, "PyClause", PYCLAUSE_URL)],
+    "WN18RR": [
+        Published(0.551, "NBFNet", NBFNET_URL),
+        Published(0.4975, "PyClause", PYCLAUSE_URL),
+    ],
+    "FB15k-237": [
+        Published(0.415, "NBFNet", NBFNET_URL),
+        Published(0.348, "PyClause", PYCLAUSE_URL),
+    ],
 }
 # Milliseconds an iteration of PureJaxRL's own ppo.py (commit 31756b1) with the same sizes on one H200, JAX's default
 # precision (TF32); measured by hand.
-PUREJAXRL_MS = {"4x128": 6.02, "2048x128": 11.1, "64 learners": 6.8, "1024 learners": 16.7}
+PUREJAXRL_MS = {
+    "4x128": 6.02,
+    "2048x128": 11.1,
+    "64 learners": 6.8,
+    "1024 learners": 16.7,
+}
 
 CARTPOLE_LABELS = {
     "4x128": "4 environments x 128 steps",
@@ -121,7 +135,9 @@ CARTPOLE_LABELS = {
 # These records name the commit and the hardware of each of their rows.
 RESULTS_ORIGIN = "\nRecord: `experiments/results/main_results.json`.\n"
 MINING_ORIGIN = "\nRecord: `experiments/results/mining_results.json`.\n"
-MINED_COUNTS_ORIGIN = "\nRecord: `experiments/results/check_mined_counts.json`.\n"
+MINED_COUNTS_ORIGIN = (
+    "\nRecord: `experiments/results/check_mined_counts.json`.\n"
+)
 
 
 def load_record(name: str) -> Record:
@@ -148,10 +164,15 @@ def origin(*names: str) -> str:
         machine = record["machine"]
         hardware = machine.get("device") or machine["cpu"]
         rows = record["rows"] if isinstance(record.get("rows"), list) else []
-        commits = [machine["commit"], *(row["commit"] for row in rows if "commit" in row)]
+        commits = [
+            machine["commit"],
+            *(row["commit"] for row in rows if "commit" in row),
+        ]
         commits = list(dict.fromkeys(commit[:7] for commit in commits))
         torch_version = machine["torch"].split("+")[0]
-        parts.append(f"`{name}` ({hardware}; torch {torch_version}; {', '.join(commits)})")
+        parts.append(
+            f"`{name}` ({hardware}; torch {torch_version}; {', '.join(commits)})"
+        )
     return f"\nRecords in `experiments/results/`: {', '.join(parts)}.\n"
 
 
@@ -161,7 +182,9 @@ def digits(value: float, n: int = 3) -> str:
     if magnitude >= n:
         return f"{value:,.0f}"
     text = f"{value:.{n}g}"
-    return f"{float(text):.10f}".rstrip("0").rstrip(".") if "e" in text else text
+    return (
+        f"{float(text):.10f}".rstrip("0").rstrip(".") if "e" in text else text
+    )
 
 
 def at_most(value: float) -> str:
@@ -169,7 +192,8 @@ def at_most(value: float) -> str:
     if value == 0.0:
         return "0"
     exponent = math.floor(math.log10(value))
-    leading = math.ceil(round(value / 10.0**exponent, 9))  # 3.0000000001 of rounding is a 3
+    # 3.0000000001 of rounding is a 3
+    leading = math.ceil(round(value / 10.0**exponent, 9))
     return f"{leading * 10.0**exponent:.0e}"
 
 
@@ -178,7 +202,9 @@ def at_most(value: float) -> str:
 
 def main_metric(name: str) -> tuple[str, str]:
     """The field and the label of the metric of a data set."""
-    return ("auc_pr", "AUC-PR") if name.startswith("countries") else ("mrr", "MRR")
+    return (
+        ("auc_pr", "AUC-PR") if name.startswith("countries") else ("mrr", "MRR")
+    )
 
 
 def metric_text(value: float) -> str:
@@ -191,15 +217,25 @@ def mean_and_spread(values: Sequence[float]) -> str:
     if not values:
         return ""
     spread = stdev(values) if len(values) > 1 else 0.0
-    return metric_text(mean(values)) + (f" ± {spread:.4f}" if spread > 5e-5 else "")
+    return metric_text(mean(values)) + (
+        f" ± {spread:.4f}" if spread > 5e-5 else ""
+    )
 
 
-def runs_of(runs: Sequence[Row], name: str, *, frozen: bool = False) -> list[Row]:
+def runs_of(
+    runs: Sequence[Row], name: str, *, frozen: bool = False
+) -> list[Row]:
     """The results of a set: of its seeds, or at learning rate 0."""
-    return [row["results"] for row in runs if row["set"] == name and row["learning_rate_0"] == frozen]
+    return [
+        row["results"]
+        for row in runs
+        if row["set"] == name and row["learning_rate_0"] == frozen
+    ]
 
 
-def policy_scores(results: Sequence[Row], kind: str, metric: str) -> list[float]:
+def policy_scores(
+    results: Sequence[Row], kind: str, metric: str
+) -> list[float]:
     """What the policy reaches in each run, `untrained` or `trained`; none where a run did not measure it."""
     values = []
     for result in results:
@@ -211,7 +247,16 @@ def policy_scores(results: Sequence[Row], kind: str, metric: str) -> list[float]
 
 def results_table(runs: Sequence[Row], names: Iterable[str]) -> str:
     """A row a set: the untrained scores, then mean and spread of the trained policy over seeds."""
-    head = ["data", "metric", "height", "rules", "exists", "max-confidence", "noisy-or", "policy, untrained"]
+    head = [
+        "data",
+        "metric",
+        "height",
+        "rules",
+        "exists",
+        "max-confidence",
+        "noisy-or",
+        "policy, untrained",
+    ]
     head += ["policy, trained", "learning rate 0", "ceiling", "seconds"]
     labels = PROVIDED_RULES | MINED_RULES
     rows = []
@@ -227,10 +272,21 @@ def results_table(runs: Sequence[Row], names: Iterable[str]) -> str:
                 metric_label,
                 str(height),
                 f"{results[0]['rules']:,}",
-                *(metric_text(test[score][metric]) for score in (f"exists@{height}", "max-confidence", "noisy-or")),
+                *(
+                    metric_text(test[score][metric])
+                    for score in (
+                        f"exists@{height}",
+                        "max-confidence",
+                        "noisy-or",
+                    )
+                ),
                 mean_and_spread(policy_scores(results, "untrained", metric)),
                 mean_and_spread(policy_scores(results, "trained", metric)),
-                mean_and_spread(policy_scores(runs_of(runs, name, frozen=True), "trained", metric)),
+                mean_and_spread(
+                    policy_scores(
+                        runs_of(runs, name, frozen=True), "trained", metric
+                    )
+                ),
                 metric_text(test["max-confidence"]["ceiling"]),
                 f"{mean(result['seconds'] for result in results):.0f}",
             ]
@@ -260,7 +316,10 @@ def results_summary() -> str:
         results = runs_of(runs, name)
         metric, metric_label = main_metric(name)
         value, score = best_untrained(results, metric)
-        published = [f"{x.value:g} [{x.system}]({x.url})" for x in PUBLISHED.get(data, [])]
+        published = [
+            f"{x.value:g} [{x.system}]({x.url})"
+            for x in PUBLISHED.get(data, [])
+        ]
         rows.append(
             [
                 data,
@@ -272,23 +331,44 @@ def results_summary() -> str:
                 ", ".join(published) or "-",
             ]
         )
-    head = ["data", "rules", "metric", "ceiling", "best untrained", "trained", "best published"]
+    head = [
+        "data",
+        "rules",
+        "metric",
+        "ceiling",
+        "best untrained",
+        "trained",
+        "best published",
+    ]
     return table(head, rows) + RESULTS_ORIGIN
 
 
 def results_provided_rules() -> str:
     """The block of this name."""
-    return results_table(load_record("main_results")["runs"], PROVIDED_RULES) + RESULTS_ORIGIN
+    return (
+        results_table(load_record("main_results")["runs"], PROVIDED_RULES)
+        + RESULTS_ORIGIN
+    )
 
 
 def results_mined_rules() -> str:
     """The block of this name."""
-    return results_table(load_record("main_results")["runs"], MINED_RULES) + RESULTS_ORIGIN
+    return (
+        results_table(load_record("main_results")["runs"], MINED_RULES)
+        + RESULTS_ORIGIN
+    )
 
 
 def mining_table(record: Record) -> str:
     """A row a set: how many rules, seconds, and the untrained scores on test by plain counts and by chosen settings."""
-    head = ["data", "metric", "rules", "seconds", "max-confidence, plain counts", "noisy-or, plain counts"]
+    head = [
+        "data",
+        "metric",
+        "rules",
+        "seconds",
+        "max-confidence, plain counts",
+        "noisy-or, plain counts",
+    ]
     head += ["max-confidence", "noisy-or", "noisy-or@3", "ceiling"]
     rows = []
     for name, result in record["sets"].items():
@@ -296,11 +376,26 @@ def mining_table(record: Record) -> str:
         plain = result["rankings"].get("plain", {}).get("test", {})
         chosen = result["rankings"].get("chosen", {}).get("test", {})
         columns = [(plain, "max-confidence"), (plain, "noisy-or")]
-        columns += [(chosen, score) for score in ("max-confidence", "noisy-or", "noisy-or@3")]
-        cells = [f"{scores[score][metric]:.3f}" if scores else "" for scores, score in columns]
+        columns += [
+            (chosen, score)
+            for score in ("max-confidence", "noisy-or", "noisy-or@3")
+        ]
+        cells = [
+            f"{scores[score][metric]:.3f}" if scores else ""
+            for scores, score in columns
+        ]
         ceiling = f"{chosen['max-confidence']['ceiling']:.3f}" if chosen else ""
         label = MINED_RULES[f"{name}, mined rules"]
-        rows.append([label, metric_label, f"{result['rules']:,}", f"{result['mining_seconds']:g}", *cells, ceiling])
+        rows.append(
+            [
+                label,
+                metric_label,
+                f"{result['rules']:,}",
+                f"{result['mining_seconds']:g}",
+                *cells,
+                ceiling,
+            ]
+        )
     return table(head, rows)
 
 
@@ -311,11 +406,24 @@ def mining() -> str:
 
 def mined_counts() -> str:
     """The block of this name."""
-    head = ["rule file", "rules", "of them closed paths", "same counts", "derive no other fact", "differ or missing"]
+    head = [
+        "rule file",
+        "rules",
+        "of them closed paths",
+        "same counts",
+        "derive no other fact",
+        "differ or missing",
+    ]
     rows = []
     for name, result in load_record("check_mined_counts")["files"].items():
         n_wrong = result["different"] + result["missing"]
-        counts = (result["rules"], result["paths"], result["equal"], result["circular"], n_wrong)
+        counts = (
+            result["rules"],
+            result["paths"],
+            result["equal"],
+            result["circular"],
+            n_wrong,
+        )
         rows.append([f"`{name}`", *(f"{n:,}" for n in counts)])
     return table(head, rows) + MINED_COUNTS_ORIGIN
 
@@ -323,22 +431,51 @@ def mined_counts() -> str:
 def learning_control() -> str:
     """The block of this name."""
     rows = []
-    for name, label in (("cartpole", "CartPole-v1"), ("pendulum", "Pendulum-v1")):
+    for name, label in (
+        ("cartpole", "CartPole-v1"),
+        ("pendulum", "Pendulum-v1"),
+    ):
         record = load_record(f"learn_control-{name}")
         returns = list(record["last_100_returns"].values())
         steps = f"{record['environment_steps']:,}"
-        rows.append([label, str(len(returns)), steps, f"{mean(returns):.1f}", f"{min(returns):.1f}"])
-    head = ["task", "seeds", "steps a seed", "mean return of the last 100 episodes", "worst seed"]
-    return table(head, rows) + origin("learn_control-cartpole", "learn_control-pendulum")
+        rows.append(
+            [
+                label,
+                str(len(returns)),
+                steps,
+                f"{mean(returns):.1f}",
+                f"{min(returns):.1f}",
+            ]
+        )
+    head = [
+        "task",
+        "seeds",
+        "steps a seed",
+        "mean return of the last 100 episodes",
+        "worst seed",
+    ]
+    return table(head, rows) + origin(
+        "learn_control-cartpole", "learn_control-pendulum"
+    )
 
 
 def compiled_learning() -> str:
     """The block of this name."""
     record = load_record("check_learning-h200")
     rows = record["rows"]
-    parted = next(i for i, row in enumerate(rows) if any(parts["rows"] for parts in row["clip_differences"].values()))
-    learners = [name for name, parts in rows[parted]["clip_differences"].items() if parts["rows"]]
-    before = max(max(row["difference_from_eager"].values()) for row in rows[:parted])
+    parted = next(
+        i
+        for i, row in enumerate(rows)
+        if any(parts["rows"] for parts in row["clip_differences"].values())
+    )
+    learners = [
+        name
+        for name, parts in rows[parted]["clip_differences"].items()
+        if parts["rows"]
+    ]
+    before = max(
+        max(row["difference_from_eager"].values()) for row in rows[:parted]
+    )
     step = max(row["step_difference"] for row in rows)
     end = rows[-1]["difference_from_eager"]["compiled"]
     n_rows = rows[-1]["clip_differences"]["compiled"]["rows"]
@@ -365,8 +502,14 @@ def performance_strategies() -> str:
         "cartpole 2048x128": "CartPole, 2048 x 128",
         "prover 64x64": "prover, Countries S3, 64 x 64, 2 epochs x 32 minibatches",
     }
-    ms = {(row["work"], row["strategy"]): row["iteration_ms"] for row in record["rows"]}
-    rows = [[label, *(digits(ms[work, name]) for name in strategies)] for work, label in labels.items()]
+    ms = {
+        (row["work"], row["strategy"]): row["iteration_ms"]
+        for row in record["rows"]
+    }
+    rows = [
+        [label, *(digits(ms[work, name]) for name in strategies)]
+        for work, label in labels.items()
+    ]
     head = ["ms an iteration", *(f"`{name}`" for name in strategies)]
     difference = max(row["max_difference_from_eager"] for row in record["rows"])
     note = f"\nParams differ from those of `eager` by at most {at_most(difference)} after one update.\n"
@@ -375,8 +518,16 @@ def performance_strategies() -> str:
 
 def performance_cartpole() -> str:
     """The block of this name."""
-    ours, bfloat16, jax = (cells_of(f"cartpole-h200{name}") for name in ("", "-bfloat16", "-jax"))
-    head = ["ms an iteration", "float32", "TF32", "bfloat16", "kernels, float32"]
+    ours, bfloat16, jax = (
+        cells_of(f"cartpole-h200{name}") for name in ("", "-bfloat16", "-jax")
+    )
+    head = [
+        "ms an iteration",
+        "float32",
+        "TF32",
+        "bfloat16",
+        "kernels, float32",
+    ]
     head += ["JAX, float32", "JAX, TF32", "PureJaxRL"]
     rows = []
     for work, label in CARTPOLE_LABELS.items():
@@ -386,20 +537,27 @@ def performance_cartpole() -> str:
                 label,
                 digits(float32["iteration_ms"]),
                 digits(ours[f"{work} captured cuda high"]["iteration_ms"]),
-                digits(bfloat16[f"{work} captured cuda bfloat16"]["iteration_ms"]),
+                digits(
+                    bfloat16[f"{work} captured cuda bfloat16"]["iteration_ms"]
+                ),
                 f"{float32['kernels']:,}",
                 digits(jax[f"{work} jax cuda highest"]["iteration_ms"]),
                 digits(jax[f"{work} jax cuda high"]["iteration_ms"]),
                 digits(PUREJAXRL_MS[work]),
             ]
         )
-    return table(head, rows) + origin("cartpole-h200", "cartpole-h200-bfloat16", "cartpole-h200-jax")
+    return table(head, rows) + origin(
+        "cartpole-h200", "cartpole-h200-bfloat16", "cartpole-h200-jax"
+    )
 
 
 def performance_cartpole_update() -> str:
     """The block of this name."""
     rows = cells_of("cartpole-h200-update")
-    ms = {mode: rows[f"update {mode} cuda"]["iteration_ms"] for mode in ("captured", "forward", "eager")}
+    ms = {
+        mode: rows[f"update {mode} cuda"]["iteration_ms"]
+        for mode in ("captured", "forward", "eager")
+    }
     sentence = (
         f"One minibatch update of 256 rows takes {digits(ms['captured'])} ms in one CUDA graph, "
         f"{digits(ms['forward'])} ms by the strategy `forward` and {digits(ms['eager'])} ms eagerly.\n"
@@ -410,48 +568,97 @@ def performance_cartpole_update() -> str:
 def performance_cartpole_cpu() -> str:
     """The block of this name."""
     ours, jax = cells_of("cartpole-cpu"), cells_of("cartpole-cpu-jax")
-    head = ["ms an iteration", "whole iteration compiled", "`forward`", "Stable-Baselines3"]
+    head = [
+        "ms an iteration",
+        "whole iteration compiled",
+        "`forward`",
+        "Stable-Baselines3",
+    ]
     head += ["in another run: whole iteration compiled", "JAX"]
     rows = []
     for work in ("4x128", "2048x128"):
-        same_run = [ours[f"{work} {mode} cpu highest"] for mode in ("whole-iteration", "forward", "sb3")]
-        with_jax = [jax[f"{work} {mode} cpu highest"] for mode in ("whole-iteration", "jax")]
-        rows.append([CARTPOLE_LABELS[work], *(digits(row["iteration_ms"]) for row in [*same_run, *with_jax])])
+        same_run = [
+            ours[f"{work} {mode} cpu highest"]
+            for mode in ("whole-iteration", "forward", "sb3")
+        ]
+        with_jax = [
+            jax[f"{work} {mode} cpu highest"]
+            for mode in ("whole-iteration", "jax")
+        ]
+        rows.append(
+            [
+                CARTPOLE_LABELS[work],
+                *(
+                    digits(row["iteration_ms"])
+                    for row in [*same_run, *with_jax]
+                ),
+            ]
+        )
     return table(head, rows) + origin("cartpole-cpu", "cartpole-cpu-jax")
 
 
 def performance_microbatches() -> str:
     """The block of this name."""
     cartpole = cells_of("cartpole-h200-microbatches")
-    packed, padded = cells_of("prover-h200-family"), cells_of("prover-h200-family-padded")
+    packed, padded = (
+        cells_of("prover-h200-family"),
+        cells_of("prover-h200-family-padded"),
+    )
     pairs = {
-        "CartPole, 2048 x 128": [cartpole[f"2048x128 captured cuda highest {n}"] for n in (1, 8)],
+        "CartPole, 2048 x 128": [
+            cartpole[f"2048x128 captured cuda highest {n}"] for n in (1, 8)
+        ],
         "prover, Family, 8 residual layers, padded successors": [
-            padded[f"family-130{part} captured cuda padded"] for part in ("", "-microbatches")
+            padded[f"family-130{part} captured cuda padded"]
+            for part in ("", "-microbatches")
         ],
         "the same, packed successors": [
-            packed[f"family-130{part} captured cuda packed"] for part in ("", "-microbatches")
+            packed[f"family-130{part} captured cuda packed"]
+            for part in ("", "-microbatches")
         ],
     }
     rows = []
     for label, (whole, parts) in pairs.items():
         ms = [digits(row["iteration_ms"]) for row in (whole, parts)]
-        megabytes = [f"{row['peak_bytes'] / 1e6:,.0f}" for row in (whole, parts)]
+        megabytes = [
+            f"{row['peak_bytes'] / 1e6:,.0f}" for row in (whole, parts)
+        ]
         rows.append([label, *ms, *megabytes])
-    head = ["", "ms an iteration", "ms, 8 microbatches", "MB", "MB, 8 microbatches"]
-    return table(head, rows) + origin("cartpole-h200-microbatches", "prover-h200-family", "prover-h200-family-padded")
+    head = [
+        "",
+        "ms an iteration",
+        "ms, 8 microbatches",
+        "MB",
+        "MB, 8 microbatches",
+    ]
+    return table(head, rows) + origin(
+        "cartpole-h200-microbatches",
+        "prover-h200-family",
+        "prover-h200-family-padded",
+    )
 
 
 def performance_capture() -> str:
     """The block of this name."""
     record = load_record("capture-h200")
-    recorded = [row["capture_ms"] for row in record["rows"] if "pool" in row["row"]]
+    recorded = [
+        row["capture_ms"] for row in record["rows"] if "pool" in row["row"]
+    ]
     rows = []
     for row in record["rows"]:
         if "ready_ms" in row:
-            times = (digits(row[key]) for key in ("ready_ms", "capture_ms", "replay_ms"))
+            times = (
+                digits(row[key])
+                for key in ("ready_ms", "capture_ms", "replay_ms")
+            )
             rows.append([row["row"], *times, f"{row['memory_mb']:,.0f}"])
-    head = ["iteration", "ms until the first one has run", "of them recording", "ms a replay", "MB"]
+    head = [
+        "iteration",
+        "ms until the first one has run",
+        "of them recording",
+        "ms a replay",
+        "MB",
+    ]
     note = (
         f"\nOf {len(recorded)} recordings of the compiled CartPole iteration in one process each takes "
         f"{min(recorded):.0f} to {max(recorded):.0f} ms.\n"
@@ -460,14 +667,26 @@ def performance_capture() -> str:
 
 
 PROVER_ROWS = {  # record, cell: label
-    ("prover-h200-s3", "s3 captured cuda packed"): "Countries S3, 64 x 64, 2 epochs x 32 minibatches",
+    (
+        "prover-h200-s3",
+        "s3 captured cuda packed",
+    ): "Countries S3, 64 x 64, 2 epochs x 32 minibatches",
     (
         "prover-h200-s3-loop-body-graphs",
         "s3 eager-loop-body-graphs cuda packed",
     ): "the same, nothing compiled, loop-body graphs",
-    ("prover-h200-family", "family captured cuda packed"): "Family, 41 rules, 128 x 128, 5 epochs x 16 minibatches",
-    ("prover-h200-family", "family-large captured cuda packed"): "the same, 250-d atoms, 512 hidden units",
-    ("prover-h200-family", "family-130 captured cuda packed"): "the same, 8 residual layers, room for 130 successors",
+    (
+        "prover-h200-family",
+        "family captured cuda packed",
+    ): "Family, 41 rules, 128 x 128, 5 epochs x 16 minibatches",
+    (
+        "prover-h200-family",
+        "family-large captured cuda packed",
+    ): "the same, 250-d atoms, 512 hidden units",
+    (
+        "prover-h200-family",
+        "family-130 captured cuda packed",
+    ): "the same, 8 residual layers, room for 130 successors",
 }
 
 
@@ -479,8 +698,23 @@ def performance_prover() -> str:
         steps = f"{row['rollout_steps_per_s']:,.0f}"
         difference = f"{row['difference_from_eager']:.1e}"
         megabytes = f"{row['peak_bytes'] / 1e6:,.0f}"
-        rows.append([label, digits(row["iteration_ms"]), digits(row["rollout_ms"]), steps, megabytes, difference])
-    head = ["learning to prove, height 2", "ms an iteration", "ms a rollout", "rollout steps/s", "MB"]
+        rows.append(
+            [
+                label,
+                digits(row["iteration_ms"]),
+                digits(row["rollout_ms"]),
+                steps,
+                megabytes,
+                difference,
+            ]
+        )
+    head = [
+        "learning to prove, height 2",
+        "ms an iteration",
+        "ms a rollout",
+        "rollout steps/s",
+        "MB",
+    ]
     head += ["difference from eager, share of the update"]
     names = dict.fromkeys(record for record, _ in PROVER_ROWS)
     return table(head, rows) + origin(*names)
@@ -491,12 +725,26 @@ def performance_prover_cpu() -> str:
     layouts, modes = cells_of("prover-cpu"), cells_of("prover-cpu-s3")
     rows = []
     for work, label in (("s3", "Countries S3"), ("family", "Family")):
-        padded, packed = (layouts[f"{work} eager cpu {layout}"] for layout in ("padded", "packed"))
-        seconds = [digits(row["processor_ms"] / 1e3) for row in (padded, packed)]
-        rows.append([label, f"{packed['filled']:.1%}".replace("%", " %"), *seconds])
-    head = ["seconds of processor an iteration", "places for successors that are filled", "padded", "packed"]
+        padded, packed = (
+            layouts[f"{work} eager cpu {layout}"]
+            for layout in ("padded", "packed")
+        )
+        seconds = [
+            digits(row["processor_ms"] / 1e3) for row in (padded, packed)
+        ]
+        rows.append(
+            [label, f"{packed['filled']:.1%}".replace("%", " %"), *seconds]
+        )
+    head = [
+        "seconds of processor an iteration",
+        "places for successors that are filled",
+        "padded",
+        "packed",
+    ]
 
-    compiled, eager = (modes[f"s3 {mode} cpu packed"] for mode in ("compiled", "eager"))
+    compiled, eager = (
+        modes[f"s3 {mode} cpu packed"] for mode in ("compiled", "eager")
+    )
     saved = saved_milliseconds_per_call(compiled, eager)
     note = (
         f"\nCompiled part by part an iteration of Countries S3 takes {compiled['processor_ms']:.0f} ms of processor "
@@ -516,8 +764,14 @@ def saved_milliseconds_per_call(compiled: Row, eager: Row) -> float:
 
 def performance_startup() -> str:
     """The block of this name."""
-    names = ("prover-h200-s3", "prover-h200-s3-warm", "prover-h200-s3-loop-body-graphs")
-    empty, full, uncompiled = (next(iter(cells_of(name).values()))["cold_s"] for name in names)
+    names = (
+        "prover-h200-s3",
+        "prover-h200-s3-warm",
+        "prover-h200-s3-loop-body-graphs",
+    )
+    empty, full, uncompiled = (
+        next(iter(cells_of(name).values()))["cold_s"] for name in names
+    )
     sentence = (
         f"From the start of the process to the end of the first iteration Countries S3 takes {empty:.2g} s with empty "
         f"caches, {full:.2g} s with full ones, and {uncompiled:.2g} s where nothing is compiled.\n"
@@ -533,30 +787,72 @@ SCORING_LABELS = {
 }
 RANKING_LABELS = {  # record, row: data set and rules
     ("scoring-h200", "wn18rr, rules.txt"): "WN18RR, its 34 rules",
-    ("scoring-h200", "wn18rr, rules_rnnlogic.tsv"): "WN18RR, RNNLogic's 6,092 rules",
-    ("scoring-cpu", "fb15k-237, rules_rnnlogic_top.tsv.gz"): "FB15k-237, RNNLogic's 15,000 rules, one CPU core",
+    (
+        "scoring-h200",
+        "wn18rr, rules_rnnlogic.tsv",
+    ): "WN18RR, RNNLogic's 6,092 rules",
+    (
+        "scoring-cpu",
+        "fb15k-237, rules_rnnlogic_top.tsv.gz",
+    ): "FB15k-237, RNNLogic's 15,000 rules, one CPU core",
 }
 
 
 def performance_scoring() -> str:
     """The block of this name."""
-    by_name = {(name, row["row"]): row for name in ("scoring-h200", "scoring-cpu") for row in load_record(name)["rows"]}
+    by_name = {
+        (name, row["row"]): row
+        for name in ("scoring-h200", "scoring-cpu")
+        for row in load_record(name)["rows"]
+    }
     designs = []
     for name, label in SCORING_LABELS.items():
         row = by_name["scoring-h200", name]
-        ms, speedup, warmup = (digits(row[key]) for key in ("ms_per_candidate", "times_replaced", "warmup_seconds"))
+        ms, speedup, warmup = (
+            digits(row[key])
+            for key in ("ms_per_candidate", "times_replaced", "warmup_seconds")
+        )
         designs.append([label, f"{row['slots']:,}", ms, speedup, warmup])
-    head = ["scored", "slots", "ms a candidate", "times as fast", "seconds to warm up"]
-    difference = max(by_name["scoring-h200", name]["largest_difference"] for name in SCORING_LABELS)
+    head = [
+        "scored",
+        "slots",
+        "ms a candidate",
+        "times as fast",
+        "seconds to warm up",
+    ]
+    difference = max(
+        by_name["scoring-h200", name]["largest_difference"]
+        for name in SCORING_LABELS
+    )
     note = f"\nLog scores differ by at most {at_most(difference)}.\n\n"
 
     rankings = []
     for place, label in RANKING_LABELS.items():
         row = by_name[place]
-        seconds = (digits(row[key], 2) for key in ("prepared_seconds", "seconds"))
-        rankings.append([label, f"{row['queries']:,}", *seconds, f"{row['peak_bytes'] / 1e9:.2f}"])
-    ranking_head = ["full filtered ranking, both sides", "test triples", "seconds to prepare", "seconds to rank", "GB"]
-    return table(head, designs) + note + table(ranking_head, rankings) + origin("scoring-h200", "scoring-cpu")
+        seconds = (
+            digits(row[key], 2) for key in ("prepared_seconds", "seconds")
+        )
+        rankings.append(
+            [
+                label,
+                f"{row['queries']:,}",
+                *seconds,
+                f"{row['peak_bytes'] / 1e9:.2f}",
+            ]
+        )
+    ranking_head = [
+        "full filtered ranking, both sides",
+        "test triples",
+        "seconds to prepare",
+        "seconds to rank",
+        "GB",
+    ]
+    return (
+        table(head, designs)
+        + note
+        + table(ranking_head, rankings)
+        + origin("scoring-h200", "scoring-cpu")
+    )
 
 
 def performance_evaluator() -> str:
@@ -566,13 +862,31 @@ def performance_evaluator() -> str:
         limit = row["row"].removeprefix("--memory ").replace("MB", " MB")
         if "exit_status" in row:
             needed = re.search(r"at least (\d+) bytes", row["line"])
-            words = f"refused: needs {int(needed[1]) / 1e6:.0f} MB" if needed else "refused"
+            words = (
+                f"refused: needs {int(needed[1]) / 1e6:.0f} MB"
+                if needed
+                else "refused"
+            )
             rows.append([limit, "", words, "", ""])
             continue
         share = f"{row['active_share']:.0%}".replace("%", " %")
         slots = row["slots"].split(" slots")[0]
-        rows.append([limit, f"{row['n_queries']:,}", f"{row['peak_bytes'] / 1e6:.0f} MB", slots, share])
-    head = ["limit", "queries and sides", "peak memory", "slots", "active row-steps"]
+        rows.append(
+            [
+                limit,
+                f"{row['n_queries']:,}",
+                f"{row['peak_bytes'] / 1e6:.0f} MB",
+                slots,
+                share,
+            ]
+        )
+    head = [
+        "limit",
+        "queries and sides",
+        "peak memory",
+        "slots",
+        "active row-steps",
+    ]
     return table(head, rows) + origin("evaluator")
 
 
@@ -607,7 +921,10 @@ LAYOUT_LABELS = {
 def performance_lookup() -> str:
     """The block of this name."""
     record = load_record("lookup")
-    by_name = {(row["pages"], row["batch"], row["reads"]): row for row in record["rows"]}
+    by_name = {
+        (row["pages"], row["batch"], row["reads"]): row
+        for row in record["rows"]
+    }
     blocks = []
     for batch in dict.fromkeys(row["batch"] for row in record["rows"]):
         rows = []
@@ -615,9 +932,18 @@ def performance_lookup() -> str:
             cells = []
             for pages in ("small", "huge"):
                 row = by_name[pages, batch, reads]
-                cells += [f"{row['small_us']:,.0f}", f"{row['large_us']:,.0f}", f"{row['ratio']:.2f}"]
+                cells += [
+                    f"{row['small_us']:,.0f}",
+                    f"{row['large_us']:,.0f}",
+                    f"{row['ratio']:.2f}",
+                ]
             rows.append([label, *cells])
-        head = [f"µs for {batch:,} atoms", "4 KB pages: 20 thousand facts", "20 million", "ratio"]
+        head = [
+            f"µs for {batch:,} atoms",
+            "4 KB pages: 20 thousand facts",
+            "20 million",
+            "ratio",
+        ]
         head += ["huge pages: 20 thousand", "20 million", "ratio"]
         blocks.append(table(head, rows))
     return "\n".join(blocks) + origin("lookup")
@@ -652,7 +978,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 def documents() -> list[Path]:
     """Every document that may hold blocks."""
-    files = [paths.README, paths.INVESTIGATION, paths.NOTES, *sorted(paths.DOCS.rglob("*.md"))]
+    files = [
+        paths.README,
+        paths.INVESTIGATION,
+        paths.NOTES,
+        *sorted(paths.DOCS.rglob("*.md")),
+    ]
     return [file for file in files if file.exists()]
 
 
@@ -664,12 +995,20 @@ def rewrite(text: str) -> str:
     """
     for name in MARKER.findall(text):
         if name not in BLOCKS:
-            raise ValueError(f"results:{name}: expected one of {', '.join(BLOCKS)}")
+            raise ValueError(
+                f"results:{name}: expected one of {', '.join(BLOCKS)}"
+            )
     closed = [match[2] for match in BLOCK.finditer(text)]
     if len(MARKER.findall(text)) != 2 * len(closed):
-        open_names = sorted(set(MARKER.findall(text)) - set(closed)) or sorted(set(closed))
-        raise ValueError(f"results:{', '.join(open_names)}: expected an opening and a closing marker for each block")
-    text = BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}{match[4]}", text)
+        open_names = sorted(set(MARKER.findall(text)) - set(closed)) or sorted(
+            set(closed)
+        )
+        raise ValueError(
+            f"results:{', '.join(open_names)}: expected an opening and a closing marker for each block"
+        )
+    text = BLOCK.sub(
+        lambda match: f"{match[1]}{BLOCKS[match[2]]()}{match[4]}", text
+    )
     if "<!-- matrix:" in text:
         from experiments.matrix import record, tables  # imports PyTorch
 
@@ -687,9 +1026,21 @@ def stale_blocks(before: str, after: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, or 1 when --check finds a stale block or a document has a wrong marker."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block is stale")
-    parser.add_argument("--print", metavar="NAME", choices=BLOCKS, help="print one block, and stop")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 where a block is stale",
+    )
+    parser.add_argument(
+        "--print",
+        metavar="NAME",
+        choices=BLOCKS,
+        help="print one block, and stop",
+    )
     args = parser.parse_args(argv)
     if args.print:
         print(BLOCKS[args.print](), end="")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # it imports torch, which the command line's help does without
+# It imports torch, which the command line's help does without.
+if TYPE_CHECKING:
     from funcppo.interfaces import Agent, Environment
 
 
@@ -103,7 +104,14 @@ class PPOConfig:
         Raises:
           ValueError: names the field.
         """
-        for name in ("n_envs", "n_steps", "n_updates", "n_epochs", "n_minibatches", "n_microbatches"):
+        for name in (
+            "n_envs",
+            "n_steps",
+            "n_updates",
+            "n_epochs",
+            "n_minibatches",
+            "n_microbatches",
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value}")
@@ -126,7 +134,10 @@ class Config:
     """A learning problem: the algorithm, the environment, the network."""
 
     ppo: PPOConfig
+    """The algorithm's settings."""
     env: Environment[Any, Any, Any, Any]
+    """The environment."""
     agent: Agent[Any, Any, Any, Any]
-    # The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`.
+    """The network."""
     update_agent: Agent[Any, Any, Any, Any] | None = None
+    """The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`."""

@@ -49,7 +49,8 @@ class Timestep(NamedTuple):
 
     reward: F32[Tensor, "B"]
     terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
-    truncated: Bool[Tensor, "B"]  # cut by a limit that is no part of the task: rewards would have followed
+    # Cut by a limit that is no part of the task: rewards would have followed.
+    truncated: Bool[Tensor, "B"]
 
 
 class NoWorld(NamedTuple):
@@ -59,14 +60,22 @@ class NoWorld(NamedTuple):
 class ResetFn(Protocol[World, State]):
     """Returns the first state of an episode for each key."""
 
-    def __call__(self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /) -> State: ...
+    def __call__(
+        self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /
+    ) -> State: ...
 
 
 class StepFn(Protocol[World, State]):
     """Makes one transition in each row."""
 
     def __call__(
-        self, cfg: Any, world: World, state: State, action: Tensor, key: I64[Tensor, "B 2"], /
+        self,
+        cfg: Any,
+        world: World,
+        state: State,
+        action: Tensor,
+        key: I64[Tensor, "B 2"],
+        /,
     ) -> tuple[State, Timestep]: ...
 
 
@@ -79,13 +88,17 @@ class ObserveFn(Protocol[World, State, Obs]):
 class SampleResetFn(Protocol[World, ResetSample]):
     """Samples the random part of a reset for each key."""
 
-    def __call__(self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /) -> ResetSample: ...
+    def __call__(
+        self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /
+    ) -> ResetSample: ...
 
 
 class ResetFromSampleFn(Protocol[World, ResetSample, State]):
     """Builds the first state of an episode from the random part of a reset."""
 
-    def __call__(self, cfg: Any, world: World, reset_sample: ResetSample, /) -> State: ...
+    def __call__(
+        self, cfg: Any, world: World, reset_sample: ResetSample, /
+    ) -> State: ...
 
 
 class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
@@ -128,17 +141,24 @@ class Environment(Generic[World, State, Obs, ResetSample]):
     reset: ResetFn[World, State]
     step_functional: StepFn[World, State]
     observe: ObserveFn[World, State, Obs]
-    truncates: bool  # whether `truncated` is ever true; if not, rollouts spare the last observations
+    # whether `truncated` is ever true; if not, rollouts spare the last observations
+    truncates: bool
 
     # A reset in two parts, for states too large to hold one for every step of a rollout:
     # reset(key) == reset_from_sample(sample_reset(key)). None: the sample is the state itself.
     sample_reset: SampleResetFn[World, ResetSample] | None = None
-    reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = None
+    reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = (
+        None
+    )
 
     # A step and a reset together, for an environment where the two share their costly part; see `envs.base`.
-    step_with_autoreset: StepWithAutoresetFn[World, State, ResetSample] | None = None
+    step_with_autoreset: (
+        StepWithAutoresetFn[World, State, ResetSample] | None
+    ) = None
 
-    spec: EnvironmentSpec | None = None  # for networks that are built from it, such as `nets.mlp`
+    spec: EnvironmentSpec | None = (
+        None  # for networks that are built from it, such as `nets.mlp`
+    )
 
 
 class InitFn(Protocol[Params]):
@@ -150,7 +170,9 @@ class InitFn(Protocol[Params]):
 class ApplyFn(Protocol[World, Params, Obs, Output]):
     """Applies a network to the observations of B rows."""
 
-    def __call__(self, cfg: Any, world: World, params: Params, obs: Obs, /) -> Output: ...
+    def __call__(
+        self, cfg: Any, world: World, params: Params, obs: Obs, /
+    ) -> Output: ...
 
 
 class WithinCapacityFn(Protocol[Obs]):
@@ -169,11 +191,17 @@ class Agent(Generic[World, Params, Obs, Output]):
     cfg: Any  # a frozen dataclass, the first argument of each function
     init: InitFn[Params]
     apply: ApplyFn[World, Params, Obs, Output]
-    distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION  # of an output that has `logits`
-    within_capacity: WithinCapacityFn[Obs] | None = None  # None: the network has room for all rows
+    distribution: Distribution[Output] = (
+        _DEFAULT_DISTRIBUTION  # of an output that has `logits`
+    )
+    within_capacity: WithinCapacityFn[Obs] | None = (
+        None  # None: the network has room for all rows
+    )
 
 
 class NetworkFactory(Protocol):
     """Builds a network for the sizes of an environment."""
 
-    def __call__(self, spec: EnvironmentSpec, /) -> Agent[Any, Any, Any, Any]: ...
+    def __call__(
+        self, spec: EnvironmentSpec, /
+    ) -> Agent[Any, Any, Any, Any]: ...

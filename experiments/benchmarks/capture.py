@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.cartpole import CartPoleCase
 from experiments.benchmarks.prover import ProverCase
@@ -43,13 +44,23 @@ STAGED_VALUES = 1 << 18  # 1 MB of float32
 
 def main() -> None:
     """Run the rows and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
 
-    case = CartPoleCase("4x128", "captured" if args.device == "cuda" else "eager", args.device, "highest")
+    case = CartPoleCase(
+        "4x128",
+        "captured" if args.device == "cuda" else "eager",
+        args.device,
+        "highest",
+    )
     parts, rows = measure_captures(case, args.device, args.repeats)
 
     compare = partial(compare_graphs, device=args.device, repeats=args.repeats)
@@ -63,24 +74,42 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if args.out:
-        write_record(args.out, {"machine": describe_machine(args.device), "rows": rows})
+        write_record(
+            args.out, {"machine": describe_machine(args.device), "rows": rows}
+        )
 
 
-def measure_captures(case: CartPoleCase, device: str, repeats: int) -> tuple[train_step.Parts, list[Row]]:
+def measure_captures(
+    case: CartPoleCase, device: str, repeats: int
+) -> tuple[train_step.Parts, list[Row]]:
     """The compiled parts of a case, and the rows of its captures one after another."""
     start = time.perf_counter()
     parts = case.compile_parts()
     step = case.step_function(parts, case.mode)
     capture(step, case.first_state())
-    rows: list[Row] = [{"row": "cold start with what caches hold", "seconds": time.perf_counter() - start}]
+    rows: list[Row] = [
+        {
+            "row": "cold start with what caches hold",
+            "seconds": time.perf_counter() - start,
+        }
+    ]
 
     clear_graph_pools()
     for name in ["first, empty pool", *["pool reused"] * repeats, "new pool"]:
         if name == "new pool":
             clear_graph_pools()
         captured = capture(step, case.first_state())
-        replay_ms = median_milliseconds(captured.step, case.synchronise, repeats)
-        rows.append(capture_row(name, captured, replay_ms, stage_copy_milliseconds(device, repeats)))
+        replay_ms = median_milliseconds(
+            captured.step, case.synchronise, repeats
+        )
+        rows.append(
+            capture_row(
+                name,
+                captured,
+                replay_ms,
+                stage_copy_milliseconds(device, repeats),
+            )
+        )
 
     captured = capture(partial(read_back, step), case.first_state())
     rows.append(capture_row("a step that waits for the GPU", captured))
@@ -113,14 +142,21 @@ def compare_graphs(
         wait()
         ready_ms = 1e3 * (time.perf_counter() - start)
         memory_mb = used_megabytes(device) - before_mb
-        row = capture_row(f"{name}, {way}", captured, median_milliseconds(captured.step, wait, repeats))
+        row = capture_row(
+            f"{name}, {way}",
+            captured,
+            median_milliseconds(captured.step, wait, repeats),
+        )
         rows.append(row | {"ready_ms": ready_ms, "memory_mb": memory_mb})
         del captured  # frees its graph before the next one is recorded
     return rows
 
 
 def capture_row(
-    name: str, captured: CapturedStep[Any, Any], replay_ms: float | None = None, stage_copy_ms: float | None = None
+    name: str,
+    captured: CapturedStep[Any, Any],
+    replay_ms: float | None = None,
+    stage_copy_ms: float | None = None,
 ) -> Row:
     """The row of a captured step."""
     return {
@@ -169,7 +205,9 @@ def stage_copy_milliseconds(device: str, repeats: int) -> float:
     return median_milliseconds(send, partial(synchronise, device), repeats)
 
 
-def median_milliseconds(step: Callable[[], Any], wait: Callable[[], None], repeats: int) -> float:
+def median_milliseconds(
+    step: Callable[[], Any], wait: Callable[[], None], repeats: int
+) -> float:
     """The median time of a step that is waited for."""
     times = []
     for _ in range(repeats):

@@ -40,7 +40,8 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
@@ -58,7 +59,13 @@ from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.runtime.whole_iteration import compile_iteration
 
 # Environments and learners of each work; 0 learners: one, without vmap.
-WORK = {"4x128": (4, 0), "2048x128": (2048, 0), "64 learners": (4, 64), "1024 learners": (4, 1024), "update": (2, 0)}
+WORK = {
+    "4x128": (4, 0),
+    "2048x128": (2048, 0),
+    "64 learners": (4, 64),
+    "1024 learners": (4, 1024),
+    "update": (2, 0),
+}
 MODES = (
     "captured",
     "whole-iteration",
@@ -73,7 +80,9 @@ LOOP_BODY_MODES = ("loop-body-graphs", "eager-loop-body-graphs")
 PEERS = ("sb3", "jax")
 N_STEPS = 128
 N_MINIBATCHES = 4
-ppo_config = partial(PPOConfig, n_steps=N_STEPS, n_epochs=4, n_minibatches=N_MINIBATCHES)
+ppo_config = partial(
+    PPOConfig, n_steps=N_STEPS, n_epochs=4, n_minibatches=N_MINIBATCHES
+)
 
 # The most that an H200 does: multiplications and additions a second, bytes a second, and the seconds that an empty
 # kernel of a CUDA graph takes. Rows hold the distance to them.
@@ -82,42 +91,93 @@ BYTES_PER_SECOND = 4.8e12
 KERNEL_LAUNCH_SECONDS = 1.5e-6
 
 MATMUL_DTYPE = {"bfloat16": torch.bfloat16}
-JAX_PRECISION = {"highest": "highest", "high": "tensorfloat32", "bfloat16": "bfloat16"}  # JAX takes TF32 by default
+# JAX takes TF32 by default
+JAX_PRECISION = {
+    "highest": "highest",
+    "high": "tensorfloat32",
+    "bfloat16": "bfloat16",
+}
 
 REPEATS = 7
 MIN_REPEAT_SECONDS = 0.2
-CACHED_ROWS = 2048  # rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
+# rows of a microbatch whose activations (1 MB a layer) stay in a core's cache
+CACHED_ROWS = 2048
 
 
 def main() -> None:
     """Run the cells and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--out", type=Path, help="record to write")
-    parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--mode", nargs="*", default=list(MODES), choices=[*MODES, *PEERS], help="default: no peers")
     parser.add_argument(
-        "--precision", nargs="*", default=["highest"], choices=list(FLOPS_PER_SECOND), help="high: TF32"
+        "--work", nargs="*", default=list(WORK), choices=list(WORK)
     )
     parser.add_argument(
-        "--microbatches", nargs="*", type=int, default=[0], help="of a minibatch; 0: chosen by the mode"
+        "--mode",
+        nargs="*",
+        default=list(MODES),
+        choices=[*MODES, *PEERS],
+        help="default: no peers",
     )
-    parser.add_argument("--processes", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs="+", metavar="WORK MODE DEVICE PRECISION", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--precision",
+        nargs="*",
+        default=["highest"],
+        choices=list(FLOPS_PER_SECOND),
+        help="high: TF32",
+    )
+    parser.add_argument(
+        "--microbatches",
+        nargs="*",
+        type=int,
+        default=[0],
+        help="of a minibatch; 0: chosen by the mode",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=8,
+        help="processes that compile at once",
+    )
+    parser.add_argument(
+        "--cell",
+        nargs="+",
+        metavar="WORK MODE DEVICE PRECISION",
+        help=argparse.SUPPRESS,
+    )
     args = parser.parse_args()
     if args.cell:
         return run_cell(*args.cell)
 
     cells = {}
-    for precision, n, work, mode in itertools.product(args.precision, args.microbatches, args.work, args.mode):
-        arguments = [work, mode, args.device, precision, *([str(n)] if n else [])]
+    for precision, n, work, mode in itertools.product(
+        args.precision, args.microbatches, args.work, args.mode
+    ):
+        arguments = [
+            work,
+            mode,
+            args.device,
+            precision,
+            *([str(n)] if n else []),
+        ]
         cells[" ".join(arguments)] = arguments
-    side_by_side.run_cells(__file__, cells, args.processes, args.device, args.out)
+    side_by_side.run_cells(
+        __file__, cells, args.processes, args.device, args.out
+    )
 
 
-def run_cell(work: str, mode: str, device: str, precision: str, microbatches: str = "0") -> None:
+def run_cell(
+    work: str, mode: str, device: str, precision: str, microbatches: str = "0"
+) -> None:
     """Run one cell in this process."""
-    torch.set_float32_matmul_precision("high" if precision == "high" else "highest")
+    torch.set_float32_matmul_precision(
+        "high" if precision == "high" else "highest"
+    )
     if mode == "sb3":
         case = StableBaselines(work)
     elif mode == "jax":
@@ -130,17 +190,37 @@ def run_cell(work: str, mode: str, device: str, precision: str, microbatches: st
 class CartPoleCase:
     """One work, run in one mode."""
 
-    def __init__(self, work: str, mode: str, device: str, precision: str, microbatches: int = 0) -> None:
+    def __init__(
+        self,
+        work: str,
+        mode: str,
+        device: str,
+        precision: str,
+        microbatches: int = 0,
+    ) -> None:
         """Args: `microbatches` of a minibatch, 0 for as many as the mode wants."""
-        self.work, self.mode, self.device, self.precision = work, mode, device, precision
+        self.work, self.mode, self.device, self.precision = (
+            work,
+            mode,
+            device,
+            precision,
+        )
         n_envs, self.n_learners = WORK[work]
         rows = n_envs * N_STEPS // N_MINIBATCHES
-        for_cache = max(1, rows // CACHED_ROWS) if mode == "whole-iteration" else 1
+        for_cache = (
+            max(1, rows // CACHED_ROWS) if mode == "whole-iteration" else 1
+        )
         self.microbatches = microbatches or for_cache
         self.cfg = Config(
             ppo=ppo_config(n_envs=n_envs, n_microbatches=self.microbatches),
             env=cartpole.environment(cartpole.CartPoleConfig()),
-            agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2, matmul_dtype=MATMUL_DTYPE.get(precision))),
+            agent=mlp.agent(
+                mlp.MLPConfig(
+                    n_obs=4,
+                    n_actions=2,
+                    matmul_dtype=MATMUL_DTYPE.get(precision),
+                )
+            ),
         )
 
         keys = random.split(random.key(0, device), max(self.n_learners, 1))
@@ -162,15 +242,21 @@ class CartPoleCase:
         self.step = captured.step
 
         with FlopCounterMode(display=False) as counter:
-            want, out = self.step_function(self.eager_parts, "eager")(self.first_state())
-        self.least_ms = least_milliseconds(counter.get_total_flops(), self.first_state(), out, self.precision)
+            want, out = self.step_function(self.eager_parts, "eager")(
+                self.first_state()
+            )
+        self.least_ms = least_milliseconds(
+            counter.get_total_flops(), self.first_state(), out, self.precision
+        )
         return {
             "replay_mode": captured.replay_mode,
             "cold_s": cold_seconds,
             "capture_ms": captured.capture_ms,
             "microbatches": self.microbatches,
             "peak_bytes": peak_bytes,
-            "difference_from_eager": relative_difference(captured.state, want, self.first_state()),
+            "difference_from_eager": relative_difference(
+                captured.state, want, self.first_state()
+            ),
         }
 
     def measure(self) -> Row:
@@ -186,12 +272,20 @@ class CartPoleCase:
         memory.reset_peak(self.device)
         if self.mode in LOOP_BODY_MODES:
             if self.work == "update":
-                raise ValueError(f"{self.work}: {self.mode} has whole iterations")
+                raise ValueError(
+                    f"{self.work}: {self.mode} has whole iterations"
+                )
             step = partial(train_step.train_step, self.cfg, NoWorld())
-            return capture_loop_bodies(step, parts, self.first_state(), strict=self.device == "cuda")
-        use_graph = self.mode in ("captured", "eager-graph") and self.device == "cuda"
+            return capture_loop_bodies(
+                step, parts, self.first_state(), strict=self.device == "cuda"
+            )
+        use_graph = (
+            self.mode in ("captured", "eager-graph") and self.device == "cuda"
+        )
         step = self.step_function(parts, self.mode)
-        return capture(step, self.first_state(), use_cuda_graph=use_graph, strict=use_graph)
+        return capture(
+            step, self.first_state(), use_cuda_graph=use_graph, strict=use_graph
+        )
 
     def compile_parts(self) -> train_step.Parts:
         """The parts of the training step that this mode calls."""
@@ -199,24 +293,46 @@ class CartPoleCase:
             strategy = "one-graph" if self.microbatches == 1 else "two-graphs"
         else:
             strategy = "forward" if self.mode == "forward" else "eager"
-        tolerance = BF16_TOLERANCE if self.precision == "bfloat16" else DEFAULT_TOLERANCE
+        tolerance = (
+            BF16_TOLERANCE
+            if self.precision == "bfloat16"
+            else DEFAULT_TOLERANCE
+        )
         return strategies.select_strategy(
-            train_step.collect, self.eager_parts, self.cfg, NoWorld(), self.state, strategy, tolerance=tolerance
+            train_step.collect,
+            self.eager_parts,
+            self.cfg,
+            NoWorld(),
+            self.state,
+            strategy,
+            tolerance=tolerance,
         )[0]
 
-    def step_function(self, parts: train_step.Parts, mode: str) -> Callable[[Any], tuple[Any, Any]]:
+    def step_function(
+        self, parts: train_step.Parts, mode: str
+    ) -> Callable[[Any], tuple[Any, Any]]:
         """What is timed: an iteration, or one minibatch update."""
         if mode == "whole-iteration":
             iteration = compile_iteration(train_step.train_step, parts)
             return lambda state: iteration(self.cfg, NoWorld(), state)
         if self.work != "update":
-            return lambda state: train_step.train_step(self.cfg, NoWorld(), state, parts)
+            return lambda state: train_step.train_step(
+                self.cfg, NoWorld(), state, parts
+            )
 
         # Two minibatches of 128 rows make the batch of 256.
         collected = train_step.collect(self.cfg, NoWorld(), self.state)
-        minibatch = tree.map(lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0], collected.minibatches)
+        minibatch = tree.map(
+            lambda x: torch.cat([x[0], x[1]]) if x.ndim > 1 else x[0],
+            collected.minibatches,
+        )
         update = partial(
-            parts.minibatch_step, self.cfg, NoWorld(), self.state.params, collected.batch, collected.scalars
+            parts.minibatch_step,
+            self.cfg,
+            NoWorld(),
+            self.state.params,
+            collected.batch,
+            collected.scalars,
         )
         return lambda update_state: update(update_state, minibatch)
 
@@ -245,18 +361,33 @@ class StableBaselines:
 
         n_envs, n_learners = WORK[self.work]
         if n_learners or self.work == "update":
-            raise ValueError(f"{self.work}: Stable-Baselines3 has one learner, and whole iterations")
+            raise ValueError(
+                f"{self.work}: Stable-Baselines3 has one learner, and whole iterations"
+            )
         rows = n_envs * N_STEPS
-        options = {"n_steps": N_STEPS, "batch_size": rows // N_MINIBATCHES, "n_epochs": 4}
+        options = {
+            "n_steps": N_STEPS,
+            "batch_size": rows // N_MINIBATCHES,
+            "n_epochs": 4,
+        }
         network = {"policy_kwargs": {"net_arch": [64, 64]}}
-        model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs), device="cpu", **options, **network)
+        model = PPO(
+            "MlpPolicy",
+            make_vec_env("CartPole-v1", n_envs),
+            device="cpu",
+            **options,
+            **network,
+        )
 
         def step() -> None:
             model.learn(rows, reset_num_timesteps=False)
 
         self.step = step
         self.step()
-        return {"replay_mode": "none", "cold_s": side_by_side.seconds_since_start()}
+        return {
+            "replay_mode": "none",
+            "cold_s": side_by_side.seconds_since_start(),
+        }
 
     def measure(self) -> Row:
         """Median and spread of an iteration."""
@@ -274,7 +405,8 @@ class Jax:
 
     def prepare(self) -> Row:
         """Compile and take one step."""
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other cells are prepared beside this one
+        # other cells are prepared beside this one
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax  # pyright: ignore[reportMissingImports]
 
         from experiments.benchmarks import jax_peer
@@ -284,9 +416,13 @@ class Jax:
             raise ValueError(f"{self.work}: the JAX run has whole iterations")
         device = jax.devices(self.device)[0]
         jax.config.update("jax_default_device", device)
-        jax.config.update("jax_default_matmul_precision", JAX_PRECISION[self.precision])
+        jax.config.update(
+            "jax_default_matmul_precision", JAX_PRECISION[self.precision]
+        )
 
-        self.state, self.iteration = jax_peer.make_learner(ppo_config(n_envs=n_envs), n_learners)
+        self.state, self.iteration = jax_peer.make_learner(
+            ppo_config(n_envs=n_envs), n_learners
+        )
         self.synchronise = lambda: jax.block_until_ready(self.state)
         self.step()
         self.synchronise()
@@ -308,14 +444,22 @@ class Jax:
     def measure(self) -> Row:
         """Median and spread of an iteration, and the mean return of episodes that ended in the last ten."""
         row = time_steps(self.step, self.synchronise)
-        n_episodes, total_return = (sum(float(x.sum()) for x in column) for column in zip(*self.last_metrics))
-        return row | {"iterations": self.iterations, "mean_return": total_return / n_episodes}
+        n_episodes, total_return = (
+            sum(float(x.sum()) for x in column)
+            for column in zip(*self.last_metrics)
+        )
+        return row | {
+            "iterations": self.iterations,
+            "mean_return": total_return / n_episodes,
+        }
 
 
 def relative_difference(got: Any, want: Any, before: Any) -> float:
     """|got - want| / |want - before| of the params of three training states, or states of an update."""
     params = [
-        [state.flat_params] if isinstance(state, UpdateState) else tree.leaves(state.params)
+        [state.flat_params]
+        if isinstance(state, UpdateState)
+        else tree.leaves(state.params)
         for state in (got, want, before)
     ]
     difference = tree.global_norm([a - b for a, b in zip(params[0], params[1])])
@@ -323,10 +467,17 @@ def relative_difference(got: Any, want: Any, before: Any) -> float:
     return float(difference / change)
 
 
-def least_milliseconds(flops: int, state: Any, out: Any, precision: str) -> dict[str, float]:
+def least_milliseconds(
+    flops: int, state: Any, out: Any, precision: str
+) -> dict[str, float]:
     """The least that an H200 takes for the arithmetic of products, and to read and write the state once."""
-    n_bytes = sum(x.numel() * x.element_size() for x in tree.leaves((state, state, out)))
-    return {"flops": 1e3 * flops / FLOPS_PER_SECOND[precision], "bytes": 1e3 * n_bytes / BYTES_PER_SECOND}
+    n_bytes = sum(
+        x.numel() * x.element_size() for x in tree.leaves((state, state, out))
+    )
+    return {
+        "flops": 1e3 * flops / FLOPS_PER_SECOND[precision],
+        "bytes": 1e3 * n_bytes / BYTES_PER_SECOND,
+    }
 
 
 def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
@@ -345,8 +496,12 @@ def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
         wall_seconds = time.perf_counter() - wall_start
         processor_seconds = time.process_time() - processor_start
 
-        if wall_seconds < MIN_REPEAT_SECONDS and not wall_ms:  # too short: not counted
-            n = max(n + 1, int(n * min(10.0, 1.2 * MIN_REPEAT_SECONDS / wall_seconds)))
+        # too short: not counted
+        if wall_seconds < MIN_REPEAT_SECONDS and not wall_ms:
+            n = max(
+                n + 1,
+                int(n * min(10.0, 1.2 * MIN_REPEAT_SECONDS / wall_seconds)),
+            )
             continue
         wall_ms.append(1e3 * wall_seconds / n)
         processor_ms.append(1e3 * processor_seconds / n)
@@ -362,19 +517,34 @@ def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
 
 def profile_kernels(step: Callable[[], Any]) -> Row:
     """How many kernels a step launches, their time in all, and the costliest."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA]
+    ) as profile:
         step()
         torch.cuda.synchronize()
-    events = [event for event in profile.events() or () if event.device_type == DeviceType.CUDA]
+    events = [
+        event
+        for event in profile.events() or ()
+        if event.device_type == DeviceType.CUDA
+    ]
     microseconds: dict[str, list[float]] = {}
     for event in events:
         microseconds.setdefault(event.name[:70], []).append(event.device_time)
-    by_cost = sorted(((sum(times), len(times), name) for name, times in microseconds.items()), reverse=True)
+    by_cost = sorted(
+        (
+            (sum(times), len(times), name)
+            for name, times in microseconds.items()
+        ),
+        reverse=True,
+    )
     return {
         "kernels": len(events),
         "launches_ms": 1e3 * KERNEL_LAUNCH_SECONDS * len(events),
         "kernels_ms": sum(total for total, _, _ in by_cost) / 1e3,
-        "costliest": [f"{n} x {total / n:.1f} us {name}" for total, n, name in by_cost[:12]],
+        "costliest": [
+            f"{n} x {total / n:.1f} us {name}"
+            for total, n, name in by_cost[:12]
+        ],
     }
 
 

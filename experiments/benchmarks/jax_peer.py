@@ -58,22 +58,40 @@ class Batch(NamedTuple):
     value_target: Array
 
 
-def make_learner(ppo: PPOConfig, n_learners: int) -> tuple[State, Callable[[State], tuple[State, Any]]]:
+def make_learner(
+    ppo: PPOConfig, n_learners: int
+) -> tuple[State, Callable[[State], tuple[State, Any]]]:
     """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0."""
     keys = jax.random.split(jax.random.key(0), max(n_learners, 1))
     init_state, step = partial(init, ppo), partial(iteration, ppo)
     if n_learners:
-        return jax.vmap(init_state)(keys), jax.jit(jax.vmap(step), donate_argnums=0)
+        return jax.vmap(init_state)(keys), jax.jit(
+            jax.vmap(step), donate_argnums=0
+        )
     return init_state(keys[0]), jax.jit(step, donate_argnums=0)
 
 
 def init(ppo: PPOConfig, key: Array) -> State:
     """The state before the first iteration."""
     actor_key, critic_key, env_key, key = jax.random.split(key, 4)
-    params = init_network(actor_key, N_ACTIONS, 0.01), init_network(critic_key, 1, 1.0)
-    learner = Learner(params, tree.map(jnp.zeros_like, params), tree.map(jnp.zeros_like, params), jnp.zeros(()))
+    params = (
+        init_network(actor_key, N_ACTIONS, 0.01),
+        init_network(critic_key, 1, 1.0),
+    )
+    learner = Learner(
+        params,
+        tree.map(jnp.zeros_like, params),
+        tree.map(jnp.zeros_like, params),
+        jnp.zeros(()),
+    )
     steps = jnp.zeros(ppo.n_envs, jnp.int32)
-    return State(learner, reset(env_key, ppo.n_envs), steps, key, update=jnp.zeros((), jnp.int32))
+    return State(
+        learner,
+        reset(env_key, ppo.n_envs),
+        steps,
+        key,
+        update=jnp.zeros((), jnp.int32),
+    )
 
 
 def init_network(key: Array, n_out: int, output_gain: float) -> Network:
@@ -109,16 +127,30 @@ def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
 
     force = jnp.where(action == 1, cartpole.PUSH_FORCE, -cartpole.PUSH_FORCE)
     push = (force + moment * spin * spin * sin) / total_mass
-    lever = cartpole.POLE_HALF_LENGTH * (4.0 / 3.0 - cartpole.POLE_MASS * cos * cos / total_mass)
+    lever = cartpole.POLE_HALF_LENGTH * (
+        4.0 / 3.0 - cartpole.POLE_MASS * cos * cos / total_mass
+    )
     spin_rate = (cartpole.GRAVITY * sin - cos * push) / lever
-    rates = jnp.stack([velocity, push - moment * spin_rate * cos / total_mass, spin, spin_rate], -1)
+    rates = jnp.stack(
+        [
+            velocity,
+            push - moment * spin_rate * cos / total_mass,
+            spin,
+            spin_rate,
+        ],
+        -1,
+    )
 
     after = motion + cartpole.TIME_STEP * rates
-    fallen = (jnp.abs(after[:, 0]) > cartpole.X_LIMIT) | (jnp.abs(after[:, 2]) > cartpole.ANGLE_LIMIT)
+    fallen = (jnp.abs(after[:, 0]) > cartpole.X_LIMIT) | (
+        jnp.abs(after[:, 2]) > cartpole.ANGLE_LIMIT
+    )
     return after, fallen
 
 
-def rollout_step(params: tuple[Network, Network], carry: tuple[Array, Array], key: Array) -> tuple[Any, Any]:
+def rollout_step(
+    params: tuple[Network, Network], carry: tuple[Array, Array], key: Array
+) -> tuple[Any, Any]:
     """Act, step, and reset the rows that finished."""
     obs, steps = carry
     actor, critic = params
@@ -138,7 +170,10 @@ def rollout_step(params: tuple[Network, Network], carry: tuple[Array, Array], ke
     length = steps + 1
     truncated = length >= MAX_STEPS
     done = terminated | truncated
-    carry = jnp.where(done[:, None], reset(reset_key, len(steps)), reached), jnp.where(done, 0, length)
+    carry = (
+        jnp.where(done[:, None], reset(reset_key, len(steps)), reached),
+        jnp.where(done, 0, length),
+    )
     return carry, (transition, reached, terminated, truncated, length)
 
 
@@ -147,59 +182,94 @@ def log_prob_of(log_probs: Array, action: Array) -> Array:
     return jnp.sum(log_probs * jax.nn.one_hot(action, N_ACTIONS), -1)
 
 
-def gae(ppo: PPOConfig, value: Array, next_value: Array, terminated: Array, truncated: Array) -> Array:
+def gae(
+    ppo: PPOConfig,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+) -> Array:
     """Generalised advantage estimates [T B] for rewards that are all 1."""
     delta = 1.0 + ppo.gamma * ~terminated * next_value - value
     decay = ppo.gamma * ppo.gae_lambda * ~(terminated | truncated)
 
-    def accumulate(advantage: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+    def accumulate(
+        advantage: Array, x: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
         advantage = x[0] + x[1] * advantage
         return advantage, advantage
 
     first = jnp.zeros_like(value[0])
-    return lax.scan(accumulate, first, (delta, decay), reverse=True, unroll=GAE_UNROLL)[1]
+    return lax.scan(
+        accumulate, first, (delta, decay), reverse=True, unroll=GAE_UNROLL
+    )[1]
 
 
-def loss_fn(ppo: PPOConfig, params: tuple[Network, Network], batch: Batch) -> Array:
+def loss_fn(
+    ppo: PPOConfig, params: tuple[Network, Network], batch: Batch
+) -> Array:
     """The clipped surrogate, the larger of two value errors, and entropy."""
     log_probs = jax.nn.log_softmax(apply(params[0], batch.obs))
     value = apply(params[1], batch.obs)[:, 0]
 
     ratio = jnp.exp(log_prob_of(log_probs, batch.action) - batch.log_prob)
-    advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std(ddof=1) + 1e-8)
+    advantage = (batch.advantage - batch.advantage.mean()) / (
+        batch.advantage.std(ddof=1) + 1e-8
+    )
     clipped_ratio = jnp.clip(ratio, 1 - ppo.clip_eps, 1 + ppo.clip_eps)
-    policy_loss = -jnp.minimum(ratio * advantage, clipped_ratio * advantage).mean()
+    policy_loss = -jnp.minimum(
+        ratio * advantage, clipped_ratio * advantage
+    ).mean()
 
-    clipped_value = batch.value + jnp.clip(value - batch.value, -ppo.clip_eps, ppo.clip_eps)
-    squared_error = jnp.maximum((value - batch.value_target) ** 2, (clipped_value - batch.value_target) ** 2)
+    clipped_value = batch.value + jnp.clip(
+        value - batch.value, -ppo.clip_eps, ppo.clip_eps
+    )
+    squared_error = jnp.maximum(
+        (value - batch.value_target) ** 2,
+        (clipped_value - batch.value_target) ** 2,
+    )
     value_loss = 0.5 * squared_error.mean()
 
     entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, -1).mean()
-    return policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * entropy
+    return (
+        policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * entropy
+    )
 
 
 def minibatch_step(
-    ppo: PPOConfig, batch: Batch, learning_rate: Array, learner: Learner, rows: Array
+    ppo: PPOConfig,
+    batch: Batch,
+    learning_rate: Array,
+    learner: Learner,
+    rows: Array,
 ) -> tuple[Learner, None]:
     """One step of Adam along the clipped gradient."""
     minibatch = tree.map(lambda x: x[rows], batch)
     grads = jax.grad(partial(loss_fn, ppo))(learner.params, minibatch)
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in tree.leaves(grads)))
-    grads = tree.map(lambda g: g * jnp.minimum(1.0, ppo.max_grad_norm / (norm + 1e-6)), grads)
+    grads = tree.map(
+        lambda g: g * jnp.minimum(1.0, ppo.max_grad_norm / (norm + 1e-6)), grads
+    )
 
     b1, b2 = ppo.adam.b1, ppo.adam.b2
     step = learner.step + 1
     mu = tree.map(lambda m, g: b1 * m + (1 - b1) * g, learner.mu, grads)
     nu = tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, learner.nu, grads)
-    correction1, correction2 = (-jnp.expm1(step * math.log(b)) for b in (b1, b2))
+    correction1, correction2 = (
+        -jnp.expm1(step * math.log(b)) for b in (b1, b2)
+    )
 
     def update(p: Array, m: Array, v: Array) -> Array:
-        return p - learning_rate * (m / correction1) / (jnp.sqrt(v / correction2) + ppo.adam.eps)
+        return p - learning_rate * (m / correction1) / (
+            jnp.sqrt(v / correction2) + ppo.adam.eps
+        )
 
     return Learner(tree.map(update, learner.params, mu, nu), mu, nu, step), None
 
 
-def iteration(ppo: PPOConfig, state: State) -> tuple[State, tuple[Array, Array]]:
+def iteration(
+    ppo: PPOConfig, state: State
+) -> tuple[State, tuple[Array, Array]]:
     """One PPO update; beside the state, how many episodes ended in it and the sum of their returns."""
     key, rollout_key, order_key = jax.random.split(state.key, 3)
     params = state.learner.params
@@ -207,22 +277,38 @@ def iteration(ppo: PPOConfig, state: State) -> tuple[State, tuple[Array, Array]]
     # Rollout.
     keys = jax.random.split(rollout_key, ppo.n_steps)
     act = partial(rollout_step, params)
-    (motion, steps), trajectory = lax.scan(act, (state.motion, state.steps), keys)
+    (motion, steps), trajectory = lax.scan(
+        act, (state.motion, state.steps), keys
+    )
     transitions, reached, terminated, truncated, length = trajectory
 
     # Advantages: the value of the state reached before any reset, where the time limit cut the episode.
-    following = jnp.concatenate([transitions.value[1:], apply(params[1], motion)[None, :, 0]])
-    next_value = jnp.where(truncated, apply(params[1], reached)[..., 0], following)
+    following = jnp.concatenate(
+        [transitions.value[1:], apply(params[1], motion)[None, :, 0]]
+    )
+    next_value = jnp.where(
+        truncated, apply(params[1], reached)[..., 0], following
+    )
     advantage = gae(ppo, transitions.value, next_value, terminated, truncated)
     n_rows = ppo.n_envs * ppo.n_steps
-    batch = transitions._replace(advantage=advantage, value_target=advantage + transitions.value)
+    batch = transitions._replace(
+        advantage=advantage, value_target=advantage + transitions.value
+    )
     batch = tree.map(lambda x: x.reshape(n_rows, *x.shape[2:]), batch)
 
     # Update.
-    order = jax.vmap(lambda k: jax.random.permutation(k, n_rows))(jax.random.split(order_key, ppo.n_epochs))
-    learning_rate = ppo.learning_rate * jnp.maximum(0.0, 1 - state.update / ppo.n_updates)
+    order = jax.vmap(lambda k: jax.random.permutation(k, n_rows))(
+        jax.random.split(order_key, ppo.n_epochs)
+    )
+    learning_rate = ppo.learning_rate * jnp.maximum(
+        0.0, 1 - state.update / ppo.n_updates
+    )
     update = partial(minibatch_step, ppo, batch, learning_rate)
-    learner, _ = lax.scan(update, state.learner, order.reshape(ppo.n_epochs * ppo.n_minibatches, -1))
+    learner, _ = lax.scan(
+        update,
+        state.learner,
+        order.reshape(ppo.n_epochs * ppo.n_minibatches, -1),
+    )
 
     done = terminated | truncated
     after = State(learner, motion, steps, key, state.update + 1)

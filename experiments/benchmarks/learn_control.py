@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
@@ -32,7 +33,13 @@ from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole, pendulum
 from funcppo.nets import feedforward as mlp
 from funcppo.runtime.compile import STRATEGIES, StrategyRecord, select_strategy
-from funcppo.train_step import EAGER_PARTS, collect, init, train_step, vmap_parts
+from funcppo.train_step import (
+    EAGER_PARTS,
+    collect,
+    init,
+    train_step,
+    vmap_parts,
+)
 
 PENDULUM_REWARD_SCALE = 0.1  # its rewards reach -16 a step
 N_LAST_EPISODES = 100
@@ -82,7 +89,9 @@ CLAIMS = {
                 entropy_coef=0.0,
                 value_loss="plain",
             ),
-            env=pendulum.environment(pendulum.PendulumConfig(reward_scale=PENDULUM_REWARD_SCALE)),
+            env=pendulum.environment(
+                pendulum.PendulumConfig(reward_scale=PENDULUM_REWARD_SCALE)
+            ),
             agent=mlp.gaussian_agent(mlp.MLPConfig(n_obs=3, n_actions=1)),
         ),
         min_return=-250.0,
@@ -95,22 +104,38 @@ CLAIMS = {
 
 def main() -> int:
     """Train, write the record, and return the exit status: 1 when a seed misses the claim."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("name", choices=CLAIMS)
     parser.add_argument("--seeds", type=int, nargs="+")
-    parser.add_argument("--n-updates", type=int, help="fewer than the claim is about, to try the program")
+    parser.add_argument(
+        "--n-updates",
+        type=int,
+        help="fewer than the claim is about, to try the program",
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--strategy", default="auto", choices=("auto", *STRATEGIES))
-    parser.add_argument("--out", type=Path, help="default: experiments/results/learn_control-<name>.json")
+    parser.add_argument(
+        "--strategy", default="auto", choices=("auto", *STRATEGIES)
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="default: experiments/results/learn_control-<name>.json",
+    )
     args = parser.parse_args()
-    torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings
+    # small tensors: a second thread costs more than it brings
+    torch.set_num_threads(1)
     claim = CLAIMS[args.name]
     seeds = tuple(args.seeds or claim.seeds)
     ppo = claim.cfg.ppo
     n_updates = args.n_updates or ppo.n_updates
 
     start = time.perf_counter()
-    curves, record = train_seeds(claim, seeds, n_updates, args.device, args.strategy)
+    curves, record = train_seeds(
+        claim, seeds, n_updates, args.device, args.strategy
+    )
     seconds = time.perf_counter() - start
     returns = last_returns(curves, N_LAST_EPISODES)
 
@@ -129,47 +154,78 @@ def main() -> int:
         "curve": dict(zip(map(str, seeds), learning_curves(curves))),
     }
     write_record(out, result)
-    print(f"{args.name}: worst seed {min(returns):.1f}, mean {sum(returns) / len(returns):.1f}; written to {out}")
+    print(
+        f"{args.name}: worst seed {min(returns):.1f}, mean {sum(returns) / len(returns):.1f}; written to {out}"
+    )
     return 0 if holds else 1
 
 
 def train_seeds(
-    claim: Claim, seeds: tuple[int, ...], n_updates: int, device: str, strategy: str
+    claim: Claim,
+    seeds: tuple[int, ...],
+    n_updates: int,
+    device: str,
+    strategy: str,
 ) -> tuple[Curves, StrategyRecord]:
     """The episodes of every update and seed, and how the step was run."""
     cfg, world = claim.cfg, NoWorld()
-    state = tree.map(lambda *x: torch.stack(x), *[init(cfg, world, random.key(seed, device)) for seed in seeds])
+    state = tree.map(
+        lambda *x: torch.stack(x),
+        *[init(cfg, world, random.key(seed, device)) for seed in seeds],
+    )
     rows: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        parts, record = select_strategy(collect, vmap_parts(EAGER_PARTS), cfg, world, state, strategy)
+        parts, record = select_strategy(
+            collect, vmap_parts(EAGER_PARTS), cfg, world, state, strategy
+        )
         for update in range(n_updates):
             state, metrics = train_step(cfg, world, state, parts)
-            rows.append((metrics.rollout.n_episodes, metrics.rollout.episode_return_sum / claim.reward_scale))
+            rows.append(
+                (
+                    metrics.rollout.n_episodes,
+                    metrics.rollout.episode_return_sum / claim.reward_scale,
+                )
+            )
             if (update + 1) % PRINT_EVERY_UPDATES == 0:
                 returns = last_returns(stack_rows(rows), N_LAST_EPISODES)
-                print(f"update {update + 1}/{n_updates}: {' '.join(f'{x:.0f}' for x in returns)}", flush=True)
+                print(
+                    f"update {update + 1}/{n_updates}: {' '.join(f'{x:.0f}' for x in returns)}",
+                    flush=True,
+                )
     return stack_rows(rows), record
 
 
 def stack_rows(rows: list[tuple[Tensor, Tensor]]) -> Curves:
     """The numbers of all updates, on the host."""
-    n_episodes, return_sum = (torch.stack(column).cpu() for column in zip(*rows))
+    n_episodes, return_sum = (
+        torch.stack(column).cpu() for column in zip(*rows)
+    )
     return Curves(n_episodes, return_sum)
 
 
 def last_returns(curves: Curves, n: int) -> list[float]:
     """The mean return of each seed's last `n` episodes; whole updates, so a few more."""
     means = []
-    for n_episodes, return_sum in zip(curves.n_episodes.T.flip(1), curves.return_sum.T.flip(1)):
+    for n_episodes, return_sum in zip(
+        curves.n_episodes.T.flip(1), curves.return_sum.T.flip(1)
+    ):
         n_updates = int((n_episodes.cumsum(0) < n).sum()) + 1
-        means.append(float(return_sum[:n_updates].sum() / n_episodes[:n_updates].sum()))
+        means.append(
+            float(return_sum[:n_updates].sum() / n_episodes[:n_updates].sum())
+        )
     return means
 
 
 def learning_curves(curves: Curves) -> list[list[float]]:
     """Mean return of the episodes that ended in each twentieth of the run, a list a seed."""
-    parts = zip(curves.return_sum.tensor_split(N_CURVE_POINTS), curves.n_episodes.tensor_split(N_CURVE_POINTS))
-    means = [return_sum.sum(0) / n_episodes.sum(0) for return_sum, n_episodes in parts]
+    parts = zip(
+        curves.return_sum.tensor_split(N_CURVE_POINTS),
+        curves.n_episodes.tensor_split(N_CURVE_POINTS),
+    )
+    means = [
+        return_sum.sum(0) / n_episodes.sum(0)
+        for return_sum, n_episodes in parts
+    ]
     return torch.stack(means, 1).tolist()
 
 

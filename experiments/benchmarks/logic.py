@@ -34,7 +34,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
@@ -70,7 +71,12 @@ LEAST_MODELS = (  # data, rules, height (0: the fixpoint), most atoms
     ("wn18rr", "rules.txt", 4, 10**7),
     ("fb15k-237", "rules.txt", 1, 10**8),
 )
-STATES = (("family", "rules.txt", 2), ("wn18rr", "rules.txt", 1), ("fb15k-237", "rules.txt", 1))  # data, rules, height
+# data, rules, height
+STATES = (
+    ("family", "rules.txt", 2),
+    ("wn18rr", "rules.txt", 1),
+    ("fb15k-237", "rules.txt", 1),
+)
 
 
 class RandomKB(NamedTuple):
@@ -84,21 +90,45 @@ class RandomKB(NamedTuple):
 
 def main() -> None:
     """Run every row in a fresh process and write them; or one row, in this process, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the standard data sets")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=DATA,
+        help="folder of the standard data sets",
+    )
     parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", help="measure again what begins with this name, and keep the other rows of --out")
-    parser.add_argument("--row", help="run this row here: a name and its arguments, separated by blanks")
+    parser.add_argument(
+        "--only",
+        help="measure again what begins with this name, and keep the other rows of --out",
+    )
+    parser.add_argument(
+        "--row",
+        help="run this row here: a name and its arguments, separated by blanks",
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.row is not None:
         name, *arguments = args.row.split()
         row = ROWS[name](args.data, *arguments)
-        print(json.dumps({"row": args.row} | row | {"process_cpu_seconds": round(time.process_time(), 1)}))
+        print(
+            json.dumps(
+                {"row": args.row}
+                | row
+                | {"process_cpu_seconds": round(time.process_time(), 1)}
+            )
+        )
         return
 
-    record: dict[str, Any] = {"machine": describe_machine(), "seed": SEED, "rows": []}
+    record: dict[str, Any] = {
+        "machine": describe_machine(),
+        "seed": SEED,
+        "rows": [],
+    }
     own_origin = {}
     if args.only is not None and args.out is not None and args.out.exists():
         own_origin = {key: record["machine"][key] for key in ("commit", "load")}
@@ -116,16 +146,32 @@ def row_names() -> list[str]:
     """Every row: a name and its arguments."""
     names = ["build_data", "build_large", "lookup"]
     names += [f"confidence {name} {rules}" for name, rules in CONFIDENCE]
-    names += [f"least_model {name} {rules} {height} {max_atoms}" for name, rules, height, max_atoms in LEAST_MODELS]
+    names += [
+        f"least_model {name} {rules} {height} {max_atoms}"
+        for name, rules, height, max_atoms in LEAST_MODELS
+    ]
     names += ["derivation family rules_rnnlogic.tsv"]
-    names += [f"state {name} {rules} {height}" for name, rules, height in STATES]
+    names += [
+        f"state {name} {rules} {height}" for name, rules, height in STATES
+    ]
     return names
 
 
 def run_row(row: str, data_folder: Path, n_threads: int) -> Row:
     """One row, measured in a process of its own."""
-    command = [sys.executable, __file__, "--data", str(data_folder), "--threads", str(n_threads), "--row", row]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    command = [
+        sys.executable,
+        __file__,
+        "--data",
+        str(data_folder),
+        "--threads",
+        str(n_threads),
+        "--row",
+        row,
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -140,26 +186,36 @@ def build_data(folder: Path) -> Row:
     """FB15k-237: the best of five builds."""
     dataset = data.load(folder / "fb15k-237")
     seconds = [timed(lambda: build_kb(dataset))[0] for _ in range(5)]
-    return {"facts": len(dataset.facts), "seconds": min(seconds), "bytes": kb.n_bytes(build_kb(dataset)[0])}
+    return {
+        "facts": len(dataset.facts),
+        "seconds": min(seconds),
+        "bytes": kb.n_bytes(build_kb(dataset)[0]),
+    }
 
 
 def build_large(folder: Path) -> Row:
     """20 million facts: the build, and what it adds to the largest resident size."""
     facts = random_facts(*LARGE)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    before = (
+        int(Path("/proc/self/statm").read_text().split()[1])
+        * resource.getpagesize()
+    )
     seconds, large = timed(lambda: build_random_kb(facts, LARGE[1]))
     return {
         "facts": len(facts),
         "seconds": seconds,
         "bytes": kb.n_bytes(large.kb),
         "peak_growth_bytes": peak_bytes() - before,
-        "peak_bytes": peak_bytes(),  # of the whole process, its facts and PyTorch included
+        # of the whole process, its facts and PyTorch included
+        "peak_bytes": peak_bytes(),
     }
 
 
 def lookup(folder: Path) -> Row:
     """Lookups of random known facts, in microseconds a batch."""
-    knowledge_bases = [build_random_kb(random_facts(*size), size[1]) for size in (SMALL, LARGE)]
+    knowledge_bases = [
+        build_random_kb(random_facts(*size), size[1]) for size in (SMALL, LARGE)
+    ]
     draw = np.random.default_rng(SEED + 1)
     rows = []
     for batch in LOOKUP_BATCHES:
@@ -169,36 +225,64 @@ def lookup(folder: Path) -> Row:
                 for name, seconds in time_lookups(tables, batch, draw).items():
                     times.setdefault((name, i), []).append(1e6 * seconds)
         for name in ("fact_id", "facts_for"):
-            rows.append({"lookup": name, "batch": batch} | compare_sizes(times[name, 0], times[name, 1]))
+            rows.append(
+                {"lookup": name, "batch": batch}
+                | compare_sizes(times[name, 0], times[name, 1])
+            )
     return {"rows": rows}
 
 
-def time_lookups(tables: RandomKB, batch: int, draw: np.random.Generator) -> dict[str, float]:
+def time_lookups(
+    tables: RandomKB, batch: int, draw: np.random.Generator
+) -> dict[str, float]:
     """Seconds of one lookup of each kind, for random facts."""
-    atoms = torch.from_numpy(tables.facts[draw.integers(0, len(tables.facts), batch)]).long()
+    atoms = torch.from_numpy(
+        tables.facts[draw.integers(0, len(tables.facts), batch)]
+    ).long()
     variable = torch.full((batch, 1), tables.n_entities + 1)
     goals = torch.cat([atoms[:, :2], variable], dim=1)
     return {
         "fact_id": timed(lambda: kb.fact_id(tables.kb, tables.sizes, atoms))[0],
-        "facts_for": timed(lambda: kb.lookup_facts(tables.kb, tables.sizes, goals, MAX_FACTS_PER_LOOKUP))[0],
+        "facts_for": timed(
+            lambda: kb.lookup_facts(
+                tables.kb, tables.sizes, goals, MAX_FACTS_PER_LOOKUP
+            )
+        )[0],
     }
 
 
-def compare_sizes(small_us: list[float], large_us: list[float]) -> dict[str, float]:
+def compare_sizes(
+    small_us: list[float], large_us: list[float]
+) -> dict[str, float]:
     """Medians among 20 thousand and 20 million facts, and their ratio."""
     small, large = statistics.median(small_us), statistics.median(large_us)
-    return {"small_us": round(small, 2), "large_us": round(large, 2), "ratio": round(large / small, 2)}
+    return {
+        "small_us": round(small, 2),
+        "large_us": round(large, 2),
+        "ratio": round(large / small, 2),
+    }
 
 
 def confidence(folder: Path, name: str, rules: str) -> Row:
     """Counting support and body pairs; `differ` counts rules that the file counts otherwise."""
     dataset = data.load(folder / name, folder / name / rules)
     raw = (folder / name / rules).read_bytes()
-    lines = (gzip.decompress(raw) if rules.endswith(".gz") else raw).decode().splitlines()
-    listed = np.array([line.split("\t")[1:3] for line in lines if not line.startswith("#")], dtype=float)
+    lines = (
+        (gzip.decompress(raw) if rules.endswith(".gz") else raw)
+        .decode()
+        .splitlines()
+    )
+    listed = np.array(
+        [line.split("\t")[1:3] for line in lines if not line.startswith("#")],
+        dtype=float,
+    )
     knowledge_base, sizes = build_kb(dataset)
-    seconds, knowledge_base = timed(lambda: with_confidence(knowledge_base, sizes))
-    counted = torch.stack([knowledge_base.support, knowledge_base.body_pairs], dim=1).numpy()
+    seconds, knowledge_base = timed(
+        lambda: with_confidence(knowledge_base, sizes)
+    )
+    counted = torch.stack(
+        [knowledge_base.support, knowledge_base.body_pairs], dim=1
+    ).numpy()
     return {
         "rules": len(dataset.rules),
         "seconds": seconds,
@@ -208,12 +292,21 @@ def confidence(folder: Path, name: str, rules: str) -> Row:
     }
 
 
-def least_model(folder: Path, name: str, rules: str, height: str, max_atoms: str) -> Row:
+def least_model(
+    folder: Path, name: str, rules: str, height: str, max_atoms: str
+) -> Row:
     """T_P up to a height (0: the fixpoint), and how many test triples it derives."""
     dataset = data.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
-    model = fixpoint.least_model(knowledge_base, sizes, max_height=int(height) or None, max_atoms=int(max_atoms))
-    derived = int((fixpoint.atom_height(model, torch.from_numpy(dataset.test)) >= 0).sum())
+    model = fixpoint.least_model(
+        knowledge_base,
+        sizes,
+        max_height=int(height) or None,
+        max_atoms=int(max_atoms),
+    )
+    derived = int(
+        (fixpoint.atom_height(model, torch.from_numpy(dataset.test)) >= 0).sum()
+    )
     return {
         "seconds": round(model.seconds, 3),
         "counts": model.n_atoms_after_step,
@@ -228,12 +321,24 @@ def derivation(folder: Path, name: str, rules: str) -> Row:
     """The last step of derived test triples, one at a time."""
     dataset = data.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
-    model = fixpoint.least_model(knowledge_base, sizes, max_height=1, max_atoms=10**7)
-    derived = [row for row in dataset.test if fixpoint.atom_height(model, torch.from_numpy(row)) > 0]
+    model = fixpoint.least_model(
+        knowledge_base, sizes, max_height=1, max_atoms=10**7
+    )
+    derived = [
+        row
+        for row in dataset.test
+        if fixpoint.atom_height(model, torch.from_numpy(row)) > 0
+    ]
     seconds = []
-    for i in np.random.default_rng(SEED).permutation(len(derived))[:N_DERIVATIONS]:
+    for i in np.random.default_rng(SEED).permutation(len(derived))[
+        :N_DERIVATIONS
+    ]:
         atom = tuple(derived[i].tolist())
-        seconds.append(timed(lambda: find_derivation(knowledge_base, sizes, model, atom))[0])  # noqa: B023
+        seconds.append(
+            timed(lambda: find_derivation(knowledge_base, sizes, model, atom))[  # noqa: B023
+                0
+            ]
+        )
     return {
         "atoms": len(model.atoms),
         "median_ms": round(1e3 * statistics.median(seconds), 2),
@@ -246,19 +351,33 @@ def state(folder: Path, name: str, rules: str, height: str) -> Row:
     dataset = data.load(folder / name, folder / name / rules)
     knowledge_base, sizes = build_kb(dataset)
     cfg = resolve.make_resolve_config(knowledge_base, sizes, int(height))
-    with_rule = dataset.train[np.isin(dataset.train[:, 0], dataset.rules[:, 0, 0])]
-    root = torch.from_numpy(with_rule[np.random.default_rng(SEED).choice(len(with_rule), N_SEARCHES)])
-    padding = torch.zeros((N_SEARCHES, cfg.max_goals, sizes.atom_width), dtype=torch.int32)
-    goals = resolve.Goals(torch.cat([root[:, None], padding[:, 1:]], 1), padding[..., 0])
+    with_rule = dataset.train[
+        np.isin(dataset.train[:, 0], dataset.rules[:, 0, 0])
+    ]
+    root = torch.from_numpy(
+        with_rule[
+            np.random.default_rng(SEED).choice(len(with_rule), N_SEARCHES)
+        ]
+    )
+    padding = torch.zeros(
+        (N_SEARCHES, cfg.max_goals, sizes.atom_width), dtype=torch.int32
+    )
+    goals = resolve.Goals(
+        torch.cat([root[:, None], padding[:, 1:]], 1), padding[..., 0]
+    )
 
     n_successors = n_goals = bytes_held = 0
     seconds = []
     for _ in range(N_SEARCH_STEPS):
         resolve.resolve(cfg, knowledge_base, goals, root)  # warms up
-        step_seconds, after = timed(lambda: resolve.resolve(cfg, knowledge_base, goals, root))  # noqa: B023
+        step_seconds, after = timed(
+            lambda: resolve.resolve(cfg, knowledge_base, goals, root)  # noqa: B023
+        )
         assert not after.overflow.any()
         seconds.append(step_seconds)
-        bytes_held += sum(x.numel() * x.element_size() for x in tree.leaves(after))
+        bytes_held += sum(
+            x.numel() * x.element_size() for x in tree.leaves(after)
+        )
         n_successors += int(after.mask.sum())
         n_goals += int((after.goals.atoms[..., 0] > 0).sum())
         goals = random_successor(after)
@@ -267,12 +386,16 @@ def state(folder: Path, name: str, rules: str, height: str) -> Row:
     bytes_of_ids, bytes_of_offset = 8, 4  # rule and fact; where a list starts
     filled_only = bytes_of_goal * cfg.max_goals + bytes_of_ids
     filled_only += N_SEARCH_STEPS * N_SEARCHES * bytes_of_offset / n_successors
-    goals_packed = bytes_of_goal * n_goals / n_successors + bytes_of_ids + bytes_of_offset
+    goals_packed = (
+        bytes_of_goal * n_goals / n_successors + bytes_of_ids + bytes_of_offset
+    )
     return {
         "S": cfg.max_successors,
         "A": cfg.max_goals,
         "successors": n_successors,
-        "share_of_slots_filled": round(n_successors / (N_SEARCH_STEPS * N_SEARCHES * cfg.max_successors), 4),
+        "share_of_slots_filled": round(
+            n_successors / (N_SEARCH_STEPS * N_SEARCHES * cfg.max_successors), 4
+        ),
         "bytes_a_successor": round(bytes_held / n_successors, 1),
         "bytes_a_successor_filled_slots_only": round(filled_only, 1),
         "bytes_a_successor_goals_packed": round(goals_packed, 1),
@@ -286,7 +409,9 @@ def random_successor(successors: resolve.Successors) -> resolve.Goals:
     weights = torch.where(alive[:, None], successors.mask.float(), 1.0)
     slot = weights.multinomial(1).squeeze(1)
     row = torch.arange(len(slot))
-    atoms = torch.where(alive[:, None, None], successors.goals.atoms[row, slot], 0)
+    atoms = torch.where(
+        alive[:, None, None], successors.goals.atoms[row, slot], 0
+    )
     return resolve.Goals(atoms, successors.goals.height[row, slot])
 
 
@@ -304,21 +429,32 @@ ROWS: dict[str, Callable[..., Row]] = {
 def random_facts(n_facts: int, n_entities: int) -> np.ndarray:
     """Facts in which every entity is a subject, and an object, as often as any other."""
     draw = np.random.default_rng(SEED)
-    entity = np.repeat(np.arange(1, n_entities + 1, dtype=np.int32), n_facts // n_entities)
+    entity = np.repeat(
+        np.arange(1, n_entities + 1, dtype=np.int32), n_facts // n_entities
+    )
     relation = draw.integers(1, N_RELATIONS + 1, n_facts, dtype=np.int32)
-    return np.stack([relation, draw.permutation(entity), draw.permutation(entity)], axis=1)
+    return np.stack(
+        [relation, draw.permutation(entity), draw.permutation(entity)], axis=1
+    )
 
 
 def build_random_kb(facts: np.ndarray, n_entities: int) -> RandomKB:
     """The knowledge base of random facts, without rules."""
     no_rules = np.zeros((0, 1, 3), np.int32)
-    knowledge_base, sizes = kb.build(facts, no_rules, n_constants=n_entities, n_predicates=N_RELATIONS)
+    knowledge_base, sizes = kb.build(
+        facts, no_rules, n_constants=n_entities, n_predicates=N_RELATIONS
+    )
     return RandomKB(facts, n_entities, knowledge_base, sizes)
 
 
 def build_kb(dataset: data.Dataset) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base of a data set."""
-    return kb.build(dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates)
+    return kb.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+    )
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:

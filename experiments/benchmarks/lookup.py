@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.logic import (
     LARGE,
@@ -56,9 +57,16 @@ Read = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def main() -> None:
     """Measure in two fresh processes and write the record; or in this one with --here."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, help="record to write")
-    parser.add_argument("--here", choices=("huge", "small"), help="measure in this process, with pages of this size")
+    parser.add_argument(
+        "--here",
+        choices=("huge", "small"),
+        help="measure in this process, with pages of this size",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.here is not None:
@@ -69,9 +77,17 @@ def main() -> None:
 
     rows: list[Row] = []
     for pages in ("huge", "small"):
-        done = subprocess.run([sys.executable, __file__, "--here", pages], stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, "--here", pages],
+            stdout=subprocess.PIPE,
+            check=True,
+        )
         rows += [{"pages": pages} | row for row in json.loads(done.stdout)]
-    record: dict[str, Any] = {"machine": describe_machine(), "seed": SEED, "rows": rows}
+    record: dict[str, Any] = {
+        "machine": describe_machine(),
+        "seed": SEED,
+        "rows": rows,
+    }
     print(json.dumps(record, indent=1))
     if args.out is not None:
         write_record(args.out, record)
@@ -79,7 +95,9 @@ def main() -> None:
 
 def measure() -> list[Row]:
     """The rows of this process."""
-    sides = [build_random_kb(random_facts(*size), size[1]) for size in (SMALL, LARGE)]
+    sides = [
+        build_random_kb(random_facts(*size), size[1]) for size in (SMALL, LARGE)
+    ]
     reads = [layouts(side.kb) for side in sides]
     draw = np.random.default_rng(SEED + 1)
     rows = []
@@ -87,20 +105,32 @@ def measure() -> list[Row]:
         times: dict[tuple[str, int], list[float]] = {}
         for _ in range(REPEATS):
             for i, side in enumerate(sides):
-                for name, seconds in time_reads(side, reads[i], batch, draw).items():
+                for name, seconds in time_reads(
+                    side, reads[i], batch, draw
+                ).items():
                     times.setdefault((name, i), []).append(1e6 * seconds)
         for name in ("key", *reads[0], "facts_for"):
-            rows.append({"batch": batch, "reads": name} | compare_sizes(times[name, 0], times[name, 1]))
+            rows.append(
+                {"batch": batch, "reads": name}
+                | compare_sizes(times[name, 0], times[name, 1])
+            )
     return rows
 
 
-def time_reads(side: RandomKB, reads: dict[str, Read], batch: int, draw: np.random.Generator) -> dict[str, float]:
+def time_reads(
+    side: RandomKB,
+    reads: dict[str, Read],
+    batch: int,
+    draw: np.random.Generator,
+) -> dict[str, float]:
     """Seconds of each read, each for random facts of its own."""
     seconds = {}
     for name, read in reads.items():
         row = torch.from_numpy(draw.integers(0, len(side.facts), batch))
         atoms = side.kb.facts[row].long()
-        key_seconds, (key, _) = timed(lambda: kb.encode_atoms(side.kb.key_prefixes, side.sizes, atoms))  # noqa: B023
+        key_seconds, (key, _) = timed(
+            lambda: kb.encode_atoms(side.kb.key_prefixes, side.sizes, atoms)  # noqa: B023
+        )
         read_seconds, (value, is_found) = timed(lambda: read(key))  # noqa: B023
         if name != "perfect":
             assert bool(is_found.all()) and torch.equal(value, row)
@@ -110,7 +140,11 @@ def time_reads(side: RandomKB, reads: dict[str, Read], batch: int, draw: np.rand
     row = torch.from_numpy(draw.integers(0, len(side.facts), batch))
     variable = torch.full((batch, 1), side.sizes.n_constants + 1)
     goals = torch.cat([side.kb.facts[row, :2].long(), variable], dim=1)
-    seconds["facts_for"], _ = timed(lambda: kb.lookup_facts(side.kb, side.sizes, goals, MAX_FACTS_PER_LOOKUP))
+    seconds["facts_for"], _ = timed(
+        lambda: kb.lookup_facts(
+            side.kb, side.sizes, goals, MAX_FACTS_PER_LOOKUP
+        )
+    )
     return seconds
 
 
@@ -132,8 +166,13 @@ def words_layout(table: row_index.HashTable) -> Read:
     def read(key: Tensor) -> tuple[Tensor, Tensor]:
         start = bucket_start(table, key).clamp_max(last_start)
         place = 2 * (start[:, None] + table.bucket_slots)
-        same = table.entries.index_select(0, place.view(-1)).view(place.shape) == key[:, None]
-        value = table.entries.index_select(0, torch.where(same, place, 0).sum(1) + 1)
+        same = (
+            table.entries.index_select(0, place.view(-1)).view(place.shape)
+            == key[:, None]
+        )
+        value = table.entries.index_select(
+            0, torch.where(same, place, 0).sum(1) + 1
+        )
         return value, same.any(1)
 
     return read
@@ -146,25 +185,41 @@ def columns_layout(table: row_index.HashTable) -> Read:
     last_start = len(keys) - table.bucket_slots.numel()
 
     def read(key: Tensor) -> tuple[Tensor, Tensor]:
-        place = bucket_start(table, key).clamp_max(last_start)[:, None] + table.bucket_slots
-        same = keys.index_select(0, place.view(-1)).view(place.shape) == key[:, None]
-        return values.index_select(0, torch.where(same, place, 0).sum(1)), same.any(1)
+        place = (
+            bucket_start(table, key).clamp_max(last_start)[:, None]
+            + table.bucket_slots
+        )
+        same = (
+            keys.index_select(0, place.view(-1)).view(place.shape)
+            == key[:, None]
+        )
+        return values.index_select(
+            0, torch.where(same, place, 0).sum(1)
+        ), same.any(1)
 
     return read
 
 
 def bucket_start(table: row_index.HashTable, key: Tensor) -> Tensor:
     """Where the bucket of each key begins."""
-    return table.bucket_offsets.index_select(0, row_index.bucket_index(key, table.bucket_offsets.numel() - 1))
+    return table.bucket_offsets.index_select(
+        0, row_index.bucket_index(key, table.bucket_offsets.numel() - 1)
+    )
 
 
 def perfect_layout(table: row_index.HashTable) -> Read:
     """The reads of a perfect hash over random words."""
     draw = torch.Generator().manual_seed(SEED)
     n_buckets = table.bucket_offsets.numel() - 1
-    seeds = hugepages.on_huge_pages(torch.randint(1, 1 << 31, (n_buckets // 4,), generator=draw, dtype=torch.int32))
+    seeds = hugepages.on_huge_pages(
+        torch.randint(
+            1, 1 << 31, (n_buckets // 4,), generator=draw, dtype=torch.int32
+        )
+    )
     # Key and value in turn, with gaps.
-    words = hugepages.on_huge_pages(torch.randint(0, 1 << 60, (4 * n_buckets,), generator=draw))
+    words = hugepages.on_huge_pages(
+        torch.randint(0, 1 << 60, (4 * n_buckets,), generator=draw)
+    )
 
     def read(key: Tensor) -> tuple[Tensor, Tensor]:
         seed = seeds.index_select(0, row_index.bucket_index(key, len(seeds)))

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments import tables
 from experiments.benchmarks.side_by_side import write_record
@@ -36,8 +37,11 @@ from funcppo.mining.miner import SMOOTHING_COUNT
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
-SMOOTHED = ProverTaskConfig(smoothing=SMOOTHING_COUNT)  # the valid split chooses the height
-OBJECT_IDENTITY = ProverTaskConfig(smoothing=SMOOTHING_COUNT, object_identity=True, max_height=1)
+# the valid split chooses the height
+SMOOTHED = ProverTaskConfig(smoothing=SMOOTHING_COUNT)
+OBJECT_IDENTITY = ProverTaskConfig(
+    smoothing=SMOOTHING_COUNT, object_identity=True, max_height=1
+)
 SCORES = ("max-confidence", "noisy-or", "noisy-or@3")
 
 
@@ -55,44 +59,96 @@ SETS = {
     "family": MiningSet(MiningConfig(), OBJECT_IDENTITY),
     "umls": MiningSet(MiningConfig(max_length=2), OBJECT_IDENTITY),
     "wn18rr": MiningSet(
-        MiningConfig(constants=True, min_support=2, min_confidence=0.001, votes_per_fact=5), OBJECT_IDENTITY
+        MiningConfig(
+            constants=True,
+            min_support=2,
+            min_confidence=0.001,
+            votes_per_fact=5,
+        ),
+        OBJECT_IDENTITY,
     ),
-    "fb15k-237": MiningSet(MiningConfig(constants=True, max_length=2), replace(OBJECT_IDENTITY, object_identity=False)),
+    "fb15k-237": MiningSet(
+        MiningConfig(constants=True, max_length=2),
+        replace(OBJECT_IDENTITY, object_identity=False),
+    ),
 }
 
 
 def main() -> None:
     """Measure what the record does not hold yet, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the standard data sets")
-    parser.add_argument("--out", type=Path, default=RESULTS / "mining_results.json", help="record to complete")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=DATA,
+        help="folder of the standard data sets",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / "mining_results.json",
+        help="record to complete",
+    )
     parser.add_argument("--only", choices=SETS, action="append")
-    parser.add_argument("--again", choices=SETS, action="append", default=[], help="measure again")
-    parser.add_argument("--settings", choices=("plain", "chosen"), nargs="+", default=("plain", "chosen"))
+    parser.add_argument(
+        "--again",
+        choices=SETS,
+        action="append",
+        default=[],
+        help="measure again",
+    )
+    parser.add_argument(
+        "--settings",
+        choices=("plain", "chosen"),
+        nargs="+",
+        default=("plain", "chosen"),
+    )
     args = parser.parse_args()
-    record = json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}}
+    record = (
+        json.loads(args.out.read_text()) if args.out.exists() else {"sets": {}}
+    )
     for name in args.only or SETS:
         if name in args.again or name not in record["sets"]:
-            record["sets"][name] = measure(args.data / name, SETS[name], args.settings) | {"commit": current_commit()}
+            record["sets"][name] = measure(
+                args.data / name, SETS[name], args.settings
+            ) | {"commit": current_commit()}
             record["machine"] = describe_machine()
             write_record(args.out, record)
     print(tables.mining_table(record))
 
 
-def measure(folder: Path, settings: MiningSet, settings_names: tuple[str, ...]) -> dict[str, Any]:
+def measure(
+    folder: Path, settings: MiningSet, settings_names: tuple[str, ...]
+) -> dict[str, Any]:
     """Mining and the untrained scores of one set."""
     dataset = load(folder)
     with tempfile.TemporaryDirectory() as scratch:
         rule_file = Path(scratch) / "rules.tsv"
         start = time.perf_counter()
-        rules, counts, result = rule_cache.mine_dataset(dataset, settings.mining)
+        rules, counts, result = rule_cache.mine_dataset(
+            dataset, settings.mining
+        )
         rule_cache.write_rule_file(rule_file, rules, counts, "tsv")
         seconds = time.perf_counter() - start
 
-        tasks = {"plain": replace(settings.task, smoothing=None, object_identity=False), "chosen": settings.task}
-        rankings = {name: rank(load(folder, rule_file), tasks[name]) for name in settings_names}
+        tasks = {
+            "plain": replace(
+                settings.task, smoothing=None, object_identity=False
+            ),
+            "chosen": settings.task,
+        }
+        rankings = {
+            name: rank(load(folder, rule_file), tasks[name])
+            for name in settings_names
+        }
     return {
-        "settings": {field: getattr(settings.mining, field) for field in settings.mining.__slots__},
+        "settings": {
+            field: getattr(settings.mining, field)
+            for field in settings.mining.__slots__
+        },
         "rules": len(rules.rules),
         "candidates": result.n_candidates,
         "estimated": int((result.rules.std_error > 0).sum()),
@@ -106,7 +162,8 @@ def rank(dataset: Dataset, settings: ProverTaskConfig) -> dict[str, Any]:
     """Each score's summary on valid and test."""
     start = time.perf_counter()
     task = prover_task.build_task(dataset, settings)
-    if task.derivability_index is None:  # what derives each candidate is computed once for all scores
+    # what derives each candidate is computed once for all scores
+    if task.derivability_index is None:
         index = derivability.build_derivability_index_for_atoms(
             task.kb, task.sizes, task.least_model, task.least_model.atoms
         )
@@ -123,8 +180,12 @@ def rank(dataset: Dataset, settings: ProverTaskConfig) -> dict[str, Any]:
     for split in ("valid", "test"):
         row[split] = {}
         for name, scorer in scorers.items():
-            ranked = ranking.rank_split(task, getattr(dataset, split), scorer, protocol)
-            summary = ranking.summarise_ranking(ranked, list(dataset.predicates), with_auc=task.is_countries)
+            ranked = ranking.rank_split(
+                task, getattr(dataset, split), scorer, protocol
+            )
+            summary = ranking.summarise_ranking(
+                ranked, list(dataset.predicates), with_auc=task.is_countries
+            )
             del summary["by_group"]
             row[split][name] = summary
     return row | {"seconds": round(time.perf_counter() - start, 1)}

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from funcppo import random, train_step
 from funcppo.config import Config, PPOConfig
@@ -32,7 +33,12 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import select_strategy
 from funcppo.runtime.monitor import Monitor
 
-STRATEGY_OF_MODE = {"captured": "one-graph", "compiled": "one-graph", "forward": "forward", "eager": "eager"}
+STRATEGY_OF_MODE = {
+    "captured": "one-graph",
+    "compiled": "one-graph",
+    "forward": "forward",
+    "eager": "eager",
+}
 WAITING_CALLS = (
     "cudaStreamSynchronize",
     "cudaEventSynchronize",
@@ -44,15 +50,24 @@ WAITING_CALLS = (
 
 def main() -> None:
     """Profile and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", default="captured", choices=list(STRATEGY_OF_MODE))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--mode", default="captured", choices=list(STRATEGY_OF_MODE)
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--n-steps", type=int, default=128)
     parser.add_argument("--n-envs", type=int, default=4)
     parser.add_argument("--n-epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=15, help="of the printed tables")
+    parser.add_argument(
+        "--rows", type=int, default=15, help="of the printed tables"
+    )
     args = parser.parse_args()
     with Monitor() as monitor:
         step = make_step(args, monitor)
@@ -67,7 +82,10 @@ def main() -> None:
         print_operators(run_iterations, args.device, args.rows)
         print_python(run_iterations, args.rows)
         print(json.dumps(monitor.report(), indent=1))
-        print(monitor.warning() or "nothing was compiled or recorded after the first iteration")
+        print(
+            monitor.warning()
+            or "nothing was compiled or recorded after the first iteration"
+        )
 
 
 def make_step(args: argparse.Namespace, monitor: Monitor) -> Callable[[], Any]:
@@ -79,12 +97,23 @@ def make_step(args: argparse.Namespace, monitor: Monitor) -> Callable[[], Any]:
         n_minibatches=args.n_envs * args.n_steps // args.batch_size,
     )
     env = cartpole.environment(cartpole.CartPoleConfig())
-    cfg = Config(ppo=ppo, env=env, agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)))
+    cfg = Config(
+        ppo=ppo, env=env, agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2))
+    )
     state = train_step.init(cfg, NoWorld(), random.key(0, args.device))
     strategy = STRATEGY_OF_MODE[args.mode]
-    parts, _ = select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state, strategy)
+    parts, _ = select_strategy(
+        train_step.collect,
+        train_step.EAGER_PARTS,
+        cfg,
+        NoWorld(),
+        state,
+        strategy,
+    )
 
-    def step(state: train_step.TrainState) -> tuple[train_step.TrainState, train_step.Metrics]:
+    def step(
+        state: train_step.TrainState,
+    ) -> tuple[train_step.TrainState, train_step.Metrics]:
         return train_step.train_step(cfg, NoWorld(), state, parts)
 
     captured = capture(step, state, use_cuda_graph=args.mode == "captured")
@@ -92,16 +121,30 @@ def make_step(args: argparse.Namespace, monitor: Monitor) -> Callable[[], Any]:
     return captured.step
 
 
-def print_operators(run_iterations: Callable[[], None], device: str, n_rows: int) -> None:
+def print_operators(
+    run_iterations: Callable[[], None], device: str, n_rows: int
+) -> None:
     """PyTorch's profiler: operators, kernels and waits."""
     with torch.profiler.profile() as profile:
         run_iterations()
         if device == "cuda":
             torch.cuda.synchronize()
-    order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    print(profile.key_averages().table(sort_by=order, row_limit=n_rows, max_name_column_width=60))
-    waits = Counter(event.name for event in profile.events() or () if event.name in WAITING_CALLS)
-    print(f"waits for the device, the closing one included: {dict(waits) or 'none'}")
+    order = (
+        "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    )
+    print(
+        profile.key_averages().table(
+            sort_by=order, row_limit=n_rows, max_name_column_width=60
+        )
+    )
+    waits = Counter(
+        event.name
+        for event in profile.events() or ()
+        if event.name in WAITING_CALLS
+    )
+    print(
+        f"waits for the device, the closing one included: {dict(waits) or 'none'}"
+    )
 
 
 def print_python(run_iterations: Callable[[], None], n_rows: int) -> None:

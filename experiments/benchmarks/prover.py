@@ -30,7 +30,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.cartpole import (
@@ -57,55 +58,111 @@ SMALL_PPO = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
 LARGE_PPO = PPOConfig(n_envs=128, n_steps=128, n_epochs=5, n_minibatches=16)
 SMALL_TASK = ProverTaskConfig(max_height=2)
 LARGE_TASK = ProverTaskConfig(max_height=2, embed_dim=250, hidden_dim=512)
-DEEP_TASK = dataclasses.replace(LARGE_TASK, n_residual_blocks=8, max_successors=130)
+DEEP_TASK = dataclasses.replace(
+    LARGE_TASK, n_residual_blocks=8, max_successors=130
+)
 WORK = {
     "s3": ("countries_s3", SMALL_TASK, SMALL_PPO),
     "family": ("{data}/family", SMALL_TASK, LARGE_PPO),
     "family-large": ("{data}/family", LARGE_TASK, LARGE_PPO),
     "family-130": ("{data}/family", DEEP_TASK, LARGE_PPO),
-    "family-130-microbatches": ("{data}/family", DEEP_TASK, dataclasses.replace(LARGE_PPO, n_microbatches=8)),
+    "family-130-microbatches": (
+        "{data}/family",
+        DEEP_TASK,
+        dataclasses.replace(LARGE_PPO, n_microbatches=8),
+    ),
 }
 
 
 def main() -> None:
     """Run the cells and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", default=str(DATA), help="folder of the standard data sets")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument(
+        "--data", default=str(DATA), help="folder of the standard data sets"
+    )
     parser.add_argument("--out", type=Path, help="record to write")
-    parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--mode", nargs="*", default=["captured", "compiled", "eager"], choices=MODES)
-    parser.add_argument("--successors", nargs="*", default=["packed"], choices=["packed", "padded"])
-    parser.add_argument("--processes", type=int, default=8, help="processes that compile at once")
-    parser.add_argument("--cell", nargs=5, metavar=("WORK", "MODE", "DEVICE", "LAYOUT", "DATA"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--work", nargs="*", default=list(WORK), choices=list(WORK)
+    )
+    parser.add_argument(
+        "--mode",
+        nargs="*",
+        default=["captured", "compiled", "eager"],
+        choices=MODES,
+    )
+    parser.add_argument(
+        "--successors",
+        nargs="*",
+        default=["packed"],
+        choices=["packed", "padded"],
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=8,
+        help="processes that compile at once",
+    )
+    parser.add_argument(
+        "--cell",
+        nargs=5,
+        metavar=("WORK", "MODE", "DEVICE", "LAYOUT", "DATA"),
+        help=argparse.SUPPRESS,
+    )
     args = parser.parse_args()
     if args.cell:
         case = ProverCase(*args.cell)
         return side_by_side.run_cell(case.prepare, case.measure)
 
     cells = {}
-    for work, mode, layout in itertools.product(args.work, args.mode, args.successors):
-        cells[f"{work} {mode} {args.device} {layout}"] = [work, mode, args.device, layout, args.data]
-    side_by_side.run_cells(__file__, cells, args.processes, args.device, args.out)
+    for work, mode, layout in itertools.product(
+        args.work, args.mode, args.successors
+    ):
+        cells[f"{work} {mode} {args.device} {layout}"] = [
+            work,
+            mode,
+            args.device,
+            layout,
+            args.data,
+        ]
+    side_by_side.run_cells(
+        __file__, cells, args.processes, args.device, args.out
+    )
 
 
 class ProverCase:
     """One work, run in one mode."""
 
-    def __init__(self, work: str, mode: str, device: str, layout: str, data_folder: str) -> None:
+    def __init__(
+        self, work: str, mode: str, device: str, layout: str, data_folder: str
+    ) -> None:
         dataset, settings, ppo = WORK[work]
         self.mode, self.device = mode, device
-        task = prover_task.build_task(data.load(dataset.format(data=data_folder)), settings, device)
+        task = prover_task.build_task(
+            data.load(dataset.format(data=data_folder)), settings, device
+        )
         self.cfg = prover_task.build_config(task, ppo)
         self.world = prover_task.training_world(task)
-        self.state = train_step.init(self.cfg, self.world, random.key(0, device))
+        self.state = train_step.init(
+            self.cfg, self.world, random.key(0, device)
+        )
         if layout == "packed":
             self.cfg = with_capacity(self.cfg, self.world, self.state)
 
     def prepare(self) -> Row:
         """Compile, capture, take one step and compare it with the eager one."""
         parts, _ = strategies.select_strategy(
-            train_step.collect, train_step.EAGER_PARTS, self.cfg, self.world, self.state, self.strategy()
+            train_step.collect,
+            train_step.EAGER_PARTS,
+            self.cfg,
+            self.world,
+            self.state,
+            self.strategy(),
         )
         iteration = partial(train_step.train_step, self.cfg, self.world)
         memory.reset_peak(self.device)
@@ -123,16 +180,24 @@ class ProverCase:
         # Against the eager step, and against eager learning from the same compiled rollout.
         with FlopCounterMode(display=False) as counter:
             eager_state, metrics = iteration(self.state)
-        eager_update = dataclasses.replace(parts, minibatch_step=train_step.EAGER_PARTS.minibatch_step)
+        eager_update = dataclasses.replace(
+            parts, minibatch_step=train_step.EAGER_PARTS.minibatch_step
+        )
         eager_update_state = iteration(self.state, parts=eager_update)[0]
         row |= {
-            "difference_from_eager": relative_difference(captured.state, eager_state, self.state),
-            "learning_differs": relative_difference(captured.state, eager_update_state, self.state),
+            "difference_from_eager": relative_difference(
+                captured.state, eager_state, self.state
+            ),
+            "learning_differs": relative_difference(
+                captured.state, eager_update_state, self.state
+            ),
             "actions_differ": self.count_different_actions(parts),
             "least_ms": None,
         }
         if self.device == "cuda":
-            row["least_ms"] = least_milliseconds(counter.get_total_flops(), self.state, metrics, "highest")
+            row["least_ms"] = least_milliseconds(
+                counter.get_total_flops(), self.state, metrics, "highest"
+            )
 
         self.rollout_step = self.capture(self.rollout, parts).step
         return row | self.successor_counts()
@@ -140,7 +205,9 @@ class ProverCase:
     def measure(self) -> Row:
         """Median and spread of an iteration and of its rollout, and kernels."""
         row = time_steps(self.step, self.synchronise)
-        rollout_ms = time_steps(self.rollout_step, self.synchronise)["iteration_ms"]
+        rollout_ms = time_steps(self.rollout_step, self.synchronise)[
+            "iteration_ms"
+        ]
         n_steps = self.cfg.ppo.n_envs * self.cfg.ppo.n_steps
         row |= {
             "rollout_ms": rollout_ms,
@@ -159,12 +226,23 @@ class ProverCase:
             return "forward"
         return "one-graph" if self.cfg.ppo.n_microbatches == 1 else "two-graphs"
 
-    def capture(self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts) -> CapturedStep[Any, Any]:
+    def capture(
+        self, step: Callable[..., tuple[Any, Any]], parts: train_step.Parts
+    ) -> CapturedStep[Any, Any]:
         """A step as this mode runs it."""
         if self.mode in LOOP_BODY_MODES:
-            return capture_loop_bodies(step, parts, self.state, strict=self.device == "cuda")
-        use_graph = self.mode in ("captured", "eager-graph") and self.device == "cuda"
-        return capture(partial(step, parts=parts), self.state, use_cuda_graph=use_graph, strict=use_graph)
+            return capture_loop_bodies(
+                step, parts, self.state, strict=self.device == "cuda"
+            )
+        use_graph = (
+            self.mode in ("captured", "eager-graph") and self.device == "cuda"
+        )
+        return capture(
+            partial(step, parts=parts),
+            self.state,
+            use_cuda_graph=use_graph,
+            strict=use_graph,
+        )
 
     def rollout(self, state: Any, parts: train_step.Parts) -> tuple[Any, Any]:
         """Rollout and advantages alone."""
@@ -178,14 +256,20 @@ class ProverCase:
 
     def count_different_actions(self, parts: train_step.Parts) -> int:
         """Actions of the first rollout that are not the eager ones: a tie decided otherwise, and what follows."""
-        compiled = train_step.collect(self.cfg, self.world, self.state, parts).batch.action
-        eager = train_step.collect(self.cfg, self.world, self.state, train_step.EAGER_PARTS).batch.action
+        compiled = train_step.collect(
+            self.cfg, self.world, self.state, parts
+        ).batch.action
+        eager = train_step.collect(
+            self.cfg, self.world, self.state, train_step.EAGER_PARTS
+        ).batch.action
         return int((compiled != eager).sum())
 
     def successor_counts(self) -> Row:
         """Places for successors of a state, of a minibatch where these are packed, and the share that is filled."""
         agent = self.cfg.update_agent or self.cfg.agent
-        mask = self.rollout(self.state, train_step.EAGER_PARTS)[1].obs.action_mask
+        mask = self.rollout(self.state, train_step.EAGER_PARTS)[
+            1
+        ].obs.action_mask
         return {
             "successors": mask.shape[1] - 1,  # the last action is END
             "capacity": agent.cfg.capacity,

@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.paths import DATA
@@ -42,7 +43,12 @@ from funcppo.config import Config, PPOConfig
 from funcppo.evaluation import autotune, ranking, scorers
 from funcppo.evaluation.beam_search import SearchConfig
 from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.evaluation.slot_scheduler import evaluate_step, init_scheduler, score_by_width, width_schedule
+from funcppo.evaluation.slot_scheduler import (
+    evaluate_step,
+    init_scheduler,
+    score_by_width,
+    width_schedule,
+)
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.env import World
@@ -76,22 +82,61 @@ class Policy(NamedTuple):
 
 def main() -> None:
     """Time every row and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the standard data sets")
-    parser.add_argument("--out", type=Path, required=True, help="record to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=DATA,
+        help="folder of the standard data sets",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="record to write"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--score", choices=("greedy", "success"), default="greedy")
-    parser.add_argument("--queries", type=int, default=500, help="of Family, drawn evenly over relations")
-    parser.add_argument("--eager", action="store_true", help="compile neither design")
-    parser.add_argument("--no-family", action="store_true", help="only the full rankings")
-    parser.add_argument("--ranked", nargs="*", choices=RANKED, default=["wn18rr"], help="what is ranked in full")
-    parser.add_argument("--queries-ranked", type=int, help="of those ranked in full; all by default")
+    parser.add_argument(
+        "--score", choices=("greedy", "success"), default="greedy"
+    )
+    parser.add_argument(
+        "--queries",
+        type=int,
+        default=500,
+        help="of Family, drawn evenly over relations",
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="compile neither design"
+    )
+    parser.add_argument(
+        "--no-family", action="store_true", help="only the full rankings"
+    )
+    parser.add_argument(
+        "--ranked",
+        nargs="*",
+        choices=RANKED,
+        default=["wn18rr"],
+        help="what is ranked in full",
+    )
+    parser.add_argument(
+        "--queries-ranked",
+        type=int,
+        help="of those ranked in full; all by default",
+    )
     args = parser.parse_args()
     rows = [] if args.no_family else score_family(args)
     for name in args.ranked:
         rows.append(rank_in_full(args, *RANKED[name]))
         print(json.dumps(rows[-1]))
-    write_record(args.out, {"machine": describe_machine(args.device), "seed": 0, "score": args.score, "rows": rows})
+    write_record(
+        args.out,
+        {
+            "machine": describe_machine(args.device),
+            "seed": 0,
+            "score": args.score,
+            "rows": rows,
+        },
+    )
 
 
 def score_family(args: argparse.Namespace) -> list[Row]:
@@ -106,26 +151,45 @@ def score_family(args: argparse.Namespace) -> list[Row]:
 
     rows: list[Row] = []
     first_scores = None
-    for name, (score, slots) in make_designs(args, policy, every_candidate).items():
+    for name, (score, slots) in make_designs(
+        args, policy, every_candidate
+    ).items():
         candidates = provable if name == "prefiltered" else every_candidate
-        row, scores = time_scoring(score, candidates, len(every_candidate), args.device)
+        row, scores = time_scoring(
+            score, candidates, len(every_candidate), args.device
+        )
         if first_scores is None:
             first_scores = scores
-        same_candidates = torch.isin(pack_atoms(task, every_candidate), pack_atoms(task, candidates))
-        row["largest_difference"] = largest_difference(first_scores[same_candidates], scores)
+        same_candidates = torch.isin(
+            pack_atoms(task, every_candidate), pack_atoms(task, candidates)
+        )
+        row["largest_difference"] = largest_difference(
+            first_scores[same_candidates], scores
+        )
         row["slots"] = slots
-        row["times_replaced"] = row["candidates_per_s"] / (rows[0] if rows else row)["candidates_per_s"]
+        row["times_replaced"] = (
+            row["candidates_per_s"]
+            / (rows[0] if rows else row)["candidates_per_s"]
+        )
         rows.append({"row": name} | row)
         print(json.dumps(rows[-1]))
     return rows
 
 
-def make_designs(args: argparse.Namespace, policy: Policy, candidates: Tensor) -> dict[str, tuple[Score, int]]:
+def make_designs(
+    args: argparse.Namespace, policy: Policy, candidates: Tensor
+) -> dict[str, tuple[Score, int]]:
     """The score and the slots of every design."""
     world = prover_task.inference_world(policy.task)
     plain_step = partial(scorers.make_search_step, args.device)
-    compiled_step = evaluate_step if args.eager else strategies.compile_function(evaluate_step)
-    replayed_step = compiled_step if args.device == "cpu" else GraphedStep(compiled_step)
+    compiled_step = (
+        evaluate_step
+        if args.eager
+        else strategies.compile_function(evaluate_step)
+    )
+    replayed_step = (
+        compiled_step if args.device == "cpu" else GraphedStep(compiled_step)
+    )
 
     beam = 1 if args.score == "greedy" else BEAM
     former = scorers.search_config(
@@ -140,32 +204,57 @@ def make_designs(args: argparse.Namespace, policy: Policy, candidates: Tensor) -
     memory_limit = memory.total_bytes(args.device) // 2
     sample = candidates[:TUNING_CANDIDATES]
     tuned, _ = autotune.tune_slots(
-        replace(former, chunk_size=TUNING_CANDIDATES), world, policy.params, sample, memory_limit, plain_step
+        replace(former, chunk_size=TUNING_CANDIDATES),
+        world,
+        policy.params,
+        sample,
+        memory_limit,
+        plain_step,
     )
 
     def refilled(step: Callable[..., Any], atoms: Tensor) -> tuple[Tensor, int]:
         widths = width_schedule(tuned)
         result, _, row_steps = score_by_width(
-            widths, world, policy.params, atoms, step=step, make_readback=make_async_readback
+            widths,
+            world,
+            policy.params,
+            atoms,
+            step=step,
+            make_readback=make_async_readback,
         )
         return result.log_score, row_steps
 
-    former_score = partial(score_without_refill, replace(former, refill=False), world, policy.params, compiled_step)
+    former_score = partial(
+        score_without_refill,
+        replace(former, refill=False),
+        world,
+        policy.params,
+        compiled_step,
+    )
     return {
         "replaced": (former_score, CHUNK_SLOTS),
         "refilled": (partial(refilled, replayed_step), tuned.slots),
-        "refilled, not compiled": (partial(refilled, plain_step()), tuned.slots),
+        "refilled, not compiled": (
+            partial(refilled, plain_step()),
+            tuned.slots,
+        ),
         "prefiltered": (partial(refilled, replayed_step), tuned.slots),
     }
 
 
 def score_without_refill(
-    cfg: SearchConfig, world: World, params: Any, step: Callable[..., Any], atoms: Tensor
+    cfg: SearchConfig,
+    world: World,
+    params: Any,
+    step: Callable[..., Any],
+    atoms: Tensor,
 ) -> tuple[Tensor, int]:
     """The scores by the former design, and the row-steps taken: every slot steps to the depth limit."""
     scores = []
     for part in atoms.split(cfg.chunk_size):
-        padding = part.new_zeros((cfg.chunk_size + 1 - len(part), part.shape[1]))
+        padding = part.new_zeros(
+            (cfg.chunk_size + 1 - len(part), part.shape[1])
+        )
         table = torch.cat([part, padding])
         state = init_scheduler(cfg, table)
         for _ in range(cfg.max_depth):
@@ -178,17 +267,34 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     """The full filtered ranking of the test triples, timed apart from what every run on these data does beforehand."""
     start = time.perf_counter()
     folder = args.data / name
-    settings = ProverTaskConfig(max_height=1, hard_negative_fraction=1.0, embed_dim=16, hidden_dim=32)
-    task, cfg, params = untrained_policy(folder, str(folder / rules), settings, args.device)
+    settings = ProverTaskConfig(
+        max_height=1, hard_negative_fraction=1.0, embed_dim=16, hidden_dim=32
+    )
+    task, cfg, params = untrained_policy(
+        folder, str(folder / rules), settings, args.device
+    )
     test = task.dataset.test
     if args.queries_ranked is not None:
         test = test[ranking.stratified_sample(test, args.queries_ranked)]
     search = scorers.search_config(
-        task, cfg, "success", slots=CHUNK_SLOTS, beam=BEAM, rows_per_step=CHUNK_SLOTS, chunk_size=TUNING_CANDIDATES
+        task,
+        cfg,
+        "success",
+        slots=CHUNK_SLOTS,
+        beam=BEAM,
+        rows_per_step=CHUNK_SLOTS,
+        chunk_size=TUNING_CANDIDATES,
     )
-    world, memory_limit = prover_task.inference_world(task), memory.total_bytes(args.device) // 2
+    world, memory_limit = (
+        prover_task.inference_world(task),
+        memory.total_bytes(args.device) // 2,
+    )
     search, _ = autotune.tune_chunk_size(
-        search, world, params, task.least_model.atoms[:TUNING_CANDIDATES], memory_limit
+        search,
+        world,
+        params,
+        task.least_model.atoms[:TUNING_CANDIDATES],
+        memory_limit,
     )
     prepared_seconds = time.perf_counter() - start
 
@@ -196,7 +302,9 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     start = time.perf_counter()
     scorer = scorers.make_policy_scorer(search, task, params, evaluate_step)
     ranked = ranking.rank_split(task, test, scorer, RankingProtocol())
-    summary = ranking.summarise_ranking(ranked, list(task.dataset.predicates), with_auc=False)
+    summary = ranking.summarise_ranking(
+        ranked, list(task.dataset.predicates), with_auc=False
+    )
     seconds = time.perf_counter() - start
     return {
         "row": f"{name}, {rules}",
@@ -212,32 +320,47 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
     }
 
 
-def untrained_policy(folder: Path, rules: str | None, settings: ProverTaskConfig, device: str) -> Policy:
+def untrained_policy(
+    folder: Path, rules: str | None, settings: ProverTaskConfig, device: str
+) -> Policy:
     """The task of a data set and its first params."""
-    task = prover_task.build_task(data.load(str(folder), rules), settings, device)
+    task = prover_task.build_task(
+        data.load(str(folder), rules), settings, device
+    )
     cfg = prover_task.build_config(task, PPOConfig())
-    params = train_step.init(cfg, prover_task.training_world(task), random.key(0, device)).params
+    params = train_step.init(
+        cfg, prover_task.training_world(task), random.key(0, device)
+    ).params
     return Policy(task, cfg, params)
 
 
-def list_candidates(task: ProverTask, split: Any, *, with_unprovable: bool) -> Tensor:
+def list_candidates(
+    task: ProverTask, split: Any, *, with_unprovable: bool
+) -> Tensor:
     """The distinct candidates that N_NEGATIVES negatives a query and side make, in order."""
 
     def score_nothing(atoms: Tensor) -> Tensor:
         return torch.zeros(len(atoms), device=atoms.device)
 
-    protocol = RankingProtocol(n_negatives=N_NEGATIVES, score_unprovable=with_unprovable)
-    return ranking.rank_split(task, split, score_nothing, protocol).scored_atom.to(torch.int32)
+    protocol = RankingProtocol(
+        n_negatives=N_NEGATIVES, score_unprovable=with_unprovable
+    )
+    return ranking.rank_split(
+        task, split, score_nothing, protocol
+    ).scored_atom.to(torch.int32)
 
 
-def time_scoring(score: Score, atoms: Tensor, n_ranked: int, device: str) -> tuple[Row, Tensor]:
+def time_scoring(
+    score: Score, atoms: Tensor, n_ranked: int, device: str
+) -> tuple[Row, Tensor]:
     """One call after one that warms up, and its scores.
 
     Args:
       n_ranked: candidates that the scores rank, scored or not.
     """
     start = time.perf_counter()
-    score(atoms[:: max(1, len(atoms) // (8 * CHUNK_SLOTS))])  # of every relation, so that every width is compiled
+    # of every relation, so that every width is compiled
+    score(atoms[:: max(1, len(atoms) // (8 * CHUNK_SLOTS))])
     warmup_seconds = time.perf_counter() - start
 
     memory.reset_peak(device)

@@ -22,7 +22,8 @@ from funcppo.runtime import compile_cache
 Row = dict[str, Any]
 
 MESSAGE_PREFIX = "cell: "  # begins a line that is meant for the parent
-STARTED_AT = "BENCHMARK_CELL_STARTED_AT"  # environment variable: the system-wide clock when the process was started
+# environment variable: the system-wide clock when the process was started
+STARTED_AT = "BENCHMARK_CELL_STARTED_AT"
 IMPORTED_AT = time.perf_counter()
 
 
@@ -48,7 +49,9 @@ def run_cells(
     for first in range(0, len(names), n_processes):
         group = names[first : first + n_processes]
         processes = {name: _start(script, cells[name]) for name in group}
-        messages = {name: _read_message(process) for name, process in processes.items()}
+        messages = {
+            name: _read_message(process) for name, process in processes.items()
+        }
 
         for name in group:
             row = messages[name]
@@ -87,13 +90,22 @@ def seconds_since_start() -> float:
 def compile_seconds() -> dict[str, dict[str, float | bool]]:
     """Of each function compiled so far: its seconds, and whether it was found compiled on disk."""
     events = compile_cache.compile_events
-    return {event.name: {"seconds": event.seconds, "found": event.cache_hit} for event in events}
+    return {
+        event.name: {"seconds": event.seconds, "found": event.cache_hit}
+        for event in events
+    }
 
 
 def _start(script: str, arguments: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, script, "--cell", *arguments]
     env = os.environ | {STARTED_AT: str(time.perf_counter())}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
 
 
 def _send_message(message: Row) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.side_by_side import Row, write_record
 from experiments.provenance import describe_machine
@@ -43,15 +44,32 @@ PROVER_PPO = PPOConfig(n_envs=64, n_steps=64, n_epochs=2, n_minibatches=32)
 
 def main() -> None:
     """Run the rows and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, required=True, help="record to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="record to write"
+    )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--work", nargs="*", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--strategies", nargs="*", default=list(reversed(STRATEGIES)), choices=STRATEGIES)
+    parser.add_argument(
+        "--work", nargs="*", default=list(WORK), choices=list(WORK)
+    )
+    parser.add_argument(
+        "--strategies",
+        nargs="*",
+        default=list(reversed(STRATEGIES)),
+        choices=STRATEGIES,
+    )
     args = parser.parse_args()
 
-    record: dict[str, Any] = {"machine": describe_machine(args.device), "rows": []}
+    record: dict[str, Any] = {
+        "machine": describe_machine(args.device),
+        "rows": [],
+    }
     if args.device == "cuda":
         record["parity"] = compare_devices()
     for name in args.work:
@@ -82,8 +100,12 @@ def cartpole_work(n_envs: int, device: str) -> tuple[Config, Any]:
 
 def prover_work(device: str) -> tuple[Config, Any]:
     """Countries S3 to height 2."""
-    task = prover_task.build_task(data.load("countries_s3"), ProverTaskConfig(max_height=2), device)
-    return prover_task.build_config(task, PROVER_PPO), prover_task.training_world(task)
+    task = prover_task.build_task(
+        data.load("countries_s3"), ProverTaskConfig(max_height=2), device
+    )
+    return prover_task.build_config(
+        task, PROVER_PPO
+    ), prover_task.training_world(task)
 
 
 WORK: dict[str, Callable[[str], tuple[Config, Any]]] = {
@@ -93,10 +115,14 @@ WORK: dict[str, Callable[[str], tuple[Config, Any]]] = {
 }
 
 
-def measure(cfg: Config, world: Any, state: Any, strategy: str, repeats: int) -> Row:
+def measure(
+    cfg: Config, world: Any, state: Any, strategy: str, repeats: int
+) -> Row:
     """One strategy: seconds to the end of the first iteration, milliseconds of the next, difference from eager."""
     start = time.perf_counter()
-    parts, _ = select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, world, state, strategy)
+    parts, _ = select_strategy(
+        train_step.collect, train_step.EAGER_PARTS, cfg, world, state, strategy
+    )
     after, _ = train_step.train_step(cfg, world, state, parts)
     synchronise(state)
     cold_seconds = time.perf_counter() - start
@@ -121,7 +147,10 @@ def measure(cfg: Config, world: Any, state: Any, strategy: str, repeats: int) ->
 
 def largest_difference(a: Any, b: Any) -> float:
     """The largest difference of a number in the params of two states."""
-    return max(float((x - y).abs().max()) for x, y in zip(tree.leaves(a.params), tree.leaves(b.params)))
+    return max(
+        float((x - y).abs().max())
+        for x, y in zip(tree.leaves(a.params), tree.leaves(b.params))
+    )
 
 
 def synchronise(state: Any) -> None:
@@ -132,26 +161,50 @@ def synchronise(state: Any) -> None:
 
 def compare_devices() -> dict[str, Any]:
     """Random bits, and the scores of test triples by untrained params, GPU against CPU."""
-    bits = [random.bits(random.key(7, device), (10_000,)).cpu() for device in ("cpu", "cuda")]
+    bits = [
+        random.bits(random.key(7, device), (10_000,)).cpu()
+        for device in ("cpu", "cuda")
+    ]
     scores = [score_test_triples(device) for device in ("cpu", "cuda")]
     proved = [torch.isfinite(score) for score in scores]
     return {
         "bits_equal": bool(torch.equal(*bits)),
         "same_atoms_proved": bool(torch.equal(*proved)),
         "atoms_proved": int(proved[0].sum()),
-        "largest_log_score_difference": float((scores[0] - scores[1])[proved[0]].abs().max()),
+        "largest_log_score_difference": float(
+            (scores[0] - scores[1])[proved[0]].abs().max()
+        ),
     }
 
 
 def score_test_triples(device: str) -> torch.Tensor:
     """The log scores of the test triples of Countries S3 by params away from their first values, on the host."""
-    task = prover_task.build_task(data.load("countries_s3"), ProverTaskConfig(max_height=2), device)
+    task = prover_task.build_task(
+        data.load("countries_s3"), ProverTaskConfig(max_height=2), device
+    )
     cfg = prover_task.build_config(task, PPOConfig())
     params = cfg.agent.init(cfg.agent.cfg, random.key(1, device))
-    params = tree.map(lambda x: x + 0.2 * torch.sin(torch.arange(x.numel(), device=x.device).view(x.shape)), params)
-    search = scorers.search_config(task, cfg, "success", slots=64, beam=64, rows_per_step=256, chunk_size=256)
+    params = tree.map(
+        lambda x: (
+            x
+            + 0.2
+            * torch.sin(torch.arange(x.numel(), device=x.device).view(x.shape))
+        ),
+        params,
+    )
+    search = scorers.search_config(
+        task,
+        cfg,
+        "success",
+        slots=64,
+        beam=64,
+        rows_per_step=256,
+        chunk_size=256,
+    )
     atoms = torch.from_numpy(task.dataset.test).to(device)
-    return scorers.make_policy_scorer(search, task, params, evaluate_step)(atoms).cpu()
+    return scorers.make_policy_scorer(search, task, params, evaluate_step)(
+        atoms
+    ).cpu()
 
 
 if __name__ == "__main__":

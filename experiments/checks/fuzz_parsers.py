@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS
@@ -46,9 +47,53 @@ SEEDS = {
 }
 QUERY_SEED = b"knows(ann, 'O\\'Hara')"
 WORDS = (
-    *(b"(", b")", b",", b".", b"'", b":-", b"<=", b"=>", b"\t", b"\n", b"\\", b"\\x", b"X", b"_", b"?a", b"%", b"/*"),
-    *(b"\xff", b"\xc3\xa9", b"\xe2\x80\xa8", b"\x00", b"\r\n", b"not ", b"\\+", b"[", b'"', b"1", b"-0", b"0.5", b" "),
-    *(b"\xef\xbb\xbf", b"\xc2\xa0", b"#", b"Rule\t", b"!", b";", b"is", b"true", b"knows", b"likes(X,Y)", b"f(X)"),
+    *(
+        b"(",
+        b")",
+        b",",
+        b".",
+        b"'",
+        b":-",
+        b"<=",
+        b"=>",
+        b"\t",
+        b"\n",
+        b"\\",
+        b"\\x",
+        b"X",
+        b"_",
+        b"?a",
+        b"%",
+        b"/*",
+    ),
+    *(
+        b"\xff",
+        b"\xc3\xa9",
+        b"\xe2\x80\xa8",
+        b"\x00",
+        b"\r\n",
+        b"not ",
+        b"\\+",
+        b"[",
+        b'"',
+        b"1",
+        b"-0",
+        b"0.5",
+        b" ",
+    ),
+    *(
+        b"\xef\xbb\xbf",
+        b"\xc2\xa0",
+        b"#",
+        b"Rule\t",
+        b"!",
+        b";",
+        b"is",
+        b"true",
+        b"knows",
+        b"likes(X,Y)",
+        b"f(X)",
+    ),
     *(b"*/", b" ", b"  ", b"ann", b"(((((((((", b"'\\''"),
 )
 MAX_TEXT_BYTES, MAX_QUERY_BYTES = 5000, 300
@@ -57,10 +102,23 @@ MAX_ERROR_CHARACTERS = 1000
 
 def main() -> None:
     """Fuzz, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, default=10_000_000, help="of mutated input, at least")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--bytes",
+        type=int,
+        default=10_000_000,
+        help="of mutated input, at least",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS / "fuzz_parsers.json", help="record to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / "fuzz_parsers.json",
+        help="record to write",
+    )
     args = parser.parse_args()
     start = time.perf_counter()
     counts = fuzz(args.bytes, args.seed)
@@ -87,7 +145,9 @@ def fuzz(n_bytes: int, seed: int) -> dict[str, int]:
     counts = {"bytes": 0, "inputs": 0, "accepted": 0, "rejected": 0}
     with tempfile.TemporaryDirectory() as scratch:
         dataset = load(make_folder(Path(scratch) / "whole", ""))
-        folders = {name: make_folder(Path(scratch) / name, name) for name in SEEDS}
+        folders = {
+            name: make_folder(Path(scratch) / name, name) for name in SEEDS
+        }
         while counts["bytes"] < n_bytes:
             name = list(SEEDS)[rng.integers(len(SEEDS))]
             text = mutate(rng, SEEDS[name][rng.integers(len(SEEDS[name]))])
@@ -145,12 +205,16 @@ def try_file(folder: Path, name: str, text: bytes) -> bool:
 
     written = folder / "again.pl"
     facts, rules = to_clauses(dataset)
-    written.write_text(format_clauses([*facts, *rules], "Prolog"), encoding="utf-8", newline="")
+    written.write_text(
+        format_clauses([*facts, *rules], "Prolog"), encoding="utf-8", newline=""
+    )
     facts_again, rules_again = to_clauses(load(written))
     assert without_lines(facts_again) == without_lines(facts), text
     assert without_lines(rules_again) == without_lines(rules), text
     for atom in dataset.facts:
-        assert (parse_query(dataset, format_atom(dataset, atom)) == atom).all(), text
+        assert (
+            parse_query(dataset, format_atom(dataset, atom)) == atom
+        ).all(), text
     return True
 
 
@@ -162,7 +226,9 @@ def try_query(dataset: Dataset, text: bytes) -> None:
     except ValueError as error:
         check_error(error)
     else:
-        assert (parse_query(dataset, format_atom(dataset, atom)) == atom).all(), text
+        assert (
+            parse_query(dataset, format_atom(dataset, atom)) == atom
+        ).all(), text
 
 
 def check_error(error: ValueError) -> None:

@@ -21,7 +21,8 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that holds `experiments`
+# the folder that holds `experiments`
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.paths import EMBEDDED_DATA
 
@@ -48,29 +49,51 @@ RULES = (
 
 def slug(name: str) -> str:
     """A name in small ASCII letters: `Åland Islands` is aland_islands."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    return "_".join("".join(c if c.isalnum() or c == "-" else " " for c in plain).split())
+    plain = (
+        unicodedata.normalize("NFKD", name)
+        .encode("ascii", "ignore")
+        .decode()
+        .lower()
+    )
+    return "_".join(
+        "".join(c if c.isalnum() or c == "-" else " " for c in plain).split()
+    )
 
 
 def read_countries(path: Path) -> Countries:
     """Every country of the five regions; a border counts when both sides list it."""
-    rows = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["region"] in REGIONS]
+    rows = [
+        row
+        for row in json.loads(path.read_text(encoding="utf-8"))
+        if row["region"] in REGIONS
+    ]
     places = {slug(row[key]) for row in rows for key in ("region", "subregion")}
 
     # A country has its official name where the common one is also that of a region: Micronesia.
     names = {}
     for row in rows:
-        common, official = slug(row["name"]["common"]), slug(row["name"]["official"])
+        common, official = (
+            slug(row["name"]["common"]),
+            slug(row["name"]["official"]),
+        )
         names[row["cca3"]] = official if common in places else common
 
     borders = {row["cca3"]: set(row["borders"]) for row in rows}
     countries = {}
     for row in rows:
         code = row["cca3"]
-        neighbours = {names[other] for other in borders[code] if code in borders.get(other, ())}
-        countries[names[code]] = Country(slug(row["region"]), slug(row["subregion"]), neighbours)
+        neighbours = {
+            names[other]
+            for other in borders[code]
+            if code in borders.get(other, ())
+        }
+        countries[names[code]] = Country(
+            slug(row["region"]), slug(row["subregion"]), neighbours
+        )
     if len(countries) != len(rows) or places & set(countries):
-        raise ValueError(f"{path}: expected distinct names of countries, regions and subregions")
+        raise ValueError(
+            f"{path}: expected distinct names of countries, regions and subregions"
+        )
     return countries
 
 
@@ -81,27 +104,57 @@ def split(countries: Countries, seed: int) -> tuple[list[str], list[str]]:
     held_out: list[str] = []
     for country in order:
         candidates = {*held_out, country}
-        if all(has_train_neighbour(countries, name, candidates) for name in candidates):
+        if all(
+            has_train_neighbour(countries, name, candidates)
+            for name in candidates
+        ):
             held_out.append(country)
         if len(held_out) == 2 * HELD_OUT:
             return sorted(held_out[:HELD_OUT]), sorted(held_out[HELD_OUT:])
-    raise ValueError(f"expected {2 * HELD_OUT} countries with a neighbour in train, got {len(held_out)}")
+    raise ValueError(
+        f"expected {2 * HELD_OUT} countries with a neighbour in train, got {len(held_out)}"
+    )
 
 
-def has_train_neighbour(countries: Countries, name: str, held_out: set[str]) -> bool:
+def has_train_neighbour(
+    countries: Countries, name: str, held_out: set[str]
+) -> bool:
     """Whether a country has a neighbour of its own region that is not held out."""
     country = countries[name]
-    return any(countries[other].region == country.region for other in country.neighbours - held_out)
+    return any(
+        countries[other].region == country.region
+        for other in country.neighbours - held_out
+    )
 
 
 def train_sets(countries: Countries, held_out: list[str]) -> list[list[Triple]]:
     """The train triples of S1, S2 and S3, sorted."""
-    region = {(name, "locatedIn", country.region) for name, country in countries.items()}
-    subregion = {(name, "locatedIn", country.subregion) for name, country in countries.items()}
-    inside = {(country.subregion, "locatedIn", country.region) for country in countries.values()}
-    border = {(name, "neighborOf", other) for name, country in countries.items() for other in country.neighbours}
-    neighbours = {other for name in held_out for other in countries[name].neighbours}
-    s1 = border | inside | subregion | {triple for triple in region if triple[0] not in held_out}
+    region = {
+        (name, "locatedIn", country.region)
+        for name, country in countries.items()
+    }
+    subregion = {
+        (name, "locatedIn", country.subregion)
+        for name, country in countries.items()
+    }
+    inside = {
+        (country.subregion, "locatedIn", country.region)
+        for country in countries.values()
+    }
+    border = {
+        (name, "neighborOf", other)
+        for name, country in countries.items()
+        for other in country.neighbours
+    }
+    neighbours = {
+        other for name in held_out for other in countries[name].neighbours
+    }
+    s1 = (
+        border
+        | inside
+        | subregion
+        | {triple for triple in region if triple[0] not in held_out}
+    )
     s2 = s1 - {triple for triple in subregion if triple[0] in held_out}
     s3 = s2 - {triple for triple in region if triple[0] in neighbours}
     return [sorted(triples) for triples in (s1, s2, s3)]
@@ -109,7 +162,10 @@ def train_sets(countries: Countries, held_out: list[str]) -> list[list[Triple]]:
 
 def main() -> None:
     """Write the folders of S1, S2 and S3."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("countries_json", type=Path)
     parser.add_argument("--out", type=Path, default=EMBEDDED_DATA)
     parser.add_argument("--seed", type=int, default=0)
@@ -117,7 +173,10 @@ def main() -> None:
     countries = read_countries(args.countries_json)
     valid, test = split(countries, args.seed)
     queries = {
-        name: [(country, "locatedIn", countries[country].region) for country in held_out]
+        name: [
+            (country, "locatedIn", countries[country].region)
+            for country in held_out
+        ]
         for name, held_out in (("valid", valid), ("test", test))
     }
     for number, train in enumerate(train_sets(countries, valid + test), 1):
@@ -125,8 +184,12 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, triples in {"train": train, **queries}.items():
             text = "".join("\t".join(triple) + "\n" for triple in triples)
-            (folder / f"{name}.txt").write_text(text, encoding="utf-8", newline="\n")
-        (folder / "rules.txt").write_text("".join(RULES[:number]), encoding="utf-8", newline="\n")
+            (folder / f"{name}.txt").write_text(
+                text, encoding="utf-8", newline="\n"
+            )
+        (folder / "rules.txt").write_text(
+            "".join(RULES[:number]), encoding="utf-8", newline="\n"
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ CAUSES = {
         "Unexpected keyword arguments: ['actions']",
         "failed to bind arguments",
     ),
-    "in-place write over what backward needs": ("modified by an inplace operation",),
+    "in-place write over what backward needs": (
+        "modified by an inplace operation",
+    ),
     "eager transform over a compiled function": (
         "requires the function to be inlined by dynamo",
         "Unsupported functorch tracing attempt",
@@ -29,7 +31,12 @@ def describe(error: BaseException, dtype: str) -> dict[str, str]:
     text = str(error)
     while (inner := getattr(error, "inner_exception", None)) is not None:
         error = inner
-    return {"type": type(error).__name__, "message": first_line(str(error)), "cause": cause(text), "dtype": dtype}
+    return {
+        "type": type(error).__name__,
+        "message": first_line(str(error)),
+        "cause": cause(text),
+        "dtype": dtype,
+    }
 
 
 def first_line(text: str) -> str:
@@ -40,4 +47,11 @@ def first_line(text: str) -> str:
 
 def cause(text: str) -> str:
     """Which of the causes a message speaks of; empty where it is none of them."""
-    return next((name for name, signs in CAUSES.items() if any(sign in text for sign in signs)), "")
+    return next(
+        (
+            name
+            for name, signs in CAUSES.items()
+            if any(sign in text for sign in signs)
+        ),
+        "",
+    )

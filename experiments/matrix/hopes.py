@@ -24,7 +24,10 @@ def with_option(problem: Problem, compiler: Compiler, option: str) -> Training:
     """The usual step, compiled with an option of that name."""
     policy = Policy(problem)
     optimizer = adam(problem, list(policy.parameters()))
-    step = compiler(lambda batch: learn(policy, optimizer, policy.loss, batch), **{option: True})
+    step = compiler(
+        lambda batch: learn(policy, optimizer, policy.loss, batch),
+        **{option: True},
+    )
     return module_training(policy, step)
 
 
@@ -55,12 +58,22 @@ class UsualStep(nn.Module):
         return next(self.policy.parameters()).detach().clone()
 
 
-@way("H", HOPE, "export of the usual step", backends=("eager",), modes=("default",))
+@way(
+    "H",
+    HOPE,
+    "export of the usual step",
+    backends=("eager",),
+    modes=("default",),
+)
 def export_usual(problem: Problem, compiler: Compiler) -> Training:
     """torch.export of backward() and optimizer.step()."""
     module = UsualStep(problem)
-    program = torch.export.export(module, (tree.leaves(problem.batches[0]),)).module()
-    return module_training(module.policy, lambda batch: program(tree.leaves(batch)), graphs=1)
+    program = torch.export.export(
+        module, (tree.leaves(problem.batches[0]),)
+    ).module()
+    return module_training(
+        module.policy, lambda batch: program(tree.leaves(batch)), graphs=1
+    )
 
 
 def export_as_it_stands(problem: Problem) -> torch.export.ExportedProgram:
@@ -69,14 +82,26 @@ def export_as_it_stands(problem: Problem) -> torch.export.ExportedProgram:
     return torch.export.export(StepModule(fn), (leaves,), strict=True)
 
 
-@way("H", HOPE, "export of the pure step", backends=("eager",), modes=("default",))
+@way(
+    "H",
+    HOPE,
+    "export of the pure step",
+    backends=("eager",),
+    modes=("default",),
+)
 def export_pure(problem: Problem, compiler: Compiler) -> Training:
     """torch.export of func.grad_and_value and Adam as they stand."""
     program = export_as_it_stands(problem).module()
     return train_flat(problem, lambda *leaves: program(list(leaves)), graphs=1)
 
 
-@way("H", HOPE, "AOTInductor package of the pure step", backends=("inductor",), modes=("default", "manual graph"))
+@way(
+    "H",
+    HOPE,
+    "AOTInductor package of the pure step",
+    backends=("inductor",),
+    modes=("default", "manual graph"),
+)
 def package_pure(problem: Problem, compiler: Compiler) -> Training:
     """That export, compiled to a package and loaded again."""
     return packaged(problem, export_as_it_stands(problem))

@@ -16,7 +16,8 @@ from experiments.matrix.registry import Cell, Compiler, Training
 from funcppo import tree
 from funcppo.losses import Batch
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the parameters, after steps of 1e-2
+# of the parameters, after steps of 1e-2
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 WARM_UP = 3  # steps before a manual capture
 TIMED_SECONDS, BLOCKS = 1.0, 9
 
@@ -40,9 +41,13 @@ class Recordings:
         except ImportError:  # older versions have no such callback
             return
         recorded = CallbackTrigger.CUDAGRAPH_RECORDING
-        callback_handler.register_start_callback(lambda args: self._started(args.callback_trigger == recorded))
+        callback_handler.register_start_callback(
+            lambda args: self._started(args.callback_trigger == recorded)
+        )
         handler = logging.Handler(level=logging.WARNING)
-        handler.emit = lambda entry: self.skips.add(causes.first_line(entry.getMessage()))
+        handler.emit = lambda entry: self.skips.add(
+            causes.first_line(entry.getMessage())
+        )
         cudagraphs_log.addHandler(handler)
 
     def _started(self, recording: bool) -> None:
@@ -55,7 +60,8 @@ def examine(cell: Cell, device: str) -> tuple[dict[str, Any], Ready | None]:
     recordings, ready = Recordings(), None
     for dtype in (torch.float64, torch.float32):
         torch._dynamo.reset()
-        torch.set_default_dtype(dtype)  # torch.optim keeps its step count in the default dtype
+        # torch.optim keeps its step count in the default dtype
+        torch.set_default_dtype(dtype)
         torch._dynamo.utils.counters.clear()
         recordings.count = 0
         try:
@@ -64,17 +70,29 @@ def examine(cell: Cell, device: str) -> tuple[dict[str, Any], Ready | None]:
             failure = causes.describe(error, str(dtype).removeprefix("torch."))
             return {**result, "status": "fails", "error": failure}, None
     by_hand = cell.mode == "manual graph"
-    result |= {"recordings": recordings.count + by_hand, "skips": sorted(recordings.skips)}
+    result |= {
+        "recordings": recordings.count + by_hand,
+        "skips": sorted(recordings.skips),
+    }
     status = judge(cell, result)
-    return {**result, "status": status}, ready if status not in ("wrong", "not compiled") else None
+    return {**result, "status": status}, ready if status not in (
+        "wrong",
+        "not compiled",
+    ) else None
 
 
-def _try(cell: Cell, device: str, dtype: torch.dtype, result: dict[str, Any]) -> Ready:
+def _try(
+    cell: Cell, device: str, dtype: torch.dtype, result: dict[str, Any]
+) -> Ready:
     """Build, take three steps, and write down graphs and parity."""
     given = problem.make(dtype, device, residual=cell.way.residual)
     start = time.perf_counter()
     training = cell.way.build(given, Compiler(cell.backend, cell.mode))
-    ready = captured(training, given) if cell.mode == "manual graph" else Ready(training.step, training, [])
+    ready = (
+        captured(training, given)
+        if cell.mode == "manual graph"
+        else Ready(training.step, training, [])
+    )
     ready.step(given.batches[0])
     _synchronize(device)
     result["compile_s"] = round(time.perf_counter() - start, 2)
@@ -83,13 +101,22 @@ def _try(cell: Cell, device: str, dtype: torch.dtype, result: dict[str, Any]) ->
         ready.step(batch)
     graphs = _graphs(training)
     counters = torch._dynamo.utils.counters
-    result |= {"graphs": graphs, "recompiles": graphs - first, "breaks": sum(counters["graph_break"].values())}
-    result["parity"][str(dtype).removeprefix("torch.")] = _error(cell, device, training, [*ready.seen, *given.batches])
+    result |= {
+        "graphs": graphs,
+        "recompiles": graphs - first,
+        "breaks": sum(counters["graph_break"].values()),
+    }
+    result["parity"][str(dtype).removeprefix("torch.")] = _error(
+        cell, device, training, [*ready.seen, *given.batches]
+    )
     return ready
 
 
 def _graphs(training: Training) -> int:
-    return training.graphs or torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return (
+        training.graphs
+        or torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    )
 
 
 def judge(cell: Cell, result: dict[str, Any]) -> str:
@@ -100,32 +127,53 @@ def judge(cell: Cell, result: dict[str, Any]) -> str:
         return "eager"
     if result["graphs"] == 0:
         return "not compiled"
-    whole = result["graphs"] == 1 and not result["recompiles"] and not result["breaks"]
+    whole = (
+        result["graphs"] == 1
+        and not result["recompiles"]
+        and not result["breaks"]
+    )
     return "one graph" if whole else "several graphs"
 
 
 def parity_ok(result: dict[str, Any]) -> bool:
     """Whether the parameters equal the oracle's in every dtype that was run (NaN equals nothing)."""
-    return all(error <= TOLERANCE[getattr(torch, name)] for name, error in result["parity"].items())
+    return all(
+        error <= TOLERANCE[getattr(torch, name)]
+        for name, error in result["parity"].items()
+    )
 
 
-def _error(cell: Cell, device: str, training: Training, batches: Iterable[Batch]) -> float:
+def _error(
+    cell: Cell, device: str, training: Training, batches: Iterable[Batch]
+) -> float:
     """The largest difference from the float64 oracle; both began alike, so it is that of the change."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     given = problem.make(torch.float64, device, residual=cell.way.residual)
-    want = problem.oracle(given, [part for batch in batches for part in _parts(batch, training.minibatches)])
+    want = problem.oracle(
+        given,
+        [
+            part
+            for batch in batches
+            for part in _parts(batch, training.minibatches)
+        ],
+    )
     torch.set_default_dtype(default)
     got = training.params()
     if training.learners > 1:
         want = [torch.stack([p] * training.learners) for p in want]
-    return max(float((a.double() - b).abs().max()) for a, b in zip(got, want, strict=True))
+    return max(
+        float((a.double() - b).abs().max())
+        for a, b in zip(got, want, strict=True)
+    )
 
 
 def _parts(batch: Batch, n: int) -> list[Batch]:
     """The minibatches of one step, in float64."""
     widen = lambda x: x.double() if x.is_floating_point() else x
-    chunks = [[widen(part) for part in leaf.chunk(n)] for leaf in tree.leaves(batch)]
+    chunks = [
+        [widen(part) for part in leaf.chunk(n)] for leaf in tree.leaves(batch)
+    ]
     return [tree.unflatten(batch, list(leaves)) for leaves in zip(*chunks)]
 
 
@@ -151,7 +199,9 @@ def captured(training: Training, given: Problem) -> Ready:
 
 def microseconds(ready: Ready, cell: Cell, device: str) -> float:
     """The median over blocks of steps, a step of one minibatch."""
-    batches = problem.make(torch.float32, device, residual=cell.way.residual).batches
+    batches = problem.make(
+        torch.float32, device, residual=cell.way.residual
+    ).batches
     run = lambda n: [ready.step(batches[i % len(batches)]) for i in range(n)]
     once = _seconds(run, 10, device) / 10
     steps = max(3, min(500, int(TIMED_SECONDS / BLOCKS / once)))

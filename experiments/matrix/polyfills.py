@@ -21,7 +21,9 @@ def needed() -> bool:
     """Whether this version's Dynamo lacks them."""
     from torch._dynamo.polyfills import pytree as shipped
 
-    return "substitute_in_graph(optree.tree_leaves" not in inspect.getsource(shipped)
+    return "substitute_in_graph(optree.tree_leaves" not in inspect.getsource(
+        shipped
+    )
 
 
 def register() -> None:
@@ -33,7 +35,9 @@ def register() -> None:
         optree.tree_map: tree_map,
     }
     for original, substitute in substitutes.items() if needed() else ():
-        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(substitute)
+        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(
+            substitute
+        )
 
 
 def tree_leaves(tree: Any) -> list[Any]:

@@ -42,7 +42,14 @@ class Worker:
         }
         began = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), "--worker", self.cell_id, "--device", self.device],
+            [
+                sys.executable,
+                str(SCRIPT),
+                "--worker",
+                self.cell_id,
+                "--device",
+                self.device,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=open(f"{self.folder}/stderr", "w"),  # noqa: SIM115
@@ -51,7 +58,10 @@ class Worker:
             start_new_session=True,
         )
         result = self._read(self.limit)
-        return {**(result or self._ended()), "seconds": round(time.perf_counter() - began, 1)}
+        return {
+            **(result or self._ended()),
+            "seconds": round(time.perf_counter() - began, 1),
+        }
 
     def time(self) -> Result:
         """Its microseconds a step; nothing where that failed."""
@@ -76,7 +86,10 @@ class Worker:
         assert self.process is not None and self.process.stdout is not None
         timer = threading.Timer(limit, self._time_out)
         timer.start()
-        line = next((line for line in self.process.stdout if line.startswith(MARK)), None)
+        line = next(
+            (line for line in self.process.stdout if line.startswith(MARK)),
+            None,
+        )
         timer.cancel()
         return json.loads(line.removeprefix(MARK)) if line else None
 
@@ -95,7 +108,12 @@ class Worker:
         if self.timed_out:
             return {"parity": {}, "status": "timeout", "limit_s": self.limit}
         lines = Path(f"{self.folder}/stderr").read_text().strip().splitlines()
-        error = {"type": f"exit {code}", "message": (lines or [""])[-1][:200], "cause": "", "dtype": ""}
+        error = {
+            "type": f"exit {code}",
+            "message": (lines or [""])[-1][:200],
+            "cause": "",
+            "dtype": "",
+        }
         return {"parity": {}, "status": "crash", "error": error}
 
 
@@ -105,23 +123,33 @@ class Plan(NamedTuple):
     device: str
     limit: float  # seconds that examining one cell may take
     jobs: int  # cells examined at a time
-    wave: int  # finished processes that wait until all is quiet, to be timed, at most
+    # finished processes that wait until all is quiet, to be timed, at most
+    wave: int
     timed: Callable[[str], bool]  # whether a cell is timed
 
 
-def run(cell_ids: list[str], plan: Plan, done: Callable[[str, Result], None]) -> None:
+def run(
+    cell_ids: list[str], plan: Plan, done: Callable[[str, Result], None]
+) -> None:
     """Call `done` with the result of every cell; one job at a time keeps the order."""
     if plan.jobs == 1:
         waves = [[name] for name in cell_ids]
     else:
         timed = [name for name in cell_ids if plan.timed(name)]
         waves = [[name for name in cell_ids if not plan.timed(name)]]
-        waves += [timed[start : start + plan.wave] for start in range(0, len(timed), plan.wave)]
+        waves += [
+            timed[start : start + plan.wave]
+            for start in range(0, len(timed), plan.wave)
+        ]
     for wave in waves:
-        _wave([Worker(name, plan.device, plan.limit) for name in wave], plan, done)
+        _wave(
+            [Worker(name, plan.device, plan.limit) for name in wave], plan, done
+        )
 
 
-def _wave(workers: list[Worker], plan: Plan, done: Callable[[str, Result], None]) -> None:
+def _wave(
+    workers: list[Worker], plan: Plan, done: Callable[[str, Result], None]
+) -> None:
     slots, report = threading.Semaphore(plan.jobs), threading.Lock()
     waiting: list[tuple[Worker, Result]] = []
 
@@ -135,7 +163,9 @@ def _wave(workers: list[Worker], plan: Plan, done: Callable[[str, Result], None]
         with report:
             done(worker.cell_id, result)
 
-    threads = [threading.Thread(target=examine, args=(worker,)) for worker in workers]
+    threads = [
+        threading.Thread(target=examine, args=(worker,)) for worker in workers
+    ]
     try:
         for thread in threads:
             thread.start()

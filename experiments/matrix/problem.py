@@ -27,36 +27,65 @@ class Problem:
 
     cfg: Config
     params: Any
-    batches: tuple[Batch, ...]  # one a step, all different, so that data baked into a graph shows
+    # one a step, all different, so that data baked into a graph shows
+    batches: tuple[Batch, ...]
     scalars: Scalars
 
     def loss(self, params: Any, batch: Batch) -> tuple[Tensor, LossMetrics]:
         """The loss as `torch.func` wants it: what is differentiated comes first."""
         return loss_fn(self.cfg, WORLD, params, batch, self.scalars)
 
-    def finish(self, params: Any, opt_state: Any, grads: Any) -> tuple[Any, Any]:
+    def finish(
+        self, params: Any, opt_state: Any, grads: Any
+    ) -> tuple[Any, Any]:
         """Clipping and Adam."""
         grads, _ = optim.clip_by_global_norm(grads, self.scalars.max_grad_norm)
-        return optim.update(self.cfg.ppo.adam, grads, opt_state, params, self.scalars.learning_rate)
+        return optim.update(
+            self.cfg.ppo.adam,
+            grads,
+            opt_state,
+            params,
+            self.scalars.learning_rate,
+        )
 
 
-def make(dtype: torch.dtype, device: str, *, residual: bool = False, seed: int = 0) -> Problem:
+def make(
+    dtype: torch.dtype, device: str, *, residual: bool = False, seed: int = 0
+) -> Problem:
     """The same numbers for every dtype and device.
 
     Args:
       residual: the network adds the input of its activation to its output.
     """
     net = mlp.MLPConfig(n_obs=N_OBS, n_actions=N_ACTIONS, hidden=HIDDEN)
-    agent = Agent(cfg=net, init=mlp.init, apply=residual_apply if residual else mlp.apply)
+    agent = Agent(
+        cfg=net, init=mlp.init, apply=residual_apply if residual else mlp.apply
+    )
     ppo = PPOConfig(learning_rate=1e-2)
     generator = torch.Generator().manual_seed(seed)
-    cast = lambda x: x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
-    params = tree.unflatten(_structure(net), [_draw(p.shape, generator) * 0.3 for p in tree.leaves(_structure(net))])
+    cast = lambda x: x.to(
+        device=device, dtype=dtype if x.is_floating_point() else x.dtype
+    )
+    params = tree.unflatten(
+        _structure(net),
+        [_draw(p.shape, generator) * 0.3 for p in tree.leaves(_structure(net))],
+    )
     return Problem(
-        cfg=Config(ppo=ppo, env=cartpole.environment(cartpole.CartPoleConfig()), agent=agent),
+        cfg=Config(
+            ppo=ppo,
+            env=cartpole.environment(cartpole.CartPoleConfig()),
+            agent=agent,
+        ),
         params=tree.map(cast, params),
-        batches=tuple(tree.map(cast, _batch(generator)) for _ in range(BATCHES)),
-        scalars=Scalars(*(torch.tensor(getattr(ppo, name), dtype=dtype, device=device) for name in Scalars._fields)),
+        batches=tuple(
+            tree.map(cast, _batch(generator)) for _ in range(BATCHES)
+        ),
+        scalars=Scalars(
+            *(
+                torch.tensor(getattr(ppo, name), dtype=dtype, device=device)
+                for name in Scalars._fields
+            )
+        ),
     )
 
 
@@ -76,11 +105,14 @@ def _batch(generator: torch.Generator) -> Batch:
         log_prob=-0.7 + 0.2 * draw(),
         value=draw(),
         advantage=draw(),
-        value_target=3.0 * draw(),  # far from the values: the gradient is long enough to be clipped
+        # far from the values: the gradient is long enough to be clipped
+        value_target=3.0 * draw(),
     )
 
 
-def residual_apply(cfg: Any, world: Any, params: mlp.Params, obs: Tensor) -> PolicyValue:
+def residual_apply(
+    cfg: Any, world: Any, params: mlp.Params, obs: Tensor
+) -> PolicyValue:
     """`mlp.apply` with a residual connection around the activation."""
     x = dense(params.hidden[0], obs.expand(2, *obs.shape))
     return heads(params, torch.tanh(x) + x)
@@ -98,7 +130,9 @@ class Policy(nn.Module):
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.problem = problem
-        self.weights = nn.ParameterList([nn.Parameter(p.clone()) for p in tree.leaves(problem.params)])
+        self.weights = nn.ParameterList(
+            [nn.Parameter(p.clone()) for p in tree.leaves(problem.params)]
+        )
 
     def tree(self) -> Any:
         """The Parameters in the structure of the functional network."""
@@ -114,23 +148,39 @@ class Policy(nn.Module):
         return self.problem.loss(self.tree(), batch)[0]
 
 
-def adam(problem: Problem, params: list[Tensor], **options: Any) -> torch.optim.Adam:
+def adam(
+    problem: Problem, params: list[Tensor], **options: Any
+) -> torch.optim.Adam:
     """torch's Adam with the problem's settings."""
     cfg = problem.cfg.ppo
     lr, betas = cfg.learning_rate, (cfg.adam.b1, cfg.adam.b2)
-    return torch.optim.Adam(params, lr=lr, betas=betas, eps=cfg.adam.eps, **options)
+    return torch.optim.Adam(
+        params, lr=lr, betas=betas, eps=cfg.adam.eps, **options
+    )
 
 
-def eager_step(policy: Policy, optimizer: torch.optim.Optimizer, loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+def eager_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Batch], Tensor],
+    batch: Batch,
+) -> None:
     """One step as it is usually written."""
     optimizer.zero_grad()
     learn(policy, optimizer, loss, batch)
 
 
-def learn(policy: Policy, optimizer: torch.optim.Optimizer, loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+def learn(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Batch], Tensor],
+    batch: Batch,
+) -> None:
     """The part of it that one would like to compile."""
     loss(batch).backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), policy.problem.cfg.ppo.max_grad_norm)
+    nn.utils.clip_grad_norm_(
+        policy.parameters(), policy.problem.cfg.ppo.max_grad_norm
+    )
     optimizer.step()
 
 

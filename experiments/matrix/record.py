@@ -22,9 +22,17 @@ from experiments.matrix.registry import Cell, Way
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 COMPARED = ("status", "graphs", "parity_ok")
-MATHS = ("losses", "optim", "tree", "nets.base", "nets.feedforward")  # what of the library decides how a cell ends
+# what of the library decides how a cell ends
+MATHS = ("losses", "optim", "tree", "nets.base", "nets.feedforward")
 
-LOSS_ONLY = ("0/loss compiled", "6/as written", "6/the same", "7/as written", "8/as written", "9/as written")
+LOSS_ONLY = (
+    "0/loss compiled",
+    "6/as written",
+    "6/the same",
+    "7/as written",
+    "8/as written",
+    "9/as written",
+)
 
 
 def path(folder: Path, version: str, device: str) -> Path:
@@ -53,7 +61,10 @@ def empty() -> dict[str, Any]:
             "actions": problem.N_ACTIONS,
             "rows": problem.ROWS,
         },
-        "tolerance": {str(dtype).removeprefix("torch."): value for dtype, value in TOLERANCE.items()},
+        "tolerance": {
+            str(dtype).removeprefix("torch."): value
+            for dtype, value in TOLERANCE.items()
+        },
         "cells": {},
     }
 
@@ -63,7 +74,14 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in lines
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -74,10 +92,16 @@ def load(file: Path) -> dict[str, Any]:
 def resumed(file: Path) -> dict[str, Any]:
     """A record to go on with; ValueError when another machine, or another Python, made it."""
     found, here = load(file), empty()
-    differs = [key for key in here if key != "cells" and found[key] != here[key]]
+    differs = [
+        key for key in here if key != "cells" and found[key] != here[key]
+    ]
     if differs:
-        were = ", ".join(f"{key} {found[key]}, here {here[key]}" for key in differs)
-        raise ValueError(f"{file} is of another machine ({were}); choose another folder by --out")
+        were = ", ".join(
+            f"{key} {found[key]}, here {here[key]}" for key in differs
+        )
+        raise ValueError(
+            f"{file} is of another machine ({were}); choose another folder by --out"
+        )
     return found
 
 
@@ -89,7 +113,12 @@ def holds(record: dict[str, Any], cell: Cell) -> bool:
 def save(file: Path, record: dict[str, Any]) -> None:
     """Write a record whole or not at all."""
     part = file.with_suffix(".part")
-    part.write_text(json.dumps({**record, "cells": dict(sorted(record["cells"].items()))}, indent=1) + "\n")
+    part.write_text(
+        json.dumps(
+            {**record, "cells": dict(sorted(record["cells"].items()))}, indent=1
+        )
+        + "\n"
+    )
     os.replace(part, file)
 
 
@@ -103,7 +132,11 @@ def describe(cell: Cell) -> dict[str, str]:
         "variant": way.variant,
         "backend": cell.backend,
         "mode": cell.mode,
-        "compiles": "loss" if cell.id.startswith(LOSS_ONLY) else "step" if way.compiled else "nothing",
+        "compiles": "loss"
+        if cell.id.startswith(LOSS_ONLY)
+        else "step"
+        if way.compiled
+        else "nothing",
         "source": source(way),
     }
 
@@ -112,7 +145,9 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """One line for each cell, in both records, that does not end as it did; times are not compared."""
     lines = []
     for name in sorted(old["cells"].keys() & new["cells"].keys()):
-        before, after = (_outcome(record["cells"][name]) for record in (old, new))
+        before, after = (
+            _outcome(record["cells"][name]) for record in (old, new)
+        )
         if before != after:
             lines.append(f"{name}: {_words(before)} -> {_words(after)}")
     return lines
@@ -131,17 +166,27 @@ def commit() -> str:
     """The commit of the working tree; FUNCPPO_COMMIT names it where there is no repository."""
     if "FUNCPPO_COMMIT" in os.environ or shutil.which("git") is None:
         return os.environ.get("FUNCPPO_COMMIT", "")
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     return found.stdout.strip()
 
 
 def source(way: Way) -> str:
     """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
     files = {_file(f"funcppo.{name}") for name in MATHS}
-    files |= _closure(_file(way.build.__module__)) | _closure(_file("experiments.matrix.measure"))
-    files -= {_file("experiments.matrix.causes")}  # it tells exceptions apart, and makes none
+    files |= _closure(_file(way.build.__module__)) | _closure(
+        _file("experiments.matrix.measure")
+    )
+    # it tells exceptions apart, and makes none
+    files -= {_file("experiments.matrix.causes")}
     files |= {_file(polyfills.__name__)} if polyfills.needed() else set()
-    return hashlib.sha256("".join(_code(file) for file in sorted(files)).encode()).hexdigest()[:12]
+    return hashlib.sha256(
+        "".join(_code(file) for file in sorted(files)).encode()
+    ).hexdigest()[:12]
 
 
 @functools.cache
@@ -149,7 +194,10 @@ def _code(file: str) -> str:
     """A file without comments and docstrings."""
     parsed = ast.parse(Path(file).read_text())
     for node in ast.walk(parsed):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:]
     return ast.unparse(parsed)
 
@@ -174,6 +222,15 @@ def _closure(file: str) -> frozenset[str]:
 
 
 def _imports(file: str) -> list[str]:
-    nodes = [node for node in ast.walk(ast.parse(Path(file).read_text())) if isinstance(node, ast.ImportFrom)]
-    names = [name for n in nodes if n.module for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))]
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    names = [
+        name
+        for n in nodes
+        if n.module
+        for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))
+    ]
     return [name for name in names if name.startswith("experiments.")]

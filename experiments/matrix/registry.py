@@ -22,9 +22,12 @@ class Training(NamedTuple):
 
     step: Callable[[Batch], Any]
     params: Callable[[], list[Tensor]]
-    minibatches: int = 1  # updates that one step makes, each on its share of the rows
-    learners: int = 1  # copies that learn at once, on the leading axis of every parameter
-    graphs: int | None = None  # graphs made without Dynamo, whose counters do not see them
+    # updates that one step makes, each on its share of the rows
+    minibatches: int = 1
+    # copies that learn at once, on the leading axis of every parameter
+    learners: int = 1
+    # graphs made without Dynamo, whose counters do not see them
+    graphs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,9 @@ class Cell(NamedTuple):
     @property
     def id(self) -> str:
         """As in `6/as written/inductor/default`."""
-        return f"{self.way.approach}/{self.way.variant}/{self.backend}/{self.mode}"
+        return (
+            f"{self.way.approach}/{self.way.variant}/{self.backend}/{self.mode}"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,19 @@ class Compiler:
     backend: str
     mode: str
 
-    def __call__(self, fn: Callable[..., Any], fullgraph: bool = True, **options: Any) -> Callable[..., Any]:
+    def __call__(
+        self, fn: Callable[..., Any], fullgraph: bool = True, **options: Any
+    ) -> Callable[..., Any]:
         """`fn` compiled; by default a graph break is an error."""
         mode = "reduce-overhead" if self.mode == "reduce-overhead" else None
-        return torch.compile(fn, backend=self.backend, mode=mode, fullgraph=fullgraph, dynamic=False, **options)
+        return torch.compile(
+            fn,
+            backend=self.backend,
+            mode=mode,
+            fullgraph=fullgraph,
+            dynamic=False,
+            **options,
+        )
 
 
 WAYS: list[Way] = []
@@ -79,10 +93,15 @@ def way(
     modes: tuple[str, ...] = MODES,
     residual: bool = False,
     compiled: bool = True,
-) -> Callable[[Callable[[Problem, Compiler], Training]], Callable[[Problem, Compiler], Training]]:
+) -> Callable[
+    [Callable[[Problem, Compiler], Training]],
+    Callable[[Problem, Compiler], Training],
+]:
     """Put the decorated function into the list."""
 
-    def register(build: Callable[[Problem, Compiler], Training]) -> Callable[[Problem, Compiler], Training]:
+    def register(
+        build: Callable[[Problem, Compiler], Training],
+    ) -> Callable[[Problem, Compiler], Training]:
         WAYS.append(
             Way(
                 approach=approach,

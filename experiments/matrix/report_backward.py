@@ -13,14 +13,23 @@ from experiments.matrix.steps import module_training, torch_adam
 from funcppo import optim, tree
 from funcppo.losses import Batch
 
-ONE, TWO, THREE = "backward + optimizer.step", "compiled_autograd = True", "autograd.grad + functional Adam"
+ONE, TWO, THREE = (
+    "backward + optimizer.step",
+    "compiled_autograd = True",
+    "autograd.grad + functional Adam",
+)
 
 
-def whole_step(problem: Problem, compiler: Compiler, fullgraph: bool) -> Training:
+def whole_step(
+    problem: Problem, compiler: Compiler, fullgraph: bool
+) -> Training:
     """Loss, backward, clip and step in one compiled function."""
     policy = Policy(problem)
     optimizer = adam(problem, list(policy.parameters()))
-    compiled = compiler(lambda batch: learn(policy, optimizer, policy.loss, batch), fullgraph=fullgraph)
+    compiled = compiler(
+        lambda batch: learn(policy, optimizer, policy.loss, batch),
+        fullgraph=fullgraph,
+    )
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
@@ -74,7 +83,12 @@ def compiled_autograd_outside(problem: Problem, compiler: Compiler) -> Training:
     policy = Policy(problem)
     params = list(policy.parameters())
     optimizer = adam(problem, params)
-    loss, update = compiler(policy.loss), compiler(lambda: clip_and_step(problem, params, optimizer), fullgraph=False)
+    loss, update = (
+        compiler(policy.loss),
+        compiler(
+            lambda: clip_and_step(problem, params, optimizer), fullgraph=False
+        ),
+    )
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
@@ -86,7 +100,9 @@ def compiled_autograd_outside(problem: Problem, compiler: Compiler) -> Training:
     return module_training(policy, step)
 
 
-def clip_and_step(problem: Problem, params: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
+def clip_and_step(
+    problem: Problem, params: list[Tensor], optimizer: torch.optim.Optimizer
+) -> None:
     """Clip the gradients in place and apply them."""
     nn.utils.clip_grad_norm_(params, problem.cfg.ppo.max_grad_norm)
     optimizer.step()
@@ -102,7 +118,9 @@ def engine_and_function(problem: Problem, compiler: Compiler) -> Training:
         grads = torch.autograd.grad(policy.loss(batch), params)
         with torch.no_grad():
             structured = tree.unflatten(problem.params, list(grads))
-            new, opt_state = problem.finish(policy.tree(), opt_state, structured)
+            new, opt_state = problem.finish(
+                policy.tree(), opt_state, structured
+            )
         return [p.detach() for p in tree.leaves(new)], opt_state
 
     compiled = compiler(step)
@@ -110,7 +128,9 @@ def engine_and_function(problem: Problem, compiler: Compiler) -> Training:
     def train(batch: Batch) -> None:
         new, opt_state = compiled(state[0], batch)
         with torch.no_grad():
-            torch._foreach_copy_(params + tree.leaves(state[0]), new + tree.leaves(opt_state))
+            torch._foreach_copy_(
+                params + tree.leaves(state[0]), new + tree.leaves(opt_state)
+            )
 
     return module_training(policy, train)
 

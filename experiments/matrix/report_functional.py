@@ -21,12 +21,17 @@ from funcppo import tree
 from funcppo.losses import Batch
 from funcppo.nets.base import PolicyValue, dense
 
-FOUR, FIVE = "func.grad + functional_call on a method", "forward(actions=) with an in-place residual"
+FOUR, FIVE = (
+    "func.grad + functional_call on a method",
+    "forward(actions=) with an in-place residual",
+)
 SIX, SEVEN = "func.grad_and_value, single forward", "the same with aot_eager"
 EIGHT = "compilation disabled on the minibatch function"
 
 
-def called(problem: Problem, compiler: Compiler, module: nn.Module, judged: bool) -> Training:
+def called(
+    problem: Problem, compiler: Compiler, module: nn.Module, judged: bool
+) -> Training:
     """func.grad of functional_call over the module's parameters, and the update, compiled together.
 
     Args:
@@ -38,7 +43,11 @@ def called(problem: Problem, compiler: Compiler, module: nn.Module, judged: bool
         extra = {"actions": batch.action} if judged else {}
         loss = lambda weights: functional_call(module, weights, (batch,), extra)
         grads = grad(loss)(dict(zip(names, tree.leaves(params))))
-        return problem.finish(params, opt_state, tree.unflatten(params, [grads[name] for name in names]))
+        return problem.finish(
+            params,
+            opt_state,
+            tree.unflatten(params, [grads[name] for name in names]),
+        )
 
     return training(problem, compiler(step))
 
@@ -60,10 +69,16 @@ class ActionsPolicy(Policy):
 
     def forward(self, batch: Batch, actions: Tensor | None = None) -> Any:
         """The network's output; the loss where actions are given."""
-        return super().forward(batch.obs) if actions is None else self.loss(batch._replace(action=actions))
+        return (
+            super().forward(batch.obs)
+            if actions is None
+            else self.loss(batch._replace(action=actions))
+        )
 
 
-def in_place_apply(cfg: Any, world: Any, params: Any, obs: Tensor) -> PolicyValue:
+def in_place_apply(
+    cfg: Any, world: Any, params: Any, obs: Tensor
+) -> PolicyValue:
     """`residual_apply`, its sum made in place: what tanh kept for its backward is overwritten."""
     x = dense(params.hidden[0], obs.expand(2, *obs.shape))
     hidden = torch.tanh(x)
@@ -80,16 +95,30 @@ def in_place(problem: Problem) -> Problem:
 @way("5", FIVE, "as written", residual=True)
 def residual_in_place(problem: Problem, compiler: Compiler) -> Training:
     """The residual added in place."""
-    return called(problem, compiler, ActionsPolicy(in_place(problem)), judged=True)
+    return called(
+        problem, compiler, ActionsPolicy(in_place(problem)), judged=True
+    )
 
 
-@way("5", FIVE, "not compiled at all", residual=True, backends=("none",), modes=("default",), compiled=False)
+@way(
+    "5",
+    FIVE,
+    "not compiled at all",
+    residual=True,
+    backends=("none",),
+    modes=("default",),
+    compiled=False,
+)
 def residual_in_place_eager(problem: Problem, compiler: Compiler) -> Training:
     """The same module trained by plain eager autograd."""
     policy = ActionsPolicy(in_place(problem))
     optimizer = adam(problem, list(policy.parameters()))
-    step = lambda batch: eager_step(policy, optimizer, lambda b: policy(b, actions=b.action), batch)
-    return Training(step=step, params=lambda: [p.detach() for p in policy.parameters()])
+    step = lambda batch: eager_step(
+        policy, optimizer, lambda b: policy(b, actions=b.action), batch
+    )
+    return Training(
+        step=step, params=lambda: [p.detach() for p in policy.parameters()]
+    )
 
 
 @way("5", FIVE, "repaired", residual=True)
@@ -116,13 +145,23 @@ def transform_inside(problem: Problem, compiler: Compiler) -> Training:
     return training(problem, compiler(pure_step(problem)))
 
 
-@way("7", SEVEN, "as written: transform eager, loss compiled", backends=("aot_eager",))
+@way(
+    "7",
+    SEVEN,
+    "as written: transform eager, loss compiled",
+    backends=("aot_eager",),
+)
 def transform_outside_aot(problem: Problem, compiler: Compiler) -> Training:
     """As 6."""
     return eager_over_compiled(problem, compiler, fullgraph=True)
 
 
-@way("7", SEVEN, "repaired: transform inside the compiled function", backends=("aot_eager",))
+@way(
+    "7",
+    SEVEN,
+    "repaired: transform inside the compiled function",
+    backends=("aot_eager",),
+)
 def transform_inside_aot(problem: Problem, compiler: Compiler) -> Training:
     """As 6."""
     return training(problem, compiler(pure_step(problem)))
@@ -138,13 +177,19 @@ def minibatch_disabled(problem: Problem, compiler: Compiler) -> Training:
         grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
         return problem.finish(params, opt_state, grads)
 
-    return training(problem, compiler(lambda *args: minibatch(*args), fullgraph=False))
+    return training(
+        problem, compiler(lambda *args: minibatch(*args), fullgraph=False)
+    )
 
 
 @way("8", EIGHT, "repaired: gradient and update compiled apart")
 def minibatch_of_two_graphs(problem: Problem, compiler: Compiler) -> Training:
     """The minibatch function stays eager and calls a compiled gradient and a compiled update."""
-    gradient = compiler(lambda params, batch: grad_and_value(problem.loss, has_aux=True)(params, batch)[0])
+    gradient = compiler(
+        lambda params, batch: grad_and_value(problem.loss, has_aux=True)(
+            params, batch
+        )[0]
+    )
     update = compiler(problem.finish)
 
     @torch.compiler.disable

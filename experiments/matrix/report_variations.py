@@ -19,11 +19,17 @@ from experiments.matrix.steps import (
 from funcppo import optim, tree
 from funcppo.losses import Batch
 
-NINE, TEN, ELEVEN = "no_grad wrappers", "ways to pass parameters", "eager or compiled inner functions"
+NINE, TEN, ELEVEN = (
+    "no_grad wrappers",
+    "ways to pass parameters",
+    "eager or compiled inner functions",
+)
 
 
 @way("9", NINE, "as written: around an eager transform, loss compiled")
-def no_grad_over_compiled_loss(problem: Problem, compiler: Compiler) -> Training:
+def no_grad_over_compiled_loss(
+    problem: Problem, compiler: Compiler
+) -> Training:
     """no_grad changes nothing about who may transform whom."""
     inner = eager_over_compiled(problem, compiler, fullgraph=True)
     return inner._replace(step=torch.no_grad()(inner.step))
@@ -45,11 +51,15 @@ def no_grad_inside(problem: Problem, compiler: Compiler) -> Training:
 def by_dict(problem: Problem, compiler: Compiler) -> Training:
     """Parameters as a dict of names."""
     names = tree.paths(problem.params)
-    structured = lambda weights: tree.unflatten(problem.params, [weights[name] for name in names])
+    structured = lambda weights: tree.unflatten(
+        problem.params, [weights[name] for name in names]
+    )
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
         loss = lambda weights, batch: problem.loss(structured(weights), batch)
-        grads, _ = grad_and_value(loss, has_aux=True)(dict(zip(names, tree.leaves(params))), batch)
+        grads, _ = grad_and_value(loss, has_aux=True)(
+            dict(zip(names, tree.leaves(params))), batch
+        )
         return problem.finish(params, opt_state, structured(grads))
 
     return training(problem, compiler(step))
@@ -61,9 +71,15 @@ def by_position(problem: Problem, compiler: Compiler) -> Training:
     n = len(tree.leaves(problem.params))
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        loss = lambda *args: problem.loss(tree.unflatten(problem.params, list(args[:n])), args[n])
-        grads, _ = grad_and_value(loss, argnums=tuple(range(n)), has_aux=True)(*tree.leaves(params), batch)
-        return problem.finish(params, opt_state, tree.unflatten(params, list(grads)))
+        loss = lambda *args: problem.loss(
+            tree.unflatten(problem.params, list(args[:n])), args[n]
+        )
+        grads, _ = grad_and_value(loss, argnums=tuple(range(n)), has_aux=True)(
+            *tree.leaves(params), batch
+        )
+        return problem.finish(
+            params, opt_state, tree.unflatten(params, list(grads))
+        )
 
     return training(problem, compiler(step))
 
@@ -74,25 +90,40 @@ def by_flat_vector(problem: Problem, compiler: Compiler) -> Training:
     shapes = [p.shape for p in tree.leaves(problem.params)]
     flat = (torch.cat([p.reshape(-1) for p in tree.leaves(problem.params)]),)
     state = (flat, optim.init(flat))
-    compiled = compiler(lambda params, opt_state, batch: flat_step(problem, params, opt_state, batch))
+    compiled = compiler(
+        lambda params, opt_state, batch: flat_step(
+            problem, params, opt_state, batch
+        )
+    )
 
     def train(batch: Batch) -> None:
-        torch._foreach_copy_(tree.leaves(state), tree.leaves(compiled(*state, batch)))
+        torch._foreach_copy_(
+            tree.leaves(state), tree.leaves(compiled(*state, batch))
+        )
 
     return Training(step=train, params=lambda: split(flat[0], shapes))
 
 
-def flat_step(problem: Problem, params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
+def flat_step(
+    problem: Problem, params: Any, opt_state: Any, batch: Batch
+) -> tuple[Any, Any]:
     """`pure_step` over one vector."""
     shapes = [p.shape for p in tree.leaves(problem.params)]
-    loss = lambda vector, batch: problem.loss(tree.unflatten(problem.params, split(vector[0], shapes)), batch)
+    loss = lambda vector, batch: problem.loss(
+        tree.unflatten(problem.params, split(vector[0], shapes)), batch
+    )
     grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
     return problem.finish(params, opt_state, grads)
 
 
 def split(vector: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
     """Views of a vector."""
-    return [part.view(shape) for part, shape in zip(vector.split([s.numel() for s in shapes]), shapes)]
+    return [
+        part.view(shape)
+        for part, shape in zip(
+            vector.split([s.numel() for s in shapes]), shapes
+        )
+    ]
 
 
 @way("10", TEN, "module + copy_")
@@ -108,7 +139,9 @@ def by_module(problem: Problem, compiler: Compiler) -> Training:
         new = compiled(params, opt_state, batch)
         torch._foreach_copy_(tree.leaves((params, opt_state)), tree.leaves(new))
 
-    return Training(step=train, params=lambda: [p.detach() for p in policy.parameters()])
+    return Training(
+        step=train, params=lambda: [p.detach() for p in policy.parameters()]
+    )
 
 
 @way("10", TEN, "Parameters first, tensors later", modes=("default",))
@@ -129,7 +162,9 @@ def inner_compiled(problem: Problem, compiler: Compiler) -> Training:
     loss = compiler(problem.loss)
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(lambda p, b: loss(p, b), has_aux=True)(params, batch)
+        grads, _ = grad_and_value(lambda p, b: loss(p, b), has_aux=True)(
+            params, batch
+        )
         return problem.finish(params, opt_state, grads)
 
     return training(problem, compiler(step))

@@ -22,7 +22,11 @@ from funcppo import optim, tree
 from funcppo.losses import Batch
 
 MINIBATCHES, LEARNERS = 4, 3
-A, B, C = "func.grad_and_value + functional Adam", "module API, the flag, the optimizer's bare step", "autograd.grad"
+A, B, C = (
+    "func.grad_and_value + functional Adam",
+    "module API, the flag, the optimizer's bare step",
+    "autograd.grad",
+)
 E, G = "scan over minibatches", "vmap over learners"
 
 
@@ -45,11 +49,16 @@ def functional_in_place(problem: Problem, compiler: Compiler) -> Training:
     state, step = (params, optim.init(params)), pure_step(problem)
 
     def in_place(state: Any, batch: Batch) -> None:
-        for old, new in zip(tree.leaves(state), tree.leaves(step(*state, batch))):
+        for old, new in zip(
+            tree.leaves(state), tree.leaves(step(*state, batch))
+        ):
             old.copy_(new)
 
     compiled = compiler(in_place)
-    return Training(step=lambda batch: compiled(state, batch), params=lambda: tree.leaves(params))
+    return Training(
+        step=lambda batch: compiled(state, batch),
+        params=lambda: tree.leaves(params),
+    )
 
 
 @way("B", B, "gradients copied into p.grad")
@@ -63,7 +72,9 @@ def module_api(problem: Problem, compiler: Compiler) -> Training:
     params = list(policy.parameters())
     for p in params:
         p.grad = torch.zeros_like(p)
-    optimizer = adam(problem, params, foreach=True, capturable=params[0].is_cuda)
+    optimizer = adam(
+        problem, params, foreach=True, capturable=params[0].is_cuda
+    )
     bare_step = inspect.unwrap(torch.optim.Adam.step)
 
     def step(batch: Batch) -> None:
@@ -83,30 +94,48 @@ def functional_torch_adam(problem: Problem, compiler: Compiler) -> Training:
     torch._dynamo.config.trace_autograd_ops = True
     policy = Policy(problem)
     params = list(policy.parameters())
-    update, max_norm = torch_adam(problem, params), problem.scalars.max_grad_norm
+    update, max_norm = (
+        torch_adam(problem, params),
+        problem.scalars.max_grad_norm,
+    )
 
     def step(batch: Batch) -> None:
-        grads, _ = optim.clip_by_global_norm(torch.autograd.grad(policy.loss(batch), params), max_norm)
+        grads, _ = optim.clip_by_global_norm(
+            torch.autograd.grad(policy.loss(batch), params), max_norm
+        )
         update(list(grads))
 
     return module_training(policy, compiler(step))
 
 
-def over_minibatches(problem: Problem, compiler: Compiler, scan: Any) -> Training:
+def over_minibatches(
+    problem: Problem, compiler: Compiler, scan: Any
+) -> Training:
     """One call, several updates, each on its share of the rows.
 
     The scan sees lists: its body may return tensors only, no NamedTuples, and no two of them may be one.
     """
-    step, start = pure_step(problem), (problem.params, optim.init(problem.params))
-    like = tree.map(torch.clone, problem.batches[0])  # not a tensor that may be handed in: Dynamo guards on identity
+    step, start = (
+        pure_step(problem),
+        (problem.params, optim.init(problem.params)),
+    )
+    # not a tensor that may be handed in: Dynamo guards on identity
+    like = tree.map(torch.clone, problem.batches[0])
 
-    def body(carry: list[Tensor], leaves: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def body(
+        carry: list[Tensor], leaves: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
         new = step(*tree.unflatten(start, carry), tree.unflatten(like, leaves))
         return [leaf.clone() for leaf in tree.leaves(new)], new[1].step.clone()
 
     def epoch(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        rows = [x.view(MINIBATCHES, ROWS // MINIBATCHES, *x.shape[1:]) for x in tree.leaves(batch)]
-        return tree.unflatten(start, list(scan(body, tree.leaves((params, opt_state)), rows)[0]))
+        rows = [
+            x.view(MINIBATCHES, ROWS // MINIBATCHES, *x.shape[1:])
+            for x in tree.leaves(batch)
+        ]
+        return tree.unflatten(
+            start, list(scan(body, tree.leaves((params, opt_state)), rows)[0])
+        )
 
     return training(problem, compiler(epoch), minibatches=MINIBATCHES)
 
@@ -123,7 +152,9 @@ def scanned(problem: Problem, compiler: Compiler) -> Training:
 def unrolled(problem: Problem, compiler: Compiler) -> Training:
     """A Python loop, which Dynamo unrolls."""
 
-    def scan(body: Any, carry: list[Tensor], rows: list[Tensor]) -> tuple[list[Tensor], None]:
+    def scan(
+        body: Any, carry: list[Tensor], rows: list[Tensor]
+    ) -> tuple[list[Tensor], None]:
         for i in range(MINIBATCHES):
             carry, _ = body(carry, [x[i] for x in rows])
         return carry, None
@@ -136,10 +167,19 @@ def many_learners(problem: Problem, compiler: Compiler) -> Training:
     """Copies of the step over a leading axis of the state, one graph for all."""
     step = vmap(pure_step(problem), in_dims=(0, 0, None))
     stacked = tree.map(lambda p: torch.stack([p] * LEARNERS), problem.params)
-    state = (stacked, tree.map(lambda x: torch.stack([x] * LEARNERS), optim.init(problem.params)))
+    state = (
+        stacked,
+        tree.map(
+            lambda x: torch.stack([x] * LEARNERS), optim.init(problem.params)
+        ),
+    )
     compiled = compiler(step)
 
     def train(batch: Batch) -> None:
-        torch._foreach_copy_(tree.leaves(state), tree.leaves(compiled(*state, batch)))
+        torch._foreach_copy_(
+            tree.leaves(state), tree.leaves(compiled(*state, batch))
+        )
 
-    return Training(step=train, params=lambda: tree.leaves(stacked), learners=LEARNERS)
+    return Training(
+        step=train, params=lambda: tree.leaves(stacked), learners=LEARNERS
+    )

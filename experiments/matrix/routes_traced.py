@@ -21,12 +21,19 @@ D, F = "the step traced ahead of time", "aot_export_module(trace_joint=True)"
 AHEAD = ("default", "manual graph")
 
 
-def flat_step(problem: Problem) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
+def flat_step(
+    problem: Problem,
+) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
     """The pure step over a list of tensors, and such a list.
 
     The scalars are among them: a tensor from outside would be baked in, or refused.
     """
-    structure = (problem.params, optim.init(problem.params), problem.batches[0], problem.scalars)
+    structure = (
+        problem.params,
+        optim.init(problem.params),
+        problem.batches[0],
+        problem.scalars,
+    )
 
     def step(*leaves: Tensor) -> list[Tensor]:
         *state, scalars = tree.unflatten(structure, list(leaves))
@@ -35,10 +42,14 @@ def flat_step(problem: Problem) -> tuple[Callable[..., list[Tensor]], list[Tenso
     return step, tree.leaves(structure)
 
 
-def train_flat(problem: Problem, compiled: Callable[..., Any], **options: Any) -> Training:
+def train_flat(
+    problem: Problem, compiled: Callable[..., Any], **options: Any
+) -> Training:
     """A training around a compiled function of leaves."""
     like = (problem.params, optim.init(problem.params))
-    step = lambda *args: tree.unflatten(like, list(compiled(*tree.leaves(args), *problem.scalars)))
+    step = lambda *args: tree.unflatten(
+        like, list(compiled(*tree.leaves(args), *problem.scalars))
+    )
     return training(problem, step, **options)
 
 
@@ -59,15 +70,21 @@ def traced_and_lowered(problem: Problem, compiler: Compiler) -> Training:
     fn, leaves = flat_step(problem)
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(leaf) for leaf in leaves]
-        lowered = compile_fx_inner(make_fx(fn, decomposition_table=select_decomp_table())(*fake), fake)
+        lowered = compile_fx_inner(
+            make_fx(fn, decomposition_table=select_decomp_table())(*fake), fake
+        )
     return train_flat(problem, lambda *leaves: lowered(list(leaves)), graphs=1)
 
 
-@way("D", D, "make_fx + standalone_compile", backends=("inductor",), modes=AHEAD)
+@way(
+    "D", D, "make_fx + standalone_compile", backends=("inductor",), modes=AHEAD
+)
 def traced_standalone(problem: Problem, compiler: Compiler) -> Training:
     """The same graph as an artefact that can be saved."""
     fn, leaves = flat_step(problem)
-    artefact = torch._inductor.standalone_compile(make_fx(fn, tracing_mode="fake")(*leaves), leaves)
+    artefact = torch._inductor.standalone_compile(
+        make_fx(fn, tracing_mode="fake")(*leaves), leaves
+    )
     return train_flat(problem, artefact, graphs=1)
 
 
@@ -89,7 +106,13 @@ def exported(problem: Problem) -> Any:
     return torch.export.export(StepModule(make_fx(fn)(*leaves)), (leaves,))
 
 
-@way("D", D, "make_fx + export + AOTInductor", backends=("inductor",), modes=AHEAD)
+@way(
+    "D",
+    D,
+    "make_fx + export + AOTInductor",
+    backends=("inductor",),
+    modes=AHEAD,
+)
 def traced_packaged(problem: Problem, compiler: Compiler) -> Training:
     """The same graph exported, compiled to a package and loaded again."""
     return packaged(problem, exported(problem))
@@ -110,15 +133,27 @@ def joint_graph(problem: Problem, compiler: Compiler) -> Training:
 
     module = FlatLoss(problem)
     data = tree.leaves((problem.batches[0], problem.scalars))
-    graph, signature = aot_export_module(module, data, trace_joint=True, output_loss_index=0)
+    graph, signature = aot_export_module(
+        module, data, trace_joint=True, output_loss_index=0
+    )
     names = [name for name, _ in module.named_parameters()]
-    grad_of = {name: node for node, name in signature.backward_signature.gradients_to_parameters.items()}
-    outputs = [node.name for node in next(n for n in graph.graph.nodes if n.op == "output").args[0]]
+    grad_of = {
+        name: node
+        for node, name in signature.backward_signature.gradients_to_parameters.items()
+    }
+    outputs = [
+        node.name
+        for node in next(n for n in graph.graph.nodes if n.op == "output").args[
+            0
+        ]
+    ]
     places = [outputs.index(grad_of[name]) for name in names]
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
         out = graph(*tree.leaves((params, batch, problem.scalars)))
-        return problem.finish(params, opt_state, tree.unflatten(params, [out[i] for i in places]))
+        return problem.finish(
+            params, opt_state, tree.unflatten(params, [out[i] for i in places])
+        )
 
     return training(problem, compiler(step))
 
@@ -132,5 +167,9 @@ class FlatLoss(LossModule):
     def forward(self, *leaves: Tensor) -> tuple[Tensor]:
         """The loss."""
         given = self.policy.problem
-        batch, scalars = tree.unflatten((given.batches[0], given.scalars), list(leaves))
-        return (replace(given, scalars=scalars).loss(self.policy.tree(), batch)[0],)
+        batch, scalars = tree.unflatten(
+            (given.batches[0], given.scalars), list(leaves)
+        )
+        return (
+            replace(given, scalars=scalars).loss(self.policy.tree(), batch)[0],
+        )

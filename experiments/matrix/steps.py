@@ -34,7 +34,9 @@ def training(problem: Problem, step: Step, **options: Any) -> Training:
     state = (params, optim.init(params))
 
     def train(batch: Batch) -> None:
-        torch._foreach_copy_(tree.leaves(state), tree.leaves(step(*state, batch)))
+        torch._foreach_copy_(
+            tree.leaves(state), tree.leaves(step(*state, batch))
+        )
 
     return Training(step=train, params=lambda: tree.leaves(params), **options)
 
@@ -47,10 +49,15 @@ def fed_back(problem: Problem, compiler: Compiler, first: Any) -> Training:
     def train(batch: Batch) -> None:
         state[0] = compiled(*state[0], batch)
 
-    return Training(step=train, params=lambda: [p.detach() for p in tree.leaves(state[0][0])])
+    return Training(
+        step=train,
+        params=lambda: [p.detach() for p in tree.leaves(state[0][0])],
+    )
 
 
-def eager_over_compiled(problem: Problem, compiler: Compiler, fullgraph: bool) -> Training:
+def eager_over_compiled(
+    problem: Problem, compiler: Compiler, fullgraph: bool
+) -> Training:
     """An eager transform over a compiled loss."""
     loss = compiler(problem.loss, fullgraph=fullgraph)
 
@@ -61,17 +68,35 @@ def eager_over_compiled(problem: Problem, compiler: Compiler, fullgraph: bool) -
     return training(problem, step)
 
 
-def module_training(policy: Policy, step: Callable[[Batch], Any], **options: Any) -> Training:
+def module_training(
+    policy: Policy, step: Callable[[Batch], Any], **options: Any
+) -> Training:
     """What trains a module in place."""
-    return Training(step=step, params=lambda: [p.detach() for p in policy.parameters()], **options)
+    return Training(
+        step=step,
+        params=lambda: [p.detach() for p in policy.parameters()],
+        **options,
+    )
 
 
-def torch_adam(problem: Problem, params: list[Tensor]) -> Callable[[list[Any]], None]:
+def torch_adam(
+    problem: Problem, params: list[Tensor]
+) -> Callable[[list[Any]], None]:
     """torch.optim's Adam as a function of gradients; it overwrites `params`."""
-    mu, nu = [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params]
+    mu, nu = (
+        [torch.zeros_like(p) for p in params],
+        [torch.zeros_like(p) for p in params],
+    )
     steps = [torch.zeros((), device=p.device) for p in params]
     cfg = problem.cfg.ppo
-    options = dict(amsgrad=False, weight_decay=0.0, maximize=False, capturable=True, foreach=True, fused=False)
+    options = dict(
+        amsgrad=False,
+        weight_decay=0.0,
+        maximize=False,
+        capturable=True,
+        foreach=True,
+        fused=False,
+    )
 
     def update(grads: list[Any]) -> None:
         with torch.no_grad():

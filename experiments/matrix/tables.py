@@ -14,13 +14,16 @@ Record = dict[str, Any]
 BASELINE = "0/eager, fused Adam/none/default"
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
 REPORT = tuple(str(i) for i in range(1, 12))
-NUMBERED = {cause: f"cause {i}" for i, cause in enumerate([*CAUSES][:4], 1)}  # as in INVESTIGATION.md
+# as in INVESTIGATION.md
+NUMBERED = {cause: f"cause {i}" for i, cause in enumerate([*CAUSES][:4], 1)}
 PLACE = re.compile(r"(<!-- matrix:(\w+) -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 
 
 def records(folder: Path) -> list[Record]:
     """All records of a folder, by version, CPU first."""
-    found = [record.load(file) for file in folder.glob("full_step_matrix-*.json")]
+    found = [
+        record.load(file) for file in folder.glob("full_step_matrix-*.json")
+    ]
     return sorted(found, key=lambda r: (r["device"] != "cpu", version(r)))
 
 
@@ -31,13 +34,18 @@ def version(of: Record) -> tuple[int, ...]:
 
 def label(of: Record) -> str:
     """As in 2.13.0, cpu."""
-    return f"{of['torch'].split('+')[0]}, {of['device'].removeprefix('NVIDIA ')}"
+    return (
+        f"{of['torch'].split('+')[0]}, {of['device'].removeprefix('NVIDIA ')}"
+    )
 
 
 def grid(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
+        for line in lines
+    )
 
 
 def outcome(cell: Record) -> str:
@@ -47,40 +55,66 @@ def outcome(cell: Record) -> str:
         return f"fails: {NUMBERED.get(cause, cause) or cell['error']['type']}"
     if cell["status"] == "several graphs":
         kinds = ("graphs", "breaks", "recompiles")
-        return ", ".join(f"{cell[k]} {k if cell[k] > 1 else k[:-1]}" for k in kinds if cell[k])
+        return ", ".join(
+            f"{cell[k]} {k if cell[k] > 1 else k[:-1]}"
+            for k in kinds
+            if cell[k]
+        )
     if cell["status"] == "wrong":
         return "**wrong result**"
     if cell["status"] == "not compiled":
         return "**no graph at all**"
     if cell["status"] == "one graph":
-        return "**one graph**" if cell["compiles"] == "step" else "one graph, of the loss only"
+        return (
+            "**one graph**"
+            if cell["compiles"] == "step"
+            else "one graph, of the loss only"
+        )
     return cell["status"]
 
 
-def variants(of: list[Record], approaches: tuple[str, ...]) -> list[tuple[str, str, str]]:
+def variants(
+    of: list[Record], approaches: tuple[str, ...]
+) -> list[tuple[str, str, str]]:
     """Approach, title and variant of every way in the records, in the order of the code."""
-    seen = {(c["approach"], c["title"], c["variant"]) for r in of for c in r["cells"].values()}
+    seen = {
+        (c["approach"], c["title"], c["variant"])
+        for r in of
+        for c in r["cells"].values()
+    }
     order = [(way.approach, way.title, way.variant) for way in registry.WAYS]
     wanted = [way for way in seen if way[0] in approaches]
-    return sorted(wanted, key=lambda way: (approaches.index(way[0]), order.index(way)))
+    return sorted(
+        wanted, key=lambda way: (approaches.index(way[0]), order.index(way))
+    )
 
 
 def by_backend(of: Record, approach: str, variant: str) -> str:
     """How a way ends in the default mode: once where the backends agree."""
-    cells = {b: of["cells"].get(f"{approach}/{variant}/{b}/default") for b in BACKENDS}
+    cells = {
+        b: of["cells"].get(f"{approach}/{variant}/{b}/default")
+        for b in BACKENDS
+    }
     ends: dict[str, list[str]] = {}
     for backend, cell in cells.items():
         if cell:
             ends.setdefault(outcome(cell), []).append(backend)
     if len(ends) <= 1:
         return next(iter(ends), "not run")
-    return "; ".join(f"{', '.join(backends)}: {text}" for text, backends in ends.items())
+    return "; ".join(
+        f"{', '.join(backends)}: {text}" for text, backends in ends.items()
+    )
 
 
 def statuses(of: list[Record], approaches: tuple[str, ...]) -> str:
     """A row for each way, a column for each record."""
     rows = [
-        [approach, title, variant, *(by_backend(r, approach, variant) for r in of)]
+        [
+            approach,
+            title,
+            variant,
+            *(by_backend(r, approach, variant) for r in of),
+        ]
         for approach, title, variant in variants(of, approaches)
     ]
     return grid(["", "approach", "variant", *map(label, of)], rows)
@@ -89,30 +123,45 @@ def statuses(of: list[Record], approaches: tuple[str, ...]) -> str:
 def messages(of: list[Record]) -> str:
     """What PyTorch says of each cause, and who meets it."""
     rows = [
-        [NUMBERED.get(cause, cause), ", ".join(sorted({c["approach"] for _, c in met}, key=_order)), _labels(met), said]
+        [
+            NUMBERED.get(cause, cause),
+            ", ".join(sorted({c["approach"] for _, c in met}, key=_order)),
+            _labels(met),
+            said,
+        ]
         for cause in CAUSES
         for said, met in _complaints(of, cause).items()
     ]
-    return grid(["cause", "approaches", "records", "first line of the exception"], rows)
+    return grid(
+        ["cause", "approaches", "records", "first line of the exception"], rows
+    )
 
 
 def others(of: list[Record]) -> str:
     """The failures that have none of the causes."""
-    name = lambda c: f"{c['approach']}/{c['variant']}" + (f"/{c['mode']}" if c["mode"] != "default" else "")
+    name = lambda c: (
+        f"{c['approach']}/{c['variant']}"
+        + (f"/{c['mode']}" if c["mode"] != "default" else "")
+    )
     rows = [
-        [", ".join(sorted({name(c) for _, c in met})), _labels(met), said] for said, met in _complaints(of, "").items()
+        [", ".join(sorted({name(c) for _, c in met})), _labels(met), said]
+        for said, met in _complaints(of, "").items()
     ]
     return grid(["cells", "records", "first line of the exception"], rows)
 
 
-def _complaints(of: list[Record], cause: str) -> dict[str, list[tuple[Record, Record]]]:
+def _complaints(
+    of: list[Record], cause: str
+) -> dict[str, list[tuple[Record, Record]]]:
     """The exceptions of a cause, each with the records and cells that met it."""
     met: dict[str, list[tuple[Record, Record]]] = {}
     for r in of:
         for cell in r["cells"].values():
             if "error" in cell and cell["error"]["cause"] == cause:
-                message = re.sub(r"0x[0-9a-f]+", "0x", cell["error"]["message"])  # an address differs in every process
-                said = f"`` {cell['error']['type']}: {message} ``"  # it may hold a backtick itself
+                # an address differs in every process
+                message = re.sub(r"0x[0-9a-f]+", "0x", cell["error"]["message"])
+                # it may hold a backtick itself
+                said = f"`` {cell['error']['type']}: {message} ``"
                 met.setdefault(said, []).append((r, cell))
     return met
 
@@ -127,16 +176,34 @@ def _order(approach: str) -> tuple[int, str]:
 
 def silent(of: list[Record]) -> str:
     """Cells that somewhere raise nothing and yet compute something else, or compile nothing."""
-    names = sorted({n for r in of for n, c in r["cells"].items() if c["status"] in ("wrong", "not compiled")})
-    rows = [[name, *(_silent(r["cells"].get(name)) for r in of)] for name in names]
-    return grid(["cell: largest error in float64, in float32", *map(label, of)], rows)
+    names = sorted(
+        {
+            n
+            for r in of
+            for n, c in r["cells"].items()
+            if c["status"] in ("wrong", "not compiled")
+        }
+    )
+    rows = [
+        [name, *(_silent(r["cells"].get(name)) for r in of)] for name in names
+    ]
+    return grid(
+        ["cell: largest error in float64, in float32", *map(label, of)], rows
+    )
 
 
 def _silent(cell: Record | None) -> str:
     if cell is None:
         return "not run"
     return ", ".join(
-        [outcome(cell), *(f"{cell['parity'][d]:.0e}" for d in ("float64", "float32") if d in cell["parity"])]
+        [
+            outcome(cell),
+            *(
+                f"{cell['parity'][d]:.0e}"
+                for d in ("float64", "float32")
+                if d in cell["parity"]
+            ),
+        ]
     )
 
 
@@ -146,19 +213,36 @@ def times(of: list[Record]) -> str:
     A GPU's cells say microseconds and speed-up, those of a CPU, whose clock others share, speed-ups only; then, in the
     default mode, the seconds of compiling.
     """
-    columns = [(r, m) for r in of for m in registry.MODES if any(c["mode"] == m for c in r["cells"].values())]
+    columns = [
+        (r, m)
+        for r in of
+        for m in registry.MODES
+        if any(c["mode"] == m for c in r["cells"].values())
+    ]
     rows = []
     for approach, title, variant in variants(of, ("0", *REPORT, *"ABCDEFGH")):
         cells = [_timed(r, approach, variant, mode) for r, mode in columns]
         if any("step_us" in cell for cell in cells):
-            rows.append([approach, f"{title}: {variant}", *(_time(r, c) for (r, _), c in zip(columns, cells))])
-    heads = [label(r) + (f", {mode}" if r["device"] != "cpu" else "") for r, mode in columns]
+            rows.append(
+                [
+                    approach,
+                    f"{title}: {variant}",
+                    *(_time(r, c) for (r, _), c in zip(columns, cells)),
+                ]
+            )
+    heads = [
+        label(r) + (f", {mode}" if r["device"] != "cpu" else "")
+        for r, mode in columns
+    ]
     return grid(["", "way", *heads], rows)
 
 
 def _timed(of: Record, approach: str, variant: str, mode: str) -> Record:
     """The cell of a way that is timed: not compiled, or compiled by Inductor."""
-    found = (of["cells"].get(f"{approach}/{variant}/{backend}/{mode}") for backend in ("none", "inductor"))
+    found = (
+        of["cells"].get(f"{approach}/{variant}/{backend}/{mode}")
+        for backend in ("none", "inductor")
+    )
     return next((cell for cell in found if cell), {})
 
 
@@ -167,7 +251,9 @@ def _time(of: Record, cell: Record) -> str:
     if "step_us" not in cell or not base:
         return outcome(cell) if cell else ""
     ratio = f"{base / cell['step_us']:.1f}x"
-    words = [ratio if of["device"] == "cpu" else f"{cell['step_us']:.0f} µs, {ratio}"]
+    words = [
+        ratio if of["device"] == "cpu" else f"{cell['step_us']:.0f} µs, {ratio}"
+    ]
     if cell["mode"] == "default" and cell["backend"] != "none":
         words.append(f"{cell['compile_s']:.0f} s")
     return ", ".join(words)
@@ -180,9 +266,15 @@ def replays(of: list[Record]) -> str:
         for c in r["cells"].values():
             if c["mode"] == "reduce-overhead" and "recordings" in c:
                 key = label(r), str(c["recordings"]), "; ".join(c["skips"])
-                alike.setdefault(key, []).append(f"{c['approach']}/{c['variant']}")
+                alike.setdefault(key, []).append(
+                    f"{c['approach']}/{c['variant']}"
+                )
     rows = [[*key, ", ".join(names)] for key, names in alike.items()]
-    return grid(["record", "recordings", "reasons for skipping", "cells"], rows) if rows else "No GPU record yet.\n"
+    return (
+        grid(["record", "recordings", "reasons for skipping", "cells"], rows)
+        if rows
+        else "No GPU record yet.\n"
+    )
 
 
 def provenance(of: list[Record]) -> str:
@@ -193,7 +285,9 @@ def provenance(of: list[Record]) -> str:
             r["processor"],
             r["python"],
             str(len(r["cells"])),
-            ", ".join(sorted({c["commit"] or "unknown" for c in r["cells"].values()})),
+            ", ".join(
+                sorted({c["commit"] or "unknown" for c in r["cells"].values()})
+            ),
         ]
         for r in of
     ]
@@ -216,7 +310,9 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
 
 def rewritten(text: str, of: list[Record]) -> str:
     """A text with every table between its marks made anew; KeyError for a mark of no table."""
-    return PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]](of)}{found[3]}", text)
+    return PLACE.sub(
+        lambda found: f"{found[1]}{TABLES[found[2]](of)}{found[3]}", text
+    )
 
 
 def publish(text: Path, folder: Path) -> None:
@@ -232,11 +328,28 @@ def whole(of: Record) -> str:
         [
             name,
             outcome(c),
-            *(f"{c['parity'][dtype]:.0e}" if dtype in c["parity"] else "" for dtype in ("float64", "float32")),
-            *(str(c.get(key, "")) for key in ("compile_s", "step_us", "recordings")),
-            c["error"]["message"] if "error" in c else "; ".join(c.get("skips", [])),
+            *(
+                f"{c['parity'][dtype]:.0e}" if dtype in c["parity"] else ""
+                for dtype in ("float64", "float32")
+            ),
+            *(
+                str(c.get(key, ""))
+                for key in ("compile_s", "step_us", "recordings")
+            ),
+            c["error"]["message"]
+            if "error" in c
+            else "; ".join(c.get("skips", [])),
         ]
         for name, c in of["cells"].items()
     ]
-    head = ["cell", "outcome", "float64 error", "float32 error", "compile, s", "µs a step", "recordings", "message"]
+    head = [
+        "cell",
+        "outcome",
+        "float64 error",
+        "float32 error",
+        "compile, s",
+        "µs a step",
+        "recordings",
+        "message",
+    ]
     return f"# {label(of)}\n\n{grid(head, rows)}"

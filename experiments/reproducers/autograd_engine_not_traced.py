@@ -9,6 +9,11 @@ for flag in (False, True):
     try:
         if flag:
             torch._dynamo.config.trace_autograd_ops = True
-        print(f"flag {flag}:", torch.compile(step, backend="eager", fullgraph=True)(torch.arange(3.0)))
+        print(
+            f"flag {flag}:",
+            torch.compile(step, backend="eager", fullgraph=True)(
+                torch.arange(3.0)
+            ),
+        )
     except (torch._dynamo.exc.Unsupported, AttributeError) as error:
         print(f"flag {flag}:", str(error).splitlines()[0])

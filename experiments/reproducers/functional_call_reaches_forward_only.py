@@ -16,6 +16,9 @@ class Judge(Policy):
 for module in (Policy(2, 3), Judge(2, 3)):
     try:
         given = {"input": torch.ones(2), "actions": torch.tensor(1)}
-        print(type(module).__name__, functional_call(module, {"weight": torch.zeros(3, 2)}, (), given))
+        print(
+            type(module).__name__,
+            functional_call(module, {"weight": torch.zeros(3, 2)}, (), given),
+        )
     except TypeError as error:
         print(type(module).__name__, error)

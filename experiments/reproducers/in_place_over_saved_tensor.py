@@ -8,6 +8,9 @@ for in_place in (True, False):
     if in_place:
         h += x
     try:
-        print(f"in place {in_place}:", torch.autograd.grad((h if in_place else h + x).sum(), x)[0])
+        print(
+            f"in place {in_place}:",
+            torch.autograd.grad((h if in_place else h + x).sum(), x)[0],
+        )
     except RuntimeError as error:
         print(f"in place {in_place}:", str(error).splitlines()[0])

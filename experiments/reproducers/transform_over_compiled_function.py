@@ -7,10 +7,14 @@ import torch
 from torch._dynamo.utils import counters
 
 loss, x = lambda w: (w * w).sum(), torch.ones(2)
-compiled = lambda fn, fullgraph: torch.compile(fn, backend="aot_eager", fullgraph=fullgraph)
+compiled = lambda fn, fullgraph: torch.compile(
+    fn, backend="aot_eager", fullgraph=fullgraph
+)
 ways = {
     "grad(compile(loss))": lambda: torch.func.grad(compiled(loss, True))(x),
-    "the same, graph breaks allowed": lambda: torch.func.grad(compiled(loss, False))(x),
+    "the same, graph breaks allowed": lambda: torch.func.grad(
+        compiled(loss, False)
+    )(x),
     "compile(grad(loss))": lambda: compiled(torch.func.grad(loss), True)(x),
 }
 for name, way in ways.items():

@@ -14,8 +14,14 @@ def count(a):
 
 
 for backend in ("eager", "aot_eager", "inductor"):
-    a, b, c = torch.zeros(2), torch.ones(2), torch.zeros((), dtype=torch.float64)
+    a, b, c = (
+        torch.zeros(2),
+        torch.ones(2),
+        torch.zeros((), dtype=torch.float64),
+    )
     torch._dynamo.reset()
     torch.compile(swap, backend=backend, fullgraph=True)(a, b)
     torch.compile(count, backend=backend, fullgraph=True)(c)
-    print(f"{backend}: a, b = {a.tolist()}, {b.tolist()}, wanted [1, 1], [0, 0]; count = {c.item()}, wanted 1.0")
+    print(
+        f"{backend}: a, b = {a.tolist()}, {b.tolist()}, wanted [1, 1], [0, 0]; count = {c.item()}, wanted 1.0"
+    )

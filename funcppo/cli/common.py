@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn, TypeAlias
 
-JSON_FORMAT = 2  # version of the keys in results.json and in the output of every --json; 1 had no version
+# version of the keys in results.json and in the output of every --json; 1 had no version
+JSON_FORMAT = 2
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE

@@ -114,7 +114,8 @@ class _Report(NamedTuple):
     """What is written and printed of a query."""
 
     result: JsonObject  # the JSON of --json
-    text: str  # for standard output, in the format of --format unless that is json
+    # for standard output, in the format of --format unless that is json
+    text: str
 
 
 def _variable_names(query: str) -> list[str]:
@@ -257,7 +258,8 @@ def _ground_fields(
         "query": format_atom(dataset, np.array(atom)),
         "verdict": verdict,
         "is_fact": found.is_fact,
-        "derived_verdict": derived_verdict,  # on the derivation from other facts
+        # on the derivation from other facts
+        "derived_verdict": derived_verdict,
         "height": found.height,  # of that derivation
         "n_answers": len(answers),
         "answers": answers,

@@ -411,7 +411,8 @@ def _evaluate(run: Run, training_seconds: float) -> JsonObject:
         "best_valid_metric": float(run.state.best_valid_metric),
         "false_negative_rate": false_negative_rate(task),
         "test": test_metrics,
-        "seconds": training_seconds,  # until training ended, validation included
+        # until training ended, validation included
+        "seconds": training_seconds,
         "notes": list(run.notes),
         "versions": {
             "python": platform.python_version(),

@@ -24,8 +24,17 @@ def trained(request, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("how", [(), ("--score", "success"), ("--score", "greedy"), ("--negatives", "20"),
-                                 ("--score", "max-confidence")], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        (),
+        ("--score", "success"),
+        ("--score", "greedy"),
+        ("--negatives", "20"),
+        ("--score", "max-confidence"),
+    ],
+    ids=" ".join,
+)
 def test_ranks_are_those_of_the_cpu_but_for_counted_scores(
     monkeypatch, trained, tmp_path, how
 ):

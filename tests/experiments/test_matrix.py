@@ -53,7 +53,11 @@ def test_the_oracle_equals_the_pure_step():
     params, opt_state = given.params, optim.init(given.params)
     for batch in given.batches:
         params, opt_state = steps.pure_step(given)(params, opt_state, batch)
-    for got, want in zip(tree.leaves(params), problem.oracle(given, list(given.batches)), strict=True):
+    for got, want in zip(
+        tree.leaves(params),
+        problem.oracle(given, list(given.batches)),
+        strict=True,
+    ):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
@@ -69,21 +73,34 @@ def verdict(build, compiled=True, **options) -> str:
         residual=False,
         compiled=compiled,
     )
-    return measure.examine(registry.Cell(way, "none", "default"), "cpu")[0]["status"]
+    return measure.examine(registry.Cell(way, "none", "default"), "cpu")[0][
+        "status"
+    ]
 
 
 def test_a_right_cell_is_called_right():
-    assert verdict(lambda given, _: steps.training(given, steps.pure_step(given)), compiled=False) == "eager"
+    assert (
+        verdict(
+            lambda given, _: steps.training(given, steps.pure_step(given)),
+            compiled=False,
+        )
+        == "eager"
+    )
 
 
 def test_a_cell_that_claims_a_graph_and_has_none_is_no_success():
-    assert verdict(lambda given, _: steps.training(given, steps.pure_step(given))) == "not compiled"
+    assert (
+        verdict(lambda given, _: steps.training(given, steps.pure_step(given)))
+        == "not compiled"
+    )
 
 
 def test_a_cell_that_forgets_to_clip_is_called_wrong():
     def build(given, _):
         loose = given.scalars._replace(max_grad_norm=torch.tensor(1e9))
-        return steps.training(given, steps.pure_step(replace(given, scalars=loose)))
+        return steps.training(
+            given, steps.pure_step(replace(given, scalars=loose))
+        )
 
     assert verdict(build) == "wrong"
 
@@ -91,14 +108,21 @@ def test_a_cell_that_forgets_to_clip_is_called_wrong():
 def test_a_cell_with_its_data_baked_in_is_called_wrong():
     def build(given, _):
         step = steps.pure_step(given)
-        return steps.training(given, lambda params, opt_state, batch: step(params, opt_state, given.batches[0]))
+        return steps.training(
+            given,
+            lambda params, opt_state, batch: step(
+                params, opt_state, given.batches[0]
+            ),
+        )
 
     assert verdict(build) == "wrong"
 
 
 def test_a_cell_that_does_not_write_back_is_called_wrong():
     def build(given, _):
-        return steps.training(given, steps.pure_step(given))._replace(step=lambda batch: None)
+        return steps.training(given, steps.pure_step(given))._replace(
+            step=lambda batch: None
+        )
 
     assert verdict(build) == "wrong"
 
@@ -109,7 +133,9 @@ def test_not_a_number_is_wrong():
 
 def test_an_exception_is_told_in_one_line_with_its_cause():
     inner = ValueError("\n  torch.autograd.grad is off\nmore")
-    outer = RuntimeError("backend='inductor' raised:\ntorch.autograd.grad is off")
+    outer = RuntimeError(
+        "backend='inductor' raised:\ntorch.autograd.grad is off"
+    )
     outer.inner_exception = inner  # type: ignore[attr-defined]
     told = causes.describe(outer, "float64")
     assert told["type"] == "ValueError"
@@ -129,15 +155,24 @@ def test_every_cell_has_a_name_of_its_own_and_is_found_by_it():
 
 def test_a_way_that_compiles_the_loss_alone_says_so():
     """Its functions say it: each is made of a compiled loss that eager code differentiates."""
-    by_hand = {"loss_compiled", "transform_outside", "transform_outside_broken", "transform_outside_aot"}
+    by_hand = {
+        "loss_compiled",
+        "transform_outside",
+        "transform_outside_broken",
+        "transform_outside_aot",
+    }
     by_hand |= {"minibatch_disabled", "no_grad_over_compiled_loss"}
     for cell in registry.cells(True, ("*",)):
-        assert (record.describe(cell)["compiles"] == "loss") == (cell.way.build.__name__ in by_hand), cell.id
+        assert (record.describe(cell)["compiles"] == "loss") == (
+            cell.way.build.__name__ in by_hand
+        ), cell.id
 
 
 def test_a_machine_without_a_gpu_runs_the_default_mode_only():
     assert {cell.mode for cell in registry.cells(False, ("*",))} == {"default"}
-    assert {cell.mode for cell in registry.cells(True, ("*",))} == set(registry.MODES)
+    assert {cell.mode for cell in registry.cells(True, ("*",))} == set(
+        registry.MODES
+    )
 
 
 def test_a_hanging_cell_times_out():
@@ -154,7 +189,9 @@ def test_a_dying_cell_is_a_crash_with_its_last_words():
     assert "no/such/cell/default" in result["error"]["message"]
 
 
-def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status(tmp_path, monkeypatch, capsys):
+def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status(
+    tmp_path, monkeypatch, capsys
+):
     args = ["--out", str(tmp_path), "--only", EAGER]
     assert full_step_matrix.main(args) == 0
     assert "1/1" in capsys.readouterr().out
@@ -172,7 +209,12 @@ def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status
 
 
 def test_what_would_run_is_named_and_nothing_is_written(tmp_path, capsys):
-    assert full_step_matrix.main(["--out", str(tmp_path / "new"), "--only", EAGER, "--list"]) == 0
+    assert (
+        full_step_matrix.main(
+            ["--out", str(tmp_path / "new"), "--only", EAGER, "--list"]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.splitlines()[1:] == [EAGER]
     assert not list(tmp_path.iterdir())
 
@@ -189,16 +231,21 @@ def test_the_record_of_another_machine_is_not_gone_on_with(tmp_path, capsys):
     file = record.path(tmp_path, torch.__version__, record.device())
     record.save(file, {**record.empty(), "python": "3.1.4"})
     before = file.read_text()
-    assert "(python 3.1.4, here 3." in refused(["--out", str(tmp_path), "--only", EAGER], capsys)
+    assert "(python 3.1.4, here 3." in refused(
+        ["--out", str(tmp_path), "--only", EAGER], capsys
+    )
     assert file.read_text() == before
 
 
 def test_a_pattern_that_names_no_cell_is_an_error(tmp_path, capsys):
-    assert refused(["--out", str(tmp_path), "--only", "no/such"], capsys).endswith("no cell is named by --only no/such")
+    assert refused(
+        ["--out", str(tmp_path), "--only", "no/such"], capsys
+    ).endswith("no cell is named by --only no/such")
 
 
 TREES = st.recursive(
-    st.builds(torch.tensor, st.integers(0, 9)), lambda inner: st.lists(inner).map(tuple) | st.lists(inner)
+    st.builds(torch.tensor, st.integers(0, 9)),
+    lambda inner: st.lists(inner).map(tuple) | st.lists(inner),
 )
 
 
@@ -210,26 +257,44 @@ def test_a_substitute_for_optree_does_what_optree_does(of):
     assert polyfills.tree_leaves(of) == tree.leaves(of)
     assert polyfills.tree_map(double, of, of) == tree.map(double, of, of)
     leaves = [x + i for i, x in enumerate(tree.leaves(of))]
-    assert polyfills.tree_unflatten(polyfills.tree_structure(of), leaves) == tree.unflatten(of, leaves)
+    assert polyfills.tree_unflatten(
+        polyfills.tree_structure(of), leaves
+    ) == tree.unflatten(of, leaves)
 
 
 OUTCOMES = st.fixed_dictionaries(
     {
         "status": st.sampled_from(["one graph", "several graphs", "wrong"]),
         "graphs": st.integers(0, 2),
-        "parity": st.fixed_dictionaries({"float64": st.sampled_from([0.0, 1e-16, 1e-3])}),
+        "parity": st.fixed_dictionaries(
+            {"float64": st.sampled_from([0.0, 1e-16, 1e-3])}
+        ),
         "step_us": st.floats(1, 9),
     }
 )
 
 
-@given(st.dictionaries(st.sampled_from("abc"), OUTCOMES), st.dictionaries(st.sampled_from("abc"), OUTCOMES))
+@given(
+    st.dictionaries(st.sampled_from("abc"), OUTCOMES),
+    st.dictionaries(st.sampled_from("abc"), OUTCOMES),
+)
 @settings(max_examples=60, deadline=None)
 def test_a_change_is_one_of_status_graphs_or_parity(old, new):
     """Against the definition written out; times are no change, nor are cells that only one record has."""
-    outcome = lambda c: (c["status"], c["graphs"], c["parity"]["float64"] <= 1e-10)
-    want = [name for name in sorted(set(old) & set(new)) if outcome(old[name]) != outcome(new[name])]
-    assert [line.split(":")[0] for line in record.changes({"cells": old}, {"cells": new})] == want
+    outcome = lambda c: (
+        c["status"],
+        c["graphs"],
+        c["parity"]["float64"] <= 1e-10,
+    )
+    want = [
+        name
+        for name in sorted(set(old) & set(new))
+        if outcome(old[name]) != outcome(new[name])
+    ]
+    assert [
+        line.split(":")[0]
+        for line in record.changes({"cells": old}, {"cells": new})
+    ] == want
 
 
 # what the text says of the records
@@ -237,8 +302,16 @@ def test_a_change_is_one_of_status_graphs_or_parity(old, new):
 
 def cells_of(of, approaches, variant="", backend="inductor") -> list[dict]:
     """The cells of some approaches, in the default mode."""
-    found = [c for c in of["cells"].values() if c["approach"] in approaches and c["mode"] == "default"]
-    return [c for c in found if c["variant"].startswith(variant) and c["backend"] == backend]
+    found = [
+        c
+        for c in of["cells"].values()
+        if c["approach"] in approaches and c["mode"] == "default"
+    ]
+    return [
+        c
+        for c in found
+        if c["variant"].startswith(variant) and c["backend"] == backend
+    ]
 
 
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
@@ -254,9 +327,17 @@ def test_as_written_the_report_is_right_that_these_fail(of):
 def test_repaired_the_whole_step_is_one_graph(of):
     """Approaches 4 to 6, 9 and 11 and route A on every version; 1, 3, B and C where the flag exists."""
     late = tables.version(of) >= (2, 11)
-    found = cells_of(of, ("4", "5", "6", *(("1", "3") if late else ())), "repaired")
-    found += cells_of(of, ("9",), "around") + cells_of(of, ("9",), "inside") + cells_of(of, ("11",))
-    found += cells_of(of, ("A",), "written back outside") + cells_of(of, ("B", "C") if late else ())
+    found = cells_of(
+        of, ("4", "5", "6", *(("1", "3") if late else ())), "repaired"
+    )
+    found += (
+        cells_of(of, ("9",), "around")
+        + cells_of(of, ("9",), "inside")
+        + cells_of(of, ("11",))
+    )
+    found += cells_of(of, ("A",), "written back outside") + cells_of(
+        of, ("B", "C") if late else ()
+    )
     assert len(found) == (12 if late else 8)
     for cell in found:
         assert (cell["status"], cell["compiles"]) == ("one graph", "step"), cell
@@ -271,13 +352,20 @@ def test_before_2_11_the_autograd_engine_cannot_be_traced_at_all(of):
     cells = cells_of(of, ("1", "3"), "repaired") + cells_of(of, ("B", "C"))
     assert len(cells) == 4
     for cell in cells:
-        assert (cell["status"], cell["error"]["cause"]) == ("fails", "autograd engine not traced"), cell
+        assert (cell["status"], cell["error"]["cause"]) == (
+            "fails",
+            "autograd engine not traced",
+        ), cell
 
 
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
 def test_nothing_that_the_report_hoped_for_works(of):
     """The exported usual step runs on 2.9, and is wrong."""
-    ends = {cell["variant"]: cell["status"] for cell in of["cells"].values() if cell["approach"] == "H"}
+    ends = {
+        cell["variant"]: cell["status"]
+        for cell in of["cells"].values()
+        if cell["approach"] == "H"
+    }
     usual = ends.pop("export of the usual step")
     assert usual == ("fails" if tables.version(of) >= (2, 11) else "wrong")
     assert len(ends) == 4 and set(ends.values()) == {"fails"}
@@ -286,7 +374,9 @@ def test_nothing_that_the_report_hoped_for_works(of):
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
 def test_inductor_takes_a_scan_from_2_11(of):
     (cell,) = cells_of(of, ("E",), "scan")
-    assert cell["status"] == ("one graph" if tables.version(of) >= (2, 11) else "fails")
+    assert cell["status"] == (
+        "one graph" if tables.version(of) >= (2, 11) else "fails"
+    )
 
 
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
@@ -315,30 +405,58 @@ def test_every_record_lies_beside_its_table_and_has_every_cell():
         gpu = of["device"] != "cpu"
         file = record.path(record.RESULTS, of["torch"], of["device"])
         assert file.with_suffix(".md").read_text() == tables.whole(of)
-        assert set(of["cells"]) == {cell.id for cell in registry.cells(gpu, ("*",))}
+        assert set(of["cells"]) == {
+            cell.id for cell in registry.cells(gpu, ("*",))
+        }
 
 
 def test_records_stand_side_by_side_cpu_first_then_by_version(tmp_path):
     """Four made of one: each has a column of its own, and a cell that one of them lacks was not run there."""
-    for torch_version, device in (("2.11.0", "NVIDIA H200"), ("2.13.0", "cpu"), ("2.9.1", "cpu"), ("2.11.0", "cpu")):
-        cells = {n: {**c, "status": "eager"} for n, c in RECORDS[0]["cells"].items() if c["variant"] == "dict"}
+    for torch_version, device in (
+        ("2.11.0", "NVIDIA H200"),
+        ("2.13.0", "cpu"),
+        ("2.9.1", "cpu"),
+        ("2.11.0", "cpu"),
+    ):
+        cells = {
+            n: {**c, "status": "eager"}
+            for n, c in RECORDS[0]["cells"].items()
+            if c["variant"] == "dict"
+        }
         if device != "cpu":
             cells = {}
-        made = {**RECORDS[0], "torch": f"{torch_version}+cu1", "device": device, "cells": cells}
+        made = {
+            **RECORDS[0],
+            "torch": f"{torch_version}+cu1",
+            "device": device,
+            "cells": cells,
+        }
         record.save(record.path(tmp_path, torch_version, device), made)
-    head, _, row = tables.statuses(tables.records(tmp_path), ("10",)).splitlines()
-    assert head == "|  | approach | variant | 2.9.1, cpu | 2.11.0, cpu | 2.13.0, cpu | 2.11.0, H200 |"
-    assert row == "| 10 | ways to pass parameters | dict | eager | eager | eager | not run |"
+    head, _, row = tables.statuses(
+        tables.records(tmp_path), ("10",)
+    ).splitlines()
+    assert (
+        head
+        == "|  | approach | variant | 2.9.1, cpu | 2.11.0, cpu | 2.13.0, cpu | 2.11.0, H200 |"
+    )
+    assert (
+        row
+        == "| 10 | ways to pass parameters | dict | eager | eager | eager | not run |"
+    )
 
 
 def test_outside_its_tables_it_holds_no_measured_number():
     prose = tables.PLACE.sub("", TEXT)
-    assert not re.findall(r"\d[\d.,]*\s*(?:µs|us|ms|s|seconds|x|times|%)(?!\w)", prose)
+    assert not re.findall(
+        r"\d[\d.,]*\s*(?:µs|us|ms|s|seconds|x|times|%)(?!\w)", prose
+    )
 
 
 def test_every_section_ends_in_the_name_of_a_test_that_exists():
     for section in TEXT.split("\n## ")[1:]:
-        named = re.findall(r"`(tests/\S+\.py)::(\w+)`", section.strip().splitlines()[-1])
+        named = re.findall(
+            r"`(tests/\S+\.py)::(\w+)`", section.strip().splitlines()[-1]
+        )
         assert named, section.splitlines()[0]
         for file, test in named:
             assert f"def {test}(" in (ROOT / file).read_text(), test
@@ -347,11 +465,23 @@ def test_every_section_ends_in_the_name_of_a_test_that_exists():
 def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
     """The code as printed, run by aot_eager in float64, against autograd, clip_grad_norm_ and torch.optim.Adam."""
     torch.set_default_dtype(torch.float64)
-    section = next(part for part in TEXT.split("\n## ") if part.startswith("What to do in your project"))
-    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line.strip())
+    section = next(
+        part
+        for part in TEXT.split("\n## ")
+        if part.startswith("What to do in your project")
+    )
+    code = "\n".join(
+        line[4:]
+        for line in section.splitlines()
+        if line.startswith("    ") or not line.strip()
+    )
     torch.manual_seed(0)
-    batches = [(3 * torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(3)]
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    batches = [
+        (3 * torch.randn(32, 4), torch.randint(2, (32,))) for _ in range(3)
+    ]
+    monkeypatch.setattr(
+        torch, "compile", partial(torch.compile, backend="aot_eager")
+    )
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     told = {"batches": batches}
@@ -366,7 +496,9 @@ def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
     for name, want in model.named_parameters():
-        torch.testing.assert_close(told["state"][0][name], want.detach(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            told["state"][0][name], want.detach(), rtol=0, atol=1e-12
+        )
 
 
 # the four causes, and write-backs
@@ -375,7 +507,12 @@ def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
 def said(name: str) -> list[str]:
     """What a reproducer prints."""
     script = ROOT / "experiments" / "reproducers" / f"{name}.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
