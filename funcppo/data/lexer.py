@@ -207,7 +207,12 @@ def tokenize_line(
 def tokenize_prolog(program: str) -> Iterator[PrologSource]:
     """Cut a program into clauses and each clause into tokens; comments are left out.
 
-    The last token of a clause is the full stop, of kind `end`, or `end of file` where the last full stop is missing.
+    Args:
+      program: text of the program.
+
+    Returns:
+      An iterator over the clauses. The last token of a clause is its full stop, of kind `end`, or a token of kind
+      `end of file` where the last full stop is missing.
     """
     tokens: list[Token] = []  # of the clause being read
     clause_start = 0  # offset of the clause

@@ -125,6 +125,10 @@ def has_variables(head: Atom) -> bool:
 def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
     """Check that the body binds every variable of the head.
 
+    Args:
+      head: head of a clause.
+      body: its body; empty for a fact.
+
     Raises:
       ValueError: it does not; names the variable.
     """

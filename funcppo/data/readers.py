@@ -58,7 +58,11 @@ class LineReader(Protocol):
 
 
 def detect_format(text: str) -> FileFormat:
-    """The format that the first line with content is written in, quoted names left aside."""
+    """The format that the first line with content is written in, quoted names left aside.
+
+    Args:
+      text: content of a rule file; without any line of content it counts as weighted.
+    """
     first_line = _first_line(text)
     if not first_line:
         return "weighted"

@@ -133,6 +133,10 @@ def compatibility_notes(
     """Notes on names in rules that the tool of a format reads otherwise than this project; empty if there are none.
 
     Neither AnyBURL nor AMIE has quotes, and in AnyBURL a name of one character is a variable.
+
+    Args:
+      dataset: its rules are looked at.
+      file_format: format that they are written in.
     """
     if file_format == "tsv":
         return []

@@ -83,7 +83,11 @@ def proof_names(dataset: Dataset) -> ProofNames:
 
 
 def to_clauses(dataset: Dataset) -> ClauseLists:
-    """The facts and the rules of a data set in names; `line` counts each from 1."""
+    """Decode the facts and the rules of a data set.
+
+    Returns:
+      Both lists in the order of the data set. In each, `Clause.line` counts from 1.
+    """
     facts: list[Clause] = []
     for line, row in enumerate(dataset.facts, 1):
         head = _decode_atom(dataset, row)
@@ -122,7 +126,15 @@ def format_clauses(clauses: Iterable[Clause], file_format: FileFormat) -> str:
 
 
 def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
-    """The text of a clause alone, without weight, counts and full stop; raises as `format_clauses` does."""
+    """The text of a clause alone, without weight, counts and full stop.
+
+    Args:
+      clause: a fact is possible in Prolog only.
+      file_format: format whose syntax is used.
+
+    Raises:
+      ValueError: as in `format_clauses`.
+    """
     atoms = _with_named_variables(clause, file_format)
     arrow = _ARROWS[file_format]
     if file_format == "AMIE":

@@ -40,7 +40,7 @@ def test_one_rule_in_every_format_gives_one_clause(line, weight):
     assert [canonical(c) for c in read(line)] == [canonical(expected)]
 
 
-def test_anyburls_zero_rules_are_left_out_and_told_of():
+def test_anyburls_zero_rules_are_left_out_and_a_note_says_so():
     """h(X,c) <= holds of every constant, whatever the facts: no derivation, but no reason to refuse the file either."""
     lines = "9\t6\t.6\tknows(X,bob) <= \n8\t4\t.5\tknows(X,Y) <= knows(Y,X)\n7\t1\t.1\tlikes(ann,Y) <=\n"
     assert [len(clause.body) for clause in read(lines)] == [0, 1, 0]
