@@ -1,8 +1,8 @@
 """Functions on trees of tensors: map, flatten, select, ravel. The only module that imports optree.
 
 A tree is a tensor, or a NamedTuple, tuple or list of trees. Both optree and `torch.utils._pytree` must see the same
-leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and PyTorch's compiler with
-the second.
+leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and PyTorch's compiler
+with the second.
 """
 
 from __future__ import annotations
