@@ -8,11 +8,11 @@ Settings are Python scalars, and a compiled training step is specialised to them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 # It imports torch, which the command line's help does without.
 if TYPE_CHECKING:
-    from funcppo.interfaces import Agent, Environment
+    from funcppo.interfaces import AnyAgent, AnyEnvironment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,9 +135,9 @@ class Config:
 
     ppo: PPOConfig
     """The algorithm's settings."""
-    env: Environment[Any, Any, Any, Any]
+    env: AnyEnvironment
     """The environment."""
-    agent: Agent[Any, Any, Any, Any]
+    agent: AnyAgent
     """The network."""
-    update_agent: Agent[Any, Any, Any, Any] | None = None
+    update_agent: AnyAgent | None = None
     """The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`."""

@@ -25,13 +25,17 @@ All parameters of these functions are positional, so that an implementation name
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from funcppo.distributions import CATEGORICAL, Distribution
 from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
+
+# What is static about an environment or a network: hashable, as a frozen dataclass
+# of Python scalars is. A new value is a new graph.
+Settings: TypeAlias = Any
 
 
 class ActorCriticOutput(Protocol):
@@ -61,7 +65,7 @@ class ResetFn(Protocol[World, State]):
     """Returns the first state of an episode for each key."""
 
     def __call__(
-        self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /
+        self, cfg: Settings, world: World, key: I64[Tensor, "B 2"], /
     ) -> State: ...
 
 
@@ -70,7 +74,7 @@ class StepFn(Protocol[World, State]):
 
     def __call__(
         self,
-        cfg: Any,
+        cfg: Settings,
         world: World,
         state: State,
         action: Tensor,
@@ -82,14 +86,14 @@ class StepFn(Protocol[World, State]):
 class ObserveFn(Protocol[World, State, Obs]):
     """Returns what the policy sees of a state."""
 
-    def __call__(self, cfg: Any, world: World, state: State, /) -> Obs: ...
+    def __call__(self, cfg: Settings, world: World, state: State, /) -> Obs: ...
 
 
 class SampleResetFn(Protocol[World, ResetSample]):
     """Samples the random part of a reset for each key."""
 
     def __call__(
-        self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /
+        self, cfg: Settings, world: World, key: I64[Tensor, "B 2"], /
     ) -> ResetSample: ...
 
 
@@ -97,7 +101,7 @@ class ResetFromSampleFn(Protocol[World, ResetSample, State]):
     """Builds the first state of an episode from the random part of a reset."""
 
     def __call__(
-        self, cfg: Any, world: World, reset_sample: ResetSample, /
+        self, cfg: Settings, world: World, reset_sample: ResetSample, /
     ) -> State: ...
 
 
@@ -106,7 +110,7 @@ class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
 
     def __call__(
         self,
-        cfg: Any,
+        cfg: Settings,
         world: World,
         state: State,
         action: Tensor,
@@ -137,7 +141,7 @@ class EnvironmentSpec:
 class Environment(Generic[World, State, Obs, ResetSample]):
     """An environment: its functions, their settings, and what is static about it."""
 
-    cfg: Any  # a frozen dataclass, the first argument of each function
+    cfg: Settings  # the first argument of each function
     reset: ResetFn[World, State]
     step_functional: StepFn[World, State]
     observe: ObserveFn[World, State, Obs]
@@ -164,21 +168,21 @@ class Environment(Generic[World, State, Obs, ResetSample]):
 class InitFn(Protocol[Params]):
     """Samples the parameters of a network."""
 
-    def __call__(self, cfg: Any, key: I64[Tensor, "2"], /) -> Params: ...
+    def __call__(self, cfg: Settings, key: I64[Tensor, "2"], /) -> Params: ...
 
 
 class ApplyFn(Protocol[World, Params, Obs, Output]):
     """Applies a network to the observations of B rows."""
 
     def __call__(
-        self, cfg: Any, world: World, params: Params, obs: Obs, /
+        self, cfg: Settings, world: World, params: Params, obs: Obs, /
     ) -> Output: ...
 
 
 class WithinCapacityFn(Protocol[Obs]):
     """Returns which rows the network has room for; the output of the others means nothing."""
 
-    def __call__(self, cfg: Any, obs: Obs, /) -> Bool[Tensor, "B"]: ...
+    def __call__(self, cfg: Settings, obs: Obs, /) -> Bool[Tensor, "B"]: ...
 
 
 _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
@@ -188,7 +192,7 @@ _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
 class Agent(Generic[World, Params, Obs, Output]):
     """A network: its functions, their settings, and the distribution that its output stands for."""
 
-    cfg: Any  # a frozen dataclass, the first argument of each function
+    cfg: Settings  # the first argument of each function
     init: InitFn[Params]
     apply: ApplyFn[World, Params, Obs, Output]
     distribution: Distribution[Output] = (
@@ -199,9 +203,12 @@ class Agent(Generic[World, Params, Obs, Output]):
     )
 
 
+# For code that serves all environments and all networks.
+AnyEnvironment: TypeAlias = Environment[Any, Any, Any, Any]
+AnyAgent: TypeAlias = Agent[Any, Any, Any, Any]
+
+
 class NetworkFactory(Protocol):
     """Builds a network for the sizes of an environment."""
 
-    def __call__(
-        self, spec: EnvironmentSpec, /
-    ) -> Agent[Any, Any, Any, Any]: ...
+    def __call__(self, spec: EnvironmentSpec, /) -> AnyAgent: ...

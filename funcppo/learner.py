@@ -27,7 +27,14 @@ from torch import Tensor
 
 from funcppo import train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-from funcppo.interfaces import Agent, Environment, NetworkFactory, NoWorld
+from funcppo.interfaces import (
+    Agent,
+    AnyAgent,
+    AnyEnvironment,
+    Environment,
+    NetworkFactory,
+    NoWorld,
+)
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
 from funcppo.types import I64, Obs, Params, State, World
 
@@ -156,7 +163,7 @@ def ppo(
     """
     if not isinstance(env, Environment):
         raise TypeError(f"env: expected an Environment, got {_describe(env)}")
-    env = cast(Environment[Any, Any, Any, Any], env)
+    env = cast(AnyEnvironment, env)
     cfg = Config(
         ppo=_ppo_config(options), env=env, agent=_build_agent(network, env)
     )
@@ -173,11 +180,9 @@ def _ppo_config(options: dict[str, Any]) -> PPOConfig:
     return PPOConfig(**options)
 
 
-def _build_agent(
-    network: object, env: Environment[Any, Any, Any, Any]
-) -> Agent[Any, Any, Any, Any]:
+def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
     if isinstance(network, Agent):
-        return cast(Agent[Any, Any, Any, Any], network)
+        return cast(AnyAgent, network)
     if not callable(network):
         raise TypeError(
             f"network: expected an Agent or a function of an EnvironmentSpec, got {_describe(network)}"
@@ -191,7 +196,7 @@ def _build_agent(
         raise TypeError(
             f"network: expected a function that returns an Agent, got {_describe(agent)}"
         )
-    return cast(Agent[Any, Any, Any, Any], agent)
+    return cast(AnyAgent, agent)
 
 
 def _describe(value: object) -> str:

@@ -1,8 +1,8 @@
 """Functions on trees of tensors: map, flatten, select, ravel. The only module that imports optree.
 
 A tree is a tensor, or a NamedTuple, tuple or list of trees. Both optree and `torch.utils._pytree` must see the same
-leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and `torch.compile` with
-the second.
+leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and PyTorch's compiler
+with the second.
 """
 
 from __future__ import annotations
@@ -146,16 +146,16 @@ def register_dataclass(cls: type[Record]) -> type[Record]:
 
     def flatten(
         record: Record,
-    ) -> tuple[tuple[Any, ...], None, tuple[str, ...]]:
+    ) -> tuple[tuple[object, ...], None, tuple[str, ...]]:
         return tuple(getattr(record, name) for name in names), None, names
 
-    def flatten_for_torch(record: Record) -> tuple[list[Any], None]:
+    def flatten_for_torch(record: Record) -> tuple[list[object], None]:
         return [getattr(record, name) for name in names], None
 
-    def unflatten(_: None, values: Iterable[Any]) -> Record:
+    def unflatten(_: None, values: Iterable[object]) -> Record:
         return cls(**dict(zip(names, values)))
 
-    def unflatten_for_torch(values: Iterable[Any], _: None) -> Record:
+    def unflatten_for_torch(values: Iterable[object], _: None) -> Record:
         return unflatten(None, values)
 
     register = cast(Any, optree).register_pytree_node

@@ -334,3 +334,19 @@ def test_an_unknown_strategy_is_refused(fast):
 def test_a_learner_is_a_frozen_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         small().cfg = None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
+    learner = small()
+    state = want = learner.init(fp.random.key(1, "cuda"))
+    compiled = fp.compile(learner, state, strategy="eager")
+    assert compiled.record.replay_mode == "manual graph"
+    held = []
+    for _ in range(3):
+        state, metrics = compiled.step(state)
+        want, expected = learner.step(want)
+        held.append((metrics, expected))
+    assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
+    for metrics, expected in held:
+        assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)

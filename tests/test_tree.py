@@ -104,9 +104,10 @@ def test_another_value_is_refused_with_its_place(bad, got):
 
 def test_where_selects_rows():
     mask = torch.tensor([True, False])
-    out = tree.where(mask, params()[0], tree.zeros_like(params()[0])).weight
-    assert out.tolist() == [[0, 1, 2], [0, 0, 0]]
-    assert out[0].tolist() == params()[0].weight[0].tolist()
+    rows = Dense(torch.arange(6.0).view(2, 3) + 1, torch.ones(2))
+    selected = tree.where(mask, rows, tree.zeros_like(rows))
+    assert selected.weight.tolist() == [[1, 2, 3], [0, 0, 0]]
+    assert selected.bias.tolist() == [1, 0]
 
 
 def test_map_refuses_another_structure():

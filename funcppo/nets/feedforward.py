@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import random
-from funcppo.interfaces import EnvironmentSpec
+from funcppo.interfaces import AnyAgent, EnvironmentSpec
 from funcppo.nets.base import (
     DIAGONAL_GAUSSIAN,
     Agent,
@@ -183,7 +183,7 @@ def mlp(
       A function of an `EnvironmentSpec` that builds the agent, categorical or Gaussian as the actions are.
     """
 
-    def build(spec: EnvironmentSpec, /) -> Agent[Any, Any, Any, Any]:
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
         cfg = MLPConfig(
             n_obs=spec.observation_size,
             n_actions=spec.action_size,
