@@ -11,19 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from funcppo.cli.common import JsonObject, check_device
 from funcppo.cli.target import is_run_folder
 from funcppo.prover.config import ProverTaskConfig
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help does not wait for it.
+if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from funcppo.cli.evaluate import Evaluate
     from funcppo.evaluation.beam_search import (
         ScoreName,
         SearchConfig,
@@ -49,6 +47,39 @@ MEMORY_UNITS = {
     "mib": 2**20,
     "gib": 2**30,
 }  # bytes
+
+
+class EvaluationOptions(Protocol):
+    """The options of `funcppo evaluate` that prepare an evaluation."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def negatives(self) -> str: ...
+    @property
+    def score(self) -> str: ...
+    @property
+    def rules(self) -> str | None: ...
+    @property
+    def height(self) -> int | None: ...
+    @property
+    def smoothing(self) -> float | None: ...
+    @property
+    def object_identity(self) -> bool: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def memory(self) -> str | None: ...
+    @property
+    def details(self) -> str | None: ...
+    @property
+    def proofs(self) -> bool: ...
+    @property
+    def all_scores(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +154,7 @@ class _PolicyScorer(NamedTuple):
     notes: list[str]  # on its batch size
 
 
-def prepare_evaluation(options: Evaluate) -> EvaluationSetup:
+def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
     """Load the run or data set, build its scorer for this machine, and build the evaluator.
 
     Args:
@@ -249,7 +280,7 @@ def _check_memory(memory_limit: int, device: str) -> None:
         )
 
 
-def _load_subject(options: Evaluate) -> _Subject:
+def _load_subject(options: EvaluationOptions) -> _Subject:
     """Load the run or the data set of an evaluation and choose its score."""
     from funcppo import data
     from funcppo.experiment import training
@@ -349,7 +380,7 @@ def _tune_batch_size(
 
 
 def _build_evaluator(
-    options: Evaluate,
+    options: EvaluationOptions,
     subject: _Subject,
     scorer: Scorer,
     protocol: RankingProtocol,
@@ -373,7 +404,7 @@ def _build_evaluator(
 
 
 def _make_prover(
-    options: Evaluate, subject: _Subject
+    options: EvaluationOptions, subject: _Subject
 ) -> Callable[[Tensor], Proof | None]:
     """A function from an answer to its proof; to None if no file holds the proofs."""
     from funcppo.evaluation import explain
@@ -399,7 +430,7 @@ def _no_proof(atom: Tensor) -> None:
 
 
 def _log_settings(
-    options: Evaluate, subject: _Subject, n_negatives: int | None
+    options: EvaluationOptions, subject: _Subject, n_negatives: int | None
 ) -> JsonObject:
     """What the rank of a query depends on, beside the split."""
     run = subject.policy_run

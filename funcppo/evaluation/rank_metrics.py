@@ -319,7 +319,7 @@ def _group_to_dict(fields: Metrics) -> Metrics:
     """The metrics of one group."""
     group: Metrics = {"mrr": _by_tie_policy(fields["mrr"])}
     for k, values in zip(HITS_AT, fields["hits"]):
-        group[f"hits@{k}"] = _by_tie_policy(values)
+        group |= {f"hits@{k}": _by_tie_policy(values)}
     group["n_queries"] = int(fields["n_queries"])
     group["n_tied"] = int(fields["n_tied"])
     group["mean_candidates"] = fields["mean_candidates"]

@@ -298,11 +298,11 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     order = np.random.default_rng(0).permutation(len(split))
 
     # Position of each query among the queries of its relation, in random order.
-    position = np.zeros(len(split), dtype=np.int64)
-    for relation in np.unique(split[:, 0]):
-        is_of_relation = split[order, 0] == relation
-        rows = order[is_of_relation]
-        position[rows] = np.arange(len(rows))
+    by_relation = np.lexsort((np.argsort(order), split[:, 0]))
+    relation = split[by_relation, 0]
+    first_of_relation = np.searchsorted(relation, relation)
+    position_by_relation = np.arange(len(split)) - first_of_relation
+    position = position_by_relation[np.argsort(by_relation)]
 
     # The first query of every relation comes before the second of any.
     by_position = np.lexsort((order, position))

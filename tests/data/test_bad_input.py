@@ -4,8 +4,8 @@ import gzip
 import sys
 
 import pytest
-from experiments.fuzz_parsers import fuzz
 
+from experiments.checks.fuzz_parsers import fuzz
 from funcppo.data import from_text, from_triples, load, parse_query
 
 GOOD = {

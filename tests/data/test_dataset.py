@@ -80,7 +80,11 @@ def test_the_ids_of_triples_follow_first_occurrence_worked_by_hand():
 
 
 def test_only_entities_count_as_unseen_entities():
-    d = from_triples([("a", "r", "b")], [("a", relation, "b") for relation in "stuvw"], [("b", "r", "c")])
+    d = from_triples(
+        [("a", "r", "b")],
+        [("a", relation, "b") for relation in "stuvw"],
+        [("b", "r", "c")],
+    )
     assert (d.n_predicates, d.n_unseen_entities) == (6, 1)
 
 

@@ -38,7 +38,10 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
     )
     mine, theirs = (
         ranking.rank_split(
-            task, task.dataset.test[:80], scorer, RankingProtocol()
+            task,
+            task.dataset.test[:80],
+            scorer,
+            RankingProtocol(sides=ranking.ranked_sides(task)),
         )
         for scorer in scorers
     )
