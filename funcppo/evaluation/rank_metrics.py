@@ -248,7 +248,7 @@ def grouped_metrics_to_dict(
     for row, name in enumerate(relation_names, 1):
         sides = _side_groups_to_dict(tables, row)
         if sides:
-            relations[name] = sides
+            relations |= {name: sides}
     return {"all": _side_groups_to_dict(tables, 0), "relations": relations}
 
 
@@ -309,9 +309,10 @@ def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
     groups: Metrics = {}
     for column, name in enumerate(SIDE_GROUPS):
         if tables["n_queries"][row][column]:
-            groups[name] = _group_to_dict(
-                {field: table[row][column] for field, table in tables.items()}
-            )
+            group = {
+                field: table[row][column] for field, table in tables.items()
+            }
+            groups |= {name: _group_to_dict(group)}
     return groups
 
 
