@@ -1,0 +1,115 @@
+"""Reinforcement learning by PPO as pure functions in PyTorch, and an exact Datalog prover that PPO learns to steer.
+
+    import funcppo as fp
+
+Learn:
+    fp.ppo(env=..., network=..., **options)   a learner: init(key) -> state, step(state) -> (state, metrics)
+    fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
+    fp.Learner, fp.CompiledLearner            what these two return
+    fp.TrainState, fp.Metrics                 what a step threads and returns
+    fp.PPOConfig, fp.Schedule, fp.AdamConfig  the options and their defaults
+
+Environments and networks:
+    fp.envs      cartpole, pendulum
+    fp.nets      mlp
+    fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
+    fp.Agent, fp.PolicyValue, fp.GaussianPolicyValue               for a network of your own
+    fp.CATEGORICAL, fp.DIAGONAL_GAUSSIAN                           distributions over actions
+
+Modules:
+    fp.random      explicit keys and what is sampled from them
+    fp.tree        functions on trees of tensors
+    fp.train_step  the training step and its parts, for full control
+
+Nothing is imported before it is used: `import funcppo` takes no time and does not import PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same names, for editors and type checkers
+    from funcppo import envs, nets, random, train_step, tree
+    from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+    from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
+    from funcppo.interfaces import (
+        Agent,
+        Environment,
+        EnvironmentSpec,
+        NoWorld,
+        Timestep,
+    )
+    from funcppo.learner import CompiledLearner, Learner, compile, ppo
+    from funcppo.nets.base import GaussianPolicyValue, PolicyValue
+    from funcppo.train_step import Metrics, TrainState
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "CATEGORICAL",
+    "DIAGONAL_GAUSSIAN",
+    "AdamConfig",
+    "Agent",
+    "CompiledLearner",
+    "Config",
+    "Environment",
+    "EnvironmentSpec",
+    "GaussianPolicyValue",
+    "Learner",
+    "Metrics",
+    "NoWorld",
+    "PPOConfig",
+    "PolicyValue",
+    "Schedule",
+    "Timestep",
+    "TrainState",
+    "__version__",
+    "compile",
+    "envs",
+    "nets",
+    "ppo",
+    "random",
+    "train_step",
+    "tree",
+]
+
+_MODULES = ("envs", "nets", "random", "train_step", "tree")
+
+# Where each name is defined.
+_SOURCES = {
+    "AdamConfig": "funcppo.config",
+    "Agent": "funcppo.interfaces",
+    "CATEGORICAL": "funcppo.distributions",
+    "CompiledLearner": "funcppo.learner",
+    "Config": "funcppo.config",
+    "DIAGONAL_GAUSSIAN": "funcppo.distributions",
+    "Environment": "funcppo.interfaces",
+    "EnvironmentSpec": "funcppo.interfaces",
+    "GaussianPolicyValue": "funcppo.nets.base",
+    "Learner": "funcppo.learner",
+    "Metrics": "funcppo.train_step",
+    "NoWorld": "funcppo.interfaces",
+    "PPOConfig": "funcppo.config",
+    "PolicyValue": "funcppo.nets.base",
+    "Schedule": "funcppo.config",
+    "Timestep": "funcppo.interfaces",
+    "TrainState": "funcppo.train_step",
+    "compile": "funcppo.learner",
+    "ppo": "funcppo.learner",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of the table when it is first used (PEP 562)."""
+    if name in _MODULES:
+        return importlib.import_module(f"funcppo.{name}")
+    if name in _SOURCES:
+        value = getattr(importlib.import_module(_SOURCES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'funcppo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

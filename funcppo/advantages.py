@@ -70,7 +70,9 @@ def next_values(
     return torch.where(truncated, final_value, value_of_next_row)
 
 
-def discounted_sum(x: F32[Tensor, "T B"], decay: F32[Tensor, "T B"]) -> F32[Tensor, "T B"]:
+def discounted_sum(
+    x: F32[Tensor, "T B"], decay: F32[Tensor, "T B"]
+) -> F32[Tensor, "T B"]:
     """Solve y_t = x_t + decay_t y_{t+1}, y_T = 0, by doubling: log2(T) steps instead of T.
 
     Source: Hillis & Steele 1986, "Data parallel algorithms"; Blelloch 1990 for linear recurrences.

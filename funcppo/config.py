@@ -8,65 +8,95 @@ Settings are Python scalars, and a compiled training step is specialised to them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:  # it imports torch, which the command line's help does without
-    from funcppo.interfaces import Agent, Environment
+# It imports torch, which the command line's help does without.
+if TYPE_CHECKING:
+    from funcppo.interfaces import AnyAgent, AnyEnvironment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """How a scalar changes over the updates, as a factor of its initial value."""
 
-    kind: Literal["constant", "linear", "cosine"] = "constant"  # shape of the decay after the warm-up
-    warmup_updates: int = 0  # updates over which the factor rises linearly to 1
-    end_factor: float = 0.0  # factor after the last update; ignored if the kind is constant
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the schedule, as a factor of the initial value."""
+    warmup_updates: int = 0
+    """Number of updates over which the factor rises linearly from 0 to 1."""
+    end_factor: float = 0.0
+    """Factor after the last update; ignored if the kind is constant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamConfig:
     """Settings of Adam; with a decoupled weight decay, of AdamW."""
 
-    b1: float = 0.9  # decay rate of the running mean of the gradient
-    b2: float = 0.999  # decay rate of the running mean of its square
-    eps: float = 1e-5  # added to the denominator
+    b1: float = 0.9
+    """Decay rate of the first-moment estimate."""
+    b2: float = 0.999
+    """Decay rate of the second-moment estimate."""
+    eps: float = 1e-5
+    """Term added to the denominator for numerical stability."""
     weight_decay: float = 0.0
-    decoupled_weight_decay: bool = True  # decay the weights themselves (AdamW); otherwise add the decay to the gradient
+    """Weight-decay coefficient; 0 for none."""
+    decoupled_weight_decay: bool = True
+    """Decay the weights directly (AdamW) instead of adding the decay to the gradient. Default: on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOConfig:
     """Settings of proximal policy optimisation. The defaults are those of Huang et al. 2022 for classic control."""
 
-    n_envs: int = 4  # Number of parallel environments.
-    n_steps: int = 128  # Steps of each environment in one rollout.
-    n_updates: int = 976  # Rollouts in a whole run: the horizon of the schedules.
-    n_epochs: int = 4  # Passes over each rollout.
-    n_minibatches: int = 4  # Minibatches of one epoch; must divide n_envs * n_steps.
-    n_microbatches: int = 1  # Gradient-accumulation steps per minibatch; must divide the minibatch size.
-    learning_rate: float = 2.5e-4  # Initial learning rate of Adam.
-    gamma: float = 0.99  # Discount of rewards.
-    gae_lambda: float = 0.95  # Decay of advantage estimates over steps.
-    clip_eps: float = 0.2  # Clip range of the probability ratio, and of the value if its loss is clipped.
-    value_coef: float = 0.5  # Weight of the value loss.
-    entropy_coef: float = 0.01  # Weight of the entropy bonus.
-    max_grad_norm: float = 0.5  # Gradients with a larger L2 norm are scaled down to it.
+    n_envs: int = 4
+    """Number of parallel environments."""
+    n_steps: int = 128
+    """Number of steps per environment in one rollout."""
+    n_updates: int = 976
+    """Number of rollouts in a whole run; the length of the schedules. `funcppo train` sets it from --steps."""
+    n_epochs: int = 4
+    """Number of passes over each rollout."""
+    n_minibatches: int = 4
+    """Number of minibatches per epoch; must divide n_envs * n_steps."""
+    n_microbatches: int = 1
+    """Gradient-accumulation steps per minibatch; must divide the minibatch size."""
+    learning_rate: float = 2.5e-4
+    """Initial learning rate of Adam."""
+    gamma: float = 0.99
+    """Discount factor, 0 to 1."""
+    gae_lambda: float = 0.95
+    """Decay lambda, 0 to 1, of generalised advantage estimation (GAE)."""
+    clip_eps: float = 0.2
+    """Clip range of the probability ratio, and of the change in value where value_loss is clipped."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus. For the prover the entropy is relative to the rule confidences: -KL(policy, prior),
+    in nats."""
+    max_grad_norm: float = 0.5
+    """Maximum global L2 norm of the gradient; larger gradients are scaled down."""
     learning_rate_schedule: Schedule = Schedule(kind="linear")
+    """Schedule of the learning rate."""
     clip_eps_schedule: Schedule = Schedule()
+    """Schedule of the clip range."""
     entropy_coef_schedule: Schedule = Schedule()
+    """Schedule of the entropy weight."""
     adam: AdamConfig = AdamConfig()
-    # Normalise advantages in each minibatch by the deviation with this many degrees of freedom taken off: 1 sample,
-    # 0 population. None: do not normalise.
+    """Settings of the Adam optimiser."""
     advantage_ddof: int | None = 1
-    # Squared error of the value: "plain"; "clipped_only", of the value within clip_eps of the old one; "clipped_max",
-    # the larger of the two.
+    """Normalise advantages within each minibatch by the standard deviation with this ddof: 1 sample, 0 population.
+    None: no normalisation."""
     value_loss: Literal["plain", "clipped_max", "clipped_only"] = "clipped_max"
-    half_value_loss: bool = True  # The value loss is half the squared error; otherwise the whole.
-    target_kl: float | None = None  # Stop an update once KL(old policy, new policy) exceeds this, in nats.
-    # "epoch": stop after the epoch whose KL exceeds target_kl; "minibatch": skip the first minibatch that exceeds it,
-    # and the rest.
+    """Form of the value loss. plain: squared error; clipped_only: squared error of the clipped value; clipped_max: the
+    larger of the two."""
+    half_value_loss: bool = True
+    """Multiply the value loss by 1/2. Default: on."""
+    target_kl: float | None = None
+    """Stop an update when the approximate KL divergence from the old policy exceeds this, in nats. Default: never."""
     kl_stop: Literal["epoch", "minibatch"] = "epoch"
-    bootstrap_truncated: bool = True  # Bootstrap with V(s_T) on truncation; if false, treat truncation as termination.
+    """When target_kl takes effect. epoch: stop after the epoch whose KL exceeds target_kl; minibatch: skip the first
+    minibatch that exceeds it, and the rest."""
+    bootstrap_truncated: bool = True
+    """Bootstrap with V(s_T) when an episode is truncated; if off, truncation counts as termination. Default: on."""
 
     def __post_init__(self) -> None:
         """Check the sizes.
@@ -74,7 +104,14 @@ class PPOConfig:
         Raises:
           ValueError: names the field.
         """
-        for name in ("n_envs", "n_steps", "n_updates", "n_epochs", "n_minibatches", "n_microbatches"):
+        for name in (
+            "n_envs",
+            "n_steps",
+            "n_updates",
+            "n_epochs",
+            "n_minibatches",
+            "n_microbatches",
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, got {value}")
@@ -97,7 +134,10 @@ class Config:
     """A learning problem: the algorithm, the environment, the network."""
 
     ppo: PPOConfig
-    env: Environment[Any, Any, Any, Any]
-    agent: Agent[Any, Any, Any, Any]
-    # The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`.
-    update_agent: Agent[Any, Any, Any, Any] | None = None
+    """The algorithm's settings."""
+    env: AnyEnvironment
+    """The environment."""
+    agent: AnyAgent
+    """The network."""
+    update_agent: AnyAgent | None = None
+    """The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`."""

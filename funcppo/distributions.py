@@ -25,7 +25,9 @@ class SampleFn(Protocol[Output]):
 class LogProbFn(Protocol[Output]):
     """Returns the log-probability, or log-density, of each row's action."""
 
-    def __call__(self, output: Output, action: Tensor, /) -> F32[Tensor, "B"]: ...
+    def __call__(
+        self, output: Output, action: Tensor, /
+    ) -> F32[Tensor, "B"]: ...
 
 
 class EntropyFn(Protocol[Output]):
@@ -71,12 +73,20 @@ class HasMeanAndStd(Protocol):
     def log_std(self) -> F32[Tensor, "B U"]: ...
 
 
-def _categorical_sample(key: I64[Tensor, "2"], output: HasLogits) -> I64[Tensor, "B"]:
+def _categorical_sample(
+    key: I64[Tensor, "2"], output: HasLogits
+) -> I64[Tensor, "B"]:
     return random.categorical(key, torch.log_softmax(output.logits, -1))
 
 
-def _categorical_log_prob(output: HasLogits, action: I64[Tensor, "B"]) -> F32[Tensor, "B"]:
-    return torch.log_softmax(output.logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+def _categorical_log_prob(
+    output: HasLogits, action: I64[Tensor, "B"]
+) -> F32[Tensor, "B"]:
+    return (
+        torch.log_softmax(output.logits, -1)
+        .gather(-1, action.unsqueeze(-1))
+        .squeeze(-1)
+    )
 
 
 def _categorical_entropy(output: HasLogits) -> F32[Tensor, "B"]:
@@ -91,15 +101,24 @@ def _categorical_mode(output: HasLogits) -> I64[Tensor, "B"]:
 
 
 CATEGORICAL: Distribution[HasLogits] = Distribution(
-    sample=_categorical_sample, log_prob=_categorical_log_prob, entropy=_categorical_entropy, mode=_categorical_mode
+    sample=_categorical_sample,
+    log_prob=_categorical_log_prob,
+    entropy=_categorical_entropy,
+    mode=_categorical_mode,
 )
 
 
-def _gaussian_sample(key: I64[Tensor, "2"], output: HasMeanAndStd) -> F32[Tensor, "B U"]:
-    return output.mean + output.log_std.exp() * random.normal(key, tuple(output.mean.shape))
+def _gaussian_sample(
+    key: I64[Tensor, "2"], output: HasMeanAndStd
+) -> F32[Tensor, "B U"]:
+    return output.mean + output.log_std.exp() * random.normal(
+        key, tuple(output.mean.shape)
+    )
 
 
-def _gaussian_log_prob(output: HasMeanAndStd, action: F32[Tensor, "B U"]) -> F32[Tensor, "B"]:
+def _gaussian_log_prob(
+    output: HasMeanAndStd, action: F32[Tensor, "B U"]
+) -> F32[Tensor, "B"]:
     z = (action - output.mean) * torch.exp(-output.log_std)
     return -(0.5 * z * z + output.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
 
@@ -113,5 +132,8 @@ def _gaussian_mode(output: HasMeanAndStd) -> F32[Tensor, "B U"]:
 
 
 DIAGONAL_GAUSSIAN: Distribution[HasMeanAndStd] = Distribution(
-    sample=_gaussian_sample, log_prob=_gaussian_log_prob, entropy=_gaussian_entropy, mode=_gaussian_mode
+    sample=_gaussian_sample,
+    log_prob=_gaussian_log_prob,
+    entropy=_gaussian_entropy,
+    mode=_gaussian_mode,
 )

@@ -25,13 +25,17 @@ All parameters of these functions are positional, so that an implementation name
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from funcppo.distributions import CATEGORICAL, Distribution
 from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
+
+# What is static about an environment or a network: hashable, as a frozen dataclass
+# of Python scalars is. A new value is a new graph.
+Settings: TypeAlias = Any
 
 
 class ActorCriticOutput(Protocol):
@@ -49,7 +53,8 @@ class Timestep(NamedTuple):
 
     reward: F32[Tensor, "B"]
     terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
-    truncated: Bool[Tensor, "B"]  # cut by a limit that is no part of the task: rewards would have followed
+    # Cut by a limit that is no part of the task: rewards would have followed.
+    truncated: Bool[Tensor, "B"]
 
 
 class NoWorld(NamedTuple):
@@ -59,33 +64,45 @@ class NoWorld(NamedTuple):
 class ResetFn(Protocol[World, State]):
     """Returns the first state of an episode for each key."""
 
-    def __call__(self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /) -> State: ...
+    def __call__(
+        self, cfg: Settings, world: World, key: I64[Tensor, "B 2"], /
+    ) -> State: ...
 
 
 class StepFn(Protocol[World, State]):
     """Makes one transition in each row."""
 
     def __call__(
-        self, cfg: Any, world: World, state: State, action: Tensor, key: I64[Tensor, "B 2"], /
+        self,
+        cfg: Settings,
+        world: World,
+        state: State,
+        action: Tensor,
+        key: I64[Tensor, "B 2"],
+        /,
     ) -> tuple[State, Timestep]: ...
 
 
 class ObserveFn(Protocol[World, State, Obs]):
     """Returns what the policy sees of a state."""
 
-    def __call__(self, cfg: Any, world: World, state: State, /) -> Obs: ...
+    def __call__(self, cfg: Settings, world: World, state: State, /) -> Obs: ...
 
 
 class SampleResetFn(Protocol[World, ResetSample]):
     """Samples the random part of a reset for each key."""
 
-    def __call__(self, cfg: Any, world: World, key: I64[Tensor, "B 2"], /) -> ResetSample: ...
+    def __call__(
+        self, cfg: Settings, world: World, key: I64[Tensor, "B 2"], /
+    ) -> ResetSample: ...
 
 
 class ResetFromSampleFn(Protocol[World, ResetSample, State]):
     """Builds the first state of an episode from the random part of a reset."""
 
-    def __call__(self, cfg: Any, world: World, reset_sample: ResetSample, /) -> State: ...
+    def __call__(
+        self, cfg: Settings, world: World, reset_sample: ResetSample, /
+    ) -> State: ...
 
 
 class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
@@ -93,7 +110,7 @@ class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
 
     def __call__(
         self,
-        cfg: Any,
+        cfg: Settings,
         world: World,
         state: State,
         action: Tensor,
@@ -124,39 +141,48 @@ class EnvironmentSpec:
 class Environment(Generic[World, State, Obs, ResetSample]):
     """An environment: its functions, their settings, and what is static about it."""
 
-    cfg: Any  # a frozen dataclass, the first argument of each function
+    cfg: Settings  # the first argument of each function
     reset: ResetFn[World, State]
     step_functional: StepFn[World, State]
     observe: ObserveFn[World, State, Obs]
-    truncates: bool  # whether `truncated` is ever true; if not, rollouts spare the last observations
+    # whether `truncated` is ever true; if not, rollouts spare the last observations
+    truncates: bool
 
     # A reset in two parts, for states too large to hold one for every step of a rollout:
     # reset(key) == reset_from_sample(sample_reset(key)). None: the sample is the state itself.
     sample_reset: SampleResetFn[World, ResetSample] | None = None
-    reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = None
+    reset_from_sample: ResetFromSampleFn[World, ResetSample, State] | None = (
+        None
+    )
 
     # A step and a reset together, for an environment where the two share their costly part; see `envs.base`.
-    step_with_autoreset: StepWithAutoresetFn[World, State, ResetSample] | None = None
+    step_with_autoreset: (
+        StepWithAutoresetFn[World, State, ResetSample] | None
+    ) = None
 
-    spec: EnvironmentSpec | None = None  # for networks that are built from it, such as `nets.mlp`
+    spec: EnvironmentSpec | None = (
+        None  # for networks that are built from it, such as `nets.mlp`
+    )
 
 
 class InitFn(Protocol[Params]):
     """Samples the parameters of a network."""
 
-    def __call__(self, cfg: Any, key: I64[Tensor, "2"], /) -> Params: ...
+    def __call__(self, cfg: Settings, key: I64[Tensor, "2"], /) -> Params: ...
 
 
 class ApplyFn(Protocol[World, Params, Obs, Output]):
     """Applies a network to the observations of B rows."""
 
-    def __call__(self, cfg: Any, world: World, params: Params, obs: Obs, /) -> Output: ...
+    def __call__(
+        self, cfg: Settings, world: World, params: Params, obs: Obs, /
+    ) -> Output: ...
 
 
 class WithinCapacityFn(Protocol[Obs]):
     """Returns which rows the network has room for; the output of the others means nothing."""
 
-    def __call__(self, cfg: Any, obs: Obs, /) -> Bool[Tensor, "B"]: ...
+    def __call__(self, cfg: Settings, obs: Obs, /) -> Bool[Tensor, "B"]: ...
 
 
 _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
@@ -166,14 +192,23 @@ _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
 class Agent(Generic[World, Params, Obs, Output]):
     """A network: its functions, their settings, and the distribution that its output stands for."""
 
-    cfg: Any  # a frozen dataclass, the first argument of each function
+    cfg: Settings  # the first argument of each function
     init: InitFn[Params]
     apply: ApplyFn[World, Params, Obs, Output]
-    distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION  # of an output that has `logits`
-    within_capacity: WithinCapacityFn[Obs] | None = None  # None: the network has room for all rows
+    distribution: Distribution[Output] = (
+        _DEFAULT_DISTRIBUTION  # of an output that has `logits`
+    )
+    within_capacity: WithinCapacityFn[Obs] | None = (
+        None  # None: the network has room for all rows
+    )
+
+
+# For code that serves all environments and all networks.
+AnyEnvironment: TypeAlias = Environment[Any, Any, Any, Any]
+AnyAgent: TypeAlias = Agent[Any, Any, Any, Any]
 
 
 class NetworkFactory(Protocol):
     """Builds a network for the sizes of an environment."""
 
-    def __call__(self, spec: EnvironmentSpec, /) -> Agent[Any, Any, Any, Any]: ...
+    def __call__(self, spec: EnvironmentSpec, /) -> AnyAgent: ...

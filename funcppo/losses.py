@@ -55,7 +55,11 @@ class MeanFn(Protocol):
 
 
 def loss_fn(
-    cfg: Config, world: object, params: object, batch: Batch[Obs], scalars: Scalars
+    cfg: Config,
+    world: object,
+    params: object,
+    batch: Batch[Obs],
+    scalars: Scalars,
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
     """The loss of PPO: policy loss - entropy_coef * entropy + value_coef * value loss.
 
@@ -77,11 +81,20 @@ def loss_fn(
         is_within_capacity = agent.within_capacity(agent.cfg, batch.obs)
         mean = partial(masked_mean, is_within_capacity)
 
-    log_ratio = agent.distribution.log_prob(output, batch.action) - batch.log_prob
+    log_ratio = (
+        agent.distribution.log_prob(output, batch.action) - batch.log_prob
+    )
     ratio = log_ratio.exp()
     advantage = normalize_advantages(cfg.ppo, batch.advantage)
     policy = policy_loss(ratio, advantage, scalars.clip_eps, mean)
-    value = value_loss(cfg.ppo, output.value, batch.value, batch.value_target, scalars.clip_eps, mean)
+    value = value_loss(
+        cfg.ppo,
+        output.value,
+        batch.value,
+        batch.value_target,
+        scalars.clip_eps,
+        mean,
+    )
     entropy = mean(agent.distribution.entropy(output))
     loss = policy - scalars.entropy_coef * entropy + scalars.value_coef * value
 
@@ -93,14 +106,20 @@ def loss_fn(
         entropy=entropy,
         approx_kl=mean(ratio - 1 - log_ratio),
         clip_fraction=mean(is_clipped.to(ratio.dtype)),
-        dropped_fraction=() if is_within_capacity is None else (~is_within_capacity).to(ratio.dtype).mean(),
+        dropped_fraction=()
+        if is_within_capacity is None
+        else (~is_within_capacity).to(ratio.dtype).mean(),
     )
     return loss, metrics
 
 
-def masked_mean(mask: Bool[Tensor, "TB"], x: F32[Tensor, "TB"]) -> F32[Tensor, ""]:
+def masked_mean(
+    mask: Bool[Tensor, "TB"], x: F32[Tensor, "TB"]
+) -> F32[Tensor, ""]:
     """The mean over the rows of the mask; 0 if there are none."""
-    return torch.where(mask, x, 0.0).sum() / mask.to(x.dtype).sum().clamp_min(1.0)
+    return torch.where(mask, x, 0.0).sum() / mask.to(x.dtype).sum().clamp_min(
+        1.0
+    )
 
 
 def policy_loss(
@@ -139,7 +158,9 @@ def value_loss(
     Args:
       old_value: under the behaviour policy.
     """
-    clipped_value = old_value + torch.clamp(value - old_value, -clip_eps, clip_eps)
+    clipped_value = old_value + torch.clamp(
+        value - old_value, -clip_eps, clip_eps
+    )
     plain_error = (value - target) ** 2
     clipped_error = (clipped_value - target) ** 2
     if cfg.value_loss == "plain":
@@ -152,7 +173,9 @@ def value_loss(
     return factor * mean(error)
 
 
-def normalize_advantages(cfg: PPOConfig, advantage: F32[Tensor, "TB"]) -> F32[Tensor, "TB"]:
+def normalize_advantages(
+    cfg: PPOConfig, advantage: F32[Tensor, "TB"]
+) -> F32[Tensor, "TB"]:
     """(A - mean) / (deviation + 1e-8) over the batch; unchanged if `advantage_ddof` is None."""
     if cfg.advantage_ddof is None:
         return advantage

@@ -16,7 +16,13 @@ from torch.func import grad_and_value
 
 from funcppo import optim, tree
 from funcppo.config import AdamConfig, Config
-from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn, normalize_advantages
+from funcppo.losses import (
+    Batch,
+    LossMetrics,
+    Scalars,
+    loss_fn,
+    normalize_advantages,
+)
 from funcppo.optim import AdamState
 from funcppo.rollout import scan
 from funcppo.types import F32, I64, Bool, Obs, Params, Scan
@@ -27,7 +33,8 @@ class UpdateState(NamedTuple):
 
     flat_params: F32[Tensor, "NP"]
     opt_state: AdamState[Tensor]
-    continue_update: Bool[Tensor, ""]  # false once the KL limit has stopped this update
+    # False once the KL limit has stopped this update.
+    continue_update: Bool[Tensor, ""]
 
 
 class MinibatchIndices(NamedTuple):
@@ -43,7 +50,8 @@ class MinibatchMetrics(NamedTuple):
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
     applied: Bool[Tensor, ""]  # the optimizer step was applied
-    all_finite: Bool[Tensor, ""]  # neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied
+    # Neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied.
+    all_finite: Bool[Tensor, ""]
 
 
 class LossFn(Protocol):
@@ -105,16 +113,24 @@ class ApplyGradientsFn(Protocol):
     ) -> tuple[UpdateState, MinibatchMetrics]: ...
 
 
-def ravel_update_state(params: Params, opt_state: AdamState[Params]) -> UpdateState:
+def ravel_update_state(
+    params: Params, opt_state: AdamState[Params]
+) -> UpdateState:
     """The state before the first minibatch of an update."""
     return UpdateState(
         flat_params=tree.ravel(params),
-        opt_state=AdamState(step=opt_state.step, mu=tree.ravel(opt_state.mu), nu=tree.ravel(opt_state.nu)),
+        opt_state=AdamState(
+            step=opt_state.step,
+            mu=tree.ravel(opt_state.mu),
+            nu=tree.ravel(opt_state.nu),
+        ),
         continue_update=torch.ones_like(opt_state.step, dtype=torch.bool),
     )
 
 
-def unravel_update_state(params_like: Params, update_state: UpdateState) -> tuple[Params, AdamState[Params]]:
+def unravel_update_state(
+    params_like: Params, update_state: UpdateState
+) -> tuple[Params, AdamState[Params]]:
     """The inverse of `ravel_update_state`.
 
     Args:
@@ -131,7 +147,12 @@ def unravel_update_state(params_like: Params, update_state: UpdateState) -> tupl
 
 
 def minibatch_loss(
-    cfg: Config, world: object, params: object, batch: Batch[Obs], rows: I64[Tensor, "MB"], scalars: Scalars
+    cfg: Config,
+    world: object,
+    params: object,
+    batch: Batch[Obs],
+    rows: I64[Tensor, "MB"],
+    scalars: Scalars,
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
     """The loss over some rows of the batch, and its metrics."""
     minibatch = tree.map(lambda x: x[rows], batch)
@@ -139,11 +160,18 @@ def minibatch_loss(
 
 
 def loss_gradient(
-    cfg: Config, world: object, params: Params, batch: Batch[Obs], rows: I64[Tensor, "MB"], scalars: Scalars
+    cfg: Config,
+    world: object,
+    params: Params,
+    batch: Batch[Obs],
+    rows: I64[Tensor, "MB"],
+    scalars: Scalars,
 ) -> tuple[Params, LossMetrics]:
     """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
     loss = partial(minibatch_loss, cfg, world)
-    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params, batch, rows, scalars)
+    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(
+        params, batch, rows, scalars
+    )
     return cast(Params, grads), cast(LossMetrics, metrics)
 
 
@@ -172,14 +200,22 @@ def accumulate_gradients(
 
     # Normalise advantages over the whole minibatch first: a microbatch has another mean and deviation.
     advantage = normalize_advantages(ppo, batch.advantage[rows])
-    batch = batch._replace(advantage=batch.advantage.scatter(0, rows, advantage))
+    batch = batch._replace(
+        advantage=batch.advantage.scatter(0, rows, advantage)
+    )
     cfg = replace(cfg, ppo=replace(ppo, advantage_ddof=None))
 
-    def add_gradient(grad_sum: Params, microbatch_rows: I64[Tensor, "MB"]) -> tuple[Params, LossMetrics]:
-        grads, metrics = gradient_fn(cfg, world, params, batch, microbatch_rows, scalars)
+    def add_gradient(
+        grad_sum: Params, microbatch_rows: I64[Tensor, "MB"]
+    ) -> tuple[Params, LossMetrics]:
+        grads, metrics = gradient_fn(
+            cfg, world, params, batch, microbatch_rows, scalars
+        )
         return tree.map(torch.add, grad_sum, grads), metrics
 
-    grad_sum, metrics = scan(add_gradient, tree.zeros_like(params), rows.view(ppo.n_microbatches, -1))
+    grad_sum, metrics = scan(
+        add_gradient, tree.zeros_like(params), rows.view(ppo.n_microbatches, -1)
+    )
     mean_grads = tree.map(lambda x: x / ppo.n_microbatches, grad_sum)
     mean_metrics = tree.map(lambda x: x.mean(0), metrics)
     return mean_grads, mean_metrics
@@ -208,8 +244,16 @@ def apply_gradients(
       The state for the next minibatch, and the metrics of this one.
     """
     ppo = cfg.ppo
-    flat_grads, grad_norm = optim.clip_by_global_norm(tree.ravel(grads), scalars.max_grad_norm)
-    stepped = adam_update(ppo.adam, flat_grads, update_state.opt_state, update_state.flat_params, scalars.learning_rate)
+    flat_grads, grad_norm = optim.clip_by_global_norm(
+        tree.ravel(grads), scalars.max_grad_norm
+    )
+    stepped = adam_update(
+        ppo.adam,
+        flat_grads,
+        update_state.opt_state,
+        update_state.flat_params,
+        scalars.learning_rate,
+    )
 
     all_finite = torch.isfinite(loss_metrics.loss) & torch.isfinite(grad_norm)
     applies = update_state.continue_update & all_finite
@@ -223,8 +267,12 @@ def apply_gradients(
             applies = applies & ~exceeds_kl
 
     unchanged = (update_state.flat_params, update_state.opt_state)
-    params, opt_state = tree.map(lambda new, old: torch.where(applies, new, old), stepped, unchanged)
-    metrics = MinibatchMetrics(loss_metrics, grad_norm, applied=applies, all_finite=all_finite)
+    params, opt_state = tree.map(
+        lambda new, old: torch.where(applies, new, old), stepped, unchanged
+    )
+    metrics = MinibatchMetrics(
+        loss_metrics, grad_norm, applied=applies, all_finite=all_finite
+    )
     return UpdateState(params, opt_state, continues), metrics
 
 
@@ -250,5 +298,9 @@ def minibatch_step(
       The state for the next minibatch, and the metrics of this one.
     """
     params = tree.unravel(params_like, update_state.flat_params)
-    grads, loss_metrics = accumulate_gradients(cfg, world, params, batch, minibatch.rows, scalars)
-    return apply_gradients(cfg, update_state, grads, loss_metrics, minibatch.ends_epoch, scalars)
+    grads, loss_metrics = accumulate_gradients(
+        cfg, world, params, batch, minibatch.rows, scalars
+    )
+    return apply_gradients(
+        cfg, update_state, grads, loss_metrics, minibatch.ends_epoch, scalars
+    )

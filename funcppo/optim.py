@@ -25,11 +25,17 @@ def init(params: Params) -> AdamState[Params]:
     """The state before the first update."""
     like = tree.leaves(params)[0]
     step = torch.zeros((), dtype=like.dtype, device=like.device)
-    return AdamState(step=step, mu=tree.zeros_like(params), nu=tree.zeros_like(params))
+    return AdamState(
+        step=step, mu=tree.zeros_like(params), nu=tree.zeros_like(params)
+    )
 
 
 def update(
-    cfg: AdamConfig, grads: Params, state: AdamState[Params], params: Params, learning_rate: F32[Tensor, ""] | float
+    cfg: AdamConfig,
+    grads: Params,
+    state: AdamState[Params],
+    params: Params,
+    learning_rate: F32[Tensor, ""] | float,
 ) -> tuple[Params, AdamState[Params]]:
     """Make one step of Adam, or of AdamW.
 
@@ -44,19 +50,25 @@ def update(
     Source: Kingma & Ba 2015, arXiv:1412.6980, algorithm 1; Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
     """
     if cfg.weight_decay and cfg.decoupled_weight_decay:
-        params = tree.map(lambda p: p * (1 - learning_rate * cfg.weight_decay), params)
+        params = tree.map(
+            lambda p: p * (1 - learning_rate * cfg.weight_decay), params
+        )
     elif cfg.weight_decay:
         grads = tree.map(lambda g, p: g + cfg.weight_decay * p, grads, params)
 
     step = state.step + 1
     mu = tree.map(lambda m, g: cfg.b1 * m + (1 - cfg.b1) * g, state.mu, grads)
-    nu = tree.map(lambda v, g: cfg.b2 * v + (1 - cfg.b2) * g * g, state.nu, grads)
+    nu = tree.map(
+        lambda v, g: cfg.b2 * v + (1 - cfg.b2) * g * g, state.nu, grads
+    )
 
     mu_correction = _bias_correction(cfg.b1, step)
     nu_correction = _bias_correction(cfg.b2, step)
 
     def descend(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        return p - learning_rate * (m / mu_correction) / ((v / nu_correction).sqrt() + cfg.eps)
+        return p - learning_rate * (m / mu_correction) / (
+            (v / nu_correction).sqrt() + cfg.eps
+        )
 
     params = tree.map(descend, params, mu, nu)
     return params, AdamState(step=step, mu=mu, nu=nu)
@@ -69,7 +81,9 @@ def _bias_correction(decay: float, step: F32[Tensor, ""]) -> F32[Tensor, ""]:
     return -torch.expm1(step * math.log(decay))
 
 
-def clip_by_global_norm(grads: Params, max_norm: F32[Tensor, ""] | float) -> tuple[Params, F32[Tensor, ""]]:
+def clip_by_global_norm(
+    grads: Params, max_norm: F32[Tensor, ""] | float
+) -> tuple[Params, F32[Tensor, ""]]:
     """Scale gradients down so that their L2 norm over all leaves is at most `max_norm`.
 
     Equal to torch.nn.utils.clip_grad_norm_, the 1e-6 in its denominator included.
@@ -82,7 +96,9 @@ def clip_by_global_norm(grads: Params, max_norm: F32[Tensor, ""] | float) -> tup
     return tree.map(lambda g: g * scale, grads), norm
 
 
-def schedule_factor(cfg: Schedule, update_index: I64[Tensor, ""], n_updates: int) -> F32[Tensor, ""]:
+def schedule_factor(
+    cfg: Schedule, update_index: I64[Tensor, ""], n_updates: int
+) -> F32[Tensor, ""]:
     """The factor of a scheduled scalar in update number `update_index`, counted from 0.
 
     It rises as (update_index + 1) / (warmup_updates + 1) and is 1 from `warmup_updates` on. Then it falls to
@@ -93,6 +109,12 @@ def schedule_factor(cfg: Schedule, update_index: I64[Tensor, ""], n_updates: int
         return warmup
 
     n_decay_updates = max(n_updates - cfg.warmup_updates, 1)
-    progress = ((update_index - cfg.warmup_updates) / n_decay_updates).clamp(0.0, 1.0)
-    decay = 1 - progress if cfg.kind == "linear" else 0.5 * (1 + torch.cos(math.pi * progress))
+    progress = ((update_index - cfg.warmup_updates) / n_decay_updates).clamp(
+        0.0, 1.0
+    )
+    decay = (
+        1 - progress
+        if cfg.kind == "linear"
+        else 0.5 * (1 + torch.cos(math.pi * progress))
+    )
     return warmup * (cfg.end_factor + (1 - cfg.end_factor) * decay)

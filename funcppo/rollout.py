@@ -15,7 +15,19 @@ from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.envs.base import sample_reset, step_with_autoreset
 from funcppo.interfaces import Environment
-from funcppo.types import F32, I64, Bool, Carry, Obs, ResetSample, ScanBody, State, World, X, Y
+from funcppo.types import (
+    F32,
+    I64,
+    Bool,
+    Carry,
+    Obs,
+    ResetSample,
+    ScanBody,
+    State,
+    World,
+    X,
+    Y,
+)
 
 
 class EpisodeStats(NamedTuple):
@@ -45,7 +57,8 @@ class RandomInputs(NamedTuple, Generic[ResetSample]):
 
     action_key: I64[Tensor, "... 2"]
     step_key: I64[Tensor, "... B 2"]
-    reset_sample: ResetSample  # what each row resets from, if it does: of `envs.base.sample_reset`
+    # what each row resets from, if it does: of `envs.base.sample_reset`
+    reset_sample: ResetSample
 
 
 class Transition(NamedTuple, Generic[Obs]):
@@ -58,11 +71,14 @@ class Transition(NamedTuple, Generic[Obs]):
     reward: F32[Tensor, "... B"]
     terminated: Bool[Tensor, "... B"]
     truncated: Bool[Tensor, "... B"]
-    final_obs: Obs | tuple[()]  # of the state reached, before any reset; () if truncation is not bootstrapped
+    # Of the state reached, before any reset; () if truncation is not bootstrapped.
+    final_obs: Obs | tuple[()]
     episode_stats: EpisodeStats  # this transition included
 
 
-def init_rollout_state(cfg: Config, world: object, key: I64[Tensor, "2"], n_envs: int) -> RolloutState[Any]:
+def init_rollout_state(
+    cfg: Config, world: object, key: I64[Tensor, "2"], n_envs: int
+) -> RolloutState[Any]:
     """First states of `n_envs` rows, with empty episodes.
 
     Raises:
@@ -71,7 +87,9 @@ def init_rollout_state(cfg: Config, world: object, key: I64[Tensor, "2"], n_envs
     env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
     tree.check_tree(env_state, "state of the environment")
     # Match the memory layout of later states to avoid a recompilation.
-    env_state = tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), env_state)
+    env_state = tree.map(
+        lambda x: x.clone(memory_format=torch.contiguous_format), env_state
+    )
 
     episode_stats = EpisodeStats(
         total_reward=torch.zeros(n_envs, device=key.device),
@@ -80,7 +98,9 @@ def init_rollout_state(cfg: Config, world: object, key: I64[Tensor, "2"], n_envs
     return RolloutState(env_state, episode_stats)
 
 
-def rollout_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> RolloutKeys:
+def rollout_keys(
+    key: I64[Tensor, "2"], n_steps: int, n_envs: int
+) -> RolloutKeys:
     """Split one key into the keys of every step of a rollout."""
     action_key, env_key = random.split(random.split(key), n_steps).unbind()
     step_key, reset_key = random.split(random.split(env_key, n_envs)).unbind(-2)
@@ -88,7 +108,9 @@ def rollout_keys(key: I64[Tensor, "2"], n_steps: int, n_envs: int) -> RolloutKey
 
 
 def sample_random_inputs(
-    env: Environment[World, State, Obs, ResetSample], world: World, keys: RolloutKeys
+    env: Environment[World, State, Obs, ResetSample],
+    world: World,
+    keys: RolloutKeys,
 ) -> RandomInputs[ResetSample]:
     """Sample the random inputs of all steps of a rollout, with a leading axis T."""
     n_steps_and_envs = keys.reset_key.shape[:2]
@@ -96,7 +118,9 @@ def sample_random_inputs(
     return RandomInputs(
         action_key=keys.action_key,
         step_key=keys.step_key,
-        reset_sample=tree.map(lambda x: x.view(*n_steps_and_envs, *x.shape[1:]), reset_sample),
+        reset_sample=tree.map(
+            lambda x: x.view(*n_steps_and_envs, *x.shape[1:]), reset_sample
+        ),
     )
 
 
@@ -118,7 +142,12 @@ def rollout_step(
     action = agent.distribution.sample(random_inputs.action_key, output)
 
     reached_state, timestep, next_state = step_with_autoreset(
-        env, world, rollout_state.env_state, action, random_inputs.step_key, random_inputs.reset_sample
+        env,
+        world,
+        rollout_state.env_state,
+        action,
+        random_inputs.step_key,
+        random_inputs.reset_sample,
     )
     episode_stats = EpisodeStats(
         total_reward=rollout_state.episode_stats.total_reward + timestep.reward,
@@ -132,13 +161,17 @@ def rollout_step(
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,
-        final_obs=env.observe(env.cfg, world, reached_state) if _uses_final_obs(cfg) else (),
+        final_obs=env.observe(env.cfg, world, reached_state)
+        if _uses_final_obs(cfg)
+        else (),
         episode_stats=episode_stats,
     )
 
     # The statistics of a finished row start again, as its environment does.
     done = timestep.terminated | timestep.truncated
-    next_stats = tree.map(lambda x: torch.where(done, 0, x).to(x.dtype), episode_stats)
+    next_stats = tree.map(
+        lambda x: torch.where(done, 0, x).to(x.dtype), episode_stats
+    )
     return RolloutState(next_state, next_stats), transition
 
 
@@ -146,7 +179,9 @@ def _uses_final_obs(cfg: Config) -> bool:
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
 
 
-def estimate_final_value(cfg: Config, world: object, params: object, trajectory: Transition[Any]) -> F32[Tensor, "T B"]:
+def estimate_final_value(
+    cfg: Config, world: object, params: object, trajectory: Transition[Any]
+) -> F32[Tensor, "T B"]:
     """V of the last observation of each truncated episode, at its last step; 0 elsewhere.
 
     Computed for the whole trajectory at once, so that rollouts call the network once a step.
@@ -155,10 +190,14 @@ def estimate_final_value(cfg: Config, world: object, params: object, trajectory:
         return torch.zeros_like(trajectory.reward)
     obs = tree.map(lambda x: x.flatten(0, 1), trajectory.final_obs)
     value = cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
-    return torch.where(trajectory.truncated, value.view_as(trajectory.reward), 0.0)
+    return torch.where(
+        trajectory.truncated, value.view_as(trajectory.reward), 0.0
+    )
 
 
-def estimate_value(cfg: Config, world: object, params: object, env_state: object) -> F32[Tensor, "B"]:
+def estimate_value(
+    cfg: Config, world: object, params: object, env_state: object
+) -> F32[Tensor, "B"]:
     """V of a state of the environment."""
     obs = cfg.env.observe(cfg.env.cfg, world, env_state)
     return cfg.agent.apply(cfg.agent.cfg, world, params, obs).value

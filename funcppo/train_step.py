@@ -31,7 +31,13 @@ from funcppo.minibatch import (
     minibatch_step,
 )
 from funcppo.optim import AdamState
-from funcppo.rollout import EpisodeStats, RandomInputs, RolloutState, Transition, rollout_step
+from funcppo.rollout import (
+    EpisodeStats,
+    RandomInputs,
+    RolloutState,
+    Transition,
+    rollout_step,
+)
 from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 
@@ -54,7 +60,8 @@ class RolloutMetrics(NamedTuple):
     episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
     n_truncated_episodes: F32[Tensor, ""]  # how many of them were truncated
-    explained_variance: F32[Tensor, ""]  # of the value targets by the values, before the update
+    # Of the value targets by the values, before the update.
+    explained_variance: F32[Tensor, ""]
 
 
 class Metrics(NamedTuple):
@@ -63,8 +70,10 @@ class Metrics(NamedTuple):
     rollout: RolloutMetrics
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
-    n_applied_minibatches: F32[Tensor, ""]  # minibatches that changed the parameters
-    n_nonfinite_minibatches: F32[Tensor, ""]  # minibatches skipped because a loss or a gradient was not finite
+    # Minibatches that changed the parameters.
+    n_applied_minibatches: F32[Tensor, ""]
+    # Minibatches skipped because a loss or a gradient was not finite.
+    n_nonfinite_minibatches: F32[Tensor, ""]
     learning_rate: F32[Tensor, ""]  # in this update
 
 
@@ -95,7 +104,9 @@ class RolloutResult(NamedTuple):
     metrics: RolloutMetrics
 
 
-def init(cfg: Config, world: object, key: I64[Tensor, "2"]) -> TrainState[Any, Any]:
+def init(
+    cfg: Config, world: object, key: I64[Tensor, "2"]
+) -> TrainState[Any, Any]:
     """The state before the first update.
 
     Raises:
@@ -107,8 +118,15 @@ def init(cfg: Config, world: object, key: I64[Tensor, "2"]) -> TrainState[Any, A
 
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
-    env_state, episode_stats = rollout.init_rollout_state(cfg, world, reset_key, cfg.ppo.n_envs)
-    scalars = Scalars(*(torch.full((), getattr(cfg.ppo, name), device=key.device) for name in Scalars._fields))
+    env_state, episode_stats = rollout.init_rollout_state(
+        cfg, world, reset_key, cfg.ppo.n_envs
+    )
+    scalars = Scalars(
+        *(
+            torch.full((), getattr(cfg.ppo, name), device=key.device)
+            for name in Scalars._fields
+        )
+    )
     return TrainState(
         params=params,
         opt_state=optim.init(params),
@@ -120,19 +138,31 @@ def init(cfg: Config, world: object, key: I64[Tensor, "2"]) -> TrainState[Any, A
     )
 
 
-def apply_schedules(cfg: Config, update_index: I64[Tensor, ""], scalars: Scalars) -> Scalars:
+def apply_schedules(
+    cfg: Config, update_index: I64[Tensor, ""], scalars: Scalars
+) -> Scalars:
     """The scalars of update number `update_index`, counted from 0."""
     ppo = cfg.ppo
-    factor = partial(optim.schedule_factor, update_index=update_index, n_updates=ppo.n_updates)
+    factor = partial(
+        optim.schedule_factor,
+        update_index=update_index,
+        n_updates=ppo.n_updates,
+    )
     return scalars._replace(
-        learning_rate=scalars.learning_rate * factor(ppo.learning_rate_schedule),
+        learning_rate=scalars.learning_rate
+        * factor(ppo.learning_rate_schedule),
         clip_eps=scalars.clip_eps * factor(ppo.clip_eps_schedule),
         entropy_coef=scalars.entropy_coef * factor(ppo.entropy_coef_schedule),
     )
 
 
 def build_batch(
-    cfg: Config, world: object, params: object, env_state: object, trajectory: Transition[Obs], scalars: Scalars
+    cfg: Config,
+    world: object,
+    params: object,
+    env_state: object,
+    trajectory: Transition[Obs],
+    scalars: Scalars,
 ) -> BatchAndMetrics:
     """Estimate advantages and value targets, and flatten the trajectory to a batch of T * B rows.
 
@@ -146,7 +176,9 @@ def build_batch(
     value = trajectory.value
     last_value = rollout.estimate_value(cfg, world, params, env_state)
     final_value = rollout.estimate_final_value(cfg, world, params, trajectory)
-    next_value = next_values(value, final_value, last_value, trajectory.truncated)
+    next_value = next_values(
+        value, final_value, last_value, trajectory.truncated
+    )
 
     # Without bootstrapping a truncation counts as a termination.
     done = trajectory.terminated | trajectory.truncated
@@ -159,19 +191,34 @@ def build_batch(
         gamma=scalars.gamma,
         gae_lambda=scalars.gae_lambda,
     )
-    batch = Batch(trajectory.obs, trajectory.action, trajectory.log_prob, value, advantage, value_target)
+    batch = Batch(
+        trajectory.obs,
+        trajectory.action,
+        trajectory.log_prob,
+        value,
+        advantage,
+        value_target,
+    )
 
     metrics = RolloutMetrics(
         n_episodes=done.to(value.dtype).sum(),
-        episode_return_sum=torch.where(done, trajectory.episode_stats.total_reward, 0.0).sum(),
-        episode_length_sum=torch.where(done, trajectory.episode_stats.length, 0).to(value.dtype).sum(),
+        episode_return_sum=torch.where(
+            done, trajectory.episode_stats.total_reward, 0.0
+        ).sum(),
+        episode_length_sum=torch.where(done, trajectory.episode_stats.length, 0)
+        .to(value.dtype)
+        .sum(),
         n_truncated_episodes=trajectory.truncated.to(value.dtype).sum(),
-        explained_variance=1 - (value_target - value).var(correction=0) / value_target.var(correction=0),
+        explained_variance=1
+        - (value_target - value).var(correction=0)
+        / value_target.var(correction=0),
     )
     return BatchAndMetrics(tree.map(lambda x: x.flatten(0, 1), batch), metrics)
 
 
-def sample_randomness(cfg: Config, world: object, key: I64[Tensor, "2"]) -> UpdateRandomness:
+def sample_randomness(
+    cfg: Config, world: object, key: I64[Tensor, "2"]
+) -> UpdateRandomness:
     """Sample all random choices of one update: keys and resets of its rollout, and the order of its rows."""
     ppo = cfg.ppo
     next_key, rollout_key, order_key = random.split(key, 3).unbind()
@@ -181,7 +228,9 @@ def sample_randomness(cfg: Config, world: object, key: I64[Tensor, "2"]) -> Upda
 
     # Each epoch goes through all rows in an order of its own.
     n_minibatches = ppo.n_epochs * ppo.n_minibatches
-    order = random.permutation(random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps)
+    order = random.permutation(
+        random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps
+    )
     minibatch_index = torch.arange(n_minibatches, device=key.device)
     minibatches = MinibatchIndices(
         rows=order.view(n_minibatches, -1),
@@ -193,7 +242,9 @@ def sample_randomness(cfg: Config, world: object, key: I64[Tensor, "2"]) -> Upda
 class SampleRandomnessFn(Protocol):
     """As `sample_randomness`."""
 
-    def __call__(self, cfg: Config, world: object, key: I64[Tensor, "2"], /) -> UpdateRandomness: ...
+    def __call__(
+        self, cfg: Config, world: object, key: I64[Tensor, "2"], /
+    ) -> UpdateRandomness: ...
 
 
 class RolloutStepFn(Protocol):
@@ -228,13 +279,17 @@ class BuildBatchFn(Protocol):
 class RavelFn(Protocol):
     """As `minibatch.ravel_update_state`."""
 
-    def __call__(self, params: Params, opt_state: AdamState[Params], /) -> UpdateState: ...
+    def __call__(
+        self, params: Params, opt_state: AdamState[Params], /
+    ) -> UpdateState: ...
 
 
 class UnravelFn(Protocol):
     """As `minibatch.unravel_update_state`."""
 
-    def __call__(self, params_like: Params, update_state: UpdateState, /) -> tuple[Params, AdamState[Params]]: ...
+    def __call__(
+        self, params_like: Params, update_state: UpdateState, /
+    ) -> tuple[Params, AdamState[Params]]: ...
 
 
 class MinibatchStepFn(Protocol):
@@ -278,16 +333,25 @@ class Parts:
 EAGER_PARTS = Parts()
 
 
-def collect(cfg: Config, world: object, state: TrainState[Params, State], parts: Parts = EAGER_PARTS) -> RolloutResult:
+def collect(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    parts: Parts = EAGER_PARTS,
+) -> RolloutResult:
     """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
     scalars = apply_schedules(cfg, state.update, state.scalars)
     randomness = parts.sample_randomness(cfg, world, state.key)
 
     step = partial(parts.rollout_step, cfg, world, state.params)
     first = RolloutState(state.env_state, state.episode_stats)
-    rollout_state, trajectory = parts.scan(step, first, randomness.random_inputs)
+    rollout_state, trajectory = parts.scan(
+        step, first, randomness.random_inputs
+    )
 
-    batch, metrics = parts.build_batch(cfg, world, state.params, rollout_state.env_state, trajectory, scalars)
+    batch, metrics = parts.build_batch(
+        cfg, world, state.params, rollout_state.env_state, trajectory, scalars
+    )
     return RolloutResult(
         key=randomness.next_key,
         rollout_state=rollout_state,
@@ -300,7 +364,10 @@ def collect(cfg: Config, world: object, state: TrainState[Params, State], parts:
 
 
 def train_step(
-    cfg: Config, world: object, state: TrainState[Params, State], parts: Parts = EAGER_PARTS
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    parts: Parts = EAGER_PARTS,
 ) -> tuple[TrainState[Params, State], Metrics]:
     """Make one update: collect a rollout, then learn from it. Writes to no argument.
 
@@ -313,8 +380,17 @@ def train_step(
     """
     collected = collect(cfg, world, state, parts)
 
-    step = partial(parts.minibatch_step, cfg, world, state.params, collected.batch, collected.scalars)
-    update_state, minibatch_metrics = parts.scan(step, collected.update_state, collected.minibatches)
+    step = partial(
+        parts.minibatch_step,
+        cfg,
+        world,
+        state.params,
+        collected.batch,
+        collected.scalars,
+    )
+    update_state, minibatch_metrics = parts.scan(
+        step, collected.update_state, collected.minibatches
+    )
 
     params, opt_state = parts.unravel_update_state(state.params, update_state)
     next_state = TrainState(
@@ -326,27 +402,41 @@ def train_step(
         update=state.update + 1,
         scalars=state.scalars,
     )
-    return next_state, _update_metrics(collected.metrics, minibatch_metrics, collected.scalars)
+    return next_state, _update_metrics(
+        collected.metrics, minibatch_metrics, collected.scalars
+    )
 
 
-def _update_metrics(rollout_metrics: RolloutMetrics, minibatch_metrics: MinibatchMetrics, scalars: Scalars) -> Metrics:
+def _update_metrics(
+    rollout_metrics: RolloutMetrics,
+    minibatch_metrics: MinibatchMetrics,
+    scalars: Scalars,
+) -> Metrics:
     """Metrics of an update from those of its rollout and of all its minibatches."""
-    n_applied = minibatch_metrics.applied.to(minibatch_metrics.grad_norm.dtype).sum(0)
+    n_applied = minibatch_metrics.applied.to(
+        minibatch_metrics.grad_norm.dtype
+    ).sum(0)
 
     def mean_over_applied(x: Tensor) -> Tensor:
-        return torch.where(minibatch_metrics.applied, x, 0.0).sum(0) / n_applied.clamp(min=1.0)
+        return torch.where(minibatch_metrics.applied, x, 0.0).sum(
+            0
+        ) / n_applied.clamp(min=1.0)
 
     return Metrics(
         rollout=rollout_metrics,
         loss=tree.map(mean_over_applied, minibatch_metrics.loss),
         grad_norm=mean_over_applied(minibatch_metrics.grad_norm),
         n_applied_minibatches=n_applied,
-        n_nonfinite_minibatches=(~minibatch_metrics.all_finite).to(n_applied.dtype).sum(0),
+        n_nonfinite_minibatches=(~minibatch_metrics.all_finite)
+        .to(n_applied.dtype)
+        .sum(0),
         learning_rate=scalars.learning_rate,
     )
 
 
-def _vmap_part(fn: Callable[..., Any], n_static: int, **vmap_options: Any) -> Callable[..., Any]:
+def _vmap_part(
+    fn: Callable[..., Any], n_static: int, **vmap_options: Any
+) -> Callable[..., Any]:
     """`fn` under vmap, its first `n_static` arguments excepted."""
 
     def part(*args: Any) -> Any:
@@ -365,10 +455,13 @@ def vmap_parts(parts: Parts) -> Parts:
     """
     sample_for_each = _vmap_part(parts.sample_randomness, n_static=2)
 
-    def sample_randomness(cfg: Config, world: object, key: I64[Tensor, "L 2"]) -> UpdateRandomness:
+    def sample_randomness(
+        cfg: Config, world: object, key: I64[Tensor, "L 2"]
+    ) -> UpdateRandomness:
         randomness = sample_for_each(cfg, world, key)
         random_inputs, minibatches = tree.map(
-            lambda x: x.transpose(0, 1).contiguous(), (randomness.random_inputs, randomness.minibatches)
+            lambda x: x.transpose(0, 1).contiguous(),
+            (randomness.random_inputs, randomness.minibatches),
         )
         return UpdateRandomness(randomness.next_key, random_inputs, minibatches)
 
@@ -376,7 +469,9 @@ def vmap_parts(parts: Parts) -> Parts:
         parts,
         sample_randomness=sample_randomness,
         rollout_step=_vmap_part(parts.rollout_step, n_static=2),
-        build_batch=_vmap_part(parts.build_batch, n_static=2, in_dims=(0, 0, 1, 0)),
+        build_batch=_vmap_part(
+            parts.build_batch, n_static=2, in_dims=(0, 0, 1, 0)
+        ),
         ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),
         minibatch_step=_vmap_part(parts.minibatch_step, n_static=2),
         unravel_update_state=_vmap_part(parts.unravel_update_state, n_static=0),

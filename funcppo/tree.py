@@ -1,20 +1,27 @@
 """Functions on trees of tensors: map, flatten, select, ravel. The only module that imports optree.
 
 A tree is a tensor, or a NamedTuple, tuple or list of trees. Both optree and `torch.utils._pytree` must see the same
-leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and `torch.compile` with
-the second.
+leaves in the same order (`check_tree`): this package walks trees with the first, `torch.func` and PyTorch's compiler
+with the second.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast, overload
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import optree
+import optree.registry as optree_registry
 import torch
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
 from funcppo.types import Bool, Tree
+
+Record = TypeVar("Record")  # a dataclass
+# Registered there, a class is a tree in every namespace.
+_GLOBAL_NAMESPACE: Any = vars(optree_registry)["__GLOBAL_NAMESPACE"]
 
 
 class UnaryLeafFn(Protocol):
@@ -46,7 +53,9 @@ def map(fn: UnaryLeafFn, tree: Tree, /) -> Tree: ...
 @overload
 def map(fn: BinaryLeafFn, tree: Tree, second: Tree, /) -> Tree: ...
 @overload
-def map(fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /) -> Tree: ...
+def map(
+    fn: TernaryLeafFn, tree: Tree, second: Tree, third: Tree, /
+) -> Tree: ...
 @overload
 def map(fn: LeafFn, tree: Tree, /, *rest: Tree) -> Tree: ...
 def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
@@ -65,7 +74,12 @@ def leaves(tree: object) -> list[Tensor]:
 
 def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
     """The tree with the structure of `like` and these leaves."""
-    return cast(Tree, optree.tree_unflatten(optree.tree_structure(cast(Any, like)), cast(Any, tensors)))
+    return cast(
+        Tree,
+        optree.tree_unflatten(
+            optree.tree_structure(cast(Any, like)), cast(Any, tensors)
+        ),
+    )
 
 
 def structure(tree: object) -> optree.PyTreeSpec:
@@ -75,8 +89,15 @@ def structure(tree: object) -> optree.PyTreeSpec:
 
 def paths(tree: object) -> list[str]:
     """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
-    accessors = optree.treespec_accessors(optree.tree_structure(cast(Any, tree)))
-    return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
+    accessors = optree.treespec_accessors(
+        optree.tree_structure(cast(Any, tree))
+    )
+    return [
+        ".".join(
+            str(getattr(entry, "field", entry.entry)) for entry in accessor
+        )
+        for accessor in accessors
+    ]
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -108,15 +129,54 @@ def unravel(like: Tree, flat: Tensor) -> Tree:
     """The inverse of `ravel`: the tree with the structure and shapes of `like` whose leaves are views of `flat`."""
     shapes = [x.shape for x in leaves(like)]
     pieces = torch.split(flat, [shape.numel() for shape in shapes])
-    return unflatten(like, [piece.view(shape) for piece, shape in zip(pieces, shapes)])
+    return unflatten(
+        like, [piece.view(shape) for piece, shape in zip(pieces, shapes)]
+    )
+
+
+def register_dataclass(cls: type[Record]) -> type[Record]:
+    """Make a dataclass of trees a tree, for optree and for PyTorch; usable as a decorator. Returns the class.
+
+    Raises:
+      TypeError: the class is no dataclass.
+    """
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"expected a dataclass, got {cls.__qualname__}")
+    names = tuple(field.name for field in dataclasses.fields(cls))
+
+    def flatten(
+        record: Record,
+    ) -> tuple[tuple[object, ...], None, tuple[str, ...]]:
+        return tuple(getattr(record, name) for name in names), None, names
+
+    def flatten_for_torch(record: Record) -> tuple[list[object], None]:
+        return [getattr(record, name) for name in names], None
+
+    def unflatten(_: None, values: Iterable[object]) -> Record:
+        return cls(**dict(zip(names, values)))
+
+    def unflatten_for_torch(values: Iterable[object], _: None) -> Record:
+        return unflatten(None, values)
+
+    register = cast(Any, optree).register_pytree_node
+    register(
+        cls,
+        flatten,
+        unflatten,
+        path_entry_type=optree.DataclassEntry,
+        namespace=_GLOBAL_NAMESPACE,
+    )
+    torch_pytree.register_pytree_node(
+        cls, cast(Any, flatten_for_torch), cast(Any, unflatten_for_torch)
+    )
+    return cls
 
 
 def check_tree(tree: object, name: str) -> None:
     """Check that a value is a tree of tensors in which optree and PyTorch see the same leaves.
 
-    A dataclass passes if it is registered with both (`optree.register_pytree_node` and
-    `torch.utils._pytree.register_pytree_node`). A dict never does: optree sorts its keys, PyTorch does not, so that
-    zipped leaves would pair the wrong tensors.
+    A dataclass passes if it is registered with both (`register_dataclass`). A dict never does: optree sorts its keys
+    and PyTorch does not, so that zipped leaves would pair the wrong tensors.
 
     Args:
       name: what the value is, for the error text.
@@ -124,26 +184,30 @@ def check_tree(tree: object, name: str) -> None:
     Raises:
       TypeError: one line that names the value, or the part of it, that is no tensor.
     """
-    expected = f"{name}: expected a NamedTuple of tensors (or of such NamedTuples)"
-    if not isinstance(tree, Tensor) and optree.all_leaves([cast(Any, tree)]):
-        raise TypeError(f"{expected}, got {type(tree).__name__}{_registration_hint(tree)}")
-
+    expected = (
+        f"{name}: expected a NamedTuple of tensors (or of such NamedTuples)"
+    )
     accessors, found, _ = optree.tree_flatten_with_accessor(
-        cast(Any, tree), is_leaf=lambda node: node is None or isinstance(node, dict)
+        cast(Any, tree),
+        is_leaf=lambda node: node is None or isinstance(node, dict),
     )
     for accessor, leaf in zip(accessors, found):
         if not isinstance(leaf, Tensor):
-            path = accessor.codify("") or "the whole"
-            raise TypeError(f"{expected}, got {type(leaf).__name__} at {path}{_registration_hint(leaf)}")
+            place = f" at {accessor.codify('')}" if accessor else ""
+            raise TypeError(
+                f"{expected}, got {type(leaf).__name__}{place}{_registration_hint(leaf)}"
+            )
 
     torch_leaves = torch_pytree.tree_leaves(tree)
-    if len(torch_leaves) != len(found) or any(a is not b for a, b in zip(torch_leaves, found)):
-        raise TypeError(f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see{_REGISTRATION}")
-
-
-_REGISTRATION = "; register a class of your own with optree and torch.utils._pytree"
+    if [id(leaf) for leaf in torch_leaves] != [id(leaf) for leaf in found]:
+        raise TypeError(
+            f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see: use fp.tree.register_dataclass"
+        )
 
 
 def _registration_hint(value: object) -> str:
-    is_own_class = type(value).__module__ not in ("builtins", "collections", "numpy")
-    return _REGISTRATION if is_own_class else ""
+    return (
+        "; register it by fp.tree.register_dataclass"
+        if dataclasses.is_dataclass(value)
+        else ""
+    )

@@ -18,7 +18,14 @@ and those of two letters: TB transitions of a batch (T * B), MB rows of a miniba
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_type_hints,
+)
 
 import torch
 from typing_extensions import TypeVar
@@ -61,7 +68,9 @@ else:
 
         def __getitem__(self, item: tuple[type, str]) -> Any:
             tensor_type, axes = item
-            return Annotated[tensor_type, TensorSpec(self.dtype, tuple(axes.split()))]
+            return Annotated[
+                tensor_type, TensorSpec(self.dtype, tuple(axes.split()))
+            ]
 
     Bool = _Dtype(torch.bool)
     I32 = _Dtype(torch.int32)
@@ -71,10 +80,12 @@ else:
 
 # Type variables, defined once. Each stands for a tensor or a tree of tensors, except Y, which may be anything.
 Tree = TypeVar("Tree", infer_variance=True)
-World = TypeVar("World", infer_variance=True)  # tensors of an environment that no step changes
+# Tensors of an environment that no step changes.
+World = TypeVar("World", infer_variance=True)
 State = TypeVar("State", infer_variance=True)  # state of an environment
 Obs = TypeVar("Obs", infer_variance=True)  # observation
-ResetSample = TypeVar("ResetSample", infer_variance=True)  # random part of a reset
+# Random part of a reset.
+ResetSample = TypeVar("ResetSample", infer_variance=True)
 Params = TypeVar("Params", infer_variance=True)  # parameters of a network
 Carry = TypeVar("Carry", infer_variance=True)  # what a loop threads
 X = TypeVar("X", infer_variance=True)  # what a turn of a loop reads
@@ -90,18 +101,23 @@ class ScanBody(Protocol[Carry, X, Y]):
 class Scan(Protocol):
     """A loop over the leading axis of `xs`: returns the last carry, and the outputs stacked along a leading axis."""
 
-    def __call__(self, body: ScanBody[Carry, X, Y], carry: Carry, xs: X, /) -> tuple[Carry, Y]: ...
+    def __call__(
+        self, body: ScanBody[Carry, X, Y], carry: Carry, xs: X, /
+    ) -> tuple[Carry, Y]: ...
 
 
 class TensorSpec(NamedTuple):
     """Dtype and named axes of one tensor."""
 
     dtype: torch.dtype
-    axes: tuple[str, ...]  # each a name ("B"), a number ("3"), or "..." for any leading axes
+    # Each a name ("B"), a number ("3"), or "..." for any leading axes.
+    axes: tuple[str, ...]
 
 
 def check_shapes_and_dtypes(
-    tree: tuple[Any, ...], axis_sizes: dict[str, int] | None = None, path: str = ""
+    tree: tuple[Any, ...],
+    axis_sizes: dict[str, int] | None = None,
+    path: str = "",
 ) -> dict[str, int]:
     """Check every annotated leaf of a NamedTuple, and of the NamedTuples in it, against its dtype and axes.
 
@@ -139,7 +155,9 @@ def _tensor_spec(hint: Any) -> TensorSpec | None:
     return None
 
 
-def _check_leaf(value: torch.Tensor, spec: TensorSpec, axis_sizes: dict[str, int], path: str) -> None:
+def _check_leaf(
+    value: torch.Tensor, spec: TensorSpec, axis_sizes: dict[str, int], path: str
+) -> None:
     axes = spec.axes
     shape = tuple(value.shape)
     if axes and axes[0] == "...":
@@ -148,9 +166,12 @@ def _check_leaf(value: torch.Tensor, spec: TensorSpec, axis_sizes: dict[str, int
 
     # The first tensor that has an axis fixes its size for all others.
     expected_shape = tuple(
-        int(axis) if axis.isdigit() else axis_sizes.setdefault(axis, size) for axis, size in zip(axes, shape)
+        int(axis) if axis.isdigit() else axis_sizes.setdefault(axis, size)
+        for axis, size in zip(axes, shape)
     )
-    is_float64_for_float32 = spec.dtype == torch.float32 and value.dtype == torch.float64
+    is_float64_for_float32 = (
+        spec.dtype == torch.float32 and value.dtype == torch.float64
+    )
     dtype_fits = value.dtype == spec.dtype or is_float64_for_float32
     if not dtype_fits or len(shape) != len(axes) or shape != expected_shape:
         raise TypeError(

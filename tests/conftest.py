@@ -1,4 +1,4 @@
-"""Settings of the whole suite: no deadlines, one thread, a compile cache of its own, and a count of what was skipped."""
+"""Settings of the whole suite: no deadlines, one thread, a compile cache of its own, a count of skipped tests."""
 
 from collections import Counter
 
@@ -20,14 +20,18 @@ def pytest_configure():
 def separate_compile_cache(tmp_path_factory):
     """Tests patch what they compile: no program may find such code, and no test that of a program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patch.setenv(
+            "TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor"))
+        )
         yield
 
 
 def pytest_terminal_summary(terminalreporter):
     """Print how many tests were skipped for each reason."""
     reports = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in reports
+    )
     if reasons:
         terminalreporter.section("skipped tests")
     for reason, count in reasons.most_common():

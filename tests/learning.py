@@ -15,10 +15,12 @@ from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole, pendulum
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import feedforward
 from funcppo.runtime import compile
 
-DATA = Path(os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data"))
+DATA = Path(
+    os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data")
+)
 WORLD = NoWorld()
 
 
@@ -35,7 +37,9 @@ def oracle(name: str) -> dict[str, np.ndarray]:
     """A file of recorded numbers; skips the test where it is absent."""
     path = DATA / "oracles" / name
     if not path.exists():
-        pytest.skip(f"{path} is absent: set FUNCPPO_DATA to the folder that holds oracles/")
+        pytest.skip(
+            f"{path} is absent: set FUNCPPO_DATA to the folder that holds oracles/"
+        )
     return dict(np.load(path))
 
 
@@ -44,7 +48,7 @@ def cartpole_config(max_steps: int = 500, **ppo: Any) -> Config:
     return Config(
         ppo=PPOConfig(**ppo),
         env=cartpole.environment(cartpole.CartPoleConfig(max_steps=max_steps)),
-        agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
+        agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
     )
 
 
@@ -53,7 +57,9 @@ def pendulum_config(max_steps: int = 200, **ppo: Any) -> Config:
     return Config(
         ppo=PPOConfig(**ppo),
         env=pendulum.environment(pendulum.PendulumConfig(max_steps=max_steps)),
-        agent=mlp.gaussian_agent(mlp.MLPConfig(n_obs=3, n_actions=1)),
+        agent=feedforward.gaussian_agent(
+            feedforward.MLPConfig(n_obs=3, n_actions=1)
+        ),
     )
 
 
@@ -68,11 +74,19 @@ def double(x: Any) -> Any:
     return tree.map(lambda t: t.double() if t.dtype == torch.float32 else t, x)
 
 
-def assert_trees_equal(got: Any, want: Any, *, rtol: float, atol: float) -> None:
+def assert_trees_equal(
+    got: Any, want: Any, *, rtol: float, atol: float
+) -> None:
     """Leaf by leaf, integers and booleans exactly."""
     assert tree.paths(got) == tree.paths(want)
-    for path, a, b in zip(tree.paths(want), tree.leaves(got), tree.leaves(want)):
+    for path, a, b in zip(
+        tree.paths(want), tree.leaves(got), tree.leaves(want)
+    ):
         exact = not a.dtype.is_floating_point
         torch.testing.assert_close(
-            a, b, rtol=0 if exact else rtol, atol=0 if exact else atol, msg=lambda m, path=path: f"{path}: {m}"
+            a,
+            b,
+            rtol=0 if exact else rtol,
+            atol=0 if exact else atol,
+            msg=lambda m, path=path: f"{path}: {m}",
         )

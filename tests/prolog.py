@@ -13,7 +13,9 @@ from tests.oracles import Atom, Program
 
 Goals = tuple[tuple[Atom, int], ...]  # each with its height
 Ask = tuple[int, Atom, Goals]  # which program, the root, the goals
-Successor = tuple[str, int, Goals]  # "rule" or "fact", its position, the goals that are left
+Successor = tuple[
+    str, int, Goals
+]  # "rule" or "fact", its position, the goals that are left
 
 AVAILABLE = shutil.which("swipl") is not None
 
@@ -53,12 +55,18 @@ def models(program: Program, height: int) -> tuple[set[Atom], dict[Atom, int]]:
     lines = [_DRIVER.replace("{height}", str(height))]
     for p, n in enumerate(program.arity, 1):
         nothing = _term((p, *[program.n_constants + 1] * n), program)
-        lines.append(f":- table p{p}/{n}.\npredicate(p{p}, {n}).\n{nothing} :- fail.")
+        lines.append(
+            f":- table p{p}/{n}.\npredicate(p{p}, {n}).\n{nothing} :- fail."
+        )
     lines += [f"fact({_term(fact, program)})." for fact in program.facts]
-    lines += [f"rule({_term(r[0], program)}, [{', '.join(_term(a, program) for a in r[1:])}])." for r in program.rules]
+    lines += [
+        f"rule({_term(r[0], program)}, [{', '.join(_term(a, program) for a in r[1:])}])."
+        for r in program.rules
+    ]
     lines += [f"{_term(fact, program)}." for fact in program.facts]
     lines += [
-        f"{_term(r[0], program)} :- {', '.join(['true', *(_term(a, program) for a in r[1:])])}." for r in program.rules
+        f"{_term(r[0], program)} :- {', '.join(['true', *(_term(a, program) for a in r[1:])])}."
+        for r in program.rules
     ]
     rows = [tuple(int(t) for t in line.split()) for line in _run(lines)]
     heights: dict[Atom, int] = {}
@@ -68,7 +76,9 @@ def models(program: Program, height: int) -> tuple[set[Atom], dict[Atom, int]]:
     return {tuple(atom) for h, *atom in rows if h < 0}, heights
 
 
-def successors(kb: Sequence[Program], limits: Sequence[int], asked: Sequence[Ask]) -> list[list[Successor]]:
+def successors(
+    kb: Sequence[Program], limits: Sequence[int], asked: Sequence[Ask]
+) -> list[list[Successor]]:
     """The goal lists one step away from each that is asked: by rules in their order, then by facts in theirs.
 
     Args:
@@ -76,19 +86,31 @@ def successors(kb: Sequence[Program], limits: Sequence[int], asked: Sequence[Ask
     """
     lines = [":- discontiguous fact/3, rule/4, limit/2, ask/4.", _STEP]
     for p, (program, limit) in enumerate(zip(kb, limits)):
-        lines += [f"fact({p}, {i}, {_plain(fact, program)})." for i, fact in enumerate(program.facts)]
+        lines += [
+            f"fact({p}, {i}, {_plain(fact, program)})."
+            for i, fact in enumerate(program.facts)
+        ]
         for i, (head, *body) in enumerate(program.rules):
-            lines.append(f"rule({p}, {i}, {_plain(head, program)}, [{', '.join(_plain(a, program) for a in body)}]).")
+            lines.append(
+                f"rule({p}, {i}, {_plain(head, program)}, [{', '.join(_plain(a, program) for a in body)}])."
+            )
         lines.append(f"limit({p}, {limit}).")
     lines += ["fact(-1, 0, a). rule(-1, 0, a, []). ask(-1, 0, a, []) :- fail."]
     for n, (p, root, goals) in enumerate(asked):
-        shown = ", ".join(f"{_plain(atom, kb[p])}-{height}" for atom, height in goals)
+        shown = ", ".join(
+            f"{_plain(atom, kb[p])}-{height}" for atom, height in goals
+        )
         lines.append(f"ask({n}, {p}, {_plain(root, kb[p])}, [{shown}]).")
     found: list[list[Successor]] = [[] for _ in asked]
     for line in _run(lines):
-        n, kind, i, rest = re.fullmatch(r"\[(\d+),([rf]),(\d+),\[(.*)\]\]", line).groups()
+        n, kind, i, rest = re.fullmatch(
+            r"\[(\d+),([rf]),(\d+),\[(.*)\]\]", line
+        ).groups()
         n_constants = kb[asked[int(n)][0]].n_constants
-        goals = tuple((_ids(atom, n_constants), int(h)) for atom, h in re.findall(r"a\(([^-]*)\)-(\d+)", rest))
+        goals = tuple(
+            (_ids(atom, n_constants), int(h))
+            for atom, h in re.findall(r"a\(([^-]*)\)-(\d+)", rest)
+        )
         found[int(n)].append(({"r": "rule", "f": "fact"}[kind], int(i), goals))
     return found
 
@@ -97,8 +119,17 @@ def _run(lines: list[str]) -> list[str]:
     """What `main` of a program prints."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.pl"
-        path.write_text(":- style_check(-discontiguous).\n:- style_check(-singleton).\n" + "\n".join(lines) + "\n")
-        done = subprocess.run(["swipl", "-q", "-g", "main", str(path)], capture_output=True, text=True, timeout=300)
+        path.write_text(
+            ":- style_check(-discontiguous).\n:- style_check(-singleton).\n"
+            + "\n".join(lines)
+            + "\n"
+        )
+        done = subprocess.run(
+            ["swipl", "-q", "-g", "main", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
     return done.stdout.splitlines()
 
@@ -110,10 +141,16 @@ def _plain(atom: Atom, program: Program) -> str:
 
 def _ids(terms: str, n_constants: int) -> Atom:
     """The atom that is printed so; variables are A, B, ..., Z, A1, ... in the order of their first occurrence."""
-    number = lambda t: n_constants + 1 + ord(t[0]) - ord("A") + 26 * int(t[1:] or 0)
-    return tuple(number(t) if t[0].isupper() else int(t) for t in terms.split(","))
+    number = lambda t: (
+        n_constants + 1 + ord(t[0]) - ord("A") + 26 * int(t[1:] or 0)
+    )
+    return tuple(
+        number(t) if t[0].isupper() else int(t) for t in terms.split(",")
+    )
 
 
 def _term(atom: Atom, program: Program) -> str:
-    arguments = [f"V{t}" if t > program.n_constants else str(t) for t in atom[1:]]
+    arguments = [
+        f"V{t}" if t > program.n_constants else str(t) for t in atom[1:]
+    ]
     return f"p{atom[0]}" + (f"({', '.join(arguments)})" if arguments else "")

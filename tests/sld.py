@@ -38,25 +38,55 @@ def rename(goals, n_constants: int):
     names: dict[int, int] = {}
     out = []
     for atom, height in goals:
-        args = tuple(names.setdefault(t, n_constants + 1 + len(names)) if t > n_constants else t for t in atom[1:])
+        args = tuple(
+            names.setdefault(t, n_constants + 1 + len(names))
+            if t > n_constants
+            else t
+            for t in atom[1:]
+        )
         out.append(((atom[0], *args), height))
     return tuple(out)
 
 
-def successors(goals, root: Atom, facts: list[Atom], rules, n_constants: int, max_height: int):
+def successors(
+    goals,
+    root: Atom,
+    facts: list[Atom],
+    rules,
+    n_constants: int,
+    max_height: int,
+):
     """[(kind, id, goals)]: rules in file order, then facts in order; known ground goals removed, root never a fact."""
     known = set(facts) - {root}
     (goal, height), tail = goals[0], goals[1:]
     clauses = []
     if height < max_height:
-        clauses += [("rule", i, [tuple(a) for a in rule if a[0]]) for i, rule in enumerate(rules)]
-    clauses += [("fact", i, [fact]) for i, fact in enumerate(facts) if fact in known]
+        clauses += [
+            ("rule", i, [tuple(a) for a in rule if a[0]])
+            for i, rule in enumerate(rules)
+        ]
+    clauses += [
+        ("fact", i, [fact]) for i, fact in enumerate(facts) if fact in known
+    ]
     found = []
     for kind, i, (head, *body) in clauses:
-        apart = [tuple([a[0]] + [t + 10_000 if t > n_constants else t for t in a[1:]]) for a in (head, *body)]
+        apart = [
+            tuple(
+                [a[0]] + [t + 10_000 if t > n_constants else t for t in a[1:]]
+            )
+            for a in (head, *body)
+        ]
         bindings = unify(apart[0], goal, n_constants)
         if bindings is None:
             continue
-        new = [(apply(a, bindings), height + 1) for a in apart[1:]] + [(apply(a, bindings), h) for a, h in tail]
-        found.append((kind, i, rename([g for g in new if g[0] not in known], n_constants)))
+        new = [(apply(a, bindings), height + 1) for a in apart[1:]] + [
+            (apply(a, bindings), h) for a, h in tail
+        ]
+        found.append(
+            (
+                kind,
+                i,
+                rename([g for g in new if g[0] not in known], n_constants),
+            )
+        )
     return found

@@ -10,7 +10,9 @@ from funcppo.advantages import discounted_sum, gae, next_values
 SEEDS = st.integers(0, 2**32)
 
 
-def gae_by_definition(reward, terminated, truncated, value, next_value, gamma, gae_lambda):
+def gae_by_definition(
+    reward, terminated, truncated, value, next_value, gamma, gae_lambda
+):
     """A_t = sum_l (gamma lambda)^l delta_{t+l}, stopped at the first end; no recursion."""
     T, B = reward.shape
     out = torch.zeros(T, B, dtype=torch.float64)
@@ -19,7 +21,11 @@ def gae_by_definition(reward, terminated, truncated, value, next_value, gamma, g
             weight = 1.0
             for s in range(t, T):
                 alive = 0.0 if terminated[s, b] else 1.0
-                out[t, b] += weight * (reward[s, b] + gamma * alive * next_value[s, b] - value[s, b])
+                out[t, b] += weight * (
+                    reward[s, b]
+                    + gamma * alive * next_value[s, b]
+                    - value[s, b]
+                )
                 if terminated[s, b] or truncated[s, b]:
                     break
                 weight *= gamma * gae_lambda
@@ -29,37 +35,79 @@ def gae_by_definition(reward, terminated, truncated, value, next_value, gamma, g
 def episodes(seed, T, B):
     """Random rewards, ends and values, float64."""
     keys = random.split(random.key(seed), 5)
-    reward, value, next_value = (random.uniform(k, (T, B), -1.0, 1.0).double() for k in keys[:3])
+    reward, value, next_value = (
+        random.uniform(k, (T, B), -1.0, 1.0).double() for k in keys[:3]
+    )
     terminated, truncated = (random.uniform(k, (T, B)) < 0.2 for k in keys[3:])
     return reward, terminated, truncated, value, next_value
 
 
 def test_two_steps_by_hand():
     """gamma .5, lambda .5: delta = (1 + .5*4 - 2, 3 + .5*6 - 4) = (1, 2); A = (1 + .25*2, 2)."""
-    reward, value, next_value = torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [4.0]]), torch.tensor([[4.0], [6.0]])
+    reward, value, next_value = (
+        torch.tensor([[1.0], [3.0]]),
+        torch.tensor([[2.0], [4.0]]),
+        torch.tensor([[4.0], [6.0]]),
+    )
     never = torch.zeros(2, 1, dtype=torch.bool)
-    advantage, target = gae(reward, never, never, value, next_value, gamma=0.5, gae_lambda=0.5)
+    advantage, target = gae(
+        reward, never, never, value, next_value, gamma=0.5, gae_lambda=0.5
+    )
     assert advantage.flatten().tolist() == [1.5, 2.0]
     assert target.flatten().tolist() == [3.5, 6.0]
 
 
-@given(SEEDS, st.integers(1, 9), st.integers(1, 3), st.floats(0, 1), st.floats(0, 1))
+@given(
+    SEEDS,
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
 @settings(max_examples=60, deadline=None)
 def test_gae_equals_its_definition(seed, T, B, gamma, gae_lambda):
     data = episodes(seed, T, B)
     advantage, target = gae(*data, gamma=gamma, gae_lambda=gae_lambda)
-    torch.testing.assert_close(advantage, gae_by_definition(*data, gamma, gae_lambda), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        advantage,
+        gae_by_definition(*data, gamma, gae_lambda),
+        rtol=1e-12,
+        atol=1e-12,
+    )
     torch.testing.assert_close(target, advantage + data[3], rtol=0, atol=0)
 
 
 @given(SEEDS, st.integers(1, 40))
 @settings(max_examples=30, deadline=None)
-def test_lambda_0_is_the_one_step_error_and_lambda_1_the_return_less_the_value(seed, T):
+def test_lambda_0_is_the_one_step_error_and_lambda_1_the_return_less_the_value(
+    seed, T
+):
     reward, terminated, truncated, value, _ = episodes(seed, T, 2)
     next_value = torch.cat([value[1:], torch.zeros_like(value[:1])])
-    zero = gae(reward, terminated, truncated, value, next_value, gamma=0.9, gae_lambda=0.0)[0]
-    torch.testing.assert_close(zero, reward + 0.9 * (~terminated).double() * next_value - value, rtol=0, atol=1e-14)
-    one = gae(reward, terminated, torch.zeros_like(truncated), value, next_value, gamma=0.9, gae_lambda=1.0)[1]
+    zero = gae(
+        reward,
+        terminated,
+        truncated,
+        value,
+        next_value,
+        gamma=0.9,
+        gae_lambda=0.0,
+    )[0]
+    torch.testing.assert_close(
+        zero,
+        reward + 0.9 * (~terminated).double() * next_value - value,
+        rtol=0,
+        atol=1e-14,
+    )
+    one = gae(
+        reward,
+        terminated,
+        torch.zeros_like(truncated),
+        value,
+        next_value,
+        gamma=0.9,
+        gae_lambda=1.0,
+    )[1]
     total = torch.zeros(2, dtype=torch.float64)
     for t in range(T - 1, -1, -1):
         total = reward[t] + 0.9 * (~terminated[t]).double() * total
@@ -68,9 +116,25 @@ def test_lambda_0_is_the_one_step_error_and_lambda_1_the_return_less_the_value(s
 
 def test_a_cut_episode_counts_the_value_of_its_last_state_and_a_finished_one_does_not():
     """One step, reward 1, V(s) = 0, V(s') = 10, gamma .9."""
-    one, end, go = torch.ones(1, 1), torch.tensor([[True]]), torch.tensor([[False]])
-    for terminated, truncated, want in ((end, go, 1.0), (go, end, 10.0), (end, end, 1.0)):
-        advantage, _ = gae(one, terminated, truncated, 0 * one, 10 * one, gamma=0.9, gae_lambda=0.5)
+    one, end, go = (
+        torch.ones(1, 1),
+        torch.tensor([[True]]),
+        torch.tensor([[False]]),
+    )
+    for terminated, truncated, want in (
+        (end, go, 1.0),
+        (go, end, 10.0),
+        (end, end, 1.0),
+    ):
+        advantage, _ = gae(
+            one,
+            terminated,
+            truncated,
+            0 * one,
+            10 * one,
+            gamma=0.9,
+            gae_lambda=0.5,
+        )
         assert float(advantage) == want
 
 
@@ -80,28 +144,54 @@ def test_nothing_passes_an_end_of_an_episode():
     cut = (torch.arange(4)[:, None] == 1) & torch.tensor([[True, False]])
     for ends in ((cut, cut & False), (cut & False, cut)):
         advantage, _ = gae(late, *ends, value, value, gamma=1.0, gae_lambda=1.0)
-        assert advantage[:, 0].tolist() == [0, 0, 100, 100] and advantage[:, 1].tolist() == [100] * 4
+        assert (
+            advantage[:, 0].tolist() == [0, 0, 100, 100]
+            and advantage[:, 1].tolist() == [100] * 4
+        )
 
 
 @given(SEEDS, st.integers(1, 70))
 @settings(max_examples=40, deadline=None)
 def test_the_doubling_sum_equals_the_recurrence(seed, T):
     keys = random.split(random.key(seed))
-    x, decay = random.uniform(keys[0], (T, 2), -1.0, 1.0).double(), random.uniform(keys[1], (T, 2)).double()
+    x, decay = (
+        random.uniform(keys[0], (T, 2), -1.0, 1.0).double(),
+        random.uniform(keys[1], (T, 2)).double(),
+    )
     y, want = torch.zeros(2, dtype=torch.float64), []
     for t in range(T - 1, -1, -1):
         y = x[t] + decay[t] * y
         want.append(y)
-    torch.testing.assert_close(discounted_sum(x, decay), torch.stack(want[::-1]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        discounted_sum(x, decay),
+        torch.stack(want[::-1]),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 def test_the_next_value_is_the_next_rows_but_at_a_cut_the_last_states():
     value, last = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([4.0])
-    final, cut = torch.tensor([[0.0], [9.0], [0.0]]), torch.tensor([[False], [True], [False]])
-    assert next_values(value, final, last, cut).flatten().tolist() == [2.0, 9.0, 4.0]
+    final, cut = (
+        torch.tensor([[0.0], [9.0], [0.0]]),
+        torch.tensor([[False], [True], [False]]),
+    )
+    assert next_values(value, final, last, cut).flatten().tolist() == [
+        2.0,
+        9.0,
+        4.0,
+    ]
 
 
 def test_advantages_and_targets_carry_no_gradient():
     reward, terminated, truncated, value, next_value = episodes(0, 3, 2)
-    out = gae(reward, terminated, truncated, value.requires_grad_(), next_value, gamma=0.9, gae_lambda=0.9)
+    out = gae(
+        reward,
+        terminated,
+        truncated,
+        value.requires_grad_(),
+        next_value,
+        gamma=0.9,
+        gae_lambda=0.9,
+    )
     assert not any(x.requires_grad for x in out)

@@ -18,14 +18,37 @@ from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
 from funcppo.rollout import RolloutState
-from funcppo.train_step import build_batch, collect, init, minibatch_step, sample_randomness, train_step
+from funcppo.train_step import (
+    build_batch,
+    collect,
+    init,
+    minibatch_step,
+    sample_randomness,
+    train_step,
+)
 from funcppo.types import check_shapes_and_dtypes
-from tests.learning import WORLD, assert_trees_equal, cartpole_config, compiled, one_thread, pendulum_config
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    compiled,
+    one_thread,
+    pendulum_config,
+)
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-SMALL = {"n_envs": 4, "n_steps": 8, "n_updates": 10, "n_epochs": 2, "n_minibatches": 2}
-CARTPOLE, PENDULUM = cartpole_config(max_steps=5, **SMALL), pendulum_config(max_steps=5, **SMALL)
+SMALL = {
+    "n_envs": 4,
+    "n_steps": 8,
+    "n_updates": 10,
+    "n_epochs": 2,
+    "n_minibatches": 2,
+}
+CARTPOLE, PENDULUM = (
+    cartpole_config(max_steps=5, **SMALL),
+    pendulum_config(max_steps=5, **SMALL),
+)
 
 
 class Case(NamedTuple):
@@ -43,12 +66,24 @@ def rolled(cfg: Any, seed: int) -> Any:
     state = init(cfg, WORLD, random.key(seed))
     _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return state, draws, *rollout.scan(act, RolloutState(state.env_state, state.episode_stats), draws)
+    return (
+        state,
+        draws,
+        *rollout.scan(
+            act, RolloutState(state.env_state, state.episode_stats), draws
+        ),
+    )
 
 
 def env_step(cfg: Any, seed: int) -> tuple[Any, ...]:
     _, draws, actor, trajectory = rolled(cfg, seed)
-    return cfg.env.cfg, WORLD, actor.env_state, trajectory.action[-1], draws.step_key[0]
+    return (
+        cfg.env.cfg,
+        WORLD,
+        actor.env_state,
+        trajectory.action[-1],
+        draws.step_key[0],
+    )
 
 
 def act(cfg: Any, seed: int) -> tuple[Any, ...]:
@@ -64,7 +99,15 @@ def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
 def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
     state = rolled(cfg, seed)[0]
     got = collect(cfg, WORLD, state)
-    return cfg, WORLD, state.params, got.batch, got.scalars, got.update_state, tree.map(lambda x: x[0], got.minibatches)
+    return (
+        cfg,
+        WORLD,
+        state.params,
+        got.batch,
+        got.scalars,
+        got.update_state,
+        tree.map(lambda x: x[0], got.minibatches),
+    )
 
 
 def advantages(seed: int) -> tuple[Any, ...]:
@@ -80,24 +123,57 @@ def evaluate_loss(seed: int) -> tuple[Any, ...]:
 
 def adam(seed: int) -> tuple[Any, ...]:
     state = init(CARTPOLE, WORLD, random.key(seed))
-    return AdamConfig(weight_decay=0.1), state.params, state.opt_state, state.params, state.scalars.learning_rate
+    return (
+        AdamConfig(weight_decay=0.1),
+        state.params,
+        state.opt_state,
+        state.params,
+        state.scalars.learning_rate,
+    )
 
 
 CASES = {
-    "cartpole step": Case(CARTPOLE.env.step_functional, partial(env_step, CARTPOLE), {0: 2}),
-    "pendulum step": Case(PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}),
-    "cartpole rollout_step": Case(rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, backend="inductor"),
-    "pendulum rollout_step": Case(rollout.rollout_step, partial(act, PENDULUM), {0: 3}),
-    "gae": Case(partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}),
-    "build_batch": Case(build_batch, partial(estimate, CARTPOLE), {}, backend="inductor"),
-    "sample_randomness": Case(sample_randomness, lambda seed: (CARTPOLE, WORLD, random.key(seed)), {0: 2}, backend="inductor"),
+    "cartpole step": Case(
+        CARTPOLE.env.step_functional, partial(env_step, CARTPOLE), {0: 2}
+    ),
+    "pendulum step": Case(
+        PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}
+    ),
+    "cartpole rollout_step": Case(
+        rollout.rollout_step, partial(act, CARTPOLE), {0: 3}, backend="inductor"
+    ),
+    "pendulum rollout_step": Case(
+        rollout.rollout_step, partial(act, PENDULUM), {0: 3}
+    ),
+    "gae": Case(
+        partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}
+    ),
+    "build_batch": Case(
+        build_batch, partial(estimate, CARTPOLE), {}, backend="inductor"
+    ),
+    "sample_randomness": Case(
+        sample_randomness,
+        lambda seed: (CARTPOLE, WORLD, random.key(seed)),
+        {0: 2},
+        backend="inductor",
+    ),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
-    "cartpole minibatch_step": Case(minibatch_step, partial(learn, CARTPOLE), {0: 5}, backend="inductor"),
-    "pendulum minibatch_step": Case(minibatch_step, partial(learn, PENDULUM), {0: 5}),
-    "train_step": Case(train_step, lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]), {0: 2}),
+    "cartpole minibatch_step": Case(
+        minibatch_step, partial(learn, CARTPOLE), {0: 5}, backend="inductor"
+    ),
+    "pendulum minibatch_step": Case(
+        minibatch_step, partial(learn, PENDULUM), {0: 5}
+    ),
+    "train_step": Case(
+        train_step,
+        lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]),
+        {0: 2},
+    ),
 }
-COMPILED = [name for name in CASES if name != "train_step"]  # its parts are compiled, one by one
+COMPILED = [
+    name for name in CASES if name != "train_step"
+]  # its parts are compiled, one by one
 
 
 def tensors(tree_: Any) -> list[torch.Tensor]:
@@ -108,13 +184,18 @@ def tensors(tree_: Any) -> list[torch.Tensor]:
 def test_it_writes_to_no_argument(name):
     case = CASES[name]
     args = case.args(0)
-    values, versions = [x.clone() for x in tensors(args)], [x._version for x in tensors(args)]
+    values, versions = (
+        [x.clone() for x in tensors(args)],
+        [x._version for x in tensors(args)],
+    )
     case.fn(*args)
     assert [x._version for x in tensors(args)] == versions
     assert all(torch.equal(a, b) for a, b in zip(tensors(args), values))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.threads])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.threads]
+)
 def test_it_keeps_structure_shapes_and_dtypes(name):
     case = CASES[name]
     args = case.args(0)
@@ -133,7 +214,12 @@ def test_compiled_equals_eager_and_is_traced_once(name):
         fast(*case.args(0))
         with torch.compiler.set_stance("fail_on_recompile"):
             for seed in range(3):
-                assert_trees_equal(fast(*case.args(seed)), case.fn(*case.args(seed)), rtol=1e-5, atol=1e-6)
+                assert_trees_equal(
+                    fast(*case.args(seed)),
+                    case.fn(*case.args(seed)),
+                    rtol=1e-5,
+                    atol=1e-6,
+                )
 
 
 def test_the_laws_catch_a_function_that_writes():
@@ -152,11 +238,27 @@ def test_the_laws_catch_a_function_that_writes():
 @pytest.mark.parametrize("cfg", [CARTPOLE, PENDULUM])
 def test_records_have_the_axes_that_their_annotations_name(cfg):
     state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-    assert check_shapes_and_dtypes(state.episode_stats)["B"] == check_shapes_and_dtypes(state.env_state)["B"] == 4
-    for record in (state, metrics, metrics.loss, metrics.rollout, state.scalars, collect(cfg, WORLD, state).batch):
+    assert (
+        check_shapes_and_dtypes(state.episode_stats)["B"]
+        == check_shapes_and_dtypes(state.env_state)["B"]
+        == 4
+    )
+    for record in (
+        state,
+        metrics,
+        metrics.loss,
+        metrics.rollout,
+        state.scalars,
+        collect(cfg, WORLD, state).batch,
+    ):
         check_shapes_and_dtypes(record)
 
 
 def test_check_names_the_field_that_is_wrong():
-    with pytest.raises(TypeError, match=r"PolicyValue\.value: expected torch.float32 \[B\] with {'B': 3, 'S': 2}"):
-        check_shapes_and_dtypes(PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4)))
+    with pytest.raises(
+        TypeError,
+        match=r"PolicyValue\.value: expected torch.float32 \[B\] with {'B': 3, 'S': 2}",
+    ):
+        check_shapes_and_dtypes(
+            PolicyValue(logits=torch.zeros(3, 2), value=torch.zeros(4))
+        )

@@ -9,7 +9,14 @@ import torch
 
 from funcppo import random, tree
 from funcppo.config import PPOConfig
-from funcppo.losses import Batch, Scalars, loss_fn, normalize_advantages, policy_loss, value_loss
+from funcppo.losses import (
+    Batch,
+    Scalars,
+    loss_fn,
+    normalize_advantages,
+    policy_loss,
+    value_loss,
+)
 from funcppo.train_step import init
 from tests.learning import cartpole_config, double
 
@@ -21,7 +28,11 @@ def problem(seed: int = 0, N: int = 32, **ppo):
     cfg = cartpole_config(**ppo)
     keys = random.split(random.key(seed), 7)
     params = double(cfg.agent.init(cfg.agent.cfg, keys[0]))
-    params = params._replace(heads=tree.map(lambda x: x * torch.tensor([100, 1]).view(2, 1, 1), params.heads))
+    params = params._replace(
+        heads=tree.map(
+            lambda x: x * torch.tensor([100, 1]).view(2, 1, 1), params.heads
+        )
+    )
     batch = Batch(
         obs=random.normal(keys[1], (N, 4)).double(),
         action=(random.uniform(keys[2], (N,)) < 0.5).long(),
@@ -37,8 +48,12 @@ def problem(seed: int = 0, N: int = 32, **ppo):
 def test_the_clipped_objective_by_hand():
     """Ratios .5, 1, 1.5 under A = 1 and -1: min(.5, .8), 1, min(1.5, 1.2) and -max(.5, .8), -1, -max(1.5, 1.2)."""
     ratio = torch.tensor([0.5, 1.0, 1.5])
-    assert float(policy_loss(ratio, torch.ones(3), CLIP)) == pytest.approx(-(0.5 + 1 + 1.2) / 3)
-    assert float(policy_loss(ratio, -torch.ones(3), CLIP)) == pytest.approx((0.8 + 1 + 1.5) / 3)
+    assert float(policy_loss(ratio, torch.ones(3), CLIP)) == pytest.approx(
+        -(0.5 + 1 + 1.2) / 3
+    )
+    assert float(policy_loss(ratio, -torch.ones(3), CLIP)) == pytest.approx(
+        (0.8 + 1 + 1.5) / 3
+    )
 
 
 def test_no_gradient_flows_where_the_ratio_is_clipped():
@@ -56,27 +71,49 @@ def test_the_loss_equals_cleanrl():
     probs = torch.distributions.Categorical(logits=out.logits)
     logratio = probs.log_prob(batch.action) - batch.log_prob
     ratio = logratio.exp()
-    adv = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
-    pg = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)).mean()
+    adv = (batch.advantage - batch.advantage.mean()) / (
+        batch.advantage.std() + 1e-8
+    )
+    pg = torch.max(
+        -adv * ratio, -adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+    ).mean()
     clipped = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
-    v = 0.5 * torch.max((out.value - batch.value_target) ** 2, (clipped - batch.value_target) ** 2).mean()
+    v = (
+        0.5
+        * torch.max(
+            (out.value - batch.value_target) ** 2,
+            (clipped - batch.value_target) ** 2,
+        ).mean()
+    )
     entropy = probs.entropy().mean()
     want = pg - 0.01 * entropy + v * 0.5
-    torch.testing.assert_close(loss, want, rtol=1e-7, atol=0)  # the scalars were rounded to float32
-    torch.testing.assert_close(metrics.approx_kl, ((ratio - 1) - logratio).mean(), rtol=1e-7, atol=0)
-    torch.testing.assert_close(metrics.clip_fraction, ((ratio - 1).abs() > 0.2).double().mean())
+    torch.testing.assert_close(
+        loss, want, rtol=1e-7, atol=0
+    )  # the scalars were rounded to float32
+    torch.testing.assert_close(
+        metrics.approx_kl, ((ratio - 1) - logratio).mean(), rtol=1e-7, atol=0
+    )
+    torch.testing.assert_close(
+        metrics.clip_fraction, ((ratio - 1).abs() > 0.2).double().mean()
+    )
     torch.testing.assert_close(metrics.entropy, entropy, rtol=1e-7, atol=0)
 
 
 def test_the_loss_equals_stable_baselines():
     """Stable-Baselines3's ppo.py: the error of the clipped value alone, its whole mean."""
-    cfg, params, batch, scalars = problem(value_loss="clipped_only", half_value_loss=False)
+    cfg, params, batch, scalars = problem(
+        value_loss="clipped_only", half_value_loss=False
+    )
     loss, _ = loss_fn(cfg, (), params, batch, scalars)
     out = cfg.agent.apply(cfg.agent.cfg, (), params, batch.obs)
     probs = torch.distributions.Categorical(logits=out.logits)
-    adv = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+    adv = (batch.advantage - batch.advantage.mean()) / (
+        batch.advantage.std() + 1e-8
+    )
     ratio = torch.exp(probs.log_prob(batch.action) - batch.log_prob)
-    policy = -torch.min(adv * ratio, adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)).mean()
+    policy = -torch.min(
+        adv * ratio, adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+    ).mean()
     predicted = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
     value = torch.nn.functional.mse_loss(batch.value_target, predicted)
     want = policy + 0.01 * -torch.mean(probs.entropy()) + 0.5 * value
@@ -101,18 +138,46 @@ def test_value_errors_by_hand():
     """V = 2, old 1, target 3, eps .2: plain 1, clipped to 1.2 so 3.24; V = 0, target -1: plain 1, clipped .8 so 3.24;
     a value that left its old one towards the target keeps the clipped error, one that overshot keeps its own.
     """
-    value, old, target = torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([3.0])
-    cases = {("plain", True): 0.5, ("plain", False): 1.0, ("clipped_only", False): 3.24, ("clipped_max", True): 1.62}
+    value, old, target = (
+        torch.tensor([2.0]),
+        torch.tensor([1.0]),
+        torch.tensor([3.0]),
+    )
+    cases = {
+        ("plain", True): 0.5,
+        ("plain", False): 1.0,
+        ("clipped_only", False): 3.24,
+        ("clipped_max", True): 1.62,
+    }
     for (kind, half), want in cases.items():
         cfg = PPOConfig(value_loss=kind, half_value_loss=half)
-        assert float(value_loss(cfg, value, old, target, CLIP)) == pytest.approx(want)
-    far = value_loss(PPOConfig(half_value_loss=False), torch.tensor([9.0]), old, target, CLIP)
+        assert float(
+            value_loss(cfg, value, old, target, CLIP)
+        ) == pytest.approx(want)
+    far = value_loss(
+        PPOConfig(half_value_loss=False), torch.tensor([9.0]), old, target, CLIP
+    )
     assert float(far) == 36.0  # its own error; the clipped one would be 3.24
-    assert float(value_loss(PPOConfig(value_loss="clipped_only"), torch.tensor([9.0]), old, target, CLIP)) < 2
+    assert (
+        float(
+            value_loss(
+                PPOConfig(value_loss="clipped_only"),
+                torch.tensor([9.0]),
+                old,
+                target,
+                CLIP,
+            )
+        )
+        < 2
+    )
 
 
 def test_value_clipping_within_the_range_changes_nothing():
-    value, old, target = torch.tensor([1.1]), torch.tensor([1.0]), torch.tensor([3.0])
+    value, old, target = (
+        torch.tensor([1.1]),
+        torch.tensor([1.0]),
+        torch.tensor([3.0]),
+    )
     losses = {
         k: float(value_loss(PPOConfig(value_loss=k), value, old, target, CLIP))
         for k in ("plain", "clipped_max", "clipped_only")
@@ -124,7 +189,9 @@ def test_at_the_behaviour_policy_the_loss_is_minus_the_mean_advantage():
     """ratio 1: KL 0, nothing clipped, and the policy loss is -mean(A)."""
     cfg, params, batch, scalars = problem(advantage_ddof=None)
     out = cfg.agent.apply(cfg.agent.cfg, (), params, batch.obs)
-    batch = batch._replace(log_prob=cfg.agent.distribution.log_prob(out, batch.action))
+    batch = batch._replace(
+        log_prob=cfg.agent.distribution.log_prob(out, batch.action)
+    )
     _, metrics = loss_fn(cfg, (), params, batch, scalars)
     torch.testing.assert_close(metrics.policy_loss, -batch.advantage.mean())
     assert float(metrics.approx_kl) == 0 and float(metrics.clip_fraction) == 0
@@ -133,18 +200,29 @@ def test_at_the_behaviour_policy_the_loss_is_minus_the_mean_advantage():
 def test_its_gradient_equals_finite_differences():
     """Central differences of step 1e-6 in float64 agree to 1e-6 for twenty weights."""
     cfg, params, batch, scalars = problem(value_loss="plain")
-    flat, like = torch.cat([x.flatten() for x in tree.leaves(params)]), tree.leaves(params)
+    flat, like = (
+        torch.cat([x.flatten() for x in tree.leaves(params)]),
+        tree.leaves(params),
+    )
 
     def at(x):
         parts = torch.split(x, [t.numel() for t in like])
-        return loss_fn(cfg, (), tree.unflatten(params, [p.view(t.shape) for p, t in zip(parts, like)]), batch, scalars)[
-            0
-        ]
+        return loss_fn(
+            cfg,
+            (),
+            tree.unflatten(
+                params, [p.view(t.shape) for p, t in zip(parts, like)]
+            ),
+            batch,
+            scalars,
+        )[0]
 
     grad = torch.func.grad(at)(flat)
     for i in random.permutation(random.key(4), len(flat))[:20].tolist():
         step = torch.zeros_like(flat).index_fill(0, torch.tensor(i), 1e-6)
-        assert float((at(flat + step) - at(flat - step)) / 2e-6) == pytest.approx(float(grad[i]), rel=1e-5, abs=1e-7)
+        assert float(
+            (at(flat + step) - at(flat - step)) / 2e-6
+        ) == pytest.approx(float(grad[i]), rel=1e-5, abs=1e-7)
 
 
 def test_a_masked_action_has_no_part_in_the_loss():
@@ -158,7 +236,12 @@ def test_a_masked_action_has_no_part_in_the_loss():
         return out._replace(logits=torch.cat([out.logits, illegal], 1))
 
     wide = replace(cfg, agent=replace(cfg.agent, apply=padded))
-    grads = [torch.func.grad(lambda p, c=c: loss_fn(c, (), p, batch, scalars)[0])(params) for c in (cfg, wide)]
+    grads = [
+        torch.func.grad(lambda p, c=c: loss_fn(c, (), p, batch, scalars)[0])(
+            params
+        )
+        for c in (cfg, wide)
+    ]
     for a, b in zip(*(tree.leaves(g) for g in grads)):
         assert b.isfinite().all()
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
@@ -168,4 +251,6 @@ def test_scalars_are_read_from_the_state_and_not_from_the_config():
     cfg, params, batch, scalars = problem()
     other: Scalars = scalars._replace(entropy_coef=scalars.entropy_coef + 1.0)
     loss, metrics = loss_fn(cfg, (), params, batch, scalars)
-    torch.testing.assert_close(loss_fn(cfg, (), params, batch, other)[0], loss - metrics.entropy)
+    torch.testing.assert_close(
+        loss_fn(cfg, (), params, batch, other)[0], loss - metrics.entropy
+    )

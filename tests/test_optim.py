@@ -18,32 +18,51 @@ class Params(NamedTuple):
 
 def draw(key) -> Params:
     a, b = random.split(key)
-    return Params(random.normal(a, (4, 3)).double(), random.normal(b, (3,)).double())
+    return Params(
+        random.normal(a, (4, 3)).double(), random.normal(b, (3,)).double()
+    )
 
 
 def test_the_first_step_by_hand():
     """The first step moves every weight by lr * sign(g) when eps is 0, whatever the gradient's size."""
-    params, grads = Params(torch.ones(2), torch.zeros(1)), Params(torch.tensor([3.0, -1e-3]), torch.tensor([7.0]))
+    params, grads = (
+        Params(torch.ones(2), torch.zeros(1)),
+        Params(torch.tensor([3.0, -1e-3]), torch.tensor([7.0])),
+    )
     cfg = AdamConfig(eps=0.0)
     after, state = optim.update(cfg, grads, optim.init(params), params, 0.1)
-    torch.testing.assert_close(after.w, torch.tensor([0.9, 1.1]), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        after.w, torch.tensor([0.9, 1.1]), rtol=0, atol=1e-7
+    )
     torch.testing.assert_close(after.b, torch.tensor([-0.1]), rtol=0, atol=1e-7)
     assert float(state.step) == 1
 
 
 BETAS = ((0.9, 0.999), (0.0, 0.5), (0.95, 0.99))
-GRID = list(itertools.product((1e-4, 0.1), BETAS, (1e-8, 1e-3), (0.0, 0.1), (True, False)))
+GRID = list(
+    itertools.product(
+        (1e-4, 0.1), BETAS, (1e-8, 1e-3), (0.0, 0.1), (True, False)
+    )
+)
 
 
 @pytest.mark.parametrize(("lr", "betas", "eps", "decay", "decoupled"), GRID)
-def test_the_change_after_fifty_steps_equals_torch_adam(lr, betas, eps, decay, decoupled):
+def test_the_change_after_fifty_steps_equals_torch_adam(
+    lr, betas, eps, decay, decoupled
+):
     """float64; the change of the weights agrees to 1e-10 of its size."""
     keys = random.split(random.key(0), 51)
     start = params = draw(keys[0])
     reference = [p.clone().requires_grad_() for p in params]
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     adam = kind(reference, lr=lr, betas=betas, eps=eps, weight_decay=decay)
-    cfg = AdamConfig(b1=betas[0], b2=betas[1], eps=eps, weight_decay=decay, decoupled_weight_decay=decoupled)
+    cfg = AdamConfig(
+        b1=betas[0],
+        b2=betas[1],
+        eps=eps,
+        weight_decay=decay,
+        decoupled_weight_decay=decoupled,
+    )
     state = optim.init(params)
     for key in keys[1:]:
         grads = draw(key)
@@ -52,7 +71,9 @@ def test_the_change_after_fifty_steps_equals_torch_adam(lr, betas, eps, decay, d
         adam.step()
         params, state = optim.update(cfg, grads, state, params, lr)
     for p, q, s in zip(params, reference, start):
-        torch.testing.assert_close(p - s, q.detach() - s, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(
+            p - s, q.detach() - s, rtol=1e-10, atol=1e-13
+        )
 
 
 def test_bias_correction_does_not_drift_in_float32():
@@ -65,7 +86,9 @@ def test_bias_correction_does_not_drift_in_float32():
         state = optim.init(params)
         for key in keys[1:]:
             grads = tree.map(lambda g, dtype=dtype: g.to(dtype) + 1, draw(key))
-            params, state = optim.update(AdamConfig(), grads, state, params, 5e-3)
+            params, state = optim.update(
+                AdamConfig(), grads, state, params, 5e-3
+            )
         ends.append(params)
     for a, b in zip(*ends):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=5e-6)
@@ -85,19 +108,30 @@ def test_clipping_equals_torch_clip_grad_norm(max_norm):
 
 
 def test_a_zero_gradient_is_clipped_to_zero():
-    clipped, norm = optim.clip_by_global_norm(Params(torch.zeros(2), torch.zeros(1)), 0.5)
+    clipped, norm = optim.clip_by_global_norm(
+        Params(torch.zeros(2), torch.zeros(1)), 0.5
+    )
     assert float(norm) == 0 and not any(g.any() for g in clipped)
 
 
 def factors(cfg: Schedule, n: int) -> list[float]:
-    return [float(optim.schedule_factor(cfg, torch.tensor(u), n)) for u in range(n)]
+    return [
+        float(optim.schedule_factor(cfg, torch.tensor(u), n)) for u in range(n)
+    ]
 
 
 def test_schedules_by_hand():
     assert factors(Schedule(), 3) == [1, 1, 1]
     assert factors(Schedule(kind="linear"), 4) == [1, 0.75, 0.5, 0.25]
-    assert factors(Schedule(kind="linear", end_factor=0.5), 4) == [1, 0.875, 0.75, 0.625]
-    assert factors(Schedule(kind="cosine"), 4) == pytest.approx([1, 0.853553, 0.5, 0.146447], abs=1e-6)
+    assert factors(Schedule(kind="linear", end_factor=0.5), 4) == [
+        1,
+        0.875,
+        0.75,
+        0.625,
+    ]
+    assert factors(Schedule(kind="cosine"), 4) == pytest.approx(
+        [1, 0.853553, 0.5, 0.146447], abs=1e-6
+    )
     assert factors(Schedule(warmup_updates=3), 5) == [0.25, 0.5, 0.75, 1, 1]
 
 
@@ -108,16 +142,25 @@ def test_schedules_equal_torch(kind, end, warmup):
     n, lr = 12, torch.optim.lr_scheduler
     adam = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     if kind == "linear":
-        decay = lr.LinearLR(adam, start_factor=1.0, end_factor=max(end, 1e-12), total_iters=n - warmup)
+        decay = lr.LinearLR(
+            adam,
+            start_factor=1.0,
+            end_factor=max(end, 1e-12),
+            total_iters=n - warmup,
+        )
     else:
         decay = lr.CosineAnnealingLR(adam, T_max=n - warmup, eta_min=end)
     schedule = decay
     if warmup:
-        rise = lr.LinearLR(adam, start_factor=1 / (warmup + 1), total_iters=warmup)
+        rise = lr.LinearLR(
+            adam, start_factor=1 / (warmup + 1), total_iters=warmup
+        )
         schedule = lr.SequentialLR(adam, [rise, decay], milestones=[warmup])
     want = []
     for _ in range(n):
         want.append(adam.param_groups[0]["lr"])
         adam.step()
         schedule.step()
-    assert factors(Schedule(kind=kind, end_factor=end, warmup_updates=warmup), n) == pytest.approx(want, abs=1e-6)
+    assert factors(
+        Schedule(kind=kind, end_factor=end, warmup_updates=warmup), n
+    ) == pytest.approx(want, abs=1e-6)

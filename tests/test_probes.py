@@ -18,14 +18,15 @@ from torch import Tensor
 from funcppo import random
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import Environment, Timestep
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import feedforward
 from funcppo.nets.base import CATEGORICAL, DIAGONAL_GAUSSIAN, Agent
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-NET = mlp.MLPConfig(n_obs=2, n_actions=3, hidden=(16,))
+NET = feedforward.MLPConfig(n_obs=2, n_actions=3, hidden=(16,))
+AGENT = feedforward.agent(NET)
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -48,12 +49,16 @@ def reset(cfg: ProbeConfig, world: Any, key: Tensor) -> State:
     return State(sign, torch.zeros_like(sign))
 
 
-def step_functional(cfg: ProbeConfig, world: Any, state: State, action: Tensor, key: Tensor) -> tuple[State, Timestep]:
+def step_functional(
+    cfg: ProbeConfig, world: Any, state: State, action: Tensor, key: Tensor
+) -> tuple[State, Timestep]:
     after = State(state.sign, state.steps + 1)
     done = after.steps >= cfg.horizon
     never = torch.zeros_like(done)
     reward = torch.where(done, cfg.reward(state.sign, action), 0.0)
-    return after, Timestep(reward, *((never, done) if cfg.cuts else (done, never)))
+    return after, Timestep(
+        reward, *((never, done) if cfg.cuts else (done, never))
+    )
 
 
 def observe(cfg: ProbeConfig, world: Any, state: State) -> Tensor:
@@ -62,16 +67,45 @@ def observe(cfg: ProbeConfig, world: Any, state: State) -> Tensor:
 
 def masked(cfg: Any, world: Any, params: Any, obs: Tensor) -> Any:
     """The MLP with action 2 illegal."""
-    out = mlp.apply(cfg, world, params, obs)
-    return out._replace(logits=torch.where(torch.arange(3) == 2, LOWEST, out.logits))
+    out = feedforward.apply(cfg, world, params, obs)
+    return out._replace(
+        logits=torch.where(torch.arange(3) == 2, LOWEST, out.logits)
+    )
 
 
-def learnt(probe: ProbeConfig, agent: Agent = mlp.agent(NET), updates: int = 40, **ppo: Any) -> Callable[..., Any]:  # noqa: B008
+def learnt(
+    probe: ProbeConfig,
+    agent: Agent = AGENT,
+    updates: int = 40,
+    **ppo: Any,
+) -> Callable[..., Any]:
     """The network learnt on a probe, as a function of (sign, steps)."""
-    env = Environment(cfg=probe, reset=reset, step_functional=step_functional, observe=observe, truncates=probe.cuts)
-    settings = {"n_envs": 64, "n_steps": 2, "n_minibatches": 2, "n_updates": updates, "learning_rate": 2e-2}
+    env = Environment(
+        cfg=probe,
+        reset=reset,
+        step_functional=step_functional,
+        observe=observe,
+        truncates=probe.cuts,
+    )
+    settings = {
+        "n_envs": 64,
+        "n_steps": 2,
+        "n_minibatches": 2,
+        "n_updates": updates,
+        "learning_rate": 2e-2,
+    }
     cfg = Config(
-        ppo=PPOConfig(**(settings | {"value_loss": "plain", "max_grad_norm": 10.0, "entropy_coef": 0.0} | ppo)),
+        ppo=PPOConfig(
+            **(
+                settings
+                | {
+                    "value_loss": "plain",
+                    "max_grad_norm": 10.0,
+                    "entropy_coef": 0.0,
+                }
+                | ppo
+            )
+        ),
         env=env,
         agent=agent,
     )
@@ -79,7 +113,12 @@ def learnt(probe: ProbeConfig, agent: Agent = mlp.agent(NET), updates: int = 40,
     with torch.no_grad():
         for _ in range(updates):
             state, _ = train_step(cfg, WORLD, state)
-    return lambda sign, steps: agent.apply(agent.cfg, WORLD, state.params, torch.tensor([[float(sign), float(steps)]]))
+    return lambda sign, steps: agent.apply(
+        agent.cfg,
+        WORLD,
+        state.params,
+        torch.tensor([[float(sign), float(steps)]]),
+    )
 
 
 def probability(out: Any, action: int) -> float:
@@ -88,26 +127,37 @@ def probability(out: Any, action: int) -> float:
 
 def test_a_constant_reward_is_valued_at_itself():
     """Fails when the value loss or its optimiser is broken: V = 1."""
-    net = learnt(ProbeConfig(reward=lambda sign, action: torch.ones_like(sign)), updates=30)
+    net = learnt(
+        ProbeConfig(reward=lambda sign, action: torch.ones_like(sign)),
+        updates=30,
+    )
     assert float(net(1, 0).value) == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_reward_that_the_observation_tells_is_valued_by_it():
     """Fails when the value does not see what was observed: V = sign."""
     net = learnt(ProbeConfig(reward=lambda sign, action: sign), updates=30)
-    assert [float(net(s, 0).value) for s in (-1, 1)] == pytest.approx([-1.0, 1.0], abs=0.1)
+    assert [float(net(s, 0).value) for s in (-1, 1)] == pytest.approx(
+        [-1.0, 1.0], abs=0.1
+    )
 
 
 def test_a_later_reward_is_discounted():
     """Fails when time or bootstrapping is wrong: V(step 1) = 1, V(step 0) = gamma = 0.5."""
-    probe = ProbeConfig(reward=lambda sign, action: torch.ones_like(sign), horizon=2)
+    probe = ProbeConfig(
+        reward=lambda sign, action: torch.ones_like(sign), horizon=2
+    )
     net = learnt(probe, updates=40, gamma=0.5)
-    assert [float(net(1, t).value) for t in (0, 1)] == pytest.approx([0.5, 1.0], abs=0.08)
+    assert [float(net(1, t).value) for t in (0, 1)] == pytest.approx(
+        [0.5, 1.0], abs=0.08
+    )
 
 
 def test_a_cut_episode_is_worth_what_would_have_followed():
     """Fails when truncation is taken for an end: 1 a step for ever is worth 1 / (1 - gamma) = 2."""
-    probe = ProbeConfig(reward=lambda sign, action: torch.ones_like(sign), cuts=True)
+    probe = ProbeConfig(
+        reward=lambda sign, action: torch.ones_like(sign), cuts=True
+    )
     free = learnt(probe, updates=60, gamma=0.5)
     assert float(free(1, 0).value) == pytest.approx(2.0, abs=0.3)
     ended = learnt(probe, updates=30, gamma=0.5, bootstrap_truncated=False)
@@ -122,7 +172,11 @@ def test_the_action_that_pays_is_chosen():
 
 def test_the_action_that_pays_here_is_chosen_here():
     """Fails when actions, observations and advantages of a batch are out of step."""
-    net = learnt(ProbeConfig(reward=lambda sign, action: ((action == 0) == (sign > 0)).float()))
+    net = learnt(
+        ProbeConfig(
+            reward=lambda sign, action: ((action == 0) == (sign > 0)).float()
+        )
+    )
     assert probability(net(1, 0), 0) > 0.9
     assert probability(net(-1, 0), 0) < 0.1
 
@@ -135,15 +189,26 @@ def test_the_best_legal_action_is_chosen_and_the_masked_one_never():
         taken.append(int((action == 2).sum()))
         return torch.where(action == 2, 10.0, (action == 1).float())
 
-    net = learnt(ProbeConfig(reward=reward), agent=Agent(cfg=NET, init=mlp.init, apply=masked))
+    net = learnt(
+        ProbeConfig(reward=reward),
+        agent=Agent(cfg=NET, init=feedforward.init, apply=masked),
+    )
     assert sum(taken) == 0
     assert probability(net(1, 0), 1) > 0.95 and probability(net(1, 0), 2) == 0
 
 
 def test_a_continuous_action_finds_its_target():
     """-(a - 0.5)^2 is greatest at 0.5: the mean moves there and the deviation shrinks."""
-    cfg = mlp.MLPConfig(n_obs=2, n_actions=1, hidden=(16,))
-    agent = Agent(cfg=cfg, init=mlp.init_gaussian, apply=mlp.apply_gaussian, distribution=DIAGONAL_GAUSSIAN)
-    net = learnt(ProbeConfig(reward=lambda sign, action: -((action[:, 0] - 0.5) ** 2)), agent=agent)
+    cfg = feedforward.MLPConfig(n_obs=2, n_actions=1, hidden=(16,))
+    agent = Agent(
+        cfg=cfg,
+        init=feedforward.init_gaussian,
+        apply=feedforward.apply_gaussian,
+        distribution=DIAGONAL_GAUSSIAN,
+    )
+    net = learnt(
+        ProbeConfig(reward=lambda sign, action: -((action[:, 0] - 0.5) ** 2)),
+        agent=agent,
+    )
     assert float(net(1, 0).mean) == pytest.approx(0.5, abs=0.15)
     assert float(net(1, 0).log_std) < -0.3

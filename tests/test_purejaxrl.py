@@ -1,6 +1,6 @@
 """Six updates of PureJaxRL's ppo.py on CartPole, from the same key and initial weights, number by number.
 
-Only `sample_randomness` is replaced: which random numbers come when is a matter of taste, and ours are drawn all at once.
+Only `sample_randomness` is replaced: the order of random numbers is a matter of taste, and ours are sampled at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from funcppo import random, tree
 from funcppo.config import Config
-from funcppo.nets import feedforward as mlp
+from funcppo.nets import feedforward
 from funcppo.nets.base import Dense
 from funcppo.rollout import RolloutKeys, sample_random_inputs
 from funcppo.train_step import EAGER_PARTS, UpdateRandomness, init, train_step
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 PARTS = ("sample_randomness", "rollout_step", "build_batch", "minibatch_step")
 
 
-def chained_randomness(cfg: Config, world: Any, key: Tensor) -> UpdateRandomness:
+def chained_randomness(
+    cfg: Config, world: Any, key: Tensor
+) -> UpdateRandomness:
     """PureJaxRL's order: one split after another through steps and epochs, and in each row's step one more."""
     ppo, actions, rows, orders = cfg.ppo, [], [], []
     for _ in range(ppo.n_steps):
@@ -36,32 +38,52 @@ def chained_randomness(cfg: Config, world: Any, key: Tensor) -> UpdateRandomness
         rows.append(random.split(random.split(env_key, ppo.n_envs)))
     for _ in range(ppo.n_epochs):
         key, order_key = random.split(key)
-        orders.append(random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(ppo.n_minibatches, -1))
+        orders.append(
+            random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(
+                ppo.n_minibatches, -1
+            )
+        )
     _, _, minibatches = EAGER_PARTS.sample_randomness(cfg, world, key)
     keys = RolloutKeys(torch.stack(actions), *torch.stack(rows).unbind(-2))
     random_inputs = sample_random_inputs(cfg.env, world, keys)
-    return UpdateRandomness(key, random_inputs, minibatches._replace(rows=torch.cat(orders)))
+    return UpdateRandomness(
+        key, random_inputs, minibatches._replace(rows=torch.cat(orders))
+    )
 
 
 PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_randomness)
 
 
-def weights(run: dict[str, np.ndarray], prefix: str, update: Any = ...) -> mlp.Params:
+def weights(
+    run: dict[str, np.ndarray], prefix: str, update: Any = ...
+) -> feedforward.Params:
     """The recorded layers 0-2 (actor) and 3-5 (critic) in the shape of our network."""
 
     def layer(i: int) -> Dense:
-        return Dense(*(torch.tensor(run[f"{prefix}/params/Dense_{i}/{x}"][update]) for x in ("kernel", "bias")))
+        return Dense(
+            *(
+                torch.tensor(run[f"{prefix}/params/Dense_{i}/{x}"][update])
+                for x in ("kernel", "bias")
+            )
+        )
 
     def stacked(a: Dense, b: Dense) -> Dense:
-        return Dense(torch.stack([a.weight, b.weight]), torch.stack([a.bias, b.bias]).unsqueeze(1))
+        return Dense(
+            torch.stack([a.weight, b.weight]),
+            torch.stack([a.bias, b.bias]).unsqueeze(1),
+        )
 
     hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
-    return mlp.Params(hidden=hidden, heads=mlp.stack_heads(layer(2), layer(5)))
+    return feedforward.Params(
+        hidden=hidden, heads=feedforward.stack_heads(layer(2), layer(5))
+    )
 
 
 def replay(run: dict[str, np.ndarray]):
     """Each update's outputs of every part, and the state after it."""
-    seed, n_envs, n_steps, n_updates, n_epochs, n_minibatches = run["config"].tolist()
+    seed, n_envs, n_steps, n_updates, n_epochs, n_minibatches = run[
+        "config"
+    ].tolist()
     cfg = cartpole_config(
         n_envs=n_envs,
         n_steps=n_steps,
@@ -72,7 +94,9 @@ def replay(run: dict[str, np.ndarray]):
         bootstrap_truncated=False,
     )
     state = init(cfg, WORLD, random.key(seed))
-    np.testing.assert_array_equal(state.env_state.motion.numpy(), run["init_obs"])
+    np.testing.assert_array_equal(
+        state.env_state.motion.numpy(), run["init_obs"]
+    )
     state = state._replace(params=weights(run, "init_params"))
     for _ in range(n_updates):
         log: dict[str, list[Any]] = {name: [] for name in PARTS}
@@ -85,7 +109,12 @@ def replay(run: dict[str, np.ndarray]):
             return call
 
         with torch.no_grad():
-            state, _ = train_step(cfg, WORLD, state, replace(PUREJAXRL, **{name: recorded(name) for name in PARTS}))
+            state, _ = train_step(
+                cfg,
+                WORLD,
+                state,
+                replace(PUREJAXRL, **{name: recorded(name) for name in PARTS}),
+            )
         yield log, state
 
 
@@ -96,38 +125,75 @@ def updates():
 
 
 def stacked(log, name: str) -> np.ndarray:
-    return torch.stack([getattr(transition, name) for _, transition in log["rollout_step"]]).numpy()
+    return torch.stack(
+        [getattr(transition, name) for _, transition in log["rollout_step"]]
+    ).numpy()
 
 
 def test_resets_actions_ends_and_permutations_are_equal(updates):
     run, steps = updates
     for u, (log, _) in enumerate(steps):
         np.testing.assert_array_equal(stacked(log, "action"), run["action"][u])
-        np.testing.assert_array_equal(stacked(log, "terminated") | stacked(log, "truncated"), run["done"][u])
+        np.testing.assert_array_equal(
+            stacked(log, "terminated") | stacked(log, "truncated"),
+            run["done"][u],
+        )
         rows = log["sample_randomness"][0].minibatches.rows
-        np.testing.assert_array_equal(rows.reshape(run["permutation"][u].shape).numpy(), run["permutation"][u])
+        np.testing.assert_array_equal(
+            rows.reshape(run["permutation"][u].shape).numpy(),
+            run["permutation"][u],
+        )
         obs, done = stacked(log, "obs"), run["done"][u]
-        np.testing.assert_array_equal(obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]])  # straight after a reset
+        np.testing.assert_array_equal(
+            obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]]
+        )  # straight after a reset
 
 
 def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
     run, steps = updates
-    close = lambda got, want: np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+    close = lambda got, want: np.testing.assert_allclose(
+        got, want, rtol=0, atol=1e-4
+    )
     for u, (log, _) in enumerate(steps):
-        for ours, theirs in (("obs", "obs"), ("value", "value"), ("log_prob", "log_prob"), ("reward", "reward")):
+        for ours, theirs in (
+            ("obs", "obs"),
+            ("value", "value"),
+            ("log_prob", "log_prob"),
+            ("reward", "reward"),
+        ):
             close(stacked(log, ours), run[theirs][u])
         batch = log["build_batch"][0].batch
-        close(batch.advantage.view(run["advantages"][u].shape).numpy(), run["advantages"][u])
-        close(batch.value_target.view(run["targets"][u].shape).numpy(), run["targets"][u])
+        close(
+            batch.advantage.view(run["advantages"][u].shape).numpy(),
+            run["advantages"][u],
+        )
+        close(
+            batch.value_target.view(run["targets"][u].shape).numpy(),
+            run["targets"][u],
+        )
         losses = [learnt.loss for _, learnt in log["minibatch_step"]]
-        for name, key in (("loss", "0"), ("value_loss", "1/0"), ("policy_loss", "1/1"), ("entropy", "1/2")):
+        for name, key in (
+            ("loss", "0"),
+            ("value_loss", "1/0"),
+            ("policy_loss", "1/1"),
+            ("entropy", "1/2"),
+        ):
             want = run[f"loss/{key}"][u]
-            close(torch.stack([getattr(m, name) for m in losses]).view(want.shape).numpy(), want)
+            close(
+                torch.stack([getattr(m, name) for m in losses])
+                .view(want.shape)
+                .numpy(),
+                want,
+            )
 
 
 def test_parameters_agree_within_1e_6_after_every_update(updates):
     """A hundred times tighter than asked; an update moves them by up to 2e-3."""
     run, steps = updates
     for u, (_, state) in enumerate(steps):
-        for got, want in zip(tree.leaves(state.params), tree.leaves(weights(run, "params", u))):
-            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=0, atol=1e-6)
+        for got, want in zip(
+            tree.leaves(state.params), tree.leaves(weights(run, "params", u))
+        ):
+            np.testing.assert_allclose(
+                got.numpy(), want.numpy(), rtol=0, atol=1e-6
+            )

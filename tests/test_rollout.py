@@ -7,12 +7,20 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
-from funcppo.rollout import rollout_keys, rollout_step, sample_random_inputs, scan
+from funcppo.rollout import (
+    rollout_keys,
+    rollout_step,
+    sample_random_inputs,
+    scan,
+)
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-CONFIGS = {"cartpole": cartpole_config(max_steps=9), "pendulum": pendulum_config(max_steps=9)}
+CONFIGS = {
+    "cartpole": cartpole_config(max_steps=9),
+    "pendulum": pendulum_config(max_steps=9),
+}
 
 
 def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
@@ -21,11 +29,18 @@ def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     first = rollout.init_rollout_state(cfg, WORLD, reset_key, n_envs)
     keys = rollout_keys(key, n_steps, n_envs)
     random_inputs = sample_random_inputs(cfg.env, WORLD, keys)
-    return params, first, keys, *scan(partial(rollout_step, cfg, WORLD, params), first, random_inputs)
+    return (
+        params,
+        first,
+        keys,
+        *scan(partial(rollout_step, cfg, WORLD, params), first, random_inputs),
+    )
 
 
 def test_scan_by_hand():
-    carry, ys = scan(lambda c, x: (c + x, c * x), torch.tensor(1), torch.tensor([2, 3, 4]))
+    carry, ys = scan(
+        lambda c, x: (c + x, c * x), torch.tensor(1), torch.tensor([2, 3, 4])
+    )
     assert int(carry) == 10 and ys.tolist() == [2, 9, 24]
 
 
@@ -42,18 +57,34 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
         for t in range(30):
             step_key, reset_key = step_keys[t, b], reset_keys[t, b]
             obs = env.observe(env.cfg, WORLD, state)
-            torch.testing.assert_close(traj.obs[t, b], obs[0], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(
+                traj.obs[t, b], obs[0], rtol=1e-6, atol=1e-6
+            )
             out = agent.apply(agent.cfg, WORLD, params, obs)
             action = traj.action[t, b : b + 1]
-            torch.testing.assert_close(traj.log_prob[t, b], agent.distribution.log_prob(out, action)[0])
+            torch.testing.assert_close(
+                traj.log_prob[t, b], agent.distribution.log_prob(out, action)[0]
+            )
             torch.testing.assert_close(traj.value[t, b], out.value[0])
-            state, step = env.step_functional(env.cfg, WORLD, state, action, step_key[None])
+            state, step = env.step_functional(
+                env.cfg, WORLD, state, action, step_key[None]
+            )
             total += float(step.reward)
-            torch.testing.assert_close(traj.reward[t, b], step.reward[0], rtol=1e-6, atol=1e-5)
-            assert float(traj.episode_stats.total_reward[t, b]) == pytest.approx(total, rel=1e-5, abs=1e-5)
+            torch.testing.assert_close(
+                traj.reward[t, b], step.reward[0], rtol=1e-6, atol=1e-5
+            )
+            assert float(
+                traj.episode_stats.total_reward[t, b]
+            ) == pytest.approx(total, rel=1e-5, abs=1e-5)
             last = env.observe(env.cfg, WORLD, state)
-            want = agent.apply(agent.cfg, WORLD, params, last).value[0] if step.truncated else torch.tensor(0.0)
-            torch.testing.assert_close(final_value[t, b], want, rtol=1e-5, atol=1e-5)
+            want = (
+                agent.apply(agent.cfg, WORLD, params, last).value[0]
+                if step.truncated
+                else torch.tensor(0.0)
+            )
+            torch.testing.assert_close(
+                final_value[t, b], want, rtol=1e-5, atol=1e-5
+            )
             if step.terminated or step.truncated:
                 state, total = env.reset(env.cfg, WORLD, reset_key[None]), 0.0
 
@@ -63,7 +94,9 @@ def test_actions_are_drawn_from_the_policy_with_the_action_key():
     params, _, (action_keys, *_), _, traj = trajectory(cfg)
     for t in (0, 7):
         out = cfg.agent.apply(cfg.agent.cfg, WORLD, params, traj.obs[t])
-        assert torch.equal(traj.action[t], cfg.agent.distribution.sample(action_keys[t], out))
+        assert torch.equal(
+            traj.action[t], cfg.agent.distribution.sample(action_keys[t], out)
+        )
 
 
 def test_no_key_of_a_rollout_is_used_twice():
@@ -85,11 +118,20 @@ def test_episode_lengths_count_up_to_every_end_and_start_again(name):
 
 
 def test_the_network_is_called_once_a_step_and_last_observations_kept_only_where_they_count():
-    for truncates, bootstrap, kept in ((True, True, True), (True, False, False), (False, True, False)):
+    for truncates, bootstrap, kept in (
+        (True, True, True),
+        (True, False, False),
+        (False, True, False),
+    ):
         cfg, seen = cartpole_config(bootstrap_truncated=bootstrap), []
         apply = cfg.agent.apply
-        counted = lambda *args, seen=seen, apply=apply: seen.append(1) or apply(*args)
-        agent, env = replace(cfg.agent, apply=counted), replace(cfg.env, truncates=truncates)
+        counted = lambda *args, seen=seen, apply=apply: (
+            seen.append(1) or apply(*args)
+        )
+        agent, env = (
+            replace(cfg.agent, apply=counted),
+            replace(cfg.env, truncates=truncates),
+        )
         traj = trajectory(replace(cfg, agent=agent, env=env), n_steps=3)[-1]
         assert len(seen) == 3
         assert isinstance(traj.final_obs, torch.Tensor) == kept

@@ -37,21 +37,22 @@ MEMORY_LIMITS = (
     "400MB",
     "600MB",
 )  # beside the default, three quarters of the machine
-RECORDED_FIELDS = (  # those of them that the summary has
-    "n_queries",
-    "n_candidates",
-    "n_scored",
-    "mrr",
-    "ceiling",
-    "row_steps",
-    "active_share",
-    "pruned",
-    "overflowed",
-    "n_missed",
-    "memory",
-    "peak_bytes",
-    "seconds",
-)
+# Fields of a row by the names that they have in the summary.
+RECORDED_FIELDS = {
+    "n_queries": "n_queries",
+    "n_candidates": "n_candidates",
+    "n_scored": "n_scored",
+    "mrr": "mrr",
+    "ceiling": "ceiling",
+    "row_steps": "row_steps",
+    "active_fraction": "active_share",
+    "n_pruned": "pruned",
+    "n_overflowed": "overflowed",
+    "n_missed": "n_missed",
+    "memory_limit_bytes": "memory",
+    "peak_bytes": "peak_bytes",
+    "total_seconds": "seconds",
+}
 
 
 def main() -> None:
@@ -119,9 +120,13 @@ def evaluate(run: Path, folder: Path, *options: object) -> Row:
             "line": done.stderr.strip().splitlines()[-1],
         }
     summary = json.loads(summary_file.read_text())
-    row = {name: summary[name] for name in RECORDED_FIELDS if name in summary}
+    row = {
+        field: summary[name]
+        for name, field in RECORDED_FIELDS.items()
+        if name in summary
+    }
     row["peak_over_budget"] = round(
-        summary["peak_bytes"] / summary["memory"], 3
+        summary["peak_bytes"] / summary["memory_limit_bytes"], 3
     )
     slots = [line for line in done.stdout.splitlines() if " slots, " in line]
     row["slots"] = slots[0].removeprefix("note: ")

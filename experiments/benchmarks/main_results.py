@@ -441,7 +441,7 @@ def add_trial(record: dict[str, Any], row: dict[str, Any]) -> None:
         {
             "set": name,
             "options": options,
-            "best_valid": row["results"]["best_valid"],
+            "best_valid": row["results"]["best_valid_metric"],
         }
     )
     if best_options(record["tried"], name) == options:

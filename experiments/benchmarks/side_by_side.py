@@ -22,7 +22,8 @@ from funcppo.runtime import compile_cache
 Row = dict[str, Any]
 
 MESSAGE_PREFIX = "cell: "  # begins a line that is meant for the parent
-STARTED_AT = "BENCHMARK_CELL_STARTED_AT"  # environment variable: the system-wide clock when the process was started
+# environment variable: the system-wide clock when the process was started
+STARTED_AT = "BENCHMARK_CELL_STARTED_AT"
 IMPORTED_AT = time.perf_counter()
 
 

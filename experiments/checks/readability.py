@@ -145,7 +145,8 @@ def add_function(
     )
     if n_statements > MAX_STATEMENTS:
         total.long.append(f"{place} {n_statements}")
-    if n_parameters > MAX_PARAMETERS:
+    is_kernel = "constexpr" in ast.unparse(arguments)  # a GPU kernel
+    if n_parameters > MAX_PARAMETERS and not is_kernel:
         total.many_parameters.append(f"{place} {n_parameters}")
     if (depth := nesting(function)) > MAX_NESTING:
         total.nested.append(f"{place} {depth}")

@@ -125,7 +125,8 @@ class Plan(NamedTuple):
     device: str
     limit: float  # seconds that examining one cell may take
     jobs: int  # cells examined at a time
-    wave: int  # finished processes that wait until all is quiet, to be timed, at most
+    # finished processes that wait until all is quiet, to be timed, at most
+    wave: int
     timed: Callable[[str], bool]  # whether a cell is timed
 
 

@@ -1,104 +1,192 @@
-"""The programs: train, evaluate, prove, provable, mine, doctor. Bad input is one line and exit 2, not a traceback."""
+"""The programs of the command line: train, evaluate, prove, provable, mine and doctor.
+
+`main` is the entry point. Bad input is one line on standard error and exit status 2, never a traceback. This module
+imports neither PyTorch nor the programs: `funcppo --help` answers at once.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import importlib
 import io
 import itertools
-import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from funcppo.cli.common import (
+    EXIT_BAD_INPUT,
+    EXIT_CLOSED_PIPE,
+    EXIT_INTERRUPTED,
+    check_output_path,
+    exit_with_error,
+    package_version,
+)
+
+if TYPE_CHECKING:
+    from funcppo.cli.options import Program
+
+# Each program is a class in the module of its name; its summary is the first line of the docstring of that class.
+PROGRAMS = {
+    "train": "Train a prover on a knowledge graph with PPO and write the run to a folder.",
+    "evaluate": "Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.",
+    "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
+    "provable": "Count the triples of a split that the rules derive from the training facts within height 1, 2, ...",
+    "mine": "Mine rules from the training triples of a data set and write them with their counts.",
+    "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
+}
 
 
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
     try:
-        sys.exit(_run())
-    except KeyboardInterrupt:
-        exit_with_error("interrupted", status=130)
+        try:
+            sys.exit(_run(sys.argv[1:]))
+        except KeyboardInterrupt:
+            exit_with_error("interrupted", status=EXIT_INTERRUPTED)
+        finally:
+            # Errors of standard output must show here: at the end of the interpreter they are a traceback.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        sys.exit(EXIT_CLOSED_PIPE)
+    except OSError as error:
+        print(f"funcppo: standard output: {error.strerror}", file=sys.stderr)
+        _discard_output()
+        sys.exit(EXIT_BAD_INPUT)
 
 
-def _run() -> int:
+def _discard_output() -> None:
+    """Send what is left in the buffers of standard output and standard error nowhere."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(null_device, stream.fileno())
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit status."""
+    if not arguments or arguments[0] not in PROGRAMS:
+        _print_overview(arguments)
+        return 0
+
+    program = _parse_program(arguments[0], arguments[1:])
+    if program is None:
+        return 0
     try:
-        import rich  # noqa: F401
-        import tyro
-    except ImportError as error:
-        exit_with_error(f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}")
-    from funcppo.cli.doctor import Doctor
-    from funcppo.cli.evaluate import Evaluate
-    from funcppo.cli.mine import Mine
-    from funcppo.cli.provable import Provable
-    from funcppo.cli.prove import Prove
-    from funcppo.cli.train import Train
+        if program.json is not None and program.json != "-":
+            check_output_path(
+                "--json",
+                Path(program.json),
+                "expected a file in a folder that exists, or -",
+            )
+        return program.run()
+    except (ValueError, OSError) as error:
+        if (
+            isinstance(error, BrokenPipeError) and error.filename is None
+        ):  # of standard output: left to `main`
+            raise
+        exit_with_error(" ".join(_error_text(error).split()))
 
-    commands = {"train": Train, "evaluate": Evaluate, "prove": Prove, "provable": Provable, "mine": Mine}
-    commands |= {"doctor": Doctor}
-    said = io.StringIO()
+
+class _OverviewParser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with status 2."""
+        exit_with_error(f"{message} (see --help)")
+
+
+def _print_overview(arguments: Sequence[str]) -> None:
+    """Print what --help or --version says, or the error of a command line without a program."""
+    parser = _OverviewParser(
+        prog="funcppo",
+        description="Prove links in knowledge graphs, and train policies that do so.",
+        epilog="`funcppo PROGRAM --help` describes the options of a program.",
+    )
+    parser.add_argument(
+        "--version", action="store_true", help="show the version and exit"
+    )
+    programs = parser.add_subparsers(
+        title="programs", metavar="PROGRAM", required=True
+    )
+    for name, summary in PROGRAMS.items():
+        programs.add_parser(name, help=summary)
+
+    # Printed here, because argparse ignores errors of standard output.
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(parser.format_help(), end="")
+    elif list(arguments) == ["--version"]:
+        print(f"funcppo {package_version('funcppo')}")
+    else:
+        parser.parse_args(arguments)
+
+
+def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
+    """The program of that name with the options of its command line; None after --help."""
     try:
-        with contextlib.redirect_stderr(said):
-            parsed = tyro.extras.subcommand_cli_from_dict(
-                commands, prog="funcppo", description="Prove links in knowledge graphs, and learn to."
+        from funcppo.cli.options import parse_options
+
+        program_class = getattr(
+            importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
+        )
+    except ModuleNotFoundError as error:
+        if error.name not in ("tyro", "rich"):
+            raise
+        exit_with_error(
+            f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"
+        )
+
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            program = parse_options(
+                program_class, arguments, prog=f"funcppo {name}"
             )
     except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
-        exit_with_error(_unboxed(said.getvalue()))
-    sys.stderr.write(said.getvalue())  # warnings
-    try:
-        if parsed.json not in (None, "-"):
-            check_output_path("--json", Path(parsed.json), "want a file in a folder that exists, or -")
-        return parsed.run()
-    except (ValueError, OSError) as error:
-        exit_with_error(" ".join(_said(error).split()))
+        if not stop.code:
+            return None
+        exit_with_error(_usage_error(messages.getvalue()))
+    sys.stderr.write(messages.getvalue())  # warnings
+    return program
 
 
-def _unboxed(text: str) -> str:
-    """The first part of a box that tyro draws around what is wrong with the command line, as one line.
+def _usage_error(text: str) -> str:
+    """The first error of a bad command line as one line.
 
-    Where the terminal cannot show a box, tyro draws rules alone, and the first stands below a title.
+    Args:
+      text: what tyro prints: a box of errors with rules between them. On a terminal that cannot show a box there are
+        rules alone, and the first rule stands below a title.
     """
-    rows = [row.strip("│ ") for row in text.splitlines() if not row.startswith(("╭", "╰"))]
-    titled = "│" not in text
-    parts = [
-        list(part) for is_rule, part in itertools.groupby(rows, lambda row: set(row) in ({"─"}, {"-"})) if not is_rule
+    lines = [
+        line.strip("│ ")
+        for line in text.splitlines()
+        if not line.startswith(("╭", "╰"))
     ]
-    first = " ".join(" ".join(parts[titled]).split())
-    return re.sub(r"^Error parsing (__tyro-dummy-inner__\.\w+: )?", "", first) + " (see --help)"
+    parts = [
+        " ".join(part)
+        for is_rule, part in itertools.groupby(lines, _is_rule)
+        if not is_rule
+    ]
+    has_box = "│" in text
+    first_error = " ".join(parts[0 if has_box else 1].split())
+    return f"{first_error.removeprefix('Error parsing ')} (see --help)"
 
 
-def _said(error: Exception) -> str:
-    """What an error says, without the number of one of the system's."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+def _is_rule(line: str) -> bool:
+    """Whether a line is a horizontal rule."""
+    return re.fullmatch("─+|-+", line) is not None
+
+
+def _error_text(error: Exception) -> str:
+    """The message of an error, without the number of a system error."""
+    if (
+        isinstance(error, OSError)
+        and error.filename is not None
+        and error.strerror
+    ):
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-def exit_with_error(message: str, status: int = 2) -> NoReturn:
-    """Print one line on standard error and exit."""
-    print(f"funcppo: {message}", file=sys.stderr)
-    sys.exit(status)
-
-
-def write_json(destination: str | None, value: Any) -> None:
-    """Write `value` where `--json` says: a file, `-` for standard output, or nowhere."""
-    if destination is None:
-        return
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if destination == "-":
-        sys.stdout.write(text)
-        return
-    from funcppo.atomic_io import write_atomically
-
-    write_atomically(Path(destination), lambda file: file.write(text.encode()))
-
-
-def check_output_path(option: str, path: Path, expected: str = "want a file in a folder that exists") -> None:
-    """Errors: ValueError when an option names no file that can be written: said before a program works for an hour."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option} {path}: {expected}")
-    in_place = path.exists() and not path.is_file()  # a device or a pipe
-    if not os.access(path if in_place else path.resolve().parent, os.W_OK):
-        raise ValueError(f"{option} {path}: no permission to write it")

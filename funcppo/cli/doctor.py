@@ -1,20 +1,28 @@
-"""`funcppo doctor`: what this machine has, and how a training step runs on it."""
+"""`funcppo doctor`: versions, devices and the training strategy of this machine."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from funcppo.cli import console as terminal
-from funcppo.cli import write_json
+from funcppo.cli.common import (
+    JsonObject,
+    check_device,
+    package_version,
+    resolve_device,
+    write_json,
+)
+from funcppo.cli.console import make_console, show_status
+from funcppo.cli.options import JsonOutput
 from funcppo.config import Config, PPOConfig
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from funcppo.runtime.compile import StrategyRecord
 
 REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
@@ -22,72 +30,100 @@ REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "tyro", "rich")
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Versions, devices, and the training strategy that this machine gets and why.
+    """Report versions and devices, and which training strategy works on this machine and why.
 
-    The ladder of strategies is tried on a small CartPole learner: a minute or two, most of it compiling.
+    The strategies are tried on a small CartPole agent, which takes one or two minutes, mostly for compilation.
+
+    Exit status: 0 reported, 2 bad input.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to try; auto takes a GPU if there is one."""
+    """Device to try the training strategies on; auto uses a GPU if there is one."""
     quick: bool = False
-    """Only versions and devices; try nothing."""
-    json: str | None = None
-    """Write what was found as JSON to this file, or - for standard output."""
+    """Report versions and devices only; do not try the training strategies. Default: off."""
+    json: JsonOutput = None
+    """Write the report as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Look, try and tell; the exit status."""
-        import torch
+        """Print the report.
 
-        console = terminal.make_console(self.json == "-")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: PyTorch sees no CUDA device here")
-        found = _machine()
-        for name, value in found.items():
+        Returns:
+          The exit status.
+        """
+        console = make_console(self.json == "-")
+        check_device(self.device)
+
+        report = _describe_machine()
+        for name, value in report.items():
             console.print(f"{name:>10}  {value}")
+
         if not self.quick:
-            device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-            with console.status(f"trying the training strategies on {device}"):
-                start = time.perf_counter()
+            start = time.perf_counter()
+            device = resolve_device(self.device)
+            with show_status(
+                console, f"trying the training strategies on {device}"
+            ):
                 record = try_strategies(device)
-            found["strategy"] = dataclasses.asdict(record)
-            console.print(f"{'strategy':>10}  {record.strategy} on {record.device}, replayed by: {record.replay_mode}")
-            for failure in record.failures:
-                console.print(f"{'':>10}  not {failure.name}: {failure.error_type}: {failure.message}", markup=False)
+            report["strategy"] = dataclasses.asdict(record)
+            _print_record(console, record)
             console.print(f"tried in {time.perf_counter() - start:.0f} s")
-        write_json(self.json, found)
+
+        write_json(self.json, report)
         return 0
 
 
 def try_strategies(device: str) -> StrategyRecord:
-    """The record of the ladder for a small CartPole learner."""
+    """Try the training strategies on a small CartPole agent.
+
+    Returns:
+      The record of the strategy that works, how it is replayed, and why better ones failed.
+    """
     from funcppo import random, train_step
     from funcppo.envs.base import NoWorld
     from funcppo.envs.classic_control import cartpole
-    from funcppo.nets import feedforward as mlp
-    from funcppo.runtime import compile as ladder
+    from funcppo.nets import feedforward
+    from funcppo.runtime import compile as compilation
     from funcppo.runtime.capture import capture, with_capture
 
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
         env=cartpole.environment(cartpole.CartPoleConfig()),
-        agent=mlp.agent(mlp.MLPConfig(n_obs=4, n_actions=2)),
+        agent=feedforward.agent(feedforward.MLPConfig(n_obs=4, n_actions=2)),
     )
     state = train_step.init(cfg, NoWorld(), random.key(0, device))
-    parts, record = ladder.select_strategy(train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state)
-    return with_capture(record, capture(lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state))
+
+    parts, record = compilation.select_strategy(
+        train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state
+    )
+    captured = capture(
+        lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state
+    )
+    return with_capture(record, captured)
 
 
-def _machine() -> dict[str, Any]:
+def _describe_machine() -> JsonObject:
+    """Versions of the system and of packages, number of CPUs, names of GPUs."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    found |= {name: _version(name) for name in REPORTED_PACKAGES}
-    return found | {"cpus": os.cpu_count(), "gpus": ", ".join(gpus) or "none", "cuda": torch.version.cuda or "none"}
+    gpus = [
+        torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
+    ]
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        **{name: package_version(name) for name in REPORTED_PACKAGES},
+        "cpus": os.cpu_count(),
+        "gpus": ", ".join(gpus) or "none",
+        "cuda": torch.version.cuda or "none",
+    }
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def _print_record(console: Console, record: StrategyRecord) -> None:
+    """Print the strategy that works, and a line for each one that failed."""
+    console.print(
+        f"{'strategy':>10}  {record.strategy} on {record.device}, replay: {record.replay_mode}"
+    )
+    for failure in record.failures:
+        console.print(
+            f"{'':>10}  {failure.name} failed: {failure.error_type}: {failure.message}"
+        )

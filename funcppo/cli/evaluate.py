@@ -1,171 +1,266 @@
-"""`funcppo evaluate`: how well a split is ranked, by a trained run or by scores that need no training."""
+"""`funcppo evaluate`: how well a trained run or an untrained score ranks a split."""
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import arg
 
-from funcppo.cli import console as terminal
-from funcppo.cli import write_json
-from funcppo.cli.judging import prepare_evaluation, search_notes
-from funcppo.evaluation import ranking
+from funcppo.cli.common import (
+    EXIT_INTERRUPTED,
+    JsonObject,
+    defer_interrupt,
+    write_json,
+)
+from funcppo.cli.console import (
+    make_console,
+    metrics_table,
+    print_notes,
+    progress_bar,
+)
+from funcppo.cli.evaluation_setup import (
+    EvaluationSetup,
+    prepare_evaluation,
+    search_notes,
+)
+from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
     from rich.console import Console
 
+    from funcppo.data import Dataset
     from funcppo.evaluation.evaluator import Evaluator
     from funcppo.evaluation.result_log import Record, ResultLog
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Rank a split: filtered by all splits, ties broken at random in expectation.
+    """Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.
 
-    A trained folder is judged by its policy; a data set by a score that needs no training. With --details FILE each
-    query and side is a line of JSON there as soon as it is ranked: the answer's rank under every tie policy, the counts
-    of better, equal and all candidates that it follows from, its score (natural logarithm, on the grid of 1e-4 nats
-    that scores are compared on), its status (proved, refuted, or missed: provable, but not found by the search), a
-    proof, and whether some candidate scores so near to the edge of a grid line that another machine or number of slots
-    could rank it otherwise (near_boundary). The summary is computed from these lines. Ctrl-C ends after the part in
-    progress, --resume goes on.
+    A run is evaluated with its policy, a data set with a score that needs no training. Candidates are filtered by all
+    splits; ties count by their expectation under random order.
+
+    With --details FILE, each query and side is a line of JSON in FILE as soon as it is ranked: the rank of the answer
+    under every tie policy; the numbers of better, of equal and of all candidates, which every rank follows from; the
+    score of the answer (natural logarithm, on the grid of 1e-4 nats on which scores are compared); its status:
+    proved, refuted, or missed (provable, but not found by the search); a proof; and near_boundary: whether some score
+    is so near to the edge of a grid line that another machine or batch size could rank it otherwise. The summary is
+    computed from these lines. Ctrl-C ends the evaluation after the part in progress; --resume continues it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """
 
-    target: Annotated[Positional[str], arg(metavar="TARGET")]
-    """A folder that `funcppo train` wrote, or a data set."""
+    target: TargetArgument
+    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, or a Prolog program
+    FILE.pl."""
     split: Literal["test", "valid"] = "test"
-    """Queries to rank."""
+    """Split whose queries are ranked."""
     negatives: Annotated[str, arg(metavar="all|N")] = "all"
-    """all entities, or how many corruptions to draw for each query and side."""
+    """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
-    """success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P (of confidences to the power P, so
-    that several rules count for less together); auto is the trained run's own, and max-confidence for a data set."""
-    rules: Annotated[str | None, arg(metavar="FILE")] = None
-    """Rule file in place of the data set's own (data sets only)."""
-    height: Annotated[int | None, arg(metavar="N")] = None
-    """Rule applications on a branch of a proof (data sets only); the default chooses by the valid split."""
-    smoothing: Annotated[float | None, arg(metavar="X")] = None
-    """Confidences from leave-one-out counts with X wrong pairs added (data sets only); the default is plain counts."""
-    object_identity: Annotated[bool, FlagCreatePairsOff] = False
-    """Different variables of a rule bind different constants, as AnyBURL counts (data sets only)."""
-    queries: Annotated[int | None, arg(metavar="N")] = None
-    """Rank only this many queries, drawn evenly over relations; the default ranks all."""
+    """Score of a candidate. For a run: success, best-proof or greedy. For both: exists@H (derivable within height H),
+    max-confidence, noisy-or, or noisy-or@P (confidences raised to the power P, so that many weak rules add up to less).
+    Default: auto, the run's own score, or max-confidence for a data set."""
+    rules: OptionalFile = None
+    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    height: int | None = None
+    """Maximum height of a proof: rule applications on one branch (data sets only). Default: chosen on the valid
+    split."""
+    smoothing: float | None = None
+    """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only). Default: plain
+    counts, without leave-one-out."""
+    object_identity: bool = False
+    """Different variables of a rule must bind different constants, as AnyBURL counts (data sets only). Default: off."""
+    queries: int | None = None
+    """Rank at most N queries, sampled evenly over relations. Default: all queries."""
     seed: int = 0
-    """Of the corruptions drawn."""
+    """Random seed of the sampled corruptions; unused with --negatives all."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to score."""
+    """Device to score on."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
-    """Most memory to hold, such as 2GB: of this process, or of a GPU; the default is three quarters of what there is.
-    As many candidates are scored at once as are fastest within it."""
-    details: Annotated[str | None, arg(metavar="FILE")] = None
-    """Also write a line of JSON for each query and side to this file, as they are ranked."""
-    resume: Annotated[bool, FlagCreatePairsOff] = False
-    """Go on with the file of --details that an interrupted evaluation left."""
-    overwrite: Annotated[bool, FlagCreatePairsOff] = False
-    """Replace the file of --details."""
+    """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
+    size is tuned within it. Default: three quarters of the total memory."""
+    details: OptionalFile = None
+    """Write one JSON line per query and side to FILE, in parts as they are ranked. Default: no file."""
+    resume: bool = False
+    """Continue an interrupted evaluation from the lines in the --details FILE. Default: off."""
+    overwrite: bool = False
+    """Replace the --details FILE if it exists. Default: off."""
     proofs: bool = True
-    """Put a proof of each answer that has one into --details."""
-    all_scores: Annotated[bool, FlagCreatePairsOff] = False
-    """Put the scores of all candidates into --details."""
-    json: Annotated[str | None, arg(metavar="FILE|-")] = None
-    """Write the result as JSON to this file, or - for standard output."""
+    """Include a proof of each proved answer in the --details FILE. Default: on."""
+    all_scores: bool = False
+    """Include the scores of all scored candidates in the --details FILE. Default: off."""
+    json: JsonOutput = None
+    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Rank and show; the exit status."""
-        from funcppo.evaluation import result_log
+        """Rank the split and print the metrics.
+
+        Returns:
+          The exit status.
+        """
         from funcppo.runtime import memory
 
-        start, console = time.perf_counter(), terminal.make_console(self.json == "-")
-        if (self.resume or self.overwrite) and self.details is None:
-            raise ValueError("--resume, --overwrite: want --details FILE, the file that they are about")
-        if self.details is not None:
-            result_log.check_writable(Path(self.details), resume=self.resume, overwrite=self.overwrite)
-        ready = prepare_evaluation(self)
+        start = time.perf_counter()
+        console = make_console(self.json == "-")
+        self._check_details()
+        setup = prepare_evaluation(self)
+        evaluator = setup.evaluator
         memory.reset_peak(self.device)
-        judge, dataset = ready.evaluator, ready.evaluator.task.dataset
-        rows, journal = self._rows(dataset), None
-        if self.details is not None:
-            settings = ready.log_settings | {
-                "split": self.split,
-                "queries": self.queries,
-                "sides": list(judge.protocol.sides),
-            }
-            journal = result_log.open_log(Path(self.details), settings, len(judge.protocol.sides), resume=self.resume)
-        found = self._judge(judge, rows, journal, console)
-        if len(found) < len(rows) * len(judge.protocol.sides):
-            done = len(found) // len(judge.protocol.sides)
-            how = f"--resume goes on with {self.details}" if journal else "--details FILE would keep what is done"
-            console.print(f"stopped after {done} of {len(rows)} queries; {how}")
-            return 130
-        result = result_log.summarise_records(found, dataset.predicates, with_auc=judge.task.is_countries)
-        result |= {"score": ready.score, "split": self.split, "negatives": self.negatives}
-        result |= {"height": judge.task.max_height, "dataset": dataset.name} | ready.search_stats.as_metrics()
-        result |= {"memory": ready.memory_limit, "peak_bytes": memory.peak_bytes(self.device)}
-        result |= {"seconds": time.perf_counter() - start}
-        terminal.print_notes(
-            console, [*judge.task.notes, *ready.notes, *search_notes(result), *ready.fallback_reasons()]
-        )
-        title = f"{dataset.name}, {self.split}, {self.negatives} negatives"
-        console.print(terminal.metrics_table(title, {ready.score: result}))
+
+        rows = self._query_rows(evaluator.task.dataset)
+        log = self._open_log(setup)
+        records = self._rank(evaluator, rows, log, console)
+
+        n_sides = len(evaluator.protocol.sides)
+        n_done = len(records) // n_sides
+        if len(records) < len(rows) * n_sides:
+            hint = (
+                f"--resume continues with {self.details}"
+                if log
+                else "with --details FILE, --resume could continue"
+            )
+            console.print(
+                f"interrupted after {n_done} of {len(rows)} queries; {hint}"
+            )
+            return EXIT_INTERRUPTED
+
+        result = self._summarise(setup, records)
+        result["total_seconds"] = time.perf_counter() - start
+        self._print_result(console, setup, result)
         write_json(self.json, result)
         return 0
 
-    def _judge(self, judge: Evaluator, rows: np.ndarray, journal: ResultLog | None, console: Console) -> list[Record]:
-        """The records of all queries, or of those ranked before a Ctrl-C."""
-        import numpy as np
-
-        from funcppo.evaluation import evaluator as judging
+    def _check_details(self) -> None:
+        """Check the file of --details, before any work."""
         from funcppo.evaluation import result_log
 
-        found = list(journal.complete_records) if journal else []
-        rows = rows[~np.isin(rows, [record["query_row"] for record in found])]
-        split, n_sides = getattr(judge.task.dataset, self.split), len(judge.protocol.sides)
-        done, start, scored = len(found) // n_sides, time.perf_counter(), 0
-        with terminal.progress_bar(console) as bar, defer_interrupt() as asked:
-            task = bar.add_task("ranking", total=done + len(rows), completed=done, note="")
-            for part in judging.evaluate_chunks(judge, split, rows):
-                if journal:
-                    result_log.append(journal, part)
-                found += [{**record, "proof": None} for record in part]
-                done, scored = done + len(part) // n_sides, scored + sum(record["n_scored"] for record in part)
-                speed = scored / (time.perf_counter() - start)
-                bar.update(task, completed=done, note=f"{speed:,.0f} candidates/s")
-                if asked:
-                    break
-        return found
+        if self.details is not None:
+            result_log.check_writable(
+                Path(self.details), resume=self.resume, overwrite=self.overwrite
+            )
+        elif self.resume or self.overwrite:
+            raise ValueError(
+                "--resume, --overwrite: expected --details FILE, the file to continue or to replace"
+            )
 
-    def _rows(self, dataset: Any) -> np.ndarray:
+    def _query_rows(self, dataset: Dataset) -> np.ndarray:
+        """The rows of the split that are ranked, int64 [Q]."""
         import numpy as np
+
+        from funcppo.evaluation.ranking import stratified_sample
 
         split = getattr(dataset, self.split)
         if not len(split):
             raise ValueError(f"{dataset.name}: its {self.split} split is empty")
-        if self.queries is not None and self.queries < 1:
-            raise ValueError(f"--queries {self.queries}: want 1 or more")
-        return np.arange(len(split)) if self.queries is None else ranking.stratified_sample(split, self.queries)
+        if self.queries is None:
+            return np.arange(len(split))
+        if self.queries < 1:
+            raise ValueError(f"--queries {self.queries}: expected 1 or more")
+        return stratified_sample(split, self.queries)
 
+    def _open_log(self, setup: EvaluationSetup) -> ResultLog | None:
+        """The result log at --details, with the records that it holds; None without --details."""
+        from funcppo.evaluation import result_log
 
-@contextmanager
-def defer_interrupt() -> Iterator[list[int]]:
-    """A list that a first Ctrl-C puts something into; a second one interrupts at once."""
-    asked: list[int] = []
+        if self.details is None:
+            return None
+        sides = setup.evaluator.protocol.sides
+        settings = {
+            **setup.log_settings,
+            "split": self.split,
+            "queries": self.queries,
+            "sides": list(sides),
+        }
+        return result_log.open_log(
+            Path(self.details), settings, len(sides), resume=self.resume
+        )
 
-    def ask(*_: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(1)
+    def _rank(
+        self,
+        evaluator: Evaluator,
+        rows: np.ndarray,
+        log: ResultLog | None,
+        console: Console,
+    ) -> list[Record]:
+        """The records of all queries, or of those ranked before a Ctrl-C."""
+        import numpy as np
 
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+        from funcppo.evaluation import evaluator as evaluation
+        from funcppo.evaluation import result_log
+
+        records = list(log.complete_records) if log else []
+        rows = rows[~np.isin(rows, [record["query_row"] for record in records])]
+        split = getattr(evaluator.task.dataset, self.split)
+        n_sides = len(evaluator.protocol.sides)
+        n_done = len(records) // n_sides
+
+        n_scored = 0
+        start = time.perf_counter()
+        with progress_bar(console) as bar, defer_interrupt() as interrupt:
+            bar_task = bar.add_task(
+                "ranking", total=n_done + len(rows), completed=n_done, note=""
+            )
+            for part in evaluation.evaluate_chunks(evaluator, split, rows):
+                if log:
+                    result_log.append(log, part)
+                records += [
+                    {**record, "proof": None} for record in part
+                ]  # proofs are in the file, and large
+
+                n_done += len(part) // n_sides
+                n_scored += sum(record["n_scored"] for record in part)
+                speed = n_scored / (time.perf_counter() - start)
+                bar.update(
+                    bar_task,
+                    completed=n_done,
+                    note=f"{speed:,.0f} candidates/s",
+                )
+                if interrupt.requested:
+                    break
+        return records
+
+    def _summarise(
+        self, setup: EvaluationSetup, records: list[Record]
+    ) -> JsonObject:
+        """The JSON of --json, without the total time."""
+        from funcppo.evaluation import result_log
+        from funcppo.runtime import memory
+
+        task = setup.evaluator.task
+        return {
+            **result_log.summarise_records(
+                records, task.dataset.predicates, with_auc=task.is_countries
+            ),
+            "score": setup.score,
+            "split": self.split,
+            "negatives": self.negatives,
+            "height": task.max_height,
+            "dataset": task.dataset.name,
+            **setup.search_stats.as_metrics(),
+            "memory_limit_bytes": setup.memory_limit,
+            "peak_bytes": memory.peak_bytes(self.device),
+        }
+
+    def _print_result(
+        self, console: Console, setup: EvaluationSetup, result: JsonObject
+    ) -> None:
+        """Print the notes and the table of metrics."""
+        task_notes = setup.evaluator.task.notes
+        print_notes(
+            console,
+            [
+                *task_notes,
+                *setup.notes,
+                *search_notes(result),
+                *setup.fallback_reasons(),
+            ],
+        )
+        title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
+        console.print(metrics_table(title, {setup.score: result}))

@@ -1,151 +1,221 @@
-"""`funcppo mine`: rules from data."""
+"""`funcppo mine`: rules from the training triples of a data set."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
-from funcppo.cli import check_output_path, write_json
-from funcppo.cli import console as terminal
+from funcppo.cli.common import (
+    JsonObject,
+    check_device,
+    check_output_path,
+    write_json,
+)
+from funcppo.cli.console import (
+    make_console,
+    print_notes,
+    show_status,
+    update_status,
+)
+from funcppo.cli.options import JsonOutput
 from funcppo.mining.config import MiningConfig
 
-if TYPE_CHECKING:
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
+    from rich.console import Console
+
     from funcppo.data import Dataset
     from funcppo.data.rule_tables import RuleStatistics
     from funcppo.mining.miner import MiningResult
 
-MAX_PRINTED_RULES = 5  # rules printed
+MAX_PRINTED_RULES = 5
 _DEFAULT = MiningConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mine:
-    """Find the rules that the known facts of a data set support, and write them with their counts.
+    """Mine rules from the training triples of a data set and write them with their counts.
 
-    Closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom either way round; with --constants also h(X,c) :- b(X,Z) and
-    h(X,c) :- b(X,d). A rule is kept when it is the most confident one that derives some fact from others. The same
-    seed gives the same file, unless --seconds ends the search early, which is then said.
+    The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction; with --constants also
+    h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). A rule is kept if it is the most confident one for some fact that it derives
+    from other facts. The same seed gives the same file, unless --time-limit ends the search early; a note then says so.
 
-    Exit status: 0 written, also where no rule was found; 2 bad input.
+    Exit status: 0 written, also if no rule was found; 2 bad input.
     """
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
-    """Embedded name, folder, or .pl program; valid and test are not looked at."""
+    """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
+    a folder with train.txt, or a Prolog program FILE.pl. Only the training triples are read; valid and test are not
+    used."""
     out: Annotated[Path, arg(metavar="FILE|-")]
-    """Rule file to write, or - for standard output."""
+    """Rule file to write; - writes to standard output."""
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
-    """Of the file: this project's table, AnyBURL (read by PyClause too) or AMIE; this project reads all three."""
+    """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
+    three."""
     max_length: int = _DEFAULT.max_length
-    """Atoms of a body, 1 to 3."""
+    """Maximum number of atoms in a rule body, 1 to 3."""
     min_support: int = _DEFAULT.min_support
-    """Facts that a rule derives from other facts."""
+    """Minimum support: facts that a rule derives from other facts."""
     min_confidence: float = _DEFAULT.min_confidence
-    """Least leave-one-out confidence."""
-    constants: Annotated[bool, FlagCreatePairsOff] = False
-    """Also rules with constants."""
+    """Minimum leave-one-out confidence, 0 to 1."""
+    constants: bool = _DEFAULT.constants
+    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
     votes_per_fact: int = _DEFAULT.votes_per_fact
-    """Keep a rule when it is among this many best ones of some fact that it derives."""
-    time_limit: Annotated[float | None, arg(metavar="N")] = None
-    """Stop looking after this time, then finish the counts of what was found and write it."""
+    """Keep a rule if it is among the N best rules for at least one fact that it derives."""
+    time_limit: Annotated[float | None, arg(metavar="SECONDS")] = (
+        _DEFAULT.time_limit
+    )
+    """Stop searching for rules after this many seconds; the counts of the rules found are then completed, and the file
+    is written. Default: no limit."""
     max_rows: int = _DEFAULT.max_rows
-    """Rows that a stage may make, about 40 bytes each; what does not fit is estimated from a sample and marked."""
-    seed: int = 0
-    """Of the samples."""
+    """Maximum number of rows, about 40 bytes each, that one stage may materialise; larger joins are estimated from a
+    sample and marked."""
+    seed: int = _DEFAULT.seed
+    """Random seed of the samples."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to count."""
-    json: Annotated[str | None, arg(metavar="FILE|-")] = None
-    """Write what was done as JSON to this file, or to standard output in place of the table for `-`."""
+    """Device to count on."""
+    json: JsonOutput = None
+    """Write a summary as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Mine, write, show; the exit status."""
-        start = time.perf_counter()
-        cfg = MiningConfig(
-            max_length=self.max_length,
-            min_support=self.min_support,
-            min_confidence=self.min_confidence,
-            constants=self.constants,
-            votes_per_fact=self.votes_per_fact,
-            max_rows=self.max_rows,
-            time_limit=self.time_limit,
-            seed=self.seed,
+        """Mine the rules, write them and print a summary.
+
+        Returns:
+          The exit status.
+        """
+        from funcppo.data.rule_tables import (
+            compatibility_notes,
+            format_rule_table,
         )
-        to_stdout = str(self.out) == "-"
-        if not to_stdout:
-            check_output_path("--out", self.out)
-        if self.json is not None and Path(self.json).resolve() == self.out.resolve():
-            raise ValueError(f"--json {self.json}: want another file than that of --out")
-        found, counts, mined = self._mined(cfg)
-        from funcppo.data.rule_tables import compatibility_notes, format_rule_table
         from funcppo.experiment import rule_cache
 
+        start = time.perf_counter()
+        cfg = MiningConfig(
+            **{
+                field.name: getattr(self, field.name)
+                for field in fields(MiningConfig)
+            }
+        )
+        to_stdout = str(self.out) == "-"
+        self._check_outputs()
+        rules, counts, result = self._mine(cfg)
+
         if to_stdout:
-            sys.stdout.write(format_rule_table(found, counts, self.format))
+            sys.stdout.write(format_rule_table(rules, counts, self.format))
         else:
-            rule_cache.write_rule_file(self.out, found, counts, self.format)
-        notes = (*mined.notes, *compatibility_notes(found, self.format))
-        result = _result(self, found, mined, time.perf_counter() - start) | {"notes": list(notes)}
-        console = terminal.make_console(to_stdout or self.json == "-")
-        terminal.print_notes(console, (*found.notes, *notes))
-        if not len(found.rules):
+            rule_cache.write_rule_file(self.out, rules, counts, self.format)
+
+        notes = [*result.notes, *compatibility_notes(rules, self.format)]
+        summary = _summarise(
+            self, rules, result, notes, time.perf_counter() - start
+        )
+        console = make_console(to_stdout or self.json == "-")
+        print_notes(console, (*rules.notes, *notes))
+        if len(rules.rules):
+            _print_summary(console, rules, counts, summary)
+        else:
             console.print(
-                f"{found.name}: {len(found.facts)} facts give no rule with support {cfg.min_support} and "
-                f"confidence {cfg.min_confidence:g}; "
-                f"{self.out} holds none"
+                f"{rules.name}: {len(rules.facts)} facts give no rule with support {cfg.min_support} and "
+                f"confidence {cfg.min_confidence:g}; {self.out} holds none"
             )
-        else:
-            _show(console, found, counts, result)
-        write_json(self.json, result)
+        write_json(self.json, summary)
         return 0
 
-    def _mined(self, cfg: MiningConfig) -> tuple[Dataset, RuleStatistics, MiningResult]:
-        import torch
-        from rich.console import Console
+    def _check_outputs(self) -> None:
+        """Check the files to write, before any work."""
+        if str(self.out) != "-":
+            check_output_path("--out", self.out)
+        if (
+            self.json is not None
+            and Path(self.json).resolve() == self.out.resolve()
+        ):
+            raise ValueError(
+                f"--json {self.json}: expected another file than that of --out"
+            )
 
+    def _mine(
+        self, cfg: MiningConfig
+    ) -> tuple[Dataset, RuleStatistics, MiningResult]:
+        """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.data import load
         from funcppo.experiment import rule_cache
 
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: PyTorch sees no CUDA device here")
+        check_device(self.device)
         dataset = load(self.dataset, facts_only=True)
-        with Console(stderr=True).status("reading") as status:
-            return rule_cache.mine_dataset(dataset, cfg, self.device, status.update)
+        with show_status(make_console(use_stderr=True), "reading") as status:
+
+            def show_stage(stage: str) -> None:
+                update_status(status, stage)
+
+            return rule_cache.mine_dataset(
+                dataset, cfg, self.device, show_stage
+            )
 
 
-def _result(asked: Mine, found: Dataset, mined: MiningResult, seconds: float) -> dict[str, Any]:
-    walk, ends = mined.rules.labels, mined.rules.end_constants
-    lengths = Counter((walk[:, 1:] >= 0).sum(1)[ends[:, 0] == 0].tolist())
+def _summarise(
+    options: Mine,
+    rules: Dataset,
+    result: MiningResult,
+    notes: list[str],
+    seconds: float,
+) -> JsonObject:
+    """The JSON of --json."""
+    is_path = result.rules.end_constants[:, 0] == 0
+    has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
+
+    # The first label of a row is the head; a body that is shorter than the table ends with negative labels.
+    lengths = (result.rules.labels[:, 1:] >= 0).sum(1)
+    n_by_length = Counter(lengths[is_path].tolist())
     return {
-        "dataset": found.name,
-        "n_facts": len(found.facts),
-        "n_rules": len(found.rules),
-        "n_paths": {str(length): n for length, n in sorted(lengths.items())},
-        "n_constant": int((ends[:, 0] > 0).sum()),
-        "n_candidates": mined.n_candidates,
-        "n_estimated": int(((mined.rules.std_error > 0) | (mined.rules.pca_std_error > 0)).sum()),
-        "seconds": round(mined.seconds, 3),
-        "seconds_in_all": round(seconds, 3),
-        "format": asked.format,
-        "out": str(asked.out),
+        "dataset": rules.name,
+        "n_facts": len(rules.facts),
+        "n_rules": len(rules.rules),
+        "n_path_rules_by_length": {
+            str(length): n for length, n in sorted(n_by_length.items())
+        },
+        "n_constant_rules": int((~is_path).sum()),
+        "n_candidate_rules": result.n_candidates,
+        "n_estimated_rules": int(has_error.sum()),
+        "mining_seconds": round(result.seconds, 3),
+        "total_seconds": round(seconds, 3),
+        "file_format": options.format,
+        "out": str(options.out),
+        "notes": notes,
     }
 
 
-def _show(console: Any, found: Dataset, counts: RuleStatistics, result: dict[str, Any]) -> None:
-    """How many of what kind, and the first few."""
+def _print_summary(
+    console: Console,
+    rules: Dataset,
+    counts: RuleStatistics,
+    summary: JsonObject,
+) -> None:
+    """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
-    kinds = [f"{n} of length {length}" for length, n in result["n_paths"].items()]
-    kinds += [f"{result['n_constant']} with constants"] if result["n_constant"] else []
+    kinds = [
+        f"{n} of length {length}"
+        for length, n in summary["n_path_rules_by_length"].items()
+    ]
+    if summary["n_constant_rules"]:
+        kinds.append(f"{summary['n_constant_rules']} with constants")
     console.print(
-        f"{result['dataset']}: {result['n_rules']} rules ({', '.join(kinds)}) of {result['n_candidates']} candidates "
-        f"in {result['seconds']:.1f} s: {result['out']}"
+        f"{summary['dataset']}: {summary['n_rules']} rules ({', '.join(kinds)}) of {summary['n_candidate_rules']} "
+        f"candidates in {summary['mining_seconds']:.1f} s: {summary['out']}"
     )
-    for i in range(min(MAX_PRINTED_RULES, len(found.rules))):
-        share = counts.support[i] / max(counts.body_pairs[i], 1)
-        rule = format_rule(found, found.rules[i])
-        console.print(f"{counts.support[i]:8.0f} of {counts.body_pairs[i]:8.0f}  {share:.3f}  {rule}", markup=False)
+
+    for i in range(min(MAX_PRINTED_RULES, len(rules.rules))):
+        support = counts.support[i]
+        body_pairs = counts.body_pairs[i]
+        confidence = support / max(body_pairs, 1)
+        rule = format_rule(rules, rules.rules[i])
+        console.print(
+            f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f}  {rule}"
+        )

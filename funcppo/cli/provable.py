@@ -1,178 +1,293 @@
-"""`funcppo provable`: how much of a split the rules can derive, step by step."""
+"""`funcppo provable`: how many triples of a split the rules derive, step by step."""
 
 from __future__ import annotations
 
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import arg
 
-from funcppo.cli import write_json
+from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.cli.target import fixpoint_progress, open_dataset
 
-if TYPE_CHECKING:
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     import numpy as np
+    from rich.console import Console
+    from torch import Tensor
 
     from funcppo.data import Dataset
     from funcppo.logic.fixpoint import LeastModel
+    from funcppo.logic.kb import KBSizes, KnowledgeBase
+
+DEFAULT_HEIGHT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provable:
-    """Count the triples of a split that the rules derive from the known facts within 1, 2, ... steps.
+    """Count the triples of a split that the rules derive from the training facts within height 1, 2, ...
 
-    A triple that is itself a known fact counts as derivable, as it is from step 0 on. For `--split train`, where that
-    is all of them, a triple counts when a rule derives it from other facts, at height 1. A program (.pl) has no split:
-    only its atoms are counted. The step that passes the budget is still taken for the split alone.
+    A triple that is itself a known fact counts as derivable from step 0 on. With `--split train`, where that would be
+    every triple, a triple counts if a rule derives it from other facts, at height 1. A program (.pl) has no split: only
+    its atoms are counted. The step that would exceed --max-atoms is evaluated for the split only.
 
-    Exit status: 0 counted (`complete` in the JSON says whether the budget ended it early), 2 bad input.
+    Exit status: 0 counted (`complete` in the JSON is false if --max-atoms ended it early), 2 bad input.
     """
 
-    dataset: Annotated[Positional[str], arg(metavar="DATASET")]
-    """Embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED), folder, or .pl program."""
-    rules: Annotated[str | None, arg(metavar="FILE")] = None
-    """Rule file to use in place of the data set's own."""
+    dataset: DatasetArgument
+    """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
+    a folder with train.txt, or a Prolog program FILE.pl."""
+    rules: OptionalFile = None
+    """Rule file to use instead of the data set's own rules. Default: the data set's rules."""
     split: Literal["test", "valid", "train"] = "test"
-    """Triples to count."""
-    height: Annotated[int | Literal["fixpoint"] | None, arg(metavar="H|fixpoint")] = None
-    """Steps to take, or all until nothing new is derived; by default 3, and 1 for the train split."""
-    object_identity: Annotated[bool, FlagCreatePairsOff] = False
-    """Different variables of a rule bind different constants, as AnyBURL counts."""
-    max_atoms: Annotated[int, arg(metavar="N")] = 50_000_000
-    """Atoms to hold at most, at about 110 bytes each; a step that would pass it is taken for the split alone."""
-    json: Annotated[str | None, arg(metavar="FILE|-")] = None
-    """Write the counts as JSON to this file, or to standard output in place of the table for `-`."""
+    """Split whose triples are counted; train counts facts derivable from other facts, at height 1."""
+    height: Annotated[
+        int | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")
+    ] = None
+    """Number of steps of the immediate-consequence operator T_P, or fixpoint for all. Default: 3, and 1 with --split
+    train."""
+    object_identity: bool = False
+    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
+    off."""
+    max_atoms: int = 50_000_000
+    """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
+    only."""
+    json: JsonOutput = None
+    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Count, print, and return the exit status."""
-        steps = self._steps()
+        """Count the triples and print the table.
+
+        Returns:
+          The exit status.
+        """
+        max_height = self._max_height()
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules)
         if not len(dataset.rules) and len(dataset.test):
-            raise ValueError(f"{dataset.name}: want rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
-        result = _count(self, dataset, steps)
-        result["seconds_in_all"] = round(time.perf_counter() - start, 3)
+            raise ValueError(
+                f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none"
+            )
+
+        result = _count(self, dataset, max_height)
+        result["total_seconds"] = round(time.perf_counter() - start, 3)
         if self.json != "-":
             _print_table(result)
-        elif result["stopped"]:
-            print(f"note: {result['stopped']}", file=sys.stderr)
+        elif result["stop_reason"]:
+            print(f"note: {result['stop_reason']}", file=sys.stderr)
         write_json(self.json, result)
         return 0
 
-    def _steps(self) -> int | None:
-        """Steps of T_P, None for all."""
+    def _max_height(self) -> int | None:
+        """The number of steps of T_P; None for all."""
         if self.max_atoms < 1:
-            raise ValueError(f"--budget {self.max_atoms}: want 1 or more")
+            raise ValueError(
+                f"--max-atoms {self.max_atoms}: expected 1 or more"
+            )
         if self.split == "train":
             if self.height not in (None, 1):
-                raise ValueError(f"--height {self.height}: want 1 for --split train, whose triples are all known facts")
+                raise ValueError(
+                    f"--height {self.height}: expected 1 for --split train, whose triples are all known facts"
+                )
             return 1
         if self.height == "fixpoint":
             return None
-        steps = 3 if self.height is None else self.height
-        if steps < 1:
-            raise ValueError(f"--height {steps}: want 1 or more, or fixpoint")
-        return steps
+        max_height = DEFAULT_HEIGHT if self.height is None else self.height
+        if max_height < 1:
+            raise ValueError(
+                f"--height {max_height}: expected 1 or more, or fixpoint"
+            )
+        return max_height
 
 
-def _count(asked: Provable, dataset: Dataset, steps: int | None) -> dict[str, Any]:
+def _count(
+    options: Provable, dataset: Dataset, max_height: int | None
+) -> JsonObject:
+    """The JSON of --json, without the total time."""
     from funcppo.logic import fixpoint, kb
 
+    split: np.ndarray = getattr(dataset, options.split)
+    is_train = options.split == "train"
+    is_program = not len(dataset.valid) and not len(dataset.test)
+
     with fixpoint_progress() as progress:
-        world, sizes = kb.build(
-            dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates
+        knowledge_base, sizes = kb.build(
+            dataset.facts,
+            dataset.rules,
+            n_constants=dataset.n_constants,
+            n_predicates=dataset.n_predicates,
         )
         model = fixpoint.least_model(
-            world,
+            knowledge_base,
             sizes,
-            max_height=steps,
-            max_atoms=asked.max_atoms,
-            object_identity=asked.object_identity,
+            max_height=max_height,
+            max_atoms=options.max_atoms,
+            object_identity=options.object_identity,
             progress=progress,
         )
-        split = getattr(dataset, asked.split)
-        is_program = not len(dataset.valid) and not len(dataset.test)
-        if asked.split == "train":
-            derivable = {"1": _left_out(world, sizes, split, asked.object_identity)}
-        else:
-            derivable = {} if is_program else _within(world, model, split, steps)
-    atoms = list(model.n_atoms_after_step)
-    if model.reached_fixpoint and steps is not None:
-        atoms += [atoms[-1]] * (steps + 1 - len(atoms))
+
+        n_derivable: dict[str, int] = {}
+        if is_train:
+            n_derivable["1"] = _count_leave_one_out(
+                knowledge_base, sizes, split, options.object_identity
+            )
+        elif not is_program:
+            n_derivable = _count_by_height(
+                knowledge_base, model, split, max_height
+            )
+
+    # Steps beyond the fixpoint derive nothing.
+    n_atoms = list(model.n_atoms_after_step)
+    if model.reached_fixpoint and max_height is not None:
+        n_atoms += [n_atoms[-1]] * (max_height + 1 - len(n_atoms))
+
+    n_known_facts = 0
+    if not is_train:
+        n_known_facts = int(
+            (fixpoint.atom_height(model, _as_tensor(split)) == 0).sum()
+        )
     return {
         "dataset": dataset.name,
-        "split": None if is_program and asked.split != "train" else asked.split,
+        "split": None if is_program and not is_train else options.split,
         "n_queries": len(split),
-        "n_known": 0 if asked.split == "train" else int((fixpoint.atom_height(model, _rows(split)) == 0).sum()),
+        "n_known_facts": n_known_facts,
         "n_facts": sizes.n_facts,
         "n_rules": sizes.n_rules,
-        "height": "fixpoint" if steps is None else steps,
-        "derivable": derivable,
-        "atoms": atoms,
+        "height": "fixpoint" if max_height is None else max_height,
+        "n_derivable_by_height": n_derivable,
+        "n_atoms_after_step": n_atoms,
         "complete": model.complete,
         "fixpoint": model.reached_fixpoint,
-        "stopped": model.stop_reason,
-        "seconds": round(model.seconds, 3),
-        "object_identity": asked.object_identity,
-        "leave_one_out": asked.split == "train",
+        "stop_reason": model.stop_reason,
+        "fixpoint_seconds": round(model.seconds, 3),
+        "object_identity": options.object_identity,
+        "leave_one_out": is_train,
     }
 
 
-def _within(world: Any, model: LeastModel, split: np.ndarray, steps: int | None) -> dict[str, int]:
-    """How many atoms of a split are derivable within each height up to the last, or to the step past the budget."""
+def _count_by_height(
+    knowledge_base: KnowledgeBase,
+    model: LeastModel,
+    split: np.ndarray,
+    max_height: int | None,
+) -> dict[str, int]:
+    """The number of atoms of a split that are derivable within each height.
+
+    The heights go up to `max_height`, or to the fixpoint, or to the step that would have exceeded the atoms to hold:
+    that step is evaluated for the split only.
+    """
     from funcppo.logic import fixpoint, query_answering
 
-    rows = _rows(split)
-    height = fixpoint.atom_height(model, rows)
-    last = len(model.n_atoms_after_step) - 1
-    if steps is not None and model.reached_fixpoint:
-        last = steps
+    atoms = _as_tensor(split)
+    height = fixpoint.atom_height(model, atoms)
+    last_height = len(model.n_atoms_after_step) - 1
+    if max_height is not None and model.reached_fixpoint:
+        last_height = max_height
+
     if model.stop_reason:
-        last += 1
-        height = height.where((height >= 0) | ~query_answering.derived_in_next_step(world, model, rows), last)
-    return {str(h): int(((height >= 0) & (height <= h)).sum()) for h in range(1, last + 1)}
+        last_height += 1
+        derived_next = query_answering.derived_in_next_step(
+            knowledge_base, model, atoms
+        )
+        height = height.where((height >= 0) | ~derived_next, last_height)
+
+    counts = {}
+    for limit in range(1, last_height + 1):
+        counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
+    return counts
 
 
-def _left_out(world: Any, sizes: Any, split: np.ndarray, object_identity: bool) -> int:
-    """How many facts a rule derives from other facts."""
+def _count_leave_one_out(
+    knowledge_base: KnowledgeBase,
+    sizes: KBSizes,
+    split: np.ndarray,
+    object_identity: bool,
+) -> int:
+    """The number of facts of a split that a rule derives from other facts."""
     import torch
 
     from funcppo.logic import kb
     from funcppo.logic.consequences import iter_consequences
 
-    row = kb.fact_id(world, sizes, _rows(split))
-    derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
-    for part in iter_consequences(world, sizes, leave_one_out=True, object_identity=object_identity):
-        derived = derived.index_fill(0, part.fact[part.fact >= 0], True)
-    return int(derived[row].sum())
+    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
+    is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
+    for part in iter_consequences(
+        knowledge_base,
+        sizes,
+        leave_one_out=True,
+        object_identity=object_identity,
+    ):
+        is_derived = is_derived.index_fill(0, part.fact[part.fact >= 0], True)
+    return int(is_derived[fact_row].sum())
 
 
-def _rows(split: np.ndarray) -> Any:
+def _as_tensor(split: np.ndarray) -> Tensor:
+    """The atoms of a split as int64 [Q, W]."""
     import torch
 
     return torch.from_numpy(split).long()
 
 
-def _print_table(result: dict[str, Any]) -> None:
-    """The counts as a table on standard output."""
-    from rich.console import Console
+def _print_table(result: JsonObject) -> None:
+    """Print the counts as a table on standard output, and how far they reach."""
     from rich.table import Table
 
-    n, counted = result["n_queries"], bool(result["derivable"])
-    headings = ["height", "atoms", *([f"{result['split']} derivable", f"of {n:,}"] if counted else [])]
+    from funcppo.cli.console import make_console
+
+    console = make_console(use_stderr=False)
+    console.print(
+        f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
+    )
+
     table = Table()
+    headings = ["height", "atoms"]
+    if result["n_derivable_by_height"]:
+        headings += [
+            f"{result['split']} derivable",
+            f"of {result['n_queries']:,}",
+        ]
     for heading in headings:
         table.add_column(heading, justify="right")
-    past = [None] * (len(result["derivable"]) + 1 - len(result["atoms"]))  # the step taken for the split alone
-    for step, atoms in enumerate([*result["atoms"], *past]):
-        found = result["n_known"] if step == 0 else result["derivable"].get(str(step), 0)
-        share = f"{found / n:.4f}" if n else ""
-        table.add_row(*[str(step), "too many" if atoms is None else f"{atoms:,}", f"{found:,}", share][: len(headings)])
-    print(f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules")
-    Console().print(table)
-    how = "the fixpoint is reached" if result["fixpoint"] else result["stopped"] or "complete to this height"
-    how += "; different variables bind different constants" if result["object_identity"] else ""
-    how += "; a triple counts when a rule derives it from other facts" if result["leave_one_out"] else ""
-    print(f"{how}; {result['seconds']:.2f} s")
+    for cells in _table_rows(result):
+        table.add_row(*cells[: len(headings)])
+    console.print(table)
+
+    _print_extent(console, result)
+
+
+def _table_rows(result: JsonObject) -> list[list[str]]:
+    """Height, atoms, derivable triples and their fraction for each step, step 0 first."""
+    n_queries = result["n_queries"]
+    n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
+    if len(result["n_derivable_by_height"]) == len(n_atoms):
+        n_atoms.append(
+            "too many"
+        )  # the step that was evaluated for the split only
+
+    rows = []
+    for step, atoms in enumerate(n_atoms):
+        n_derivable = (
+            result["n_known_facts"]
+            if step == 0
+            else result["n_derivable_by_height"].get(str(step), 0)
+        )
+        fraction = f"{n_derivable / n_queries:.4f}" if n_queries else ""
+        rows.append([str(step), atoms, f"{n_derivable:,}", fraction])
+    return rows
+
+
+def _print_extent(console: Console, result: JsonObject) -> None:
+    """Print how far the counts reach and what they count."""
+    parts = [result["stop_reason"] or "complete to this height"]
+    if result["fixpoint"]:
+        parts = ["the fixpoint is reached"]
+    if result["object_identity"]:
+        parts.append("different variables bind different constants")
+    if result["leave_one_out"]:
+        parts.append("a triple counts if a rule derives it from other facts")
+    parts.append(f"{result['fixpoint_seconds']:.2f} s")
+    console.print("; ".join(parts))

@@ -1,292 +1,477 @@
-"""`funcppo prove`: one query, and its proof, its answers or why there are none."""
+"""`funcppo prove`: one query and its proof, its answers, or why there are none."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
-from funcppo.cli import write_json
+from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
 from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
 from funcppo.data import Dataset, format_atom, format_rule, parse_query
 from funcppo.data.lexer import tokenize_line
+from funcppo.data.writers import proof_names
 from funcppo.prover.config import ProverTaskConfig
 
-if TYPE_CHECKING:
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
     from funcppo.logic.fixpoint import LeastModel
     from funcppo.logic.kb import KBSizes, KnowledgeBase
     from funcppo.logic.proof import Proof
+    from funcppo.logic.query_answering import QueryResult
 
-MAX_PRINTED_ANSWERS = 10  # answers shown when not all are asked for
-MAX_FAILED_RULES = 5  # rules that fail
+MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
+MAX_FAILED_RULES = (
+    5  # rules that match a refuted query, in the text and in the JSON
+)
 EXIT_STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
+EMPTY_GRAPH = "digraph proof {\n}\n"
+
+Atom: TypeAlias = tuple[
+    int, ...
+]  # predicate and arguments, padded to the width of the data set
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prove:
     """Prove a query from facts and rules: print its proof, its answers, or why there is none.
 
-    Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (the budget
-    ended the search, or the list that --all asks for).
+    A query without variables never counts as a fact while it is proved. A query that is a known fact is reported as
+    stated; its derivation from other facts is shown if one exists. A trained run shows its policy's most probable
+    proof. The answers of a query with variables (names that start with a capital or `_`) are the stated and the
+    derived ones.
 
-    A query without variables never counts as a fact while it is proved: of a known fact it is said that it is stated,
-    and its proof from other facts is shown if there is one. A trained run shows its policy's most probable proof. The
-    answers of a query with variables (names that start with a capital or `_`) are what is stated and what is derived.
+    Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (--max-atoms
+    was reached without a proof, or before the list of --all was complete).
     """
 
-    target: Annotated[Positional[str], arg(metavar="TARGET")]
-    """Folder of a training run or of a data set, .pl program, or embedded name such as countries_s3."""
+    target: TargetArgument
+    """Folder of a training run, or a data set: an embedded name such as countries_s3, a folder with train.txt, or a
+    Prolog program FILE.pl."""
     query: Annotated[Positional[str], arg(metavar="QUERY")]
-    """One atom, such as "locatedIn(france, europe)" or "locatedIn(X, europe)"; 'in quotes' a name is no variable."""
-    rules: Annotated[str | None, arg(metavar="FILE")] = None
-    """Rule file to use in place of the target's own."""
-    height: Annotated[int | None, arg(metavar="N")] = None
-    """Most rule applications on a branch of the proof; by default any number."""
-    all: Annotated[bool, FlagCreatePairsOff] = False
-    """List all answers of a query with variables, not the first few."""
-    object_identity: Annotated[bool, FlagCreatePairsOff] = False
-    """Different variables of a rule bind different constants, as AnyBURL counts."""
-    max_atoms: Annotated[int, arg(metavar="N")] = ProverTaskConfig().max_atoms
-    """Derived atoms to hold at most; beyond, the query is unknown."""
+    """Atom to prove, such as "locatedIn(france, europe)" or "locatedIn(X, europe)". Names that start with a capital or
+    _ are variables, unless in single quotes."""
+    rules: OptionalFile = None
+    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    height: int | None = None
+    """Maximum height of a proof: rule applications on one branch. Default: no limit."""
+    all: bool = False
+    """List all answers of a query with variables. Default: the first 10."""
+    object_identity: bool = False
+    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
+    off."""
+    max_atoms: int = ProverTaskConfig().max_atoms
+    """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
     format: Literal["text", "json", "dot"] = "text"
-    """How the result is printed; dot is a Graphviz graph of the proof."""
-    json: Annotated[str | None, arg(metavar="FILE|-")] = None
-    """Write the result as JSON to this file, or to standard output in place of the text for `-`."""
+    """Output format on standard output; dot is a Graphviz graph of the proof."""
+    json: JsonOutput = None
+    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Ask, print, and return the exit status."""
+        """Answer the query and print the result.
+
+        Returns:
+          The exit status.
+        """
         if self.height is not None and self.height < 0:
-            raise ValueError(f"--height {self.height}: want 0 or more")
+            raise ValueError(f"--height {self.height}: expected 0 or more")
         if self.max_atoms < 1:
-            raise ValueError(f"--budget {self.max_atoms}: want 1 or more")
+            raise ValueError(
+                f"--max-atoms {self.max_atoms}: expected 1 or more"
+            )
+
         dataset = open_dataset(self.target, self.rules)
-        atom = tuple(int(t) for t in parse_query(dataset, self.query))
-        names = _variables(self.query)
-        _warn_of_variables(dataset, names)
-        if names and self.format == "dot":
-            raise ValueError(f"query {self.query!r}: want no variables for --format dot, which draws one proof")
-        result, shown = _open(self, dataset, atom, names) if names else _ground(self, dataset, atom)
+        atom = tuple(int(term) for term in parse_query(dataset, self.query))
+        variables = _variable_names(self.query)
+        _print_ambiguous_names(dataset, variables)
+        if not variables:
+            report = _prove_ground(self, dataset, atom)
+        elif self.format == "dot":
+            raise ValueError(
+                f"query {self.query!r}: expected no variables for --format dot, which draws one proof"
+            )
+        else:
+            report = _answer_open(self, dataset, atom, variables)
+
         if self.json != "-":
-            write_json("-", result) if self.format == "json" else sys.stdout.write(shown)
-        write_json(self.json, result)
-        return EXIT_STATUS[result["verdict"]]
+            if self.format == "json":
+                write_json("-", report.result)
+            else:
+                sys.stdout.write(report.text)
+        write_json(self.json, report.result)
+        return EXIT_STATUS[report.result["verdict"]]
 
 
-def _variables(query: str) -> list[str]:
-    """The names of the variables in order of first occurrence; every `_` is another one."""
-    found = [token.text for token in tokenize_line(query)[1:] if token.kind == "variable"]
-    return list(dict.fromkeys(name if name != "_" else f"_{i}" for i, name in enumerate(found)))
+class _Report(NamedTuple):
+    """What is written and printed of a query."""
+
+    result: JsonObject  # the JSON of --json
+    # for standard output, in the format of --format unless that is json
+    text: str
 
 
-def _warn_of_variables(dataset: Dataset, names: list[str]) -> None:
-    """Tell of entities that are spelt like variables."""
-    for name in set(names) & set(dataset.entities):
-        print(f"note: {name} is a variable here; the entity is '{name}', in single quotes", file=sys.stderr)
+def _variable_names(query: str) -> list[str]:
+    """The names of the variables by first occurrence; every `_` is a variable of its own, _0, _1, ..."""
+    tokens = [
+        token.text
+        for token in tokenize_line(query)[1:]
+        if token.kind == "variable"
+    ]
+    names = [f"_{i}" if text == "_" else text for i, text in enumerate(tokens)]
+    return list(dict.fromkeys(names))
 
 
-def _world(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
+def _print_ambiguous_names(dataset: Dataset, variables: Sequence[str]) -> None:
+    """Print a note for each variable that is spelt like an entity."""
+    for name in set(variables) & set(dataset.entities):
+        print(
+            f"note: {name} is a variable here; the entity is '{name}', in single quotes",
+            file=sys.stderr,
+        )
+
+
+def _build_knowledge_base(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
+    """The facts and rules of a data set as tensors."""
     from funcppo.logic import kb
 
-    return kb.build(dataset.facts, dataset.rules, n_constants=dataset.n_constants, n_predicates=dataset.n_predicates)
+    return kb.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+    )
 
 
-# -- a query without variables
+def _fixpoint_fields(options: Prove, model: LeastModel) -> JsonObject:
+    """The part of the JSON that says how far T_P was taken, for the predicates that the query needs."""
+    return {
+        "max_height": options.height,
+        "object_identity": options.object_identity,
+        "n_atoms_after_step": list(model.n_atoms_after_step),
+        "complete": model.complete,
+        "fixpoint": model.reached_fixpoint,
+        "stop_reason": model.stop_reason,
+        "fixpoint_seconds": round(model.seconds, 3),
+    }
 
 
-def _ground(asked: Prove, dataset: Dataset, atom: tuple[int, ...]) -> tuple[dict[str, Any], str]:
-    """The result as JSON, and as it is printed."""
+def _height_text(max_height: int | None) -> str:
+    """The bound on the height of a proof as a part of a sentence."""
+    return "" if max_height is None else f" within height {max_height}"
+
+
+def _object_identity_text(result: JsonObject) -> str:
+    """Object identity as a part of a sentence."""
+    return (
+        " with different constants for different variables"
+        if result["object_identity"]
+        else ""
+    )
+
+
+# A query without variables.
+
+
+class _FailedRules(NamedTuple):
+    """Why no rule derives an atom."""
+
+    rules: list[
+        JsonObject
+    ]  # of the first rules that match: id, text, and the goals of the body without an answer
+    n_matching: int  # rules whose head matches the atom
+
+
+def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
+    """Prove a query without variables, or find out what is missing."""
     from funcppo.logic import proof, query_answering
 
     with fixpoint_progress() as progress:
-        kb, sizes = _world(dataset)
+        knowledge_base, sizes = _build_knowledge_base(dataset)
         found = query_answering.prove_ground(
-            kb,
+            knowledge_base,
             sizes,
             atom,
-            max_height=asked.height,
-            max_atoms=asked.max_atoms,
-            object_identity=asked.object_identity,
+            max_height=options.height,
+            max_atoms=options.max_atoms,
+            object_identity=options.object_identity,
             progress=progress,
         )
-    by_policy = _by_policy(asked, atom) if found.proof else None
-    shown = by_policy or found.proof
-    names = (
-        (lambda goal: format_atom(dataset, np.array(goal))),
-        (lambda rule: format_rule(dataset, dataset.rules[rule])),
-    )
-    missing, n_matching = ([], 0) if shown else _missing(asked, dataset, kb, sizes, found.model, atom)
-    derivable = found.verdict.name.lower()
-    verdict = "proved" if found.is_fact else derivable
-    height = 0 if found.is_fact else found.height
+
+    policy_proof = _policy_proof(options, atom) if found.proof else None
+    best_proof = policy_proof or found.proof
+    failed = _FailedRules([], 0)
+    if best_proof is None:
+        failed = _failed_rules(
+            options, dataset, knowledge_base, sizes, found.model, atom
+        )
+
+    names = proof_names(dataset)
     result = {
+        **_ground_fields(dataset, atom, found),
+        "proof": None,
+        "proof_by": None,
+    }
+    if best_proof:
+        result["proof"] = jsonlib.loads(proof.to_json(best_proof, *names))
+        result["proof_by"] = "policy" if policy_proof else "T_P"
+    result["failed_rules"] = failed.rules
+    result |= _fixpoint_fields(options, found.model)
+
+    if options.format == "dot":
+        return _Report(
+            result,
+            proof.to_dot(best_proof, *names) if best_proof else EMPTY_GRAPH,
+        )
+    lines = [_headline(result, failed.n_matching)]
+    if best_proof:
+        lines.append(
+            "the policy's most probable proof, p of each choice:"
+            if policy_proof
+            else ""
+        )
+        lines.append(proof.to_text(best_proof, *names).rstrip("\n"))
+    elif not found.is_fact:
+        lines += _explain_refutation(failed)
+    return _Report(result, "\n".join(lines) + "\n")
+
+
+def _ground_fields(
+    dataset: Dataset, atom: Atom, found: QueryResult
+) -> JsonObject:
+    """The part of the JSON that holds the verdict. A known fact is proved, whatever else derives it."""
+    derived_verdict = found.verdict.name.lower()
+    verdict = "proved" if found.is_fact else derived_verdict
+    answers = []
+    if verdict == "proved":
+        answers.append(
+            _answer(dataset, atom, 0 if found.is_fact else found.height, [])
+        )
+    return {
         "query": format_atom(dataset, np.array(atom)),
         "verdict": verdict,
         "is_fact": found.is_fact,
-        "derivable": derivable,  # from other facts
+        # on the derivation from other facts
+        "derived_verdict": derived_verdict,
         "height": found.height,  # of that derivation
-        "n_answers": int(verdict == "proved"),
-        "answers": [_answer(dataset, atom, height, [])] if verdict == "proved" else [],
-        "proof": jsonlib.loads(proof.to_json(shown, *names)) if shown else None,
-        "proof_by": None if not shown else "policy" if by_policy else "T_P",
-        "missing": missing,
-        **_extent(asked, found.model),
+        "n_answers": len(answers),
+        "answers": answers,
     }
-    if asked.format == "dot":
-        return result, proof.to_dot(shown, *names) if shown else "digraph proof {\n}\n"
-    lines = [_headline(result, n_matching)]
-    if shown:
-        lines += ["the policy's most probable proof, p of each choice:" if by_policy else ""]
-        lines += [proof.to_text(shown, *names).rstrip("\n")]
-    elif not found.is_fact:
-        lines += _why_not(missing, n_matching)
-    return result, "\n".join(lines) + "\n"
 
 
-def _by_policy(asked: Prove, atom: tuple[int, ...]) -> Proof | None:
-    """The most probable proof of a trained run, None where there is no run or it looks elsewhere."""
-    if not is_run_folder(asked.target):
+def _policy_proof(options: Prove, atom: Atom) -> Proof | None:
+    """The most probable proof of a trained run; None without a run, or if the run was trained for other proofs."""
+    if not is_run_folder(options.target):
         return None
+
     import torch
 
     from funcppo.evaluation import explain
     from funcppo.experiment import training
 
-    run = training.open_run(Path(asked.target))
-    if asked.object_identity and not run.task.cfg.object_identity:
+    run = training.open_run(Path(options.target))
+    if options.object_identity and not run.task.cfg.object_identity:
         return None
-    if asked.height is not None and asked.height < run.task.max_height:
+    if options.height is not None and options.height < run.task.max_height:
         return None
-    return explain.most_probable_proof(run.task, run.cfg, run.state.best_params, torch.tensor(atom))
+    return explain.most_probable_proof(
+        run.task, run.cfg, run.state.best_params, torch.tensor(atom)
+    )
 
 
-def _headline(result: dict[str, Any], n_matching: int) -> str:
-    query, derivable, steps = result["query"], result["derivable"], len(result["atoms"]) - 1
-    within = _within(None if result["fixpoint"] or not n_matching else result["max_height"]) + _identity(result)
-    fixpoint = f" (fixpoint after {steps} {'step' if steps == 1 else 'steps'}, {result['atoms'][-1]:,} atoms)"
-    ending = {
-        "proved": f"at height {result['height']}{_identity(result)}",
-        "refuted": f"no proof exists{within}{fixpoint if result['fixpoint'] and n_matching else ''}",
-        "unknown": f"no proof{_within(steps + 1)}{_identity(result)}; {result['stopped']} (--budget raises it)",
-    }[derivable]
-    if not result["is_fact"]:
-        return f"{derivable}: {query}: {ending}"
-    derived = "also derived from other facts" if derivable == "proved" else "from other facts"
-    return f"proved: {query}: stated as a fact; {derived}, {ending}"
-
-
-def _within(max_height: int | None) -> str:
-    return "" if max_height is None else f" within height {max_height}"
-
-
-def _identity(result: dict[str, Any]) -> str:
-    return " with different constants for different variables" if result["object_identity"] else ""
-
-
-def _missing(
-    asked: Prove, dataset: Dataset, kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: tuple[int, ...]
-) -> tuple[list[dict[str, Any]], int]:
-    """For the first rules whose heads match an underivable atom, what of the body has no answer; how many match."""
+def _failed_rules(
+    options: Prove,
+    dataset: Dataset,
+    knowledge_base: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atom: Atom,
+) -> _FailedRules:
+    """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies."""
     from funcppo.logic import query_answering
 
-    rules = query_answering.matching_rules(kb, sizes, atom, object_identity=asked.object_identity)
-    first = [] if asked.height == 0 else rules[:MAX_FAILED_RULES]
-    rows = [(found.rule.id, query_answering.unsatisfied_prefix(model, found)) for found in first]
-    return [
-        {
-            "rule": rule,
-            "rule_text": format_rule(dataset, dataset.rules[rule]),
-            "no_answer_to": [format_atom(dataset, np.array(goal)) for goal in goals],
-        }
-        for rule, goals in rows
-    ], len(rules)
+    matching = query_answering.matching_rules(
+        knowledge_base, sizes, atom, object_identity=options.object_identity
+    )
+    rules = []
+    if options.height != 0:  # at height 0 no rule is applied
+        for instance in matching[:MAX_FAILED_RULES]:
+            goals = query_answering.unsatisfied_prefix(model, instance)
+            rule = instance.rule.id
+            rules.append(
+                {
+                    "rule": rule,
+                    "rule_text": format_rule(dataset, dataset.rules[rule]),
+                    "unsatisfied_goals": [
+                        format_atom(dataset, np.array(goal)) for goal in goals
+                    ],
+                }
+            )
+    return _FailedRules(rules, len(matching))
 
 
-def _why_not(missing: list[dict[str, Any]], n_matching: int) -> list[str]:
-    if not n_matching:
+def _headline(result: JsonObject, n_matching: int) -> str:
+    """The verdict as one line."""
+    verdict = result["derived_verdict"]
+    if verdict == "proved":
+        reason = f"at height {result['height']}{_object_identity_text(result)}"
+    elif verdict == "refuted":
+        reason = _refutation_text(result, n_matching)
+    else:
+        next_step = len(result["n_atoms_after_step"])
+        limits = _height_text(next_step) + _object_identity_text(result)
+        reason = (
+            f"no proof{limits}; {result['stop_reason']} (--max-atoms raises it)"
+        )
+
+    if not result["is_fact"]:
+        return f"{verdict}: {result['query']}: {reason}"
+    derived = (
+        "also derived from other facts"
+        if verdict == "proved"
+        else "from other facts"
+    )
+    return f"proved: {result['query']}: stated as a fact; {derived}, {reason}"
+
+
+def _refutation_text(result: JsonObject, n_matching: int) -> str:
+    """That no proof exists, within which limits, and how far T_P was taken if any rule matches."""
+    n_atoms = result["n_atoms_after_step"]
+    n_steps = len(n_atoms) - 1
+    is_limited = n_matching > 0 and not result["fixpoint"]
+    limits = _height_text(
+        result["max_height"] if is_limited else None
+    ) + _object_identity_text(result)
+
+    fixpoint = ""
+    if result["fixpoint"] and n_matching:
+        steps = "step" if n_steps == 1 else "steps"
+        fixpoint = f" (fixpoint after {n_steps} {steps}, {n_atoms[-1]:,} atoms)"
+    return f"no proof exists{limits}{fixpoint}"
+
+
+def _explain_refutation(failed: _FailedRules) -> list[str]:
+    """Lines on the rules that match a query without a proof."""
+    if not failed.n_matching:
         return ["it is not stated, and no rule's head matches it"]
+
     lines = []
-    for row in missing:
-        lines += [
-            f"rule {row['rule']}: {row['rule_text']}",
-            f"    nothing derived satisfies {', '.join(row['no_answer_to'])}",
-        ]
-    more = n_matching - len(missing)
-    return lines + ([f"... and {more} more rules whose heads match it"] if more and missing else [])
+    for row in failed.rules:
+        lines.append(f"rule {row['rule']}: {row['rule_text']}")
+        lines.append(
+            f"    nothing derived satisfies {', '.join(row['unsatisfied_goals'])}"
+        )
+    n_more = failed.n_matching - len(failed.rules)
+    if n_more and failed.rules:
+        lines.append(f"... and {n_more} more rules whose heads match it")
+    return lines
 
 
-# -- a query with variables
+# A query with variables.
 
 
-def _open(asked: Prove, dataset: Dataset, atom: tuple[int, ...], names: list[str]) -> tuple[dict[str, Any], str]:
-    """The result as JSON, and as it is printed: answers of least height first."""
+def _answer_open(
+    options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]
+) -> _Report:
+    """Answer a query with variables; the answers of the smallest height come first."""
     from funcppo.logic import fixpoint
 
     with fixpoint_progress() as progress:
-        kb, sizes = _world(dataset)
+        knowledge_base, sizes = _build_knowledge_base(dataset)
         model = fixpoint.least_model(
-            kb,
+            knowledge_base,
             sizes,
-            max_height=asked.height,
-            max_atoms=asked.max_atoms,
+            max_height=options.height,
+            max_atoms=options.max_atoms,
             predicates={atom[0]},
-            object_identity=asked.object_identity,
+            object_identity=options.object_identity,
             progress=progress,
         )
+
     atoms, heights = fixpoint.matching_atoms(model, atom)
-    order = heights.argsort(stable=True)[: None if asked.all else MAX_PRINTED_ANSWERS]
-    places = [atom.index(dataset.n_constants + 1 + i, 1) for i in range(len(names))]
-    named = [(place, name) for place, name in zip(places, names) if not name.startswith("_")]
-    rows = zip(atoms[order].tolist(), heights[order].tolist())
-    answers = [_answer(dataset, tuple(found), height, named) for found, height in rows]
-    n = len(atoms)
-    verdict = "proved" if n and (model.complete or not asked.all) else "refuted" if model.complete else "unknown"
+    n_answers = len(atoms)
+    order = heights.argsort(stable=True)
+    if not options.all:
+        order = order[:MAX_PRINTED_ANSWERS]
+
+    bindings = _named_places(dataset, atom, variables)
+    answers = []
+    for row, height in zip(atoms[order].tolist(), heights[order].tolist()):
+        answers.append(_answer(dataset, tuple(row), height, bindings))
+
     result = {
-        "query": asked.query,
-        "verdict": verdict,
-        "n_answers": n,  # known; all there are when `complete`
+        "query": options.query,
+        "verdict": _open_verdict(options, model, n_answers),
+        "n_answers": n_answers,  # found; these are all if `complete`
         "answers": answers,
-        **_extent(asked, model),
+        **_fixpoint_fields(options, model),
     }
-    more = "" if model.complete else "at least "
-    lines = [
-        f"{more}{n:,} {'answer' if n == 1 else 'answers'} to {asked.query}{_within(asked.height)}{_identity(result)}"
-    ]
-    lines += [f"  {row['atom']}      {'fact' if not row['height'] else _height(row)}" for row in answers]
-    lines += [f"  ... and {n - len(answers):,} more (--all lists them)"] if n > len(answers) else []
-    lines += [f"unknown beyond: {model.stop_reason}"] if not model.complete else []
-    return result, "\n".join(lines) + "\n"
+    return _Report(result, _answers_text(options, result))
 
 
-def _height(row: dict[str, Any]) -> str:
-    return f"height {row['height']}"
+def _named_places(
+    dataset: Dataset, atom: Atom, variables: Sequence[str]
+) -> list[tuple[int, str]]:
+    """The place of the first occurrence of each variable in the atom, with its name; without those named `_...`."""
+    places = []
+    for i, name in enumerate(variables):
+        variable = (
+            dataset.n_constants + 1 + i
+        )  # ids of variables follow those of constants, by first occurrence
+        if not name.startswith("_"):
+            places.append((atom.index(variable, 1), name))
+    return places
+
+
+def _open_verdict(options: Prove, model: LeastModel, n_answers: int) -> str:
+    """One answer proves the query, unless all are asked for and --max-atoms was reached."""
+    if n_answers and (model.complete or not options.all):
+        return "proved"
+    return "refuted" if model.complete else "unknown"
+
+
+def _answers_text(options: Prove, result: JsonObject) -> str:
+    """The answers of a query as lines."""
+    n_answers = result["n_answers"]
+    at_least = "" if result["complete"] else "at least "
+    noun = "answer" if n_answers == 1 else "answers"
+    limits = _height_text(options.height) + _object_identity_text(result)
+    lines = [f"{at_least}{n_answers:,} {noun} to {options.query}{limits}"]
+
+    for answer in result["answers"]:
+        source = f"height {answer['height']}" if answer["height"] else "fact"
+        lines.append(f"  {answer['atom']}      {source}")
+    n_more = n_answers - len(result["answers"])
+    if n_more:
+        lines.append(f"  ... and {n_more:,} more (--all lists them)")
+    if not result["complete"]:
+        lines.append(f"unknown beyond: {result['stop_reason']}")
+    return "\n".join(lines) + "\n"
 
 
 def _answer(
-    dataset: Dataset, atom: tuple[int, ...], height: int | None, named: list[tuple[int, str]]
-) -> dict[str, Any]:
-    """One answer: its text, its arguments, what each named variable is, and the least height of a proof."""
-    entity = lambda place: dataset.entities[atom[place] - 1]
+    dataset: Dataset,
+    atom: Atom,
+    height: int | None,
+    bindings: Sequence[tuple[int, str]],
+) -> JsonObject:
+    """One answer as JSON: its text, its arguments, the value of each named variable, the least height of a proof.
+
+    Args:
+      bindings: place in the atom and name of each variable.
+    """
+    arity = dataset.arities[atom[0] - 1]
+    args = [dataset.entities[constant - 1] for constant in atom[1 : 1 + arity]]
     return {
         "atom": format_atom(dataset, np.array(atom)),
-        "args": [entity(place) for place in range(1, 1 + dataset.arities[atom[0] - 1])],
-        "bindings": {name: entity(place) for place, name in named},
+        "args": args,
+        "bindings": {name: args[place - 1] for place, name in bindings},
         "height": height,
-    }
-
-
-def _extent(asked: Prove, model: LeastModel) -> dict[str, Any]:
-    """How far T_P was taken, for the predicates that the query needs."""
-    return {
-        "max_height": asked.height,
-        "object_identity": asked.object_identity,
-        "atoms": list(model.n_atoms_after_step),
-        "complete": model.complete,
-        "fixpoint": model.reached_fixpoint,
-        "stopped": model.stop_reason,
-        "seconds": round(model.seconds, 3),
     }

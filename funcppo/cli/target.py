@@ -1,4 +1,4 @@
-"""What a command is asked about: a training run's folder, or a data set."""
+"""The subject of a command: the folder of a training run, or a data set."""
 
 from __future__ import annotations
 
@@ -9,30 +9,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcppo.data import Dataset, load
+from funcppo.experiment.config import CONFIG_FILE, read_config
 
 if TYPE_CHECKING:
     from funcppo.logic.fixpoint import StepCallback
 
-RUN_CONFIG_FILE = "config.json"  # what tells the folder of a run from that of a data set
-
 
 def is_run_folder(target: str) -> bool:
-    """Whether the target is the folder of a training run."""
-    return (Path(target) / RUN_CONFIG_FILE).is_file()
+    """Whether the target is the folder of a training run: only such a folder holds a config.json."""
+    return (Path(target) / CONFIG_FILE).is_file()
 
 
 def open_dataset(target: str, rules: str | None) -> Dataset:
-    """The data set of a target, its notes told on standard error.
+    """Load the data set of a target and print its notes on standard error.
 
-    Errors: ValueError, one line, for what is neither a run nor a data set, or rules that a run did not learn with.
+    Args:
+      target: folder of a training run, embedded name, folder of a data set, or program FILE.pl.
+      rules: rule file to use instead of the data set's own; None for the latter.
+
+    Returns:
+      The data set; for a run, the one that it was trained on, with the rules that it was trained with.
+
+    Raises:
+      ValueError: the target is neither a run nor a data set, or `rules` is given for a run.
     """
     if is_run_folder(target):
-        from funcppo.experiment.training import read_config
-
         if rules is not None:
-            raise ValueError(f"--rules {rules}: {target} is a trained run, want the rules that it learnt with")
-        run = read_config(Path(target))
-        target, rules = run.dataset, run.rules
+            raise ValueError(
+                f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
+            )
+        run_config = read_config(Path(target))
+        target = run_config.dataset
+        rules = run_config.rules
+
     dataset = load(target, rules)
     for line in dataset.notes:
         print(f"note: {line}", file=sys.stderr)
@@ -41,8 +50,18 @@ def open_dataset(target: str, rules: str | None) -> Dataset:
 
 @contextmanager
 def fixpoint_progress() -> Iterator[StepCallback]:
-    """A progress line of T_P on standard error, where that is a terminal."""
-    from rich.console import Console
+    """Show the steps of T_P on standard error, if that is a terminal.
 
-    with Console(stderr=True).status("reading") as status:
-        yield lambda step, atoms, seconds: status.update(f"T_P step {step}: {atoms:,} atoms, {seconds:.1f} s")
+    Returns:
+      A context that yields the function to call after each step, with the step, its atoms and the seconds so far.
+    """
+    from funcppo.cli.console import make_console, show_status, update_status
+
+    with show_status(make_console(use_stderr=True), "reading") as status:
+
+        def show_step(step: int, n_atoms: int, seconds: float) -> None:
+            update_status(
+                status, f"T_P step {step}: {n_atoms:,} atoms, {seconds:.1f} s"
+            )
+
+        yield show_step

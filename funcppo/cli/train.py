@@ -1,304 +1,504 @@
-"""`funcppo train`: learn to prove the links of a knowledge graph."""
+"""`funcppo train`: train a prover on a knowledge graph."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
-import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import tyro
-from rich.console import Console
+from tyro.conf import arg
 
-from funcppo.cli import console as terminal
-from funcppo.cli import write_json
+from funcppo.cli.common import (
+    EXIT_INTERRUPTED,
+    JsonObject,
+    check_device,
+    defer_interrupt,
+    write_json,
+)
+from funcppo.cli.console import (
+    make_console,
+    metrics_table,
+    print_notes,
+    progress_bar,
+    show_status,
+    update_status,
+)
+from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.config import PPOConfig
-from funcppo.data import format_atom, format_rule
-from funcppo.evaluation import ranking, scorers
-from funcppo.experiment.config import RunConfig
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    METRICS_FILE,
+    MINED_RULES_FILE,
+    RESULTS_FILE,
+    RunConfig,
+    read_config,
+    write_config,
+)
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 
-if TYPE_CHECKING:  # PyTorch takes seconds to import, and --help is not to wait for it
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
+    from rich.console import Console
+
     from funcppo.experiment.training import Run
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
+MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
 _DEFAULT = RunConfig(dataset="")
 
 
-@dataclass
-class Train:
-    """Learn to prove the links of a knowledge graph; write params, metrics and results to a folder.
+class _TrainingResult(NamedTuple):
+    """Where training ended."""
 
-    The folder gets config.json, metrics.jsonl (a line an update), checkpoint.npz and results.json. Ctrl-C saves a
-    checkpoint after the update in progress; --resume goes on from it bit for bit.
+    run: Run
+    is_finished: bool  # False after a Ctrl-C
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a prover on a knowledge graph with PPO and write the run to a folder.
+
+    RUN receives config.json, metrics.jsonl (one line per update), checkpoint.npz and results.json. Ctrl-C saves a
+    checkpoint after the current update; --resume continues from it bit for bit.
+
+    Exit status: 0 trained, 2 bad input, 130 interrupted.
     """
 
-    dataset: Annotated[str, tyro.conf.Positional]
-    """countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, a folder with train.txt, valid.txt, test.txt
-    and rules.txt, or a program FILE.pl."""
-    out: Path
-    """Folder to write."""
-    rules: str | None = None
-    """Rule file in place of the data set's own; a data set without rules is mined first."""
+    dataset: DatasetArgument
+    """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
+    a folder with train.txt, or a Prolog program FILE.pl."""
+    out: Annotated[Path, arg(metavar="RUN")]
+    """Folder that the run is written to; created if it is missing."""
+    rules: OptionalFile = _DEFAULT.rules
+    """Rule file to use instead of the data set's own rules. Default: the data set's rules; if it has none, rules are
+    mined first."""
     steps: int = _DEFAULT.steps
-    """Environment steps."""
-    seed: int = 0
-    """Of weights, queries and actions."""
+    """Total number of environment steps, over all environments; rounded up to whole rollouts."""
+    seed: int = _DEFAULT.seed
+    """Random seed of the initial weights, the training queries and the actions."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where to train."""
-    strategy: str = "auto"
-    """How a training step runs: eager, forward, two-graphs, one-graph; auto takes eager for a short run, where
-    compiling would take longer than it saves, and else the highest rung that works."""
-    precision: Literal["highest", "high", "bfloat16"] = "highest"
-    """Of matrix products: float32; TF32 on a GPU that has it; or bfloat16, with float32 for all else."""
-    score: Literal["auto", "success", "best-proof"] = "auto"
-    """How candidates are scored; auto takes the better of the two on the valid split."""
+    """Device to train on."""
+    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
+        "auto"
+    )
+    """How the training step is executed. one-graph: a minibatch update (forward, loss, backward, clipping, Adam)
+    compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
+    compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
+    compilation, otherwise the first of these that works and matches eager."""
+    precision: Literal["highest", "high", "bfloat16"] = _DEFAULT.precision
+    """Precision of matrix products. highest: float32; high: TF32 where the GPU has it; bfloat16: bfloat16 inputs, all
+    else float32."""
+    score: Literal["auto", "success", "best-proof"] = _DEFAULT.score
+    """How the policy scores a candidate. success: probability that its search ends in a proof; best-proof: probability
+    of its most probable proof; auto: the one with the better ranking on the valid split."""
     resume: bool = False
-    """Go on from the checkpoint in the folder; all other settings are those of its config.json."""
+    """Continue from the checkpoint in RUN; all other settings are read from its config.json. Default: off."""
     overwrite: bool = False
-    """Start anew in a folder that holds a run."""
-    json: str | None = None
-    """Also write the results as JSON to this file, or - for standard output."""
-    prover: ProverTaskConfig = field(default_factory=ProverTaskConfig)
-    ppo: PPOConfig = _DEFAULT.ppo
+    """Start a new run in a folder that already holds one, replacing its files. Default: off."""
+    json: JsonOutput = None
+    """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
+    RUN/results.json."""
     n_validations: int = _DEFAULT.n_validations
-    """Looks at the valid split while training; the best params are kept."""
+    """Number of evaluations on the valid split during training; the parameters with the best result are kept."""
     n_validation_queries: int = _DEFAULT.n_validation_queries
-    """Valid queries ranked at each."""
+    """Number of valid queries ranked at each validation, sampled evenly over relations."""
     max_nonfinite_updates: int = _DEFAULT.max_nonfinite_updates
-    """Updates in a row with a loss or gradient that is not finite, after which the run stops."""
-    cache_dir: Path | None = None
-    """Where compiled code and mined rules are kept for the next run; by default the user's own caches."""
+    """Stop the run after this many consecutive updates with a non-finite loss or gradient."""
+    cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
+    $XDG_CACHE_HOME/funcppo."""
     log_compiles: bool = False
-    """Show what compilers and graphs do: recordings, skips, recompiles and why, moved state, times."""
+    """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
+    (ms). Default: off."""
+    prover: ProverTaskConfig = _DEFAULT.prover
+    """Settings of the proof search and of the prover network."""
+    ppo: PPOConfig = _DEFAULT.ppo
+    """Settings of proximal policy optimisation (PPO)."""
 
     def run(self) -> int:
-        """Train, judge, show; the exit status."""
-        if self.cache_dir is not None:  # compilers read these once, when they are loaded
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir.absolute() / "inductor")
-            os.environ["TRITON_CACHE_DIR"] = str(self.cache_dir.absolute() / "triton")
+        """Train, evaluate on the test split, and print the results.
+
+        Returns:
+          The exit status.
+        """
+        if (
+            self.cache_dir is not None
+        ):  # the compilers read these when they are imported
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+                self.cache_dir.absolute() / "inductor"
+            )
+            os.environ["TRITON_CACHE_DIR"] = str(
+                self.cache_dir.absolute() / "triton"
+            )
+
         import torch
 
-        from funcppo.experiment import training
-        from funcppo.runtime.monitor import Monitor
-
-        start, console = time.perf_counter(), terminal.make_console(self.json == "-")
-        run = self._prepare(console)
-        torch.set_float32_matmul_precision("high" if run.run_config.precision == "high" else "highest")
-        dataset = run.task.dataset
-        console.print(
-            f"{dataset.name}: {dataset.n_constants} entities, {dataset.n_predicates} relations, "
-            f"{len(dataset.train)} train / {len(dataset.valid)} valid / {len(dataset.test)} test, "
-            f"{len(dataset.rules)} rules, height {run.task.max_height}, score {run.score}"
+        start = time.perf_counter()
+        console = make_console(self.json == "-")
+        run = self._resume_run() if self.resume else self._start_run(console)
+        torch.set_float32_matmul_precision(
+            "high" if run.run_config.precision == "high" else "highest"
         )
-        terminal.print_notes(console, run.notes)
-        if not len(dataset.test):
-            console.print("note: no test split, so nothing will be judged", style="dim")
-        with Monitor() as monitor:
-            with console.status("making the training step ready"):
-                captured, how = training.prepare_train_step(run)
-            monitor.record_capture(captured)
-            terminal.print_notes(console, [how])
-            run, finished = self._learn(run, captured, monitor, console)
-        if not finished:
-            update = int(run.state.train_state.update)
+        _print_run(console, run)
+
+        trained = self._train(run, console)
+        if not trained.is_finished:
+            update = int(trained.run.state.train_state.update)
+            command = f"funcppo train {self.dataset} --out {self.out} --resume"
             console.print(
-                f"stopped after update {update}; `funcppo train --resume --out {self.out}` goes on from there"
+                f"interrupted after update {update}; `{command}` continues"
             )
-            return 130
-        results = _results(run, time.perf_counter() - start)
-        results["seconds_in_all"] = time.perf_counter() - start  # judging too
-        write_json(str(self.out / training.RESULTS_FILE), results)
+            return EXIT_INTERRUPTED
+
+        results = _evaluate(trained.run, time.perf_counter() - start)
+        results["total_seconds"] = time.perf_counter() - start
+        write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
-        _show(run, results, console)
-        console.print(f"done in {results['seconds_in_all']:.0f} s: {self.out}")
+        _print_results(trained.run, results, console)
+        console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
 
-    def _prepare(self, console: Console) -> Run:
-        import torch
-
+    def _resume_run(self) -> Run:
+        """The run in the folder, where its checkpoint left it."""
         from funcppo.experiment import training
-        from funcppo.runtime.compile import STRATEGIES
 
-        holds_run = (self.out / training.CONFIG_FILE).exists()
-        if self.resume:
-            stored = training.read_config(self.out)
-            if stored.dataset != absolute_or_name(self.dataset):
-                raise ValueError(f"{self.out}: holds a run on {stored.dataset}, want {self.dataset}")
-            return training.prepare_run(stored, self.out, resume=True)
-        if holds_run and not self.overwrite:
-            raise ValueError(f"{self.out}: holds a run already: want --resume, --overwrite or another folder")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: PyTorch sees no CUDA device here")
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunConfig) if hasattr(self, f.name)}
-        config = RunConfig(
-            **given | {"dataset": absolute_or_name(self.dataset), "rules": self.rules and absolute_or_name(self.rules)}
-        )
-        if config.strategy not in ("auto", *STRATEGIES):
-            raise ValueError(f"strategy {config.strategy!r}: want auto, {', '.join(STRATEGIES)}")
-        config = self._with_rules(config, console)
+        stored = read_config(self.out)
+        if stored.dataset != absolute_or_name(self.dataset):
+            raise ValueError(
+                f"{self.out}: expected a run on {self.dataset}, got a run on {stored.dataset}"
+            )
+        check_device(stored.device)
+        return training.prepare_run(stored, self.out, resume=True)
+
+    def _start_run(self, console: Console) -> Run:
+        """A new run at its start, with its config in the folder and without the files of an earlier run."""
+        from funcppo.experiment import training
+
+        if (self.out / CONFIG_FILE).exists() and not self.overwrite:
+            raise ValueError(
+                f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
+            )
+        check_device(self.device)
+        config = self._with_rules(self._run_config(), console)
         run = training.prepare_run(config, self.out, resume=False)
+
         self.out.mkdir(parents=True, exist_ok=True)
-        for name in (training.CHECKPOINT_FILE, training.METRICS_FILE, training.RESULTS_FILE):
+        for name in (CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
             (self.out / name).unlink(missing_ok=True)
-        training.write_config(config, self.out)
+        write_config(config, self.out)
         return run
 
+    def _run_config(self) -> RunConfig:
+        """The settings of the run; paths are absolute, so that it can be resumed from any folder."""
+        settings = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(RunConfig)
+        }
+        settings["dataset"] = absolute_or_name(self.dataset)
+        settings["rules"] = self.rules and absolute_or_name(self.rules)
+        return RunConfig(**settings)
+
     def _with_rules(self, config: RunConfig, console: Console) -> RunConfig:
-        """The run with mined rules, kept in its folder, where the data set has none."""
+        """The settings with mined rules, copied into the folder of the run, if the data set has none."""
         from funcppo import data
         from funcppo.atomic_io import write_atomically
         from funcppo.experiment import rule_cache
 
-        if config.rules is not None or len((dataset := data.load(config.dataset)).rules):
+        if config.rules is not None:
             return config
-        with console.status("mining rules") as status:
-            told = lambda stage: status.update(f"mining rules: {stage}")
-            mined, how = rule_cache.get_or_mine_rules(dataset, MiningConfig(), config.device, told, self.cache_dir)
-        terminal.print_notes(console, [how])
+        dataset = data.load(config.dataset)
+        if len(dataset.rules):
+            return config
+
+        with show_status(console, "mining rules") as status:
+
+            def show_stage(stage: str) -> None:
+                update_status(status, f"mining rules: {stage}")
+
+            cached, note = rule_cache.get_or_mine_rules(
+                dataset,
+                MiningConfig(),
+                config.device,
+                show_stage,
+                self.cache_dir,
+            )
+        print_notes(console, [note])
+
         self.out.mkdir(parents=True, exist_ok=True)
-        kept = self.out / "rules.tsv"
-        write_atomically(kept, lambda file: file.write(mined.read_bytes()))
-        return dataclasses.replace(config, rules=str(kept))
+        rule_file = self.out / MINED_RULES_FILE
+        write_atomically(
+            rule_file, lambda file: file.write(cached.read_bytes())
+        )
+        return dataclasses.replace(config, rules=str(rule_file))
 
-    def _learn(
-        self, run: Run, captured: CapturedStep[TrainState, Metrics], monitor: Monitor, console: Console
-    ) -> tuple[Run, bool]:
-        """The run after its last update or a Ctrl-C, and whether it was the former."""
+    def _train(self, run: Run, console: Console) -> _TrainingResult:
+        """Train until the last update or a Ctrl-C, which takes effect after the update in progress."""
+        from funcppo.evaluation.ranking import selection_metric
         from funcppo.experiment import training
+        from funcppo.runtime.monitor import Monitor
 
-        asked: list[int] = []
-        watched = _Watch(monitor, console, self.log_compiles)
-        before = signal.signal(signal.SIGINT, lambda *_: _interrupt(asked))
         n_updates = run.cfg.ppo.n_updates
-        try:
-            with terminal.progress_bar(console) as bar:
-                task = bar.add_task("training", total=n_updates, completed=int(run.state.train_state.update), note="")
-                for after, numbers in training.train(run, self.out, captured, lambda: bool(asked), monitor):
-                    run = after
-                    watched.look(run.state.train_state, numbers)
-                    best = f"best valid {ranking.selection_metric(run.task)} {float(run.state.best_valid_metric):.4f}"
+        metric = selection_metric(run.task)
+        with Monitor() as monitor:
+            captured = _prepare_train_step(run, monitor, console)
+            logger = _CompileLogger(monitor, console, self.log_compiles)
+
+            with progress_bar(console) as bar, defer_interrupt() as interrupt:
+                first_update = int(run.state.train_state.update)
+                bar_task = bar.add_task(
+                    "training", total=n_updates, completed=first_update, note=""
+                )
+                updates = training.train(
+                    run,
+                    self.out,
+                    captured,
+                    lambda: interrupt.requested,
+                    monitor,
+                )
+                for run, numbers in updates:
+                    logger.report_changes(run.state.train_state, numbers)
+                    best = f"best valid {metric} {float(run.state.best_valid_metric):.4f}"
                     note = f"return {numbers['episode_return']:.3f}  {best}"
-                    bar.update(task, completed=int(run.state.train_state.update), note=note)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        return run, int(run.state.train_state.update) >= n_updates
+                    bar.update(
+                        bar_task,
+                        completed=int(run.state.train_state.update),
+                        note=note,
+                    )
+        return _TrainingResult(
+            run, int(run.state.train_state.update) >= n_updates
+        )
 
 
 def absolute_or_name(name: str) -> str:
-    """A path such that the run can be gone on with from anywhere; the name itself of an embedded data set."""
-    return str(Path(name).absolute()) if Path(name).exists() else name
+    """Return the absolute path of a file or folder that exists, or else the name itself: that of an embedded set."""
+    path = Path(name)
+    return str(path.absolute()) if path.exists() else name
 
 
-class _Watch:
-    """Tells once when the training step is compiled or recorded again; with --watch, all that the monitor counts."""
+def _print_run(console: Console, run: Run) -> None:
+    """Print what the run trains on, and the notes on it."""
+    dataset = run.task.dataset
+    console.print(
+        f"{dataset.name}: {dataset.n_constants} entities, {dataset.n_predicates} relations, "
+        f"{len(dataset.train)} train / {len(dataset.valid)} valid / {len(dataset.test)} test, "
+        f"{len(dataset.rules)} rules, height {run.task.max_height}, score {run.score}"
+    )
+    print_notes(console, run.notes)
+    if not len(dataset.test):
+        print_notes(console, ["no test split; the test evaluation is skipped"])
 
-    def __init__(self, monitor: Monitor, console: Console, aloud: bool) -> None:
-        self.monitor, self.console, self.aloud = monitor, console, aloud
-        self.report: dict[str, Any] = {}
-        self.first = True
 
-    def look(self, state: TrainState, numbers: dict[str, float]) -> None:
-        """Compare with what was last seen."""
-        if self.first:
-            self.first = False
+def _prepare_train_step(
+    run: Run, monitor: Monitor, console: Console
+) -> CapturedStep[TrainState, Metrics]:
+    """Compile and capture the training step as the run's strategy asks for."""
+    from funcppo.experiment import training
+
+    with show_status(console, "preparing the training step"):
+        captured, note = training.prepare_train_step(run)
+    monitor.record_capture(captured)
+    print_notes(console, [note])
+    return captured
+
+
+class _CompileLogger:
+    """Prints once if the training step is compiled or captured again; all that the monitor counts, with --log-compiles.
+
+    Attributes:
+      log_compiles: whether to print the monitor's counts whenever they change.
+      counts: the monitor's counts when they were last printed.
+    """
+
+    def __init__(
+        self, monitor: Monitor, console: Console, log_compiles: bool
+    ) -> None:
+        self.monitor = monitor
+        self.console = console
+        self.log_compiles = log_compiles
+        self.counts: JsonObject = {}
+        self.is_first_update = True
+
+    def report_changes(
+        self, state: TrainState, numbers: dict[str, float]
+    ) -> None:
+        """Print what has changed since the last update.
+
+        Args:
+          state: the training state after an update.
+          numbers: metrics of the update.
+        """
+        if self.is_first_update:
+            self.is_first_update = False
             self.monitor.end_warmup()
             self.monitor.watch_addresses(state)
-        warning, moved = self.monitor.warning(), self.monitor.moved_leaves(state)
-        if warning:
-            self.console.print(f"warning: {warning}", style="yellow", markup=False)
+        self._print_warnings(state, numbers)
+        if self.log_compiles:
+            self._print_counts()
+
+    def _print_warnings(
+        self, state: TrainState, numbers: dict[str, float]
+    ) -> None:
+        """Print warnings on compilations, buffers that have moved, and minibatches that were skipped."""
+        warnings = []
+        recompilation = self.monitor.warning()
+        if recompilation:
+            warnings.append(recompilation)
+
+        moved = self.monitor.moved_leaves(state)
         if moved:
-            self.console.print(f"warning: moved in memory: {', '.join(moved)}", style="yellow", markup=False)
+            warnings.append(f"moved in memory: {', '.join(moved)}")
             self.monitor.watch_addresses(state)
-        if numbers["n_nonfinite_minibatches"]:
-            line = f"warning: {numbers['n_nonfinite_minibatches']:.0f} minibatches skipped: loss or gradient not finite"
-            self.console.print(line, style="yellow")
-        if not self.aloud:
-            return
+
+        n_skipped = numbers["n_nonfinite_minibatches"]
+        if n_skipped:
+            warnings.append(
+                f"{n_skipped:.0f} minibatches skipped: loss or gradient not finite"
+            )
+        for warning in warnings:
+            self.console.print(f"warning: {warning}", style="yellow")
+
+    def _print_counts(self) -> None:
+        """Print the monitor's report if a count has changed; times alone always change."""
         report = self.monitor.report()
-        counts = {k: v for k, v in report.items() if not k.endswith("_ms")}
-        if counts != self.report:
-            self.report = counts
-            self.console.print("watch: " + ", ".join(f"{k} {_short(v)}" for k, v in report.items()), markup=False)
+        counts = {
+            name: value
+            for name, value in report.items()
+            if not name.endswith("_ms")
+        }
+        if counts == self.counts:
+            return
+        self.counts = counts
+        text = ", ".join(
+            f"{name} {_format_value(value)}" for name, value in report.items()
+        )
+        self.console.print(f"compiles and graphs: {text}")
 
 
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value) if value != "" else "none"
+def _format_value(value: object) -> str:
+    """A count, time or reason of the monitor as text."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "none" if value == "" else str(value)
 
 
-def _interrupt(asked: list[int]) -> None:
-    if asked:
-        raise KeyboardInterrupt
-    asked.append(1)
-
-
-def _results(run: Run, seconds: float) -> dict[str, Any]:
-    """Test quality of the untrained baselines, the untrained policy and the learned one."""
+def _evaluate(run: Run, training_seconds: float) -> JsonObject:
+    """The contents of results.json, without the total time."""
     import torch
 
-    from funcppo.evaluation import ranking
-    from funcppo.evaluation.ranking import RankingProtocol
-    from funcppo.experiment import training
-    from funcppo.prover import task as prover_task
+    from funcppo.prover.task import false_negative_rate
 
-    ready, state = run.task, run.state.train_state
-    scores: dict[str, Any] = {}
-    test, how = ready.dataset.test, RankingProtocol(sides=ranking.ranked_sides(ready))
-    if len(test):
-        names = [f"exists@{ready.max_height}", "max-confidence", "noisy-or"]
-        for name in names:
-            ranked = ranking.rank_split(ready, test, scorers.make_untrained_scorer(ready, name), how)
-            scores[name] = ranking.summarise_ranking(
-                ranked, list(ready.dataset.predicates), with_auc=ready.is_countries
-            )
-        scores[f"{run.score}, untrained"] = training.evaluate_policy(run, training.initial_params(run), test, how)
-        scores[f"{run.score}, trained"] = training.evaluate_policy(run, run.state.best_params, test, how)
+    task = run.task
+    ppo = run.run_config.ppo
+    n_updates = int(run.state.train_state.update)
+    test_metrics = _test_metrics(run) if len(task.dataset.test) else {}
     return {
         "dataset": run.run_config.dataset,
-        "rules": len(ready.dataset.rules),
-        "height": ready.max_height,
+        "rules": len(task.dataset.rules),
+        "height": task.max_height,
         "score": run.score,
         "seed": run.run_config.seed,
-        "steps": int(state.update) * run.run_config.ppo.n_envs * run.run_config.ppo.n_steps,
+        "steps": n_updates * ppo.n_envs * ppo.n_steps,
         "best_update": int(run.state.best_update),
-        "best_valid": float(run.state.best_valid_metric),
-        "false_negatives": prover_task.false_negative_rate(ready),
-        "test": scores,
-        "seconds": seconds,  # until training ended, validation included
+        "best_valid_metric": float(run.state.best_valid_metric),
+        "false_negative_rate": false_negative_rate(task),
+        "test": test_metrics,
+        # until training ended, validation included
+        "seconds": training_seconds,
         "notes": list(run.notes),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
         "device": run.run_config.device,
     }
 
 
-def _show(run: Run, results: dict[str, Any], console: Console) -> None:
+def _test_metrics(run: Run) -> dict[str, JsonObject]:
+    """Metrics on the test split of the untrained scores, of the untrained policy and of the trained one."""
+    from funcppo.evaluation import ranking, scorers
+    from funcppo.experiment import training
+
+    task = run.task
+    test = task.dataset.test
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
+
+    metrics = {}
+    for name in (f"exists@{task.max_height}", "max-confidence", "noisy-or"):
+        ranked = ranking.rank_split(
+            task, test, scorers.make_untrained_scorer(task, name), protocol
+        )
+        metrics[name] = ranking.summarise_ranking(
+            ranked, list(task.dataset.predicates), with_auc=task.is_countries
+        )
+    initial_params = training.initial_params(run)
+    metrics[f"{run.score}, untrained"] = training.evaluate_policy(
+        run, initial_params, test, protocol
+    )
+    metrics[f"{run.score}, trained"] = training.evaluate_policy(
+        run, run.state.best_params, test, protocol
+    )
+    return metrics
+
+
+def _print_results(run: Run, results: JsonObject, console: Console) -> None:
+    """Print the table of test metrics, notes, and a proof."""
+    from funcppo.evaluation import scorers
+
+    if results["test"]:
+        candidates = (
+            "tails among the five regions"
+            if run.task.is_countries
+            else "filtered, all entities, both sides"
+        )
+        console.print(
+            metrics_table(
+                f"test ({candidates}, expected ties)", results["test"]
+            )
+        )
+
+    notes = scorers.graph_fallback_notes(run.evaluate_step)
+    rate = results["false_negative_rate"]
+    if rate is not None:
+        notes.append(
+            f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)"
+        )
+    if int(run.state.best_update) == 0:
+        notes.append(
+            "no update ranked valid better than the untrained policy, whose parameters are kept"
+        )
+    print_notes(console, notes)
+    _print_proof(run, console)
+
+
+def _print_proof(run: Run, console: Console) -> None:
+    """Print the policy's most probable proof of the first query that has one."""
     import torch
 
-    from funcppo.evaluation import explain, scorers
+    from funcppo.data.writers import proof_names
+    from funcppo.evaluation import explain
     from funcppo.logic import proof
 
     dataset = run.task.dataset
-    if results["test"]:
-        how = "tails among the five regions" if run.task.is_countries else "filtered, all entities, both sides"
-        console.print(terminal.metrics_table(f"test ({how}, expected ties)", results["test"]))
-    terminal.print_notes(console, scorers.graph_fallback_notes(run.evaluate_step))
-    if (share := results["false_negatives"]) is not None:
-        console.print(f"note: of the provable negatives, {share:.1%} are true in valid or test", style="dim")
-    if int(run.state.best_update) == 0:
-        console.print("note: no update ranked valid better than the untrained policy, which was kept", style="dim")
     split = dataset.test if len(dataset.test) else dataset.train
-    for atom in split[:20]:
-        found = explain.most_probable_proof(run.task, run.cfg, run.state.best_params, torch.from_numpy(atom).long())
+    for row in split[:MAX_PROOF_QUERIES]:
+        atom = torch.from_numpy(row).long()
+        found = explain.most_probable_proof(
+            run.task, run.cfg, run.state.best_params, atom
+        )
         if found is not None:
             console.print("a proof:")
-            names = (lambda a: format_atom(dataset, a), lambda r: format_rule(dataset, dataset.rules[r]))
-            console.print(proof.to_text(found, *names), markup=False)
+            console.print(proof.to_text(found, *proof_names(dataset)))
             return
-    console.print("none of the first 20 queries has a proof", style="dim")
+    console.print(
+        f"none of the first {MAX_PROOF_QUERIES} queries has a proof",
+        style="dim",
+    )

@@ -18,17 +18,21 @@ import numpy as np
 from funcppo.data.dataset import Dataset, Triple, from_splits, with_rules
 from funcppo.data.readers import read_clauses
 
-PATRILINEAL_TRIBES = (("bear", "crane", "wolf"), ("deer", "eagle", "fox"))  # the clans of each tribe
+# the clans of each tribe
+PATRILINEAL_TRIBES = (("bear", "crane", "wolf"), ("deer", "eagle", "fox"))
 MATRILINEAL_TRIBES = (("hawk", "otter", "raven"), ("beaver", "heron", "salmon"))
 RULES = """\
 clan(X,Y) :- father(Z,X), clan(Z,Y)
 clan(X,Y) :- mother(Z,X), clan(Z,Y)
 """
-PROOF_HEIGHT = 2  # rule applications, one above the other, that derive every held-out fact
+# rule applications, one above the other, that derive every held-out fact
+PROOF_HEIGHT = 2
 MIN_PEOPLE = 40
 
-_ADOPTED_FRACTION = 0.02  # share of children who belong to the clan of the parent that descent does not follow
-_HELD_OUT_FRACTION = 0.4  # share of people whose clan is drawn for valid and test together
+# share of children who belong to the clan of the parent that descent does not follow
+_ADOPTED_FRACTION = 0.02
+# share of people whose clan is drawn for valid and test together
+_HELD_OUT_FRACTION = 0.4
 _MAX_CHILDREN = 5  # of a couple; the least is one
 
 
@@ -103,7 +107,10 @@ def _sample_people(rng: np.random.Generator, n_people: int) -> list[_Person]:
 
 
 def _append_tribe(
-    rng: np.random.Generator, people: list[_Person], clan_names: tuple[str, ...], target_size: int
+    rng: np.random.Generator,
+    people: list[_Person],
+    clan_names: tuple[str, ...],
+    target_size: int,
 ) -> None:
     """Append one tribe to `people`, generation after generation, until there are `target_size` people in all."""
     n_founders = max(4, (target_size - len(people)) // 5)
@@ -130,7 +137,13 @@ def _append_tribe(
         last_generation = list(range(start, len(people)))
 
 
-def _sample_child(rng: np.random.Generator, people: list[_Person], man: int, woman: int, patrilineal: bool) -> _Person:
+def _sample_child(
+    rng: np.random.Generator,
+    people: list[_Person],
+    man: int,
+    woman: int,
+    patrilineal: bool,
+) -> _Person:
     """Draw a child of a couple; it has the clan that descent gives it unless it is adopted."""
     adopted = rng.random() < _ADOPTED_FRACTION
     female = rng.random() < 0.5
@@ -139,7 +152,9 @@ def _sample_child(rng: np.random.Generator, people: list[_Person], man: int, wom
     return _Person(female, people[parent].clan, father=man, mother=woman)
 
 
-def _sample_couples(rng: np.random.Generator, people: list[_Person], generation: list[int]) -> list[tuple[int, int]]:
+def _sample_couples(
+    rng: np.random.Generator, people: list[_Person], generation: list[int]
+) -> list[tuple[int, int]]:
     """Pair men and women of one generation at random, as (man, woman); two of one clan do not marry."""
     men: list[int] = []
     women: list[int] = []
@@ -157,7 +172,9 @@ def _sample_couples(rng: np.random.Generator, people: list[_Person], generation:
     return couples
 
 
-def _sample_clan_splits(rng: np.random.Generator, people: list[_Person]) -> list[str]:
+def _sample_clan_splits(
+    rng: np.random.Generator, people: list[_Person]
+) -> list[str]:
     """Draw the split of each person's clan; what the rules do not derive from train goes back to train.
 
     Going back only adds to train, so what was derived stays derived.

@@ -22,7 +22,8 @@ from funcppo.data.parser import Atom, Clause, Variable, parse_atom
 
 Triple = tuple[str, str, str]  # head, relation, tail
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
-_MAX_SUGGESTION_LENGTH = 100  # characters of a name for which similar names are searched
+# characters of a name for which similar names are searched
+_MAX_SUGGESTION_LENGTH = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,10 +38,13 @@ class Dataset:
     valid: np.ndarray  # int32 [n, W]
     test: np.ndarray  # int32 [n, W]
     facts: np.ndarray  # int32 [N, W]: train, then what facts.txt adds; distinct
-    rules: np.ndarray  # int32 [R, M, W]: head first, then the body, padded with 0; variables from C + 1 on
-    rule_weights: np.ndarray  # float64 [R], nan where the file gives none; stored as given, not used to prove
+    # int32 [R, M, W]: head first, then the body, padded with 0; variables from C + 1 on
+    rules: np.ndarray
+    # float64 [R], nan where the file gives none; stored as given, not used to prove
+    rule_weights: np.ndarray
     n_duplicates: int  # lines of train dropped because they repeat another
-    notes: tuple[str, ...]  # one line each on what is unusual but allowed; to print, not to act on
+    # one line each on what is unusual but allowed; to print, not to act on
+    notes: tuple[str, ...]
 
     @property
     def n_constants(self) -> int:
@@ -72,7 +76,13 @@ class Dataset:
         """
         names = json.dumps([self.entities, self.predicates, self.arities])
         digest = hashlib.sha256(names.encode())
-        for table in (self.train, self.valid, self.test, self.facts, self.rules):
+        for table in (
+            self.train,
+            self.valid,
+            self.test,
+            self.facts,
+            self.rules,
+        ):
             shape = json.dumps(table.shape)
             digest.update(shape.encode())
             content = np.ascontiguousarray(table, dtype="<i4")
@@ -164,10 +174,14 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
         n_duplicates=n_duplicates,
         notes=(_duplicate_note(n_duplicates),) if n_duplicates else (),
     )
-    return with_rules(dataset, [clause for clause in clauses if clause.body], path)
+    return with_rules(
+        dataset, [clause for clause in clauses if clause.body], path
+    )
 
 
-def with_rules(dataset: Dataset, clauses: Sequence[Clause], path: str) -> Dataset:
+def with_rules(
+    dataset: Dataset, clauses: Sequence[Clause], path: str
+) -> Dataset:
     """The data set with these rules in place of its own.
 
     The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which. A rule
@@ -227,7 +241,9 @@ def _parse_query_ids(dataset: Dataset, text: str) -> list[int]:
     atom, next_index = parse_atom(tokens, 0, prolog=False)
     next_token = tokens[next_index]
     if next_token.kind != "end":
-        raise ValueError(f"expected one atom, got {shorten(next_token.text)} after it")
+        raise ValueError(
+            f"expected one atom, got {shorten(next_token.text)} after it"
+        )
 
     starts_with_not = tokens[0] == ("name", "not")
     is_negation = starts_with_not and len(atom.args) == 1
@@ -245,7 +261,9 @@ def _parse_query_ids(dataset: Dataset, text: str) -> list[int]:
         if (predicates == ids[0]).any():
             return ids
     predicate = shorten(atom.predicate)
-    raise ValueError(f"expected a predicate of some fact or of a rule's head, got {predicate}")
+    raise ValueError(
+        f"expected a predicate of some fact or of a rule's head, got {predicate}"
+    )
 
 
 def encode_atom(
@@ -269,7 +287,9 @@ def encode_atom(
     """
     predicate = predicate_ids.get(atom.predicate)
     if predicate is None:
-        raise ValueError(unknown_name_message("relation", atom.predicate, dataset.predicates))
+        raise ValueError(
+            unknown_name_message("relation", atom.predicate, dataset.predicates)
+        )
     arity = dataset.arities[predicate - 1]
     if arity != len(atom.args):
         raise ValueError(_arity_message(atom.predicate, arity, len(atom.args)))
@@ -282,7 +302,9 @@ def encode_atom(
         elif term in entity_ids:
             ids.append(entity_ids[term])
         else:
-            raise ValueError(unknown_name_message("entity", term, dataset.entities))
+            raise ValueError(
+                unknown_name_message("entity", term, dataset.entities)
+            )
     return ids
 
 
@@ -301,7 +323,9 @@ def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
     hint = f"none of {len(known)} is spelled like it"
     if similar:
         hint = "close: " + ", ".join(map(shorten, similar))
-    return f"unknown {kind} {shorten(name)}: expected one of the data's ({hint})"
+    return (
+        f"unknown {kind} {shorten(name)}: expected one of the data's ({hint})"
+    )
 
 
 def assign_ids(names: Iterable[str]) -> dict[str, int]:
@@ -323,7 +347,11 @@ def _relation_names(triples: Iterable[Triple]) -> list[str]:
     return [relation for _, relation, _ in triples]
 
 
-def _encode_triples(triples: list[Triple], entity_ids: dict[str, int], predicate_ids: dict[str, int]) -> np.ndarray:
+def _encode_triples(
+    triples: list[Triple],
+    entity_ids: dict[str, int],
+    predicate_ids: dict[str, int],
+) -> np.ndarray:
     """The ids of triples, int32 [n, 3]: predicate, head, tail."""
     rows: list[tuple[int, int, int]] = []
     for head, relation, tail in triples:
@@ -344,10 +372,14 @@ def _duplicate_note(n_duplicates: int) -> str:
 
 def _unseen_note(n_unseen: int, kind: str) -> str:
     """The note on entities or relations that only held-out triples have."""
-    return f"valid, test: {n_unseen} {kind} occur in no known fact; they are kept"
+    return (
+        f"valid, test: {n_unseen} {kind} occur in no known fact; they are kept"
+    )
 
 
-def _vocabulary(clauses: Sequence[Clause], path: str) -> tuple[dict[str, None], dict[str, int]]:
+def _vocabulary(
+    clauses: Sequence[Clause], path: str
+) -> tuple[dict[str, None], dict[str, int]]:
     """Constants as keys, and the arity of each predicate, in the order of the program."""
     entities: dict[str, None] = {}
     arities: dict[str, int] = {}
@@ -370,10 +402,14 @@ def _check_body_length(clause: Clause, path: str) -> None:
     if n_atoms > MAX_BODY_ATOMS:
         problem = f"expected at most {MAX_BODY_ATOMS} atoms in the body of a rule, got {n_atoms}"
         head = shorten(clause.head.predicate)
-        raise ValueError(f"{path}:{clause.line}: {problem}, in a rule for {head}")
+        raise ValueError(
+            f"{path}:{clause.line}: {problem}, in a rule for {head}"
+        )
 
 
-def _with_head_predicates(dataset: Dataset, rules: Sequence[Clause], path: str) -> Dataset:
+def _with_head_predicates(
+    dataset: Dataset, rules: Sequence[Clause], path: str
+) -> Dataset:
     """The data set with the relations that only heads of rules have, and atoms wide enough for these."""
     # Backwards, so that the first rule of a predicate is the one that stays. Ids follow this order.
     data_predicates = set(dataset.predicates)
@@ -388,7 +424,9 @@ def _with_head_predicates(dataset: Dataset, rules: Sequence[Clause], path: str) 
     for predicate, rule in first_rules.items():
         arities.append(len(rule.head.args))
         name = shorten(predicate)
-        notes.append(f"{path}:{rule.line}: only rules derive {name}, no triple has it")
+        notes.append(
+            f"{path}:{rule.line}: only rules derive {name}, no triple has it"
+        )
 
     atom_width = 1 + max([1, *arities])
     padding = ((0, 0), (0, atom_width - dataset.atom_width))
@@ -404,7 +442,9 @@ def _with_head_predicates(dataset: Dataset, rules: Sequence[Clause], path: str) 
     )
 
 
-def _encode_rules(dataset: Dataset, rules: Sequence[Clause], path: str) -> np.ndarray:
+def _encode_rules(
+    dataset: Dataset, rules: Sequence[Clause], path: str
+) -> np.ndarray:
     """The ids of rules, int32 [R, M, W], M the number of atoms of the longest."""
     body_lengths = [len(rule.body) for rule in rules]
     n_atoms = 1 + max(body_lengths, default=0)
@@ -417,10 +457,14 @@ def _encode_rules(dataset: Dataset, rules: Sequence[Clause], path: str) -> np.nd
         atoms = (rule.head, *rule.body)
         for j, atom in enumerate(atoms):
             try:
-                ids = encode_atom(dataset, atom, entity_ids, predicate_ids, variables)
+                ids = encode_atom(
+                    dataset, atom, entity_ids, predicate_ids, variables
+                )
             except ValueError as error:
                 head = shorten(rule.head.predicate)
-                raise ValueError(f"{path}:{rule.line}: {error}, in a rule for {head}") from None
+                raise ValueError(
+                    f"{path}:{rule.line}: {error}, in a rule for {head}"
+                ) from None
             n_ids = len(ids)
             table[i, j, :n_ids] = ids
     return table

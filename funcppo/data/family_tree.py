@@ -34,11 +34,22 @@ RELATIONS = (
 MIN_PEOPLE = 10
 
 # Predicate ids. Where a relation depends on the gender, the female one is the next: _SON + 1 is daughter.
-_HUSBAND, _WIFE, _FATHER, _MOTHER, _SON, _BROTHER, _UNCLE, _NEPHEW = (1, 2, 3, 4, 5, 7, 9, 11)
+_HUSBAND, _WIFE, _FATHER, _MOTHER, _SON, _BROTHER, _UNCLE, _NEPHEW = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    9,
+    11,
+)
 
-_HELD_OUT_FRACTION = 0.2  # share of facts drawn for valid and test together; those that nothing derives go back
+# share of facts drawn for valid and test together; those that nothing derives go back
+_HELD_OUT_FRACTION = 0.2
 _MAX_CHILDREN = 5  # of a couple
-_MAX_DERIVATION_STEPS = 2  # rule applications, one above the other, that derive a held-out fact
+# rule applications, one above the other, that derive a held-out fact
+_MAX_DERIVATION_STEPS = 2
 _TRAIN, _VALID, _TEST = 0, 1, 2
 
 RULES = """\
@@ -79,7 +90,8 @@ class _People(NamedTuple):
     """Who descends from whom; a person is an index from 0, and so is a couple."""
 
     female: np.ndarray  # bool [n]
-    parents: np.ndarray  # int [n], the couple each person is a child of, ascending; -1 for founders
+    # int [n], the couple each person is a child of, ascending; -1 for founders
+    parents: np.ndarray
     husband: np.ndarray  # int [k], person, of each couple
     wife: np.ndarray  # int [k], person, of each couple
 
@@ -113,7 +125,8 @@ class _Facts(NamedTuple):
     """Facts and how they follow from others; a fact's id is its row."""
 
     atoms: np.ndarray  # int [F, 3]: relation, X, Y; people count from 1
-    derivations: np.ndarray  # int [F, 2, 2]: two pairs of fact ids, either of which derives the fact by a rule
+    # int [F, 2, 2]: two pairs of fact ids, either of which derives the fact by a rule
+    derivations: np.ndarray
 
 
 class _FactIds(NamedTuple):
@@ -123,8 +136,10 @@ class _FactIds(NamedTuple):
     wife: np.ndarray  # int [k], of each couple: she is his wife
     father: np.ndarray  # int [c], of each child: its father
     mother: np.ndarray  # int [c], of each child: its mother
-    child_of_father: np.ndarray  # int [c]: it is the son, or daughter, of its father
-    child_of_mother: np.ndarray  # int [c]: it is the son, or daughter, of its mother
+    # int [c]: it is the son, or daughter, of its father
+    child_of_father: np.ndarray
+    # int [c]: it is the son, or daughter, of its mother
+    child_of_mother: np.ndarray
     siblings_start: int  # the first fact on siblings
 
 
@@ -132,8 +147,10 @@ class _ParentFacts(NamedTuple):
     """One parent of each child, and the facts that relate the two."""
 
     parent: np.ndarray  # int [c], person
-    parent_id: np.ndarray  # int [c], id of the fact that the parent is the father, or mother, of the child
-    child_id: np.ndarray  # int [c], id of the fact that the child is the son, or daughter, of the parent
+    # int [c], id of the fact that the parent is the father, or mother, of the child
+    parent_id: np.ndarray
+    # int [c], id of the fact that the child is the son, or daughter, of the parent
+    child_id: np.ndarray
 
 
 def make_family_tree(n_people: int, seed: int) -> Dataset:
@@ -174,7 +191,9 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
         n_duplicates=0,
         notes=(),
     )
-    return with_rules(dataset, read_clauses(RULES, "family_tree", "weighted"), "family_tree")
+    return with_rules(
+        dataset, read_clauses(RULES, "family_tree", "weighted"), "family_tree"
+    )
 
 
 def _sample_people(rng: np.random.Generator, n_people: int) -> _People:
@@ -206,7 +225,10 @@ def _sample_people(rng: np.random.Generator, n_people: int) -> _People:
 
 
 def _sample_couples(
-    rng: np.random.Generator, female: np.ndarray, parents: np.ndarray, generation_start: int
+    rng: np.random.Generator,
+    female: np.ndarray,
+    parents: np.ndarray,
+    generation_start: int,
 ) -> _Couples:
     """Pair men and women of the last generation at random; siblings do not marry.
 
@@ -277,7 +299,9 @@ def _make_facts(people: _People) -> _Facts:
     )
     for side in sides:
         uncles_start = sum(len(block.atoms) for block in blocks)
-        blocks += _uncle_blocks(people, child, pairs, side, ids.siblings_start, uncles_start)
+        blocks += _uncle_blocks(
+            people, child, pairs, side, ids.siblings_start, uncles_start
+        )
 
     atoms = np.concatenate([block.atoms for block in blocks])
     derivations = np.concatenate([block.derivations for block in blocks])
@@ -301,7 +325,9 @@ def _number_facts(n_couples: int, n_children: int) -> _FactIds:
     )
 
 
-def _family_blocks(people: _People, child: np.ndarray, pairs: _SiblingPairs, ids: _FactIds) -> list[_Facts]:
+def _family_blocks(
+    people: _People, child: np.ndarray, pairs: _SiblingPairs, ids: _FactIds
+) -> list[_Facts]:
     """The blocks of couples, parents, children and siblings.
 
     Args:
@@ -314,14 +340,19 @@ def _family_blocks(people: _People, child: np.ndarray, pairs: _SiblingPairs, ids
     is_female = people.female[child]
     father = people.husband[couple]
     mother = people.wife[couple]
-    parents_husband = ids.husband[couple]  # id of the fact that the father is the husband of the mother
+    # id of the fact that the father is the husband of the mother
+    parents_husband = ids.husband[couple]
     parents_wife = ids.wife[couple]
     mirror = ids.siblings_start + pairs.mirror
 
     # The order is that of `_number_facts`.
     return [
-        _make_block(_HUSBAND, people.husband, people.wife, (ids.wife, ids.wife)),
-        _make_block(_WIFE, people.wife, people.husband, (ids.husband, ids.husband)),
+        _make_block(
+            _HUSBAND, people.husband, people.wife, (ids.wife, ids.wife)
+        ),
+        _make_block(
+            _WIFE, people.wife, people.husband, (ids.husband, ids.husband)
+        ),
         _make_block(
             _FATHER,
             father,
@@ -336,8 +367,15 @@ def _family_blocks(people: _People, child: np.ndarray, pairs: _SiblingPairs, ids
             (parents_wife, ids.father),
             (parents_wife, ids.child_of_father),
         ),
-        _make_block(_SON + is_female, child, father, (ids.child_of_mother, parents_wife)),
-        _make_block(_SON + is_female, child, mother, (ids.child_of_father, parents_husband)),
+        _make_block(
+            _SON + is_female, child, father, (ids.child_of_mother, parents_wife)
+        ),
+        _make_block(
+            _SON + is_female,
+            child,
+            mother,
+            (ids.child_of_father, parents_husband),
+        ),
         _make_block(
             _BROTHER + is_female[pairs.one],
             child[pairs.one],
@@ -368,7 +406,9 @@ def _uncle_blocks(
     """
     # A row for each child: the siblings of its parent, if these have parents themselves.
     parent_has_parents = people.parents[side.parent] >= 0
-    parent_row = np.where(parent_has_parents, np.searchsorted(child, side.parent), 0)
+    parent_row = np.where(
+        parent_has_parents, np.searchsorted(child, side.parent), 0
+    )
     n_uncles = np.where(parent_has_parents, pairs.n_siblings[parent_row], 0)
     _, nephew_row, offset = _make_ranges(n_uncles)
 
@@ -376,12 +416,19 @@ def _uncle_blocks(
     uncle = child[pairs.other[pair]]
     nephew = child[nephew_row]
     uncle_id = uncles_start + np.arange(len(pair))
-    parent_sibling_id = siblings_start + pair  # the parent is a sibling of the uncle
-    uncle_sibling_id = siblings_start + pairs.mirror[pair]  # the uncle is a sibling of the parent
+    # the parent is a sibling of the uncle
+    parent_sibling_id = siblings_start + pair
+    # the uncle is a sibling of the parent
+    uncle_sibling_id = siblings_start + pairs.mirror[pair]
     parent_id = side.parent_id[nephew_row]
     child_id = side.child_id[nephew_row]
     return [
-        _make_block(_UNCLE + people.female[uncle], uncle, nephew, (uncle_sibling_id, parent_id)),
+        _make_block(
+            _UNCLE + people.female[uncle],
+            uncle,
+            nephew,
+            (uncle_sibling_id, parent_id),
+        ),
         _make_block(
             _NEPHEW + people.female[nephew],
             nephew,
@@ -393,7 +440,10 @@ def _uncle_blocks(
 
 
 def _make_block(
-    relation: np.ndarray | int, x: np.ndarray, y: np.ndarray, *derivations: tuple[np.ndarray, np.ndarray]
+    relation: np.ndarray | int,
+    x: np.ndarray,
+    y: np.ndarray,
+    *derivations: tuple[np.ndarray, np.ndarray],
 ) -> _Facts:
     """The facts of one block, with one or two derivations each; a single derivation is repeated."""
     columns = np.broadcast_arrays(relation, x + 1, y + 1)

@@ -20,8 +20,11 @@ from typing import NamedTuple, Protocol
 class Token(NamedTuple):
     """One token of a rule, a fact or a query."""
 
-    kind: str  # name, quoted, integer, variable, end, end of file, SPACED_PAREN; other symbols are their own kind
-    text: str  # the characters in the source; of a quoted name with its quotes and escapes
+    # name, quoted, integer, variable, end, end of file, SPACED_PAREN; other symbols are their own
+    # kind
+    kind: str
+    # the characters in the source; of a quoted name with its quotes and escapes
+    text: str
 
 
 class VariableTest(Protocol):
@@ -38,10 +41,13 @@ class PrologSource(NamedTuple):
     tokens: list[Token]
 
 
-SPACED_PAREN = " ("  # kind of an opening parenthesis after white space: in Prolog it starts no argument list
+# kind of an opening parenthesis after white space: in Prolog it starts no argument list
+SPACED_PAREN = " ("
 
 # Quantifiers are possessive (`*+`, `++`) throughout: backtracking could take quadratic time on long or hostile input.
-QUOTED_PATTERN = r"'(?:[^'\\\n]|\\(?:x[0-9a-fA-F]++\\?|[0-7]++\\?|(?s:.))|'')*+'"
+QUOTED_PATTERN = (
+    r"'(?:[^'\\\n]|\\(?:x[0-9a-fA-F]++\\?|[0-7]++\\?|(?s:.))|'')*+'"
+)
 _LINE_TOKEN = re.compile(
     rf"(?P<quoted>{QUOTED_PATTERN})"
     r"|(?P<symbol>:-|<=|[(),'])"
@@ -58,7 +64,9 @@ _PROLOG_TOKEN = re.compile(
 )
 
 # Escapes of a quoted name: \xHH..\ and \OOO..\ (hexadecimal, octal), \uHHHH, \UHHHHHHHH, \c, and '' for a quote.
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]++)\\?|([0-7]++)\\?|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|((?s:.)))|''")
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]++)\\?|([0-7]++)\\?|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|((?s:.)))|''"
+)
 _OCTAL_GROUP = 2
 _LETTER_GROUP = 5
 _CHARACTER_OF_ESCAPE = {
@@ -77,11 +85,18 @@ _CHARACTER_OF_ESCAPE = {
     '"': '"',
     "`": "`",
 }
-_ESCAPE_OF_CHARACTER = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+_ESCAPE_OF_CHARACTER = {
+    "\n": "\\n",
+    "\t": "\\t",
+    "\r": "\\r",
+    "\\": "\\\\",
+    "'": "\\'",
+}
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _PROLOG_NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
-_BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")  # no full stop at the end: it would end the clause
+# no full stop at the end: it would end the clause
+_BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")
 
 
 def shorten(text: str, width: int = 60) -> str:
@@ -150,17 +165,23 @@ def _unescape(match: re.Match[str]) -> str:
     if group == _LETTER_GROUP:
         letter = match[_LETTER_GROUP]
         if letter not in _CHARACTER_OF_ESCAPE:
-            raise ValueError(f"expected an escape of ISO Prolog, got {shorten(match[0])}")
+            raise ValueError(
+                f"expected an escape of ISO Prolog, got {shorten(match[0])}"
+            )
         return _CHARACTER_OF_ESCAPE[letter]
 
     # The other groups hold the digits of a character code. Surrogates are no characters.
     code = int(match[group], 8 if group == _OCTAL_GROUP else 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ValueError(f"expected a character of Unicode, got {shorten(match[0])}")
+        raise ValueError(
+            f"expected a character of Unicode, got {shorten(match[0])}"
+        )
     return chr(code)
 
 
-def tokenize_line(text: str, is_variable_fn: VariableTest = is_variable) -> list[Token]:
+def tokenize_line(
+    text: str, is_variable_fn: VariableTest = is_variable
+) -> list[Token]:
     """The tokens of one line, an `end` token last; a full stop at the end of the line is dropped.
 
     Args:
@@ -171,7 +192,9 @@ def tokenize_line(text: str, is_variable_fn: VariableTest = is_variable) -> list
         kind = match.lastgroup
         word = match.group()
         if kind == "word":
-            tokens.append(Token("variable" if is_variable_fn(word) else "name", word))
+            tokens.append(
+                Token("variable" if is_variable_fn(word) else "name", word)
+            )
         elif kind == "quoted":
             tokens.append(Token("quoted", word))
         elif kind == "symbol":
@@ -184,7 +207,12 @@ def tokenize_line(text: str, is_variable_fn: VariableTest = is_variable) -> list
 def tokenize_prolog(program: str) -> Iterator[PrologSource]:
     """Cut a program into clauses and each clause into tokens; comments are left out.
 
-    The last token of a clause is the full stop, of kind `end`, or `end of file` where the last full stop is missing.
+    Args:
+      program: text of the program.
+
+    Returns:
+      An iterator over the clauses. The last token of a clause is its full stop, of kind `end`, or a token of kind
+      `end of file` where the last full stop is missing.
     """
     tokens: list[Token] = []  # of the clause being read
     clause_start = 0  # offset of the clause
@@ -210,7 +238,9 @@ def tokenize_prolog(program: str) -> Iterator[PrologSource]:
         after_space = False
 
         if kind == "end":
-            yield PrologSource(line, program[clause_start : match.end()], tokens)
+            yield PrologSource(
+                line, program[clause_start : match.end()], tokens
+            )
             tokens = []
 
     if tokens:

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from funcppo.data.clans import make_clans
-from funcppo.data.dataset import Dataset, Triple, from_clauses, from_splits, with_rules
+from funcppo.data.dataset import (
+    Dataset,
+    Triple,
+    from_clauses,
+    from_splits,
+    with_rules,
+)
 from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import has_variables
@@ -27,14 +33,25 @@ class Generator(Protocol):
 
 
 EMBEDDED_DIR = Path(__file__).parent / "embedded"
-GENERATORS: dict[str, Generator] = {"family_tree": make_family_tree, "clans": make_clans}  # named NAME:PEOPLE:SEED
-_GENERATED_NAME = re.compile(rf"({'|'.join(GENERATORS)}):([0-9]{{1,9}}):([0-9]{{1,9}})")
+# named NAME:PEOPLE:SEED
+GENERATORS: dict[str, Generator] = {
+    "family_tree": make_family_tree,
+    "clans": make_clans,
+}
+_GENERATED_NAME = re.compile(
+    rf"({'|'.join(GENERATORS)}):([0-9]{{1,9}}):([0-9]{{1,9}})"
+)
 _RULE_FILES = ("rules.txt", "rules.tsv", "rules.pl")
 _PROLOG_SUFFIXES = (".pl", ".pl.gz")
 _TRIPLE_COLUMNS = "head<TAB>relation<TAB>tail"
 
 
-def load(name_or_path: str | Path, rules: str | Path | None = None, *, facts_only: bool = False) -> Dataset:
+def load(
+    name_or_path: str | Path,
+    rules: str | Path | None = None,
+    *,
+    facts_only: bool = False,
+) -> Dataset:
     """The data set of a folder, a `.pl` program, or an embedded or generated name; whole or not at all.
 
     A folder holds train.txt, valid.txt and test.txt (head<TAB>relation<TAB>tail), perhaps facts.txt (known, not
@@ -67,7 +84,9 @@ def load(name_or_path: str | Path, rules: str | Path | None = None, *, facts_onl
         dataset = GENERATORS[generator](int(n_people), int(seed))
     else:
         names = ", ".join(_names_of_datasets())
-        raise ValueError(f"unknown data set {shorten(name)}: expected a folder, a .pl file or one of {names}")
+        raise ValueError(
+            f"unknown data set {shorten(name)}: expected a folder, a .pl file or one of {names}"
+        )
 
     if rules is None:
         return dataset
@@ -81,7 +100,10 @@ def from_text(program: str, name: str = "program") -> Dataset:
 
 
 def from_triples(
-    train: list[Triple], valid: list[Triple] | None = None, test: list[Triple] | None = None, rules: str = ""
+    train: list[Triple],
+    valid: list[Triple] | None = None,
+    test: list[Triple] | None = None,
+    rules: str = "",
 ) -> Dataset:
     """The data set of triples in memory.
 
@@ -94,7 +116,9 @@ def from_triples(
     Raises:
       ValueError: as `load` does for files.
     """
-    dataset = from_splits("triples", {"train": train, "valid": valid or [], "test": test or []})
+    dataset = from_splits(
+        "triples", {"train": train, "valid": valid or [], "test": test or []}
+    )
     if not rules:
         return dataset
     clauses = read_clauses(rules, "rules", detect_format(rules))
@@ -134,7 +158,9 @@ def _load_known_facts(folder: Path) -> Dataset:
     return _load_splits(folder, {"train": train_path}, may_be_empty="train")
 
 
-def _load_splits(folder: Path, paths: dict[str, Path], may_be_empty: str = "") -> Dataset:
+def _load_splits(
+    folder: Path, paths: dict[str, Path], may_be_empty: str = ""
+) -> Dataset:
     """The data set of the files of some splits, and of facts.txt if it exists.
 
     Args:
@@ -168,7 +194,9 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
         is_fact = not clause.body and not has_variables(clause.head)
         if is_fact:
             place = f"{path}:{clause.line}: as {file_format}"
-            raise ValueError(f"{place}: expected rules with a body: facts belong in facts.txt")
+            raise ValueError(
+                f"{place}: expected rules with a body: facts belong in facts.txt"
+            )
     return with_rules(dataset, clauses, str(path))
 
 
@@ -176,7 +204,9 @@ def _find_file(path: Path) -> Path | None:
     """The file or its .gz, whichever exists; None if neither does. It is an error if both do."""
     packed = path.with_name(path.name + ".gz")
     if path.exists() and packed.exists():
-        raise ValueError(f"{path}: expected one of it and {packed.name}, got both")
+        raise ValueError(
+            f"{path}: expected one of it and {packed.name}, got both"
+        )
     if path.exists():
         return path
     return packed if packed.exists() else None
@@ -195,7 +225,9 @@ def _require_file(path: Path) -> Path:
     """The file of a split or its .gz, whichever exists; it is an error if neither does."""
     existing = _find_file(path)
     if existing is None:
-        raise ValueError(f"{path}: missing split: expected this file or {path.name}.gz")
+        raise ValueError(
+            f"{path}: missing split: expected this file or {path.name}.gz"
+        )
     return existing
 
 
@@ -209,11 +241,15 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         byte = error.object[error.start]
-        raise ValueError(f"{path}:{line}: expected UTF-8, got byte 0x{byte:02x}") from None
+        raise ValueError(
+            f"{path}:{line}: expected UTF-8, got byte 0x{byte:02x}"
+        ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ValueError(f"{path}: expected a whole gzip file") from None
     except OSError as error:
-        raise ValueError(f"{path}: expected a file that can be read: {error.strerror}") from None
+        raise ValueError(
+            f"{path}: expected a file that can be read: {error.strerror}"
+        ) from None
 
 
 def _read_triples(path: Path, *, may_be_empty: bool) -> list[Triple]:
@@ -232,13 +268,17 @@ def _read_triples(path: Path, *, may_be_empty: bool) -> list[Triple]:
         if len(columns) != 3 or not all(columns):
             problem = "an empty one" if len(columns) == 3 else str(len(columns))
             place = f"{path}:{number}"
-            raise ValueError(f"{place}: expected 3 columns {_TRIPLE_COLUMNS}, got {problem}, in {shorten(line)}")
+            raise ValueError(
+                f"{place}: expected 3 columns {_TRIPLE_COLUMNS}, got {problem}, in {shorten(line)}"
+            )
         head, relation, tail = columns
         triples.append((head, relation, tail))
     return triples
 
 
-def _check_spelling(paths: dict[str, Path], splits: dict[str, list[Triple]]) -> None:
+def _check_spelling(
+    paths: dict[str, Path], splits: dict[str, list[Triple]]
+) -> None:
     """Check that no two entities, and no two relations, differ in white space only.
 
     Raises:
@@ -259,10 +299,14 @@ def _check_spelling(paths: dict[str, Path], splits: dict[str, list[Triple]]) -> 
             if first != name:
                 place = _first_place(name, paths, splits)
                 spelled = f"{shorten(first)} and {shorten(name)}"
-                raise ValueError(f"{place}: expected one spelling, got {spelled}, which differ in white space")
+                raise ValueError(
+                    f"{place}: expected one spelling, got {spelled}, which differ in white space"
+                )
 
 
-def _first_place(name: str, paths: dict[str, Path], splits: dict[str, list[Triple]]) -> str:
+def _first_place(
+    name: str, paths: dict[str, Path], splits: dict[str, list[Triple]]
+) -> str:
     """FILE:LINE of the first triple that holds a name."""
     for split, rows in splits.items():
         for number, row in enumerate(rows, 1):

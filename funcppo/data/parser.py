@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 from funcppo.data.lexer import SPACED_PAREN, Token, is_integer, shorten, unquote
 
-FileFormat = Literal["weighted", "AnyBURL", "AMIE", "Prolog"]  # of a rule file; `funcppo.data.readers` shows each
+# of a rule file; `funcppo.data.readers` shows each
+FileFormat = Literal["weighted", "AnyBURL", "AMIE", "Prolog"]
 
 
 class Variable(NamedTuple):
@@ -51,7 +52,8 @@ class ParsedAtom(NamedTuple):
     next_index: int  # of the token after it
 
 
-_ATOM_KINDS = ("name", "quoted", "variable")  # tokens that an atom, or what looks like one, starts with
+# tokens that an atom, or what looks like one, starts with
+_ATOM_KINDS = ("name", "quoted", "variable")
 _ARGUMENT_KINDS = ("name", "quoted", "variable", "integer")
 _NEGATIONS = ("not", "\\+")
 
@@ -73,7 +75,24 @@ _SYMBOL_MEANINGS = {
     "?-": "a query mark",
     "-": "a sign or an operator",
 }
-_OPERATORS = {"is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=", "==", "\\=", "\\==", "=..", "@<", "@>"}
+_OPERATORS = {
+    "is",
+    "mod",
+    "rem",
+    "=",
+    "<",
+    ">",
+    "=<",
+    ">=",
+    "=:=",
+    "=\\=",
+    "==",
+    "\\=",
+    "\\==",
+    "=..",
+    "@<",
+    "@>",
+}
 _BUILT_INS = """
     true/0 fail/0 false/0 not/1 call/1 call/2 call/3 once/1 ignore/1 findall/3 bagof/3 setof/3 forall/2 aggregate_all/3
     var/1 nonvar/1 atom/1 number/1 integer/1 float/1 atomic/1 compound/1 callable/1 ground/1 is_list/1 functor/3 arg/3
@@ -106,6 +125,10 @@ def has_variables(head: Atom) -> bool:
 def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
     """Check that the body binds every variable of the head.
 
+    Args:
+      head: head of a clause.
+      body: its body; empty for a fact.
+
     Raises:
       ValueError: it does not; names the variable.
     """
@@ -115,11 +138,16 @@ def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
 
     for term in head.args:
         if isinstance(term, Variable) and term not in bound:
-            name = shorten(term.name.split()[0])  # without the number of an anonymous variable
-            raise ValueError(f"unsafe: expected every variable of the head in the body, got {name} only in the head")
+            # without the number of an anonymous variable
+            name = shorten(term.name.split()[0])
+            raise ValueError(
+                f"unsafe: expected every variable of the head in the body, got {name} only in the head"
+            )
 
 
-def parse_clause(tokens: list[Token], arrow: str, *, prolog: bool) -> ParsedClause:
+def parse_clause(
+    tokens: list[Token], arrow: str, *, prolog: bool
+) -> ParsedClause:
     """Parse the tokens of one clause, the `end` token included.
 
     Args:
@@ -139,7 +167,9 @@ def parse_clause(tokens: list[Token], arrow: str, *, prolog: bool) -> ParsedClau
 
     if tokens[index].kind != "end":
         separator = "," if body else arrow
-        raise _unexpected(f"`{separator}` or the end of the clause", tokens[index])
+        raise _unexpected(
+            f"`{separator}` or the end of the clause", tokens[index]
+        )
     return ParsedClause(head, tuple(body))
 
 
@@ -154,7 +184,9 @@ def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
       ValueError: no atom starts there; says what was expected and what was read.
     """
     predicate = tokens[start]
-    has_args = not predicate.kind.startswith("end") and tokens[start + 1].kind == "("
+    has_args = (
+        not predicate.kind.startswith("end") and tokens[start + 1].kind == "("
+    )
     _check_predicate(tokens, start, has_args, prolog)
 
     args: list[Variable | str] = []
@@ -169,13 +201,17 @@ def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
             raise _unexpected("a predicate", predicate)
         if is_built_in(predicate.text, arity):
             built_in = f"{predicate.text}/{arity}"
-            raise ValueError(f"expected a predicate of facts and rules, got the built-in {built_in}")
+            raise ValueError(
+                f"expected a predicate of facts and rules, got the built-in {built_in}"
+            )
 
     atom = Atom(_token_name(predicate), tuple(args))
     return ParsedAtom(atom, index)
 
 
-def _check_predicate(tokens: list[Token], start: int, has_args: bool, prolog: bool) -> None:
+def _check_predicate(
+    tokens: list[Token], start: int, has_args: bool, prolog: bool
+) -> None:
     """Raise ValueError unless the token at `start` can be a predicate."""
     predicate = tokens[start]
     if _is_operator(tokens, start):
@@ -194,7 +230,9 @@ def _check_predicate(tokens: list[Token], start: int, has_args: bool, prolog: bo
 
     if tokens[start + 1].kind == SPACED_PAREN:
         name = shorten(predicate.text)
-        raise ValueError(f"expected `(` right after {name}, got a space before it")
+        raise ValueError(
+            f"expected `(` right after {name}, got a space before it"
+        )
 
 
 def _is_operator(tokens: list[Token], index: int) -> bool:
@@ -213,7 +251,9 @@ def _is_operator(tokens: list[Token], index: int) -> bool:
     return first == "(" and second in _ATOM_KINDS and third == "("
 
 
-def _parse_arguments(tokens: list[Token], start: int, prolog: bool) -> tuple[list[Variable | str], int]:
+def _parse_arguments(
+    tokens: list[Token], start: int, prolog: bool
+) -> tuple[list[Variable | str], int]:
     """The arguments after the opening parenthesis at `start`, and the index of the token after the closing one."""
     args: list[Variable | str] = []
     index = start
@@ -229,14 +269,18 @@ def _parse_arguments(tokens: list[Token], start: int, prolog: bool) -> tuple[lis
     return args, index + 1
 
 
-def _parse_argument(tokens: list[Token], index: int, prolog: bool) -> Variable | str:
+def _parse_argument(
+    tokens: list[Token], index: int, prolog: bool
+) -> Variable | str:
     """The argument at a token: a variable, or the name of a constant."""
     token = tokens[index]
     if token.kind not in _ARGUMENT_KINDS:
         raise _unexpected("a constant or a variable", token)
     if tokens[index + 1].kind == "(":
         term = shorten(token.text + "(...)")
-        raise ValueError(f"expected a constant or a variable, got the compound term {term}")
+        raise ValueError(
+            f"expected a constant or a variable, got the compound term {term}"
+        )
 
     # Each `_` is a variable of its own. No other variable has a name with a space.
     if token.kind == "variable" and token.text == "_":
@@ -248,7 +292,9 @@ def _parse_argument(tokens: list[Token], index: int, prolog: bool) -> Variable |
     is_quoted = token.kind == "quoted"
     if prolog and is_quoted and is_integer(name):
         quoted = shorten(token.text)
-        raise ValueError(f"expected the number {name} without quotes: to Prolog, {quoted} is another constant")
+        raise ValueError(
+            f"expected the number {name} without quotes: to Prolog, {quoted} is another constant"
+        )
     return name
 
 

@@ -30,11 +30,22 @@ from funcppo.data.lexer import (
     tokenize_prolog,
     unquote,
 )
-from funcppo.data.parser import Atom, Clause, FileFormat, Variable, check_safe, has_variables, parse_clause
+from funcppo.data.parser import (
+    Atom,
+    Clause,
+    FileFormat,
+    Variable,
+    check_safe,
+    has_variables,
+    parse_clause,
+)
 
 _COMMENT_PREFIXES = ("#", "Rule\t")  # the second starts AMIE's header line
 _QUOTED = re.compile(QUOTED_PATTERN)
-_AMIE_SPACED_WORD = re.compile(rf"{QUOTED_PATTERN}|=>|\?\S++|\S+(?: (?!=>|\?)\S+)*+")  # a name may hold single spaces
+# a name may hold single spaces
+_AMIE_SPACED_WORD = re.compile(
+    rf"{QUOTED_PATTERN}|=>|\?\S++|\S+(?: (?!=>|\?)\S+)*+"
+)
 _AMIE_PLAIN_WORD = re.compile(rf"{QUOTED_PATTERN}|\S+")
 _AMIE_VARIABLE = re.compile(r"\w+")
 _NO_LINE = 0  # of a clause whose line is not yet set
@@ -47,7 +58,11 @@ class LineReader(Protocol):
 
 
 def detect_format(text: str) -> FileFormat:
-    """The format that the first line with content is written in, quoted names left aside."""
+    """The format that the first line with content is written in, quoted names left aside.
+
+    Args:
+      text: content of a rule file; without any line of content it counts as weighted.
+    """
     first_line = _first_line(text)
     if not first_line:
         return "weighted"
@@ -96,11 +111,15 @@ def read_clauses(text: str, path: str, file_format: FileFormat) -> list[Clause]:
 
     clauses = list(_iter_clauses(text, path, file_format))
     if not clauses:
-        raise ValueError(f"{path}: as {file_format}: expected at least one clause, got none")
+        raise ValueError(
+            f"{path}: as {file_format}: expected at least one clause, got none"
+        )
     return clauses
 
 
-def _iter_clauses(text: str, path: str, file_format: FileFormat) -> Iterator[Clause]:
+def _iter_clauses(
+    text: str, path: str, file_format: FileFormat
+) -> Iterator[Clause]:
     """The clauses of a file, one by one."""
     if file_format == "Prolog":
         return _read_prolog(text, path)
@@ -114,7 +133,9 @@ def _read_prolog(text: str, path: str) -> Iterator[Clause]:
         yield _checked_clause("Prolog", path, line, source, read)
 
 
-def _read_lines(text: str, path: str, file_format: FileFormat) -> Iterator[Clause]:
+def _read_lines(
+    text: str, path: str, file_format: FileFormat
+) -> Iterator[Clause]:
     """The clauses of a file in a line format, one for each line that is no comment."""
     read_line = _LINE_READERS[file_format]
     n_columns = None
@@ -129,13 +150,21 @@ def _read_lines(text: str, path: str, file_format: FileFormat) -> Iterator[Claus
             n_columns = n_line_columns
         if n_line_columns != n_columns:
             problem = f"expected {n_columns} columns, got {n_line_columns}"
-            raise ValueError(f"{path}:{number}: as {file_format}: {problem}, in {shorten(line)}")
+            raise ValueError(
+                f"{path}:{number}: as {file_format}: {problem}, in {shorten(line)}"
+            )
 
         read = partial(read_line, line)
         yield _checked_clause(file_format, path, number, line, read)
 
 
-def _checked_clause(file_format: FileFormat, path: str, line: int, source: str, read: Callable[[], Clause]) -> Clause:
+def _checked_clause(
+    file_format: FileFormat,
+    path: str,
+    line: int,
+    source: str,
+    read: Callable[[], Clause],
+) -> Clause:
     """The clause that `read` returns, with its line number, if it is safe.
 
     Raises:
@@ -148,7 +177,9 @@ def _checked_clause(file_format: FileFormat, path: str, line: int, source: str, 
             check_safe(clause.head, clause.body)
     except ValueError as error:
         text = shorten(source.strip())
-        raise ValueError(f"{path}:{line}: as {file_format}: {error}, in {text}") from None
+        raise ValueError(
+            f"{path}:{line}: as {file_format}: {error}, in {text}"
+        ) from None
     return clause._replace(line=line)
 
 
@@ -156,7 +187,9 @@ def _prolog_clause(tokens: list[Token]) -> Clause:
     """The clause of the tokens between two full stops of a Prolog program."""
     first = tokens[0]
     if first.kind in (":-", "?-"):
-        raise ValueError(f"expected a fact or a rule, got the directive or query {first.text}")
+        raise ValueError(
+            f"expected a fact or a rule, got the directive or query {first.text}"
+        )
     head, body = parse_clause(tokens, ":-", prolog=True)
     return Clause(head, body, math.nan, _NO_LINE)
 
@@ -178,7 +211,9 @@ def _anyburl_clause(line: str) -> Clause:
     """The clause of a line of AnyBURL; a zero rule has no body."""
     columns = line.split("\t")
     if len(columns) != 4:
-        raise ValueError(f"expected predictions, support, confidence and rule in 4 columns, got {len(columns)}")
+        raise ValueError(
+            f"expected predictions, support, confidence and rule in 4 columns, got {len(columns)}"
+        )
 
     confidence, rule = columns[2:]
     tokens = tokenize_line(rule, is_anyburl_variable)
@@ -210,7 +245,9 @@ def _amie_clause(line: str) -> Clause:
     head_words = words[arrow + 1 :]
     is_rule = len(head_words) == 3 and len(body_words) % 3 == 0 and body_words
     if not is_rule:
-        raise ValueError("expected triples `?a  relation  ?b`, then `=>` and one triple")
+        raise ValueError(
+            "expected triples `?a  relation  ?b`, then `=>` and one triple"
+        )
 
     body: list[Atom] = []
     for start in range(0, len(body_words), 3):
@@ -227,7 +264,9 @@ def _amie_atom(triple: list[str]) -> Atom:
     ends_are_valid = _is_amie_argument(head) and _is_amie_argument(tail)
     if isinstance(relation, Variable) or not ends_are_valid:
         text = " ".join(triple)
-        raise ValueError(f"expected a relation between two constants or variables, got {shorten(text)}")
+        raise ValueError(
+            f"expected a relation between two constants or variables, got {shorten(text)}"
+        )
     return Atom(relation, (head, tail))
 
 
@@ -249,7 +288,9 @@ def _amie_term(word: str) -> Variable | str:
 
 def _missing_body(arrow: str) -> ValueError:
     """The error for a fact where only rules may stand."""
-    return ValueError(f"expected `{arrow}` and a body after the head: facts belong in facts.txt")
+    return ValueError(
+        f"expected `{arrow}` and a body after the head: facts belong in facts.txt"
+    )
 
 
 def _parse_weight(text: str) -> float:
@@ -259,7 +300,9 @@ def _parse_weight(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"expected a number as the weight, got {shorten(text)}") from None
+        raise ValueError(
+            f"expected a number as the weight, got {shorten(text)}"
+        ) from None
 
 
 _LINE_READERS: dict[FileFormat, LineReader] = {

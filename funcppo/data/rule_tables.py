@@ -23,17 +23,23 @@ from funcppo.data.writers import format_rule_clause, to_clauses
 
 RuleTableFormat = Literal["tsv", "AnyBURL", "AMIE"]
 RULE_FILE_FORMATS: tuple[RuleTableFormat, ...] = ("tsv", "AnyBURL", "AMIE")
-_RULE_SYNTAX: dict[RuleTableFormat, FileFormat] = {"tsv": "weighted", "AnyBURL": "AnyBURL", "AMIE": "AMIE"}
+_RULE_SYNTAX: dict[RuleTableFormat, FileFormat] = {
+    "tsv": "weighted",
+    "AnyBURL": "AnyBURL",
+    "AMIE": "AMIE",
+}
 
 TSV_HEADER = (
     "#source_weight train_support train_body_pairs train_conf pca_conf head_coverage "
     "loo_support loo_conf std_error pca_std_error rule"
 )
 AMIE_HEADER = (
-    "Rule,Head Coverage,Std Confidence,PCA Confidence,Positive Examples,Body size,PCA Body size,Functional variable"
+    "Rule,Head Coverage,Std Confidence,PCA Confidence,"
+    "Positive Examples,Body size,PCA Body size,Functional variable"
 )
 _AMIE_FUNCTIONAL_VARIABLE = "?x"
-_NAME_OF_ONE_CHARACTER = re.compile(r"[(,][^A-Z'][,)]")  # as an argument in AnyBURL's syntax
+# as an argument in AnyBURL's syntax
+_NAME_OF_ONE_CHARACTER = re.compile(r"[(,][^A-Z'][,)]")
 
 
 class RuleStatistics(NamedTuple):
@@ -42,8 +48,10 @@ class RuleStatistics(NamedTuple):
     weight: np.ndarray  # by which the rules are ranked
     support: np.ndarray  # right predictions: facts that the rule derives
     body_pairs: np.ndarray  # predictions: distinct heads that the body derives
-    circular_support: np.ndarray  # facts of the support whose every derivation uses the fact itself
-    pca_pairs: np.ndarray  # predictions counted by the PCA confidence (partial completeness assumption)
+    # facts of the support whose every derivation uses the fact itself
+    circular_support: np.ndarray
+    # predictions counted by the PCA confidence (partial completeness assumption)
+    pca_pairs: np.ndarray
     head_facts: np.ndarray  # facts of the head's predicate
     std_error: np.ndarray  # standard error of the confidence
     pca_std_error: np.ndarray  # standard error of the PCA confidence
@@ -65,7 +73,9 @@ class _RuleNumbers(NamedTuple):
     pca_std_error: float
 
 
-def with_encoded_rules(dataset: Dataset, atoms: np.ndarray, counts: RuleStatistics) -> Dataset:
+def with_encoded_rules(
+    dataset: Dataset, atoms: np.ndarray, counts: RuleStatistics
+) -> Dataset:
     """The data set with these rules in place of its own.
 
     Args:
@@ -85,7 +95,9 @@ def with_encoded_rules(dataset: Dataset, atoms: np.ndarray, counts: RuleStatisti
     return replace(dataset, rules=table, rule_weights=counts.weight)
 
 
-def format_rule_table(dataset: Dataset, counts: RuleStatistics, file_format: RuleTableFormat) -> str:
+def format_rule_table(
+    dataset: Dataset, counts: RuleStatistics, file_format: RuleTableFormat
+) -> str:
     """The text of a file that holds the rules of a data set; only its header where there is none.
 
     Args:
@@ -115,28 +127,46 @@ def format_rule_table(dataset: Dataset, counts: RuleStatistics, file_format: Rul
     return "".join(line + "\n" for line in lines)
 
 
-def compatibility_notes(dataset: Dataset, file_format: RuleTableFormat) -> list[str]:
+def compatibility_notes(
+    dataset: Dataset, file_format: RuleTableFormat
+) -> list[str]:
     """Notes on names in rules that the tool of a format reads otherwise than this project; empty if there are none.
 
     Neither AnyBURL nor AMIE has quotes, and in AnyBURL a name of one character is a variable.
+
+    Args:
+      dataset: its rules are looked at.
+      file_format: format that they are written in.
     """
     if file_format == "tsv":
         return []
 
     syntax = _RULE_SYNTAX[file_format]
-    texts = [format_rule_clause(clause, syntax) for clause in to_clauses(dataset).rules]
+    texts = [
+        format_rule_clause(clause, syntax)
+        for clause in to_clauses(dataset).rules
+    ]
     n_affected = sum(_is_read_otherwise(text, file_format) for text in texts)
     if not n_affected:
         return []
-    names = "in quotes or of one character" if file_format == "AnyBURL" else "in quotes"
-    return [f"{n_affected} rules hold names {names}: this project reads them back, {file_format} takes them for others"]
+    names = (
+        "in quotes or of one character"
+        if file_format == "AnyBURL"
+        else "in quotes"
+    )
+    return [
+        f"{n_affected} rules hold names {names}: this project reads them back, {file_format} takes them for others"
+    ]
 
 
 def _is_read_otherwise(text: str, file_format: RuleTableFormat) -> bool:
     """Whether the tool of a format takes a name in the text of a rule for another name or for a variable."""
     if "'" in text:
         return True
-    return file_format == "AnyBURL" and _NAME_OF_ONE_CHARACTER.search(text) is not None
+    return (
+        file_format == "AnyBURL"
+        and _NAME_OF_ONE_CHARACTER.search(text) is not None
+    )
 
 
 def _rule_numbers(
@@ -168,7 +198,9 @@ def _rule_numbers(
     )
 
 
-def _file_columns(numbers: _RuleNumbers, file_format: RuleTableFormat) -> list[float]:
+def _file_columns(
+    numbers: _RuleNumbers, file_format: RuleTableFormat
+) -> list[float]:
     """The numbers of one rule in the order of a format; counts are integers there."""
     if file_format == "AnyBURL":
         return [

@@ -25,8 +25,14 @@ from funcppo.data.lexer import (
 )
 from funcppo.data.parser import Atom, Clause, FileFormat, Variable, is_built_in
 
-_ANYBURL_INNER_VARIABLES = "ABCDEFGHIJKLMNOPQRSTUVWZ"  # all but X and Y, which are those of the head
-_ARROWS: dict[FileFormat, str] = {"weighted": ":-", "AnyBURL": "<=", "AMIE": "=>", "Prolog": ":-"}
+# all but X and Y, which are those of the head
+_ANYBURL_INNER_VARIABLES = "ABCDEFGHIJKLMNOPQRSTUVWZ"
+_ARROWS: dict[FileFormat, str] = {
+    "weighted": ":-",
+    "AnyBURL": "<=",
+    "AMIE": "=>",
+    "Prolog": ":-",
+}
 
 
 class AtomFormatter(Protocol):
@@ -77,7 +83,11 @@ def proof_names(dataset: Dataset) -> ProofNames:
 
 
 def to_clauses(dataset: Dataset) -> ClauseLists:
-    """The facts and the rules of a data set in names; `line` counts each from 1."""
+    """Decode the facts and the rules of a data set.
+
+    Returns:
+      Both lists in the order of the data set. In each, `Clause.line` counts from 1.
+    """
     facts: list[Clause] = []
     for line, row in enumerate(dataset.facts, 1):
         head = _decode_atom(dataset, row)
@@ -116,7 +126,15 @@ def format_clauses(clauses: Iterable[Clause], file_format: FileFormat) -> str:
 
 
 def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
-    """The text of a clause alone, without weight, counts and full stop; raises as `format_clauses` does."""
+    """The text of a clause alone, without weight, counts and full stop.
+
+    Args:
+      clause: a fact is possible in Prolog only.
+      file_format: format whose syntax is used.
+
+    Raises:
+      ValueError: as in `format_clauses`.
+    """
     atoms = _with_named_variables(clause, file_format)
     arrow = _ARROWS[file_format]
     if file_format == "AMIE":
@@ -129,7 +147,9 @@ def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
         conditions = ", ".join(body)
         return f"{head} {arrow} {conditions}"
     if file_format != "Prolog":
-        raise ValueError(f"expected a rule with a body to write as {file_format}, got the fact {head}")
+        raise ValueError(
+            f"expected a rule with a body to write as {file_format}, got the fact {head}"
+        )
     return head
 
 
@@ -172,14 +192,19 @@ def _variable_name(index: int) -> str:
     return f"V{index - len(letters) + 1}"
 
 
-def _with_named_variables(clause: Clause, file_format: FileFormat) -> list[Atom]:
+def _with_named_variables(
+    clause: Clause, file_format: FileFormat
+) -> list[Atom]:
     """Head and body, the variables renamed as the format has it: X, Y, ... by first occurrence, but for AnyBURL."""
     atoms = (clause.head, *clause.body)
     variables = _distinct_variables(atoms)
     if file_format == "AnyBURL":
         new_variables = _anyburl_variables(clause.head, variables)
     else:
-        new_variables = {variable: Variable(_variable_name(i)) for i, variable in enumerate(variables)}
+        new_variables = {
+            variable: Variable(_variable_name(i))
+            for i, variable in enumerate(variables)
+        }
 
     renamed: list[Atom] = []
     for atom in atoms:
@@ -198,12 +223,16 @@ def _distinct_variables(atoms: Iterable[Atom]) -> list[Variable]:
     return list(variables)
 
 
-def _rename(term: Variable | str, new_variables: dict[Variable, Variable]) -> Variable | str:
+def _rename(
+    term: Variable | str, new_variables: dict[Variable, Variable]
+) -> Variable | str:
     """The term, renamed if it is a variable."""
     return new_variables[term] if isinstance(term, Variable) else term
 
 
-def _anyburl_variables(head: Atom, variables: list[Variable]) -> dict[Variable, Variable]:
+def _anyburl_variables(
+    head: Atom, variables: list[Variable]
+) -> dict[Variable, Variable]:
     """New variables: X and Y for the first and second argument of the head, A, B, ... for the others.
 
     PyClause takes no other names.
@@ -268,7 +297,9 @@ def _is_bare_constant(name: str, file_format: FileFormat) -> bool:
     """Whether a constant needs no quotes: without them it would be no other token, and no variable."""
     if file_format == "Prolog":
         return is_prolog_name(name) or is_integer(name)
-    reads_as_variable = is_anyburl_variable if file_format == "AnyBURL" else is_variable
+    reads_as_variable = (
+        is_anyburl_variable if file_format == "AnyBURL" else is_variable
+    )
     return is_bare_name(name) and not reads_as_variable(name)
 
 
@@ -276,7 +307,9 @@ def _format_amie_triple(atom: Atom) -> str:
     """The text of a binary atom in AMIE: `?x  relation  ?y`."""
     if len(atom.args) != 2:
         text = _format_named_atom(atom, "weighted")
-        raise ValueError(f"expected binary atoms to write as AMIE, got {shorten(text)}")
+        raise ValueError(
+            f"expected binary atoms to write as AMIE, got {shorten(text)}"
+        )
     head, tail = atom.args
     words = (head, atom.predicate, tail)
     return "  ".join(map(_format_amie_word, words))

@@ -10,7 +10,13 @@ from typing import Any, cast
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.interfaces import AutoresetStep, Environment, EnvironmentSpec, NoWorld, Timestep
+from funcppo.interfaces import (
+    AutoresetStep,
+    Environment,
+    EnvironmentSpec,
+    NoWorld,
+    Timestep,
+)
 from funcppo.types import I64, Obs, ResetSample, State, World
 
 __all__ = [
@@ -26,7 +32,9 @@ __all__ = [
 
 
 def sample_reset(
-    env: Environment[World, State, Obs, ResetSample], world: World, key: I64[Tensor, "B 2"]
+    env: Environment[World, State, Obs, ResetSample],
+    world: World,
+    key: I64[Tensor, "B 2"],
 ) -> ResetSample:
     """Sample the random part of a reset for each key; the whole state if the environment does not tell them apart."""
     if env.sample_reset is not None:
@@ -50,16 +58,26 @@ def step_with_autoreset(
       reset_sample: from `sample_reset`; used in finished rows only.
     """
     if env.step_with_autoreset is not None:
-        return AutoresetStep(*env.step_with_autoreset(env.cfg, world, state, action, key, reset_sample))
+        return AutoresetStep(
+            *env.step_with_autoreset(
+                env.cfg, world, state, action, key, reset_sample
+            )
+        )
 
-    reached_state, timestep = env.step_functional(env.cfg, world, state, action, key)
+    reached_state, timestep = env.step_functional(
+        env.cfg, world, state, action, key
+    )
     if env.reset_from_sample is not None:
         reset_state = env.reset_from_sample(env.cfg, world, reset_sample)
     else:
         reset_state = cast(Any, reset_sample)
-    return AutoresetStep(reached_state, timestep, autoreset(reached_state, timestep, reset_state))
+    return AutoresetStep(
+        reached_state, timestep, autoreset(reached_state, timestep, reset_state)
+    )
 
 
 def autoreset(state: State, timestep: Timestep, reset_state: State) -> State:
     """The state with every finished row replaced by that of `reset_state`."""
-    return tree.where(timestep.terminated | timestep.truncated, reset_state, state)
+    return tree.where(
+        timestep.terminated | timestep.truncated, reset_state, state
+    )

@@ -17,17 +17,28 @@ import torch
 from torch import Tensor
 
 from funcppo.evaluation.beam_search import SearchConfig, slots_for_rows
-from funcppo.evaluation.slot_scheduler import SearchStep, init_scheduler, score_by_rules, width_schedule
+from funcppo.evaluation.slot_scheduler import (
+    SearchStep,
+    init_scheduler,
+    score_by_rules,
+    width_schedule,
+)
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.runtime import memory
 
-TRIAL_SIZES = tuple(1 << i for i in range(17))  # partial proofs extended in one step, or candidates of one chunk
+# partial proofs extended in one step, or candidates of one chunk
+TRIAL_SIZES = tuple(1 << i for i in range(17))
 MIN_CHUNK_SIZE = 64  # candidates; smaller chunks are not tried
-CHUNK_CANDIDATES_PER_SLOT = 16  # at least so many, because slots idle while the last candidates of a chunk finish
-TRIAL_STEPS = 8  # steps before a search is timed, so that its slots hold partial proofs of every depth; and steps timed
-MIN_GAIN = 1.05  # trials end when two sizes in a row are not faster than the best smaller one by this factor
-NEAR_BEST = 1.2  # a size within this factor of the best throughput counts as equally fast
+# at least so many, because slots idle while the last candidates of a chunk finish
+CHUNK_CANDIDATES_PER_SLOT = 16
+# steps before a search is timed, so that its slots hold partial proofs of every depth; and steps
+# timed
+TRIAL_STEPS = 8
+# trials end when two sizes in a row are not faster than the best smaller one by this factor
+MIN_GAIN = 1.05
+# a size within this factor of the best throughput counts as equally fast
+NEAR_BEST = 1.2
 MAX_TRIAL_SECONDS = 1.0  # trials end after one that took longer
 
 
@@ -37,7 +48,8 @@ class Trial:
 
     size: int
     rows_per_second: float
-    peak_bytes: int  # held at once during the trial, by the whole process or device
+    # held at once during the trial, by the whole process or device
+    peak_bytes: int
 
 
 class TrialTiming(NamedTuple):
@@ -91,10 +103,18 @@ def tune_slots(
     sizes = [rows for rows in TRIAL_SIZES if rows >= 2 * cfg.beam]
     run = partial(_time_search, cfg, world, params, sample, make_step)
     trials = run_trials(run, sizes, max_bytes, sample.device)
-    return TunedConfig(cfg=_with_rows(cfg, select_trial(trials).size), trials=trials)
+    return TunedConfig(
+        cfg=_with_rows(cfg, select_trial(trials).size), trials=trials
+    )
 
 
-def tune_chunk_size(cfg: SearchConfig, world: World, params: Params, sample: Tensor, max_bytes: int) -> TunedConfig:
+def tune_chunk_size(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    max_bytes: int,
+) -> TunedConfig:
     """Choose the number of candidates of a chunk where scores follow from the rules alone, without a search.
 
     Args:
@@ -107,16 +127,25 @@ def tune_chunk_size(cfg: SearchConfig, world: World, params: Params, sample: Ten
     sizes = [size for size in TRIAL_SIZES if size >= MIN_CHUNK_SIZE]
     run = partial(_time_rules, cfg, world, params, sample)
     trials = run_trials(run, sizes, max_bytes, sample.device)
-    return TunedConfig(cfg=replace(cfg, chunk_size=select_trial(trials).size), trials=trials)
+    return TunedConfig(
+        cfg=replace(cfg, chunk_size=select_trial(trials).size),
+        trials=trials,
+    )
 
 
 def select_trial(trials: list[Trial]) -> Trial:
     """The smallest size near the best throughput: a small size leaves fewer slots idle at the end of a chunk."""
     fastest = max(trial.rows_per_second for trial in trials)
-    return next(trial for trial in trials if trial.rows_per_second * NEAR_BEST >= fastest)
+    return next(
+        trial
+        for trial in trials
+        if trial.rows_per_second * NEAR_BEST >= fastest
+    )
 
 
-def run_trials(run: TrialRun, sizes: Iterable[int], max_bytes: int, device: torch.device) -> list[Trial]:
+def run_trials(
+    run: TrialRun, sizes: Iterable[int], max_bytes: int, device: torch.device
+) -> list[Trial]:
     """Try ascending sizes and return the trials that kept the memory limit.
 
     Trials end at the first size that is expected to exceed the limit, when larger sizes are no faster, or after one
@@ -139,7 +168,13 @@ def run_trials(run: TrialRun, sizes: Iterable[int], max_bytes: int, device: torc
         start = time.perf_counter()
         memory.reset_peak(device)
         n_rows, seconds = run(size)
-        trials.append(Trial(size=size, rows_per_second=n_rows / seconds, peak_bytes=memory.peak_bytes(device)))
+        trials.append(
+            Trial(
+                size=size,
+                rows_per_second=n_rows / seconds,
+                peak_bytes=memory.peak_bytes(device),
+            )
+        )
         if time.perf_counter() - start > MAX_TRIAL_SECONDS:
             break
 
@@ -161,7 +196,13 @@ def _with_rows(cfg: SearchConfig, rows: int) -> SearchConfig:
 
 
 def _time_search(
-    cfg: SearchConfig, world: World, params: Params, sample: Tensor, make_step: SearchStepFactory, rows: int, /
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    make_step: SearchStepFactory,
+    rows: int,
+    /,
 ) -> TrialTiming:
     """Time steps of the narrowest search with so many rows; reading the row count waits for the device."""
     cfg = width_schedule(_with_rows(cfg, rows))[0]
@@ -181,7 +222,14 @@ def _time_search(
     return TrialTiming(n_rows=n_rows, seconds=time.perf_counter() - start)
 
 
-def _time_rules(cfg: SearchConfig, world: World, params: Params, sample: Tensor, chunk_size: int, /) -> TrialTiming:
+def _time_rules(
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    sample: Tensor,
+    chunk_size: int,
+    /,
+) -> TrialTiming:
     """Time the scores of one chunk; copying them to the host waits for the device."""
     cfg = replace(cfg, chunk_size=chunk_size)
     chunk = _repeat_rows(sample, chunk_size)

@@ -24,9 +24,12 @@ from funcppo.types import I64, Bool
 class RankingProtocol:
     """Which candidates the answer of a query is ranked against."""
 
-    sides: tuple[int, ...] = (HEAD, TAIL)  # the arguments that are replaced, each a ranking of its own
-    n_negatives: int | None = None  # corruptions sampled for each query and side; None ranks against the whole pool
-    score_unprovable: bool = False  # compute the scores of unprovable candidates too
+    # the arguments that are replaced, each a ranking of its own
+    sides: tuple[int, ...] = (HEAD, TAIL)
+    # corruptions sampled for each query and side; None ranks against the whole pool
+    n_negatives: int | None = None
+    # compute the scores of unprovable candidates too
+    score_unprovable: bool = False
     seed: int = 0  # of the sampled corruptions
 
 
@@ -36,23 +39,28 @@ class ProvableCandidates(NamedTuple):
     query_row: I64[Tensor, "L"]  # row of the query in the batch
     entity: I64[Tensor, "L"]  # the entity that replaces the answer
     is_answer: Bool[Tensor, "L"]  # the candidate is the answer itself
-    answer_provable: Bool[Tensor, "Q"]  # the answer of the query is among its provable candidates
+    # the answer of the query is among its provable candidates
+    answer_provable: Bool[Tensor, "Q"]
 
 
 class SampledCorruptions(NamedTuple):
     """Corruptions sampled for a batch of queries."""
 
-    entity: I64[Tensor, "Q G"]  # distinct in a row, never the answer; 0 where the slot is empty
-    mask: Bool[Tensor, "Q G"]  # the slot holds a corruption; false where a query has fewer than G
+    # distinct in a row, never the answer; 0 where the slot is empty
+    entity: I64[Tensor, "Q G"]
+    # the slot holds a corruption; false where a query has fewer than G
+    mask: Bool[Tensor, "Q G"]
 
 
 class CandidateTable(NamedTuple):
     """The candidates of a batch of queries on one side that need a score; N rows for all queries together."""
 
     query_row: I64[Tensor, "N"]  # row of the query in the batch
-    atom: I64[Tensor, "N W"]  # the query with the candidate in place of the answer
+    # the query with the candidate in place of the answer
+    atom: I64[Tensor, "N W"]
     is_answer: Bool[Tensor, "N"]  # the candidate is the answer itself
-    n_candidates: I64[Tensor, "Q"]  # candidates of the query, listed here or not
+    # candidates of the query, listed here or not
+    n_candidates: I64[Tensor, "Q"]
     answer_provable: Bool[Tensor, "Q"]  # T_P derives the answer
 
 
@@ -67,10 +75,16 @@ class _Subset(NamedTuple):
     """A subset of 0 .. size - 1 for each row."""
 
     member: I64[Tensor, "Q n"]  # distinct where the mask is true
-    mask: Bool[Tensor, "Q n"]  # false in the last slots of a row with fewer than n members
+    # false in the last slots of a row with fewer than n members
+    mask: Bool[Tensor, "Q n"]
 
 
-def check_queries(queries: I64[Tensor, "Q W"], side: int, pool: I64[Tensor, "E"], n_constants: int) -> None:
+def check_queries(
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool: I64[Tensor, "E"],
+    n_constants: int,
+) -> None:
     """Check that every query can be ranked against the pool.
 
     Raises:
@@ -78,19 +92,24 @@ def check_queries(queries: I64[Tensor, "Q W"], side: int, pool: I64[Tensor, "E"]
         outside the pool; or the pool is not ascending.
     """
     arguments, padding = queries[:, HEAD : TAIL + 1], queries[:, TAIL + 1 :]
-    malformed = (arguments < 1).any(1) | (arguments > n_constants).any(1)
-    malformed = malformed | (padding != 0).any(1) | (arguments.shape[1] < TAIL)
-    if malformed.any():
-        row = int(malformed.nonzero()[0])
-        raise ValueError(f"expected two arguments, constants from 1 to {n_constants}, got {_describe(queries, row)}")
+    is_constant = (arguments >= 1) & (arguments <= n_constants)
+    is_binary = (padding == 0).all(1) & (arguments.shape[1] == TAIL)
+    _check_each(
+        is_constant.all(1) & is_binary,
+        queries,
+        f"two arguments, constants from 1 to {n_constants}",
+    )
 
-    if (pool[1:] <= pool[:-1]).any():
-        raise ValueError("expected a pool of entities in ascending order, each once, got another order")
-
-    outside = ~torch.isin(queries[:, side], pool)
-    if outside.any():
-        row = int(outside.nonzero()[0])
-        raise ValueError(f"expected an answer among the {len(pool)} candidates, got {_describe(queries, row)}")
+    is_ascending = pool[1:] > pool[:-1]
+    if not is_ascending.all():
+        raise ValueError(
+            "expected a pool of entities in ascending order, each once, got another order"
+        )
+    _check_each(
+        torch.isin(queries[:, side], pool),
+        queries,
+        f"an answer among the {len(pool)} candidates",
+    )
 
 
 def list_candidates(
@@ -119,28 +138,44 @@ def list_candidates(
         others = _all_corruptions(true_triples, queries, pool, side)
     else:
         key = random.key(protocol.seed, queries.device)
-        others = sample_corruptions(key, true_triples, pool, queries, side, protocol.n_negatives, query_id)
+        others = sample_corruptions(
+            key,
+            true_triples,
+            pool,
+            queries,
+            side,
+            protocol.n_negatives,
+            query_id,
+        )
 
     # The answer comes first, in column 0.
-    entity = torch.cat([queries[:, side, None], others.entity], 1)
-    is_candidate = torch.nn.functional.pad(others.mask, (1, 0), value=True)
-    atom = _replace_argument(queries[:, None].expand(-1, entity.shape[1], -1), side, entity)
-
-    is_listed = is_candidate
+    answer = queries[:, side, None]
+    entity = torch.cat([answer, others.entity], 1)
+    is_listed = torch.nn.functional.pad(others.mask, (1, 0), value=True)
+    atom = _corrupt(queries, side, entity)
     if not protocol.score_unprovable:
-        is_listed = is_candidate & (fixpoint.atom_height(model, atom) >= 0)
+        is_derivable = fixpoint.atom_height(model, atom) >= 0
+        is_listed = is_listed & is_derivable
+
     query_row, column = is_listed.nonzero(as_tuple=True)
     return CandidateTable(
         query_row=query_row,
         atom=atom[is_listed],
         is_answer=column == 0,
         n_candidates=others.mask.sum(1) + 1,
-        answer_provable=triple_index.contains(filter_index.derivable_triples, queries, side),
+        answer_provable=triple_index.contains(
+            filter_index.derivable_triples,
+            queries,
+            side,
+        ),
     )
 
 
 def count_candidates(
-    true_triples: TripleIndex, queries: I64[Tensor, "Q W"], side: int, pool_size: int
+    true_triples: TripleIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool_size: int,
 ) -> I64[Tensor, "Q"]:
     """The number of candidates of each query, its answer included: the pool less the other true answers.
 
@@ -155,7 +190,10 @@ def count_candidates(
 
 
 def list_provable_candidates(
-    true_triples: TripleIndex, derivable_triples: TripleIndex, queries: I64[Tensor, "Q W"], side: int
+    true_triples: TripleIndex,
+    derivable_triples: TripleIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
 ) -> ProvableCandidates:
     """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0.
 
@@ -166,7 +204,11 @@ def list_provable_candidates(
     """
     answers = triple_index.list_answers(derivable_triples, queries, side)
     is_answer = answers.entity == queries[answers.query_row, side]
-    is_candidate = is_answer | ~triple_index.contains_key(true_triples, answers.triple_key, side)
+    is_candidate = is_answer | ~triple_index.contains_key(
+        true_triples,
+        answers.triple_key,
+        side,
+    )
     return ProvableCandidates(
         query_row=answers.query_row[is_candidate],
         entity=answers.entity[is_candidate],
@@ -197,55 +239,88 @@ def sample_corruptions(
       pool: entities to choose from, ascending; it holds every answer.
       query_id: a number below 2**32 that stays with the query, such as its row in its split.
     """
-    query_row = torch.arange(len(queries), device=queries.device)
-    width = len(pool) + 1
+    device, n_queries, width = queries.device, len(queries), len(pool) + 1
 
     # Excluded entities of all queries in one ascending table, coded as query_row * width + position in the pool.
     excluded = _excluded_entities(true_triples, pool, queries, side)
     excluded_query = excluded // width
-    n_excluded = torch.bincount(excluded_query, minlength=len(queries))
+    n_excluded = torch.bincount(excluded_query, minlength=n_queries)
     first_excluded = n_excluded.cumsum(0) - n_excluded
 
-    query_key = random.fold_in(random.fold_in(key, side), query_id)
-    rank, mask = _sample_subset(query_key, len(pool) - n_excluded, n_corruptions)
+    side_key = random.fold_in(key, side)
+    query_key = random.fold_in(side_key, query_id)
+    n_allowed = len(pool) - n_excluded
+    rank, mask = _sample_subset(query_key, n_allowed, n_corruptions)
 
     # position_j - j, coded in the same way: one binary search counts the excluded entities below each rank.
-    j = torch.arange(len(excluded), device=queries.device) - first_excluded[excluded_query]
-    gap = excluded - j
-    n_skipped = torch.searchsorted(gap, query_row[:, None] * width + rank, right=True) - first_excluded[:, None]
+    index = torch.arange(len(excluded), device=device)
+    j = index - first_excluded[excluded_query]
+    query_row = torch.arange(n_queries, device=device)
+    code = query_row[:, None] * width + rank
+    n_below = torch.searchsorted(excluded - j, code, right=True)
+    n_skipped = n_below - first_excluded[:, None]
+
     position = torch.where(mask, rank + n_skipped, 0)
-    return SampledCorruptions(entity=torch.where(mask, pool[position], 0), mask=mask)
+    entity = torch.where(mask, pool[position], 0)
+    return SampledCorruptions(entity=entity, mask=mask)
 
 
-def _describe(queries: Tensor, row: int) -> str:
-    """The query of a row, for an error message."""
-    return f"query {row} {queries[row].tolist()}"
+def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
+    """Check that all queries are valid.
+
+    Raises:
+      ValueError: one is not, which the message names.
+    """
+    if is_valid.all():
+        return
+    row = int((~is_valid).nonzero()[0])
+    raise ValueError(
+        f"expected {expected}, got query {row} {queries[row].tolist()}"
+    )
 
 
-def _provable_table(filter_index: FilterIndex, queries: Tensor, side: int, pool_size: int) -> CandidateTable:
+def _provable_table(
+    filter_index: FilterIndex, queries: Tensor, side: int, pool_size: int
+) -> CandidateTable:
     """The provable candidates among the whole pool."""
-    provable = list_provable_candidates(filter_index.true_triples, filter_index.derivable_triples, queries, side)
+    true_triples, derivable_triples = filter_index
+    provable = list_provable_candidates(
+        true_triples, derivable_triples, queries, side
+    )
+    query = queries[provable.query_row]
     return CandidateTable(
         query_row=provable.query_row,
-        atom=_replace_argument(queries[provable.query_row], side, provable.entity),
+        atom=_replace_argument(query, side, provable.entity),
         is_answer=provable.is_answer,
-        n_candidates=count_candidates(filter_index.true_triples, queries, side, pool_size),
+        n_candidates=count_candidates(true_triples, queries, side, pool_size),
         answer_provable=provable.answer_provable,
     )
 
 
-def _all_corruptions(true_triples: TripleIndex, queries: Tensor, pool: Tensor, side: int) -> _EntityTable:
+def _all_corruptions(
+    true_triples: TripleIndex, queries: Tensor, pool: Tensor, side: int
+) -> _EntityTable:
     """Every entity of the pool for every query, and which of them are candidates other than the answer."""
     entity = pool.expand(len(queries), -1)
-    atom = _replace_argument(queries[:, None].expand(-1, len(pool), -1), side, entity)
-    is_filtered = triple_index.contains(true_triples, atom, side)
-    is_answer = entity == queries[:, side, None]
-    return _EntityTable(entity=entity, mask=~is_filtered & ~is_answer)
+    atom = _corrupt(queries, side, entity)
+    is_true = triple_index.contains(true_triples, atom, side)
+    answer = queries[:, side, None]
+    is_answer = entity == answer
+    return _EntityTable(entity=entity, mask=~is_true & ~is_answer)
+
+
+def _corrupt(
+    queries: I64[Tensor, "Q W"], side: int, entity: I64[Tensor, "Q G"]
+) -> I64[Tensor, "Q G W"]:
+    """Each query with each of its entities in place of the answer."""
+    query = queries[:, None].expand(-1, entity.shape[1], -1)
+    return _replace_argument(query, side, entity)
 
 
 def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
     """The atoms with an entity in place of the argument `side`."""
-    is_replaced = torch.arange(atoms.shape[-1], device=atoms.device) == side
+    column = torch.arange(atoms.shape[-1], device=atoms.device)
+    is_replaced = column == side
     return torch.where(is_replaced, entity[..., None], atoms)
 
 
@@ -258,28 +333,38 @@ def _sample_subset(key: Tensor, size: Tensor, n: int) -> _Subset:
     Source: Floyd's algorithm in Bentley 1987, "A sample of brilliance", CACM 30(9).
     """
     slot = torch.arange(n, device=size.device)
-    first = size[:, None] - n  # j_0
-    last = (first + slot).clamp_min(0)  # j_i
-    draw = random.integer_from_key(random.fold_in(key[:, None], slot), last + 1)  # t_i
+    size = size[:, None]
+
+    # In the docstring's terms: first is j_0, last is j_i, draw is t_i.
+    first = size - n
+    last = (first + slot).clamp_min(0)
+    slot_key = random.fold_in(key[:, None], slot)
+    draw = random.integer_from_key(slot_key, last + 1)
 
     # t_i gives way to an equal t_k of an earlier slot: a stable sort puts the earliest of equal draws first.
     value, order = torch.sort(draw, dim=1, stable=True)
-    equals_previous = torch.nn.functional.pad(value[:, 1:] == value[:, :-1], (1, 0))
-    is_taken = torch.zeros_like(equals_previous).scatter(1, order, equals_previous)
+    is_repeated = value[:, 1:] == value[:, :-1]
+    is_repeated = torch.nn.functional.pad(is_repeated, (1, 0))
+    is_taken = torch.zeros_like(is_repeated).scatter(1, order, is_repeated)
 
     # t_i = j_k gives way where slot k did. Each doubling joins the chains of k to those of i; a slot without such a k
     # points to itself.
     link = draw - first
-    link = torch.where((link >= 0) & (link < slot), link, slot)
+    is_linked = (link >= 0) & (link < slot)
+    link = torch.where(is_linked, link, slot)
     for _ in range(n.bit_length()):
         is_taken = is_taken | is_taken.gather(1, link)
         link = link.gather(1, link)
 
+    # A row with fewer than n elements takes them all.
     member = torch.where(is_taken, last, draw)
-    return _Subset(member=torch.where(size[:, None] < n, slot, member), mask=slot < size[:, None])
+    member = torch.where(size < n, slot, member)
+    return _Subset(member=member, mask=slot < size)
 
 
-def _excluded_entities(true_triples: TripleIndex, pool: Tensor, queries: Tensor, side: int) -> Tensor:
+def _excluded_entities(
+    true_triples: TripleIndex, pool: Tensor, queries: Tensor, side: int
+) -> Tensor:
     """The entities that corrupt no query: its answer and its other true answers.
 
     Returns:
@@ -288,9 +373,11 @@ def _excluded_entities(true_triples: TripleIndex, pool: Tensor, queries: Tensor,
     answers = triple_index.list_answers(true_triples, queries, side)
 
     # The answer of a query that is in no split is not listed among the true ones.
-    unlisted = (~triple_index.contains(true_triples, queries, side)).nonzero()[:, 0]
+    is_listed = triple_index.contains(true_triples, queries, side)
+    unlisted = (~is_listed).nonzero()[:, 0]
     query_row = torch.cat([answers.query_row, unlisted])
     entity = torch.cat([answers.entity, queries[unlisted, side]])
 
     position = torch.searchsorted(pool, entity)
-    return torch.sort(query_row * (len(pool) + 1) + position)[0]
+    code = query_row * (len(pool) + 1) + position
+    return torch.sort(code).values

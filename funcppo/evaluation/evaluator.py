@@ -29,9 +29,11 @@ from funcppo.prover.task import ProverTask
 
 FIRST_CHUNK_QUERIES = 256
 TARGET_CHUNK_SECONDS = 10.0
-MAX_CHUNK_CANDIDATES = 1 << 20  # listed candidates of a chunk, which bounds its memory
+# listed candidates of a chunk, which bounds its memory
+MAX_CHUNK_CANDIDATES = 1 << 20
 MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
-RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]  # tie policies under which a query has one rank
+# tie policies under which a query has one rank
+RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]
 
 
 class ProofFinder(Protocol):
@@ -50,11 +52,15 @@ class Evaluator:
     protocol: RankingProtocol
     scorer: Scorer
     prove: ProofFinder
-    proof_threshold: float  # log score up to which an answer counts as not proved
-    all_scores: bool  # records hold the scores of all candidates that were scored
+    # log score up to which an answer counts as not proved
+    proof_threshold: float
+    # records hold the scores of all candidates that were scored
+    all_scores: bool
 
 
-def evaluate_chunks(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -> Iterator[list[Record]]:
+def evaluate_chunks(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> Iterator[list[Record]]:
     """Rank queries of a split and yield their records, a chunk at a time.
 
     Records do not depend on the chunks: corruptions are sampled by the query's row, scores depend on the atom alone.
@@ -67,11 +73,21 @@ def evaluate_chunks(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -
     while start < len(rows):
         start_time = time.perf_counter()
         chunk = rows[start : start + size]
-        ranked = ranking.rank_split(evaluator.task, split[chunk], evaluator.scorer, evaluator.protocol, chunk)
+        ranked = ranking.rank_split(
+            evaluator.task,
+            split[chunk],
+            evaluator.scorer,
+            evaluator.protocol,
+            chunk,
+        )
         yield _make_records(evaluator, ranked, chunk)
 
         start += size
-        size = _next_chunk_size(size, time.perf_counter() - start_time, len(ranked.listed_score))
+        size = _next_chunk_size(
+            size,
+            time.perf_counter() - start_time,
+            len(ranked.listed_score),
+        )
 
 
 def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
@@ -82,24 +98,36 @@ def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
     """
     for_target_time = size * TARGET_CHUNK_SECONDS / max(seconds, 1e-3)
     for_max_candidates = size * MAX_CHUNK_CANDIDATES / max(n_listed, 1)
-    return max(1, int(min(size * MAX_CHUNK_GROWTH, for_target_time, for_max_candidates)))
+    return max(
+        1,
+        int(min(size * MAX_CHUNK_GROWTH, for_target_time, for_max_candidates)),
+    )
 
 
-def _make_records(evaluator: Evaluator, ranked: Ranking, rows: np.ndarray) -> list[Record]:
+def _make_records(
+    evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
+) -> list[Record]:
     """A record for each query and side, both sides of a query together."""
     task = evaluator.task
     near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
     ranks = _ranks_by_policy(ranked)
     expected_reciprocal = _expected_reciprocal_ranks(ranked)
 
+    # Both sides of a query have the same answer, so a proof is found once a query.
+    proofs: dict[int, Proof | None] = {}
     records: list[Record] = []
-    proofs: dict[int, Proof | None] = {}  # by query: both sides of a query have the same answer
     for i, other_scores in enumerate(_other_scores(ranked)):
         query_row = int(ranked.query_row[i])
-        record = {"query_row": int(rows[query_row])} | _answer_record(evaluator, ranked, i)
+        record = {"query_row": int(rows[query_row])} | _answer_record(
+            evaluator,
+            ranked,
+            i,
+        )
         record["rank"] = ranks[i]
         record["reciprocal_rank"] = expected_reciprocal[i]
-        record["n_scored"] = len(other_scores) + (record["quantised_score"] is not None)
+        record["n_scored"] = len(other_scores) + (
+            record["quantised_score"] is not None
+        )
         record["near_boundary"] = i in near_boundary
         if evaluator.all_scores or task.is_countries:
             record["other_quantised_scores"] = other_scores
@@ -109,7 +137,11 @@ def _make_records(evaluator: Evaluator, ranked: Ranking, rows: np.ndarray) -> li
             if query_row not in proofs:
                 proofs[query_row] = evaluator.prove(ranked.queries[query_row])
             answer_proof = proofs[query_row]
-        record["proof"] = None if answer_proof is None else _proof_to_dict(task.dataset, answer_proof)
+        record["proof"] = (
+            None
+            if answer_proof is None
+            else _proof_to_dict(task.dataset, answer_proof)
+        )
         records.append(record)
     return sorted(records, key=lambda record: record["query_row"])
 
@@ -132,13 +164,17 @@ def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:
         "n_equal": int(ranked.counts.n_equal[i]),
         "n_candidates": int(ranked.counts.n_candidates[i]),
         "answer_provable": answer_provable,
-        "status": _answer_status(answer_provable, log_score, evaluator.proof_threshold),
+        "status": _answer_status(
+            answer_provable, log_score, evaluator.proof_threshold
+        ),
         "log_score": log_score,
         "quantised_score": quantised_score,
     }
 
 
-def _answer_status(answer_provable: bool, log_score: float | None, proof_threshold: float) -> str:
+def _answer_status(
+    answer_provable: bool, log_score: float | None, proof_threshold: float
+) -> str:
     """The status of an answer: refuted, proved, or missed if it is provable but the search did not find a proof."""
     if not answer_provable:
         return "refuted"
@@ -155,17 +191,28 @@ def _ranks_by_policy(ranked: Ranking) -> list[dict[str, float]]:
 
 def _expected_reciprocal_ranks(ranked: Ranking) -> list[float]:
     """The expectation of 1 / rank of each row when ties are ordered at random."""
-    harmonics = rank_metrics.harmonic_numbers(int(ranked.counts.n_candidates.max()), ranked.side.device)
-    return rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[:, -1].tolist()
+    harmonics = rank_metrics.harmonic_numbers(
+        int(ranked.counts.n_candidates.max()),
+        ranked.side.device,
+    )
+    return rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[
+        :, -1
+    ].tolist()
 
 
 def _other_scores(ranked: Ranking) -> list[list[int | None]]:
     """The quantised scores of each row's listed candidates other than the answer, best first; None for a score of 0."""
     scores: list[list[int]] = [[] for _ in range(len(ranked.query_row))]
     is_other = ~ranked.is_answer
-    for row, score in zip(ranked.listed_row[is_other].tolist(), ranked.listed_score[is_other].tolist()):
+    for row, score in zip(
+        ranked.listed_row[is_other].tolist(),
+        ranked.listed_score[is_other].tolist(),
+    ):
         scores[row].append(score)
-    return [[_none_if_zero(score) for score in sorted(row_scores, reverse=True)] for row_scores in scores]
+    return [
+        [_none_if_zero(score) for score in sorted(row_scores, reverse=True)]
+        for row_scores in scores
+    ]
 
 
 def _none_if_zero(score: int) -> int | None:
@@ -175,7 +222,13 @@ def _none_if_zero(score: int) -> int | None:
 
 def _proof_to_dict(dataset: Dataset, answer_proof: Proof) -> dict[str, object]:
     """A proof as JSON values, with the names of the data set."""
-    return json.loads(proof.to_json(answer_proof, partial(_atom_text, dataset), partial(_rule_text, dataset)))
+    return json.loads(
+        proof.to_json(
+            answer_proof,
+            partial(_atom_text, dataset),
+            partial(_rule_text, dataset),
+        )
+    )
 
 
 def _atom_text(dataset: Dataset, goal: Atom, /) -> str:

@@ -16,7 +16,13 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import score_candidates
-from funcppo.logic import derivability, derivations, fixpoint, proof, proof_builder
+from funcppo.logic import (
+    derivability,
+    derivations,
+    fixpoint,
+    proof,
+    proof_builder,
+)
 from funcppo.logic.proof import Atom, Proof
 from funcppo.logic.proof_builder import Choice, Program
 from funcppo.prover import env as prover_env
@@ -44,20 +50,26 @@ def most_probable_proof(
     atom = atom.to(task.kb.facts.device)
     program = program or build_program(task)
     if task.fact_selection == "oracle":
-        found = _prove_by_rule(task, cfg, world, params, atom, program)
+        built = _prove_by_rule(task, cfg, world, params, atom, program)
     else:
-        found = _prove_by_search(task, cfg, world, params, atom, program, beam)
-    if found is not None:
-        _check_proof(task, found, program)
-    return found
+        built = _prove_by_search(task, cfg, world, params, atom, program, beam)
+    if built is not None:
+        _check_proof(task, built, program)
+    return built
 
 
 def build_program(task: ProverTask) -> Program:
     """The facts and rules that proofs are built from and checked against."""
-    return proof_builder.make_program(task.kb.facts.tolist(), task.kb.rules.tolist(), task.sizes.n_constants)
+    return proof_builder.make_program(
+        task.kb.facts.tolist(),
+        task.kb.rules.tolist(),
+        task.sizes.n_constants,
+    )
 
 
-def smallest_proof(task: ProverTask, atom: Tensor, program: Program) -> Proof | None:
+def smallest_proof(
+    task: ProverTask, atom: Tensor, program: Program
+) -> Proof | None:
     """A proof of the smallest height of an atom, or None if T_P does not derive it or it is a fact.
 
     Args:
@@ -66,10 +78,17 @@ def smallest_proof(task: ProverTask, atom: Tensor, program: Program) -> Proof | 
     """
     if int(fixpoint.atom_height(task.least_model, atom.long())) < 1:
         return None
-    derive = partial(derivations.find_derivation, task.kb, task.sizes, task.least_model)
-    found = proof_builder.from_model(program, derive, _to_tuple(atom), leave_one_out=False)
-    _check_proof(task, found, program)
-    return found
+    derive = partial(
+        derivations.find_derivation, task.kb, task.sizes, task.least_model
+    )
+    built = proof_builder.from_model(
+        program,
+        derive,
+        _to_tuple(atom),
+        leave_one_out=False,
+    )
+    _check_proof(task, built, program)
+    return built
 
 
 def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
@@ -92,11 +111,27 @@ def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
 
 
 def _prove_by_search(
-    task: ProverTask, cfg: Config, world: World, params: Params, atom: Tensor, program: Program, beam: int
+    task: ProverTask,
+    cfg: Config,
+    world: World,
+    params: Params,
+    atom: Tensor,
+    program: Program,
+    beam: int,
 ) -> Proof | None:
     """The most probable proof that a beam search finds."""
-    search = scorers.search_config(task, cfg, "success", slots=1, beam=beam, rows_per_step=beam, chunk_size=1)
-    result = score_candidates(search, world, params, atom[None].to(torch.int32)).results
+    search = scorers.search_config(
+        task,
+        cfg,
+        "success",
+        slots=1,
+        beam=beam,
+        rows_per_step=beam,
+        chunk_size=1,
+    )
+    result = score_candidates(
+        search, world, params, atom[None].to(torch.int32)
+    ).results
     n_choices = int(result.proof_length[0])
     if not n_choices:
         return None
@@ -106,53 +141,96 @@ def _prove_by_search(
 
 
 def _prove_by_rule(
-    task: ProverTask, cfg: Config, world: World, params: Params, atom: Tensor, program: Program
+    task: ProverTask,
+    cfg: Config,
+    world: World,
+    params: Params,
+    atom: Tensor,
+    program: Program,
 ) -> Proof | None:
     """The most probable rule that derives the atom, over facts that satisfy its body."""
     state = _initial_state(cfg, world, atom)
     policy = _choice_probabilities(cfg, world, params, state)
-    derives = derivability.rule_derives(world.derivability_index, task.sizes, state.query, state.successors.rule)[0]
+    derives = derivability.rule_derives(
+        world.derivability_index,
+        task.sizes,
+        state.query,
+        state.successors.rule,
+    )[0]
     if not derives.any():
         return None
 
     slot = int(torch.where(derives, policy, -1.0).argmax())
-    goal, rule = _to_tuple(atom), int(state.successors.rule[0, slot])
-    body = derivations.find_ground_body(task.kb, task.sizes, task.least_model, goal, rule, height=1)
+    rule = int(state.successors.rule[0, slot])
+    goal = _to_tuple(atom)
+    body = derivations.find_ground_body(
+        task.kb,
+        task.sizes,
+        task.least_model,
+        goal,
+        rule,
+        height=1,
+    )
 
     def derive_root(_: Atom) -> tuple[int, tuple[Atom, ...]]:
         return rule, body or ()
 
     # The body consists of facts, so the root is the only goal that is derived.
-    built = proof_builder.from_model(program, derive_root, goal, leave_one_out=True)
-    root = dataclasses.replace(built.nodes[0], probability=float(policy[slot]))
-    return Proof(nodes=(root, *built.nodes[1:]))
+    built = proof_builder.from_model(
+        program, derive_root, goal, leave_one_out=True
+    )
+    root, *leaves = built.nodes
+    root = dataclasses.replace(root, probability=float(policy[slot]))
+    return Proof(nodes=(root, *leaves))
 
 
-def _with_probabilities(cfg: Config, world: World, params: Params, atom: Tensor, choice_ids: list[int]) -> list[Choice]:
+def _with_probabilities(
+    cfg: Config,
+    world: World,
+    params: Params,
+    atom: Tensor,
+    choice_ids: list[int],
+) -> list[Choice]:
     """The choices of a trace, ("rule" or "fact", id, probability), by following it in the environment."""
     choices: list[Choice] = []
     state = _initial_state(cfg, world, atom)
     for choice_id in choice_ids:
-        if choice_id >= 0:
-            kind, clause, slot_ids = "rule", choice_id, state.successors.rule
-        else:
-            kind, clause, slot_ids = "fact", -1 - choice_id, state.successors.fact
-        action = (slot_ids == clause).int().argmax(1)
-        probability = float(_choice_probabilities(cfg, world, params, state)[int(action)])
-        choices.append((kind, clause, probability))
+        is_rule = choice_id >= 0
+        kind = "rule" if is_rule else "fact"
+        clause = choice_id if is_rule else -1 - choice_id
+        slot_clauses = (
+            state.successors.rule if is_rule else state.successors.fact
+        )
+        action = (slot_clauses == clause).int().argmax(1)
+        policy = _choice_probabilities(cfg, world, params, state)
+        probability = float(policy[int(action)])
+        choices.append(Choice(kind, clause, probability))
 
         unused_key = torch.zeros((1, 2), dtype=torch.int64)
-        state, _ = cfg.env.step_functional(cfg.env.cfg, world, state, action, unused_key)
+        state, _ = cfg.env.step_functional(
+            cfg.env.cfg,
+            world,
+            state,
+            action,
+            unused_key,
+        )
     return choices
 
 
 def _initial_state(cfg: Config, world: World, atom: Tensor) -> EnvState:
     """The environment's state before the proof of an atom, one row."""
     label = torch.tensor([True], device=atom.device)
-    return prover_env.initial_state(cfg.env.cfg, world, atom[None].to(torch.int32), label)
+    return prover_env.initial_state(
+        cfg.env.cfg,
+        world,
+        atom[None].to(torch.int32),
+        label,
+    )
 
 
-def _choice_probabilities(cfg: Config, world: World, params: Params, state: EnvState) -> Tensor:
+def _choice_probabilities(
+    cfg: Config, world: World, params: Params, state: EnvState
+) -> Tensor:
     """The policy's probability of each successor of a one-row state, [S]."""
     observation = cfg.env.observe(cfg.env.cfg, world, state)
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)

@@ -19,14 +19,19 @@ from torch import Tensor
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.types import F32, I64, Bool
 
-Metrics = dict[str, Any]  # nested names and numbers, as they are written to JSON
+# nested names and numbers, as they are written to JSON
+Metrics = dict[str, Any]
 
-TIE_POLICIES = ("optimistic", "pessimistic", "realistic", "expected")  # the headline is the last
+# the headline is the last
+TIE_POLICIES = ("optimistic", "pessimistic", "realistic", "expected")
 HITS_AT = (1, 3, 10)
 SIDE_GROUPS = ("both", *SIDE_NAMES.values())
-SCORE_GRID_STEP = 1e-4  # nats; scores are compared after rounding to multiples of this
-ZERO_SCORE = torch.iinfo(torch.int64).min + 1  # quantised score 0, whose logarithm is -inf
-INVALID_SCORE = torch.iinfo(torch.int64).min  # quantised NaN or +inf: ranked below everything
+# nats; scores are compared after rounding to multiples of this
+SCORE_GRID_STEP = 1e-4
+# quantised score 0, whose logarithm is -inf
+ZERO_SCORE = torch.iinfo(torch.int64).min + 1
+# quantised NaN or +inf: ranked below everything
+INVALID_SCORE = torch.iinfo(torch.int64).min
 
 
 class RankCounts(NamedTuple):
@@ -41,9 +46,11 @@ class GroupedMetrics(NamedTuple):
     """Metrics of groups of queries: row 0 is every relation, column 0 both sides; means are NaN for an empty group."""
 
     mrr: F32[Tensor, "P1 3 4"]  # mean reciprocal rank, by tie policy
-    hits: F32[Tensor, "P1 3 3 4"]  # share of queries of rank at most k, for k in HITS_AT, by tie policy
+    # share of queries of rank at most k, for k in HITS_AT, by tie policy
+    hits: F32[Tensor, "P1 3 3 4"]
     n_queries: F32[Tensor, "P1 3"]  # number of queries
-    n_tied: F32[Tensor, "P1 3"]  # number of queries whose answer shares its score with another candidate
+    # number of queries whose answer shares its score with another candidate
+    n_tied: F32[Tensor, "P1 3"]
     mean_candidates: F32[Tensor, "P1 3"]  # mean number of candidates
     ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
 
@@ -64,7 +71,9 @@ def quantise(log_score: F32[Tensor, "..."]) -> I64[Tensor, "..."]:
     return torch.where(is_finite, line, special)
 
 
-def near_boundary(log_score: F32[Tensor, "..."], tolerance: float) -> Bool[Tensor, "..."]:
+def near_boundary(
+    log_score: F32[Tensor, "..."], tolerance: float
+) -> Bool[Tensor, "..."]:
     """Whether an error of `tolerance` nats could move a score to the next line of the grid."""
     line = log_score.to(torch.float64) / SCORE_GRID_STEP
     distance_to_half = (line - torch.floor(line) - 0.5).abs()
@@ -72,7 +81,10 @@ def near_boundary(log_score: F32[Tensor, "..."], tolerance: float) -> Bool[Tenso
 
 
 def rank_counts_listed(
-    query_row: I64[Tensor, "L"], score: I64[Tensor, "L"], is_answer: Bool[Tensor, "L"], n_candidates: I64[Tensor, "Q"]
+    query_row: I64[Tensor, "L"],
+    score: I64[Tensor, "L"],
+    is_answer: Bool[Tensor, "L"],
+    n_candidates: I64[Tensor, "Q"],
 ) -> RankCounts:
     """Rank counts from the listed candidates, in any order; every other candidate scores 0 and ties at the bottom.
 
@@ -85,20 +97,31 @@ def rank_counts_listed(
     n_queries = len(n_candidates)
 
     # Candidates other than the answer are scattered to a spare row, which is cut off.
-    zero_scores = torch.full((n_queries + 1,), ZERO_SCORE, dtype=torch.int64, device=score.device)
+    zero_scores = torch.full(
+        (n_queries + 1,),
+        ZERO_SCORE,
+        dtype=torch.int64,
+        device=score.device,
+    )
     answer_row = torch.where(is_answer, query_row, n_queries)
-    answer_score = zero_scores.scatter(0, answer_row, torch.where(is_answer, score, ZERO_SCORE))[:-1]
+    answer_score = torch.where(is_answer, score, ZERO_SCORE)
+    answer_score = zero_scores.scatter(0, answer_row, answer_score)[:-1]
 
     is_other = ~is_answer
-    n_listed = _count_by_query(is_other, query_row, n_queries)
-    n_listed_better = _count_by_query(is_other & (score > answer_score[query_row]), query_row, n_queries)
-    n_listed_equal = _count_by_query(is_other & (score == answer_score[query_row]), query_row, n_queries)
+    is_better = is_other & (score > answer_score[query_row])
+    is_equal = is_other & (score == answer_score[query_row])
+    n_better = _count_by_query(is_better, query_row, n_queries)
+    n_equal = _count_by_query(is_equal, query_row, n_queries)
 
     # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
-    n_unlisted = n_candidates - 1 - n_listed
+    n_unlisted = (
+        n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
+    )
+    n_unlisted_better = torch.where(answer_score < ZERO_SCORE, n_unlisted, 0)
+    n_unlisted_equal = torch.where(answer_score == ZERO_SCORE, n_unlisted, 0)
     return RankCounts(
-        n_better=n_listed_better + torch.where(answer_score < ZERO_SCORE, n_unlisted, 0),
-        n_equal=n_listed_equal + torch.where(answer_score == ZERO_SCORE, n_unlisted, 0),
+        n_better=n_better + n_unlisted_better,
+        n_equal=n_equal + n_unlisted_equal,
         n_candidates=n_candidates,
     )
 
@@ -111,16 +134,21 @@ def ranks(counts: RankCounts) -> F32[Tensor, "Q 4"]:
     return torch.stack([first, last, middle, middle], dim=1)
 
 
-def harmonic_numbers(n: int, device: torch.device | str = "cpu") -> F32[Tensor, "N1"]:
+def harmonic_numbers(
+    n: int, device: torch.device | str = "cpu"
+) -> F32[Tensor, "N1"]:
     """The harmonic numbers H(0) .. H(n) in float64, summed on the CPU for every device.
 
     H(n) = 1 + 1/2 + ... + 1/n
     """
     terms = 1.0 / torch.arange(1, n + 1, dtype=torch.float64)
-    return torch.cat([torch.zeros(1, dtype=torch.float64), terms.cumsum(0)]).to(device)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([zero, terms.cumsum(0)]).to(device)
 
 
-def reciprocal_ranks(counts: RankCounts, harmonics: F32[Tensor, "N1"]) -> F32[Tensor, "Q 4"]:
+def reciprocal_ranks(
+    counts: RankCounts, harmonics: F32[Tensor, "N1"]
+) -> F32[Tensor, "Q 4"]:
     """1 / rank by tie policy; for `expected` its exact expectation when ties are ordered at random.
 
         E[1/rank] = (H(b + e + 1) - H(b)) / (e + 1),    b better, e equal
@@ -129,8 +157,10 @@ def reciprocal_ranks(counts: RankCounts, harmonics: F32[Tensor, "N1"]) -> F32[Te
       harmonics: H(0) .. H(n) with n at least the largest `n_candidates`.
     """
     b, e = counts.n_better, counts.n_equal
-    expected = (harmonics[b + e + 1] - harmonics[b]) / (e + 1)
-    return torch.cat([1 / ranks(counts)[:, :3], expected[:, None]], dim=1)
+    sum_over_ties = harmonics[b + e + 1] - harmonics[b]
+    expected = sum_over_ties / (e + 1)
+    single_ranks = ranks(counts)[:, :3]
+    return torch.cat([1 / single_ranks, expected[:, None]], dim=1)
 
 
 def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
@@ -138,9 +168,11 @@ def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
 
     P[rank <= k] = min(max(k - b, 0), e + 1) / (e + 1),    b better, e equal
     """
-    b, e = counts.n_better.to(torch.float64), counts.n_equal.to(torch.float64)
+    b = counts.n_better.to(torch.float64)
+    e = counts.n_equal.to(torch.float64)
     expected = ((k - b) / (e + 1)).clamp(0.0, 1.0)
-    is_hit = (ranks(counts)[:, :3] <= k).to(torch.float64)
+    single_ranks = ranks(counts)[:, :3]
+    is_hit = (single_ranks <= k).to(torch.float64)
     return torch.cat([is_hit, expected[:, None]], dim=1)
 
 
@@ -172,12 +204,25 @@ def compute_grouped_metrics(
 
     # Sum all columns at once, then divide by the number of queries, one of the columns.
     widths = [column.shape[1] for column in per_query]
-    columns = torch.cat([column.to(torch.float64) for column in per_query], dim=1)
-    sums = _sum_by_group(columns, side, relation, n_predicates).split(widths, dim=-1)
-    reciprocal_sum, hits_sum, n_queries, n_tied, candidates_sum, provable_sum = sums
+    columns = torch.cat(
+        [column.to(torch.float64) for column in per_query], dim=1
+    )
+    sums = _sum_by_group(columns, side, relation, n_predicates).split(
+        widths, dim=-1
+    )
+    (
+        reciprocal_sum,
+        hits_sum,
+        n_queries,
+        n_tied,
+        candidates_sum,
+        provable_sum,
+    ) = sums
     return GroupedMetrics(
         mrr=reciprocal_sum / n_queries,
-        hits=(hits_sum / n_queries).unflatten(-1, (len(HITS_AT), len(TIE_POLICIES))),
+        hits=(hits_sum / n_queries).unflatten(
+            -1, (len(HITS_AT), len(TIE_POLICIES))
+        ),
         n_queries=n_queries[..., 0],
         n_tied=n_tied[..., 0],
         mean_candidates=(candidates_sum / n_queries)[..., 0],
@@ -185,7 +230,9 @@ def compute_grouped_metrics(
     )
 
 
-def grouped_metrics_to_dict(grouped: GroupedMetrics, relation_names: list[str]) -> Metrics:
+def grouped_metrics_to_dict(
+    grouped: GroupedMetrics, relation_names: list[str]
+) -> Metrics:
     """The metrics as a dict for JSON, without empty groups.
 
     Args:
@@ -205,7 +252,9 @@ def grouped_metrics_to_dict(grouped: GroupedMetrics, relation_names: list[str]) 
     return {"all": _side_groups_to_dict(tables, 0), "relations": relations}
 
 
-def average_precision(score: I64[Tensor, "L"], label: Bool[Tensor, "L"]) -> F32[Tensor, ""]:
+def average_precision(
+    score: I64[Tensor, "L"], label: Bool[Tensor, "L"]
+) -> F32[Tensor, ""]:
     """The area under the precision-recall curve as a step function, candidates of one score being one threshold.
 
         AP = sum_g (R_g - R_{g-1}) P_g,    g over distinct scores, best first
@@ -218,12 +267,15 @@ def average_precision(score: I64[Tensor, "L"], label: Bool[Tensor, "L"]) -> F32[
     """
     score, order = torch.sort(score, stable=True)
     is_true = label[order].to(torch.float64)
+    n_true = is_true.sum()
 
-    # Recall steps once a score: every candidate has the precision at the first position of its score.
+    # Recall steps once a score: every candidate has the precision at the first position of its score, which counts the
+    # candidates at that position and above.
     first = torch.searchsorted(score, score)
-    n_true_from = is_true.sum() - is_true.cumsum(0) + is_true  # true candidates at this position and above
-    precision = n_true_from[first] / (len(is_true) - first)
-    return (is_true * precision).sum() / is_true.sum()
+    n_true_from = n_true - is_true.cumsum(0) + is_true
+    n_from = len(is_true) - first
+    precision = n_true_from[first] / n_from
+    return (is_true * precision).sum() / n_true
 
 
 def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
@@ -232,12 +284,19 @@ def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
     return zeros.scatter_add(0, query_row, mask.to(torch.int64))
 
 
-def _sum_by_group(values: Tensor, side: Tensor, relation: Tensor, n_predicates: int) -> Tensor:
+def _sum_by_group(
+    values: Tensor, side: Tensor, relation: Tensor, n_predicates: int
+) -> Tensor:
     """Sum the rows of `values` over groups, [P + 1, 3, ...]: row 0 is all relations, column 0 both sides."""
     n_sides = len(SIDE_NAMES)
     cell = (relation - 1) * n_sides + side - 1
-    zeros = torch.zeros((n_predicates * n_sides, values.shape[1]), dtype=values.dtype, device=values.device)
-    by_relation_and_side = zeros.index_add(0, cell, values).unflatten(0, (n_predicates, n_sides))
+    zeros = torch.zeros(
+        (n_predicates * n_sides, values.shape[1]),
+        dtype=values.dtype,
+        device=values.device,
+    )
+    sums = zeros.index_add(0, cell, values)
+    by_relation_and_side = sums.unflatten(0, (n_predicates, n_sides))
 
     both_sides = by_relation_and_side.sum(1, keepdim=True)
     by_relation = torch.cat([both_sides, by_relation_and_side], dim=1)
@@ -250,7 +309,9 @@ def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
     groups: Metrics = {}
     for column, name in enumerate(SIDE_GROUPS):
         if tables["n_queries"][row][column]:
-            groups[name] = _group_to_dict({field: table[row][column] for field, table in tables.items()})
+            groups[name] = _group_to_dict(
+                {field: table[row][column] for field, table in tables.items()}
+            )
     return groups
 
 

@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from funcppo.evaluation import rank_metrics
-from funcppo.evaluation.candidates import CandidateTable, RankingProtocol, check_queries, list_candidates
+from funcppo.evaluation.candidates import (
+    CandidateTable,
+    RankingProtocol,
+    check_queries,
+    list_candidates,
+)
 from funcppo.evaluation.rank_metrics import Metrics, RankCounts
 from funcppo.logic import kb as kbase
 from funcppo.logic.fixpoint import LeastModel
@@ -59,7 +64,8 @@ class Ranking(NamedTuple):
     listed_score: I64[Tensor, "L"]  # quantised score of a listed candidate
     listed_row: I64[Tensor, "L"]  # the row that it is a candidate of, below Q
     is_answer: Bool[Tensor, "L"]  # it is the answer itself
-    near_boundary: Bool[Tensor, "L"]  # on another machine its score could round to the next line of the grid
+    # on another machine its score could round to the next line of the grid
+    near_boundary: Bool[Tensor, "L"]
     scored_atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
     log_score: F32[Tensor, "N"]  # natural logarithm of their scores
 
@@ -69,7 +75,8 @@ class _ScoredAtoms(NamedTuple):
 
     atom: I64[Tensor, "N W"]
     log_score: F32[Tensor, "N"]
-    row: I64[Tensor, "L"]  # of each listed atom: its row among the distinct ones
+    # of each listed atom: its row among the distinct ones
+    row: I64[Tensor, "L"]
 
 
 class _SideRanks(NamedTuple):
@@ -97,7 +104,9 @@ def rank_split(
     """
     queries = torch.from_numpy(np.ascontiguousarray(split))
     for side in ranking_protocol.sides:
-        check_queries(queries, side, task.entity_pool.cpu(), task.sizes.n_constants)
+        check_queries(
+            queries, side, task.entity_pool.cpu(), task.sizes.n_constants
+        )
 
     if query_id is None:
         query_id = np.arange(len(split))
@@ -130,25 +139,45 @@ def rank_queries(
       pool: the entities to rank against, ascending.
     """
     tables = [
-        list_candidates(protocol, model, filter_index, queries.long(), query_id, pool, side) for side in protocol.sides
+        list_candidates(
+            protocol,
+            model,
+            filter_index,
+            queries.long(),
+            query_id,
+            pool,
+            side,
+        )
+        for side in protocol.sides
     ]
-    scored = _score_distinct_atoms(scorer, torch.cat([table.atom for table in tables]), model.sizes)
+    scored = _score_distinct_atoms(
+        scorer,
+        torch.cat([table.atom for table in tables]),
+        model.sizes,
+    )
 
     # The scores of all sides are one table; each side's part of it gives the counts of its queries.
     listed_score = rank_metrics.quantise(scored.log_score)[scored.row]
     parts = listed_score.split([len(table.query_row) for table in tables])
     side_ranks = [_rank_side(table, part) for table, part in zip(tables, parts)]
 
-    n_queries = len(queries)
+    n_queries, n_sides = len(queries), len(tables)
     query_row = torch.arange(n_queries, device=queries.device)
-    listed_row = [table.query_row + i * n_queries for i, table in enumerate(tables)]
-    near_boundary = rank_metrics.near_boundary(scored.log_score, SCORE_TOLERANCE_NATS)
+    relation = queries[:, 0].long()
+    listed_row = [
+        table.query_row + i * n_queries for i, table in enumerate(tables)
+    ]
+    near_boundary = rank_metrics.near_boundary(
+        scored.log_score, SCORE_TOLERANCE_NATS
+    )
     return Ranking(
         queries=queries,
         counts=_concatenate_counts([ranks.counts for ranks in side_ranks]),
-        side=torch.cat([torch.full_like(query_row, side) for side in protocol.sides]),
-        query_row=query_row.repeat(len(tables)),
-        relation=queries[:, 0].long().repeat(len(tables)),
+        side=torch.cat(
+            [torch.full_like(query_row, side) for side in protocol.sides]
+        ),
+        query_row=query_row.repeat(n_sides),
+        relation=relation.repeat(n_sides),
         answer_provable=torch.cat([table.answer_provable for table in tables]),
         answer_score=torch.cat([ranks.answer_score for ranks in side_ranks]),
         listed_score=listed_score,
@@ -160,14 +189,22 @@ def rank_queries(
     )
 
 
-def summarise_ranking(ranked: Ranking, predicates: list[str], *, with_auc: bool) -> Metrics:
+def summarise_ranking(
+    ranked: Ranking, predicates: list[str], *, with_auc: bool
+) -> Metrics:
     """Summarise a ranking: the headline numbers under `expected` ties, and every tie policy, side and relation.
 
     Args:
       predicates: names of predicates 1, 2, ... in order.
       with_auc: also compute the area under the precision-recall curve over the candidates of all queries pooled.
     """
-    metrics = summarise_counts(ranked.counts, ranked.side, ranked.relation, ranked.answer_provable, predicates)
+    metrics = summarise_counts(
+        ranked.counts,
+        ranked.side,
+        ranked.relation,
+        ranked.answer_provable,
+        predicates,
+    )
     metrics["n_scored"] = len(ranked.scored_atom)
     if with_auc:
         metrics["auc_pr"] = auc_pr(ranked)
@@ -182,9 +219,17 @@ def summarise_counts(
     predicates: list[str],
 ) -> Metrics:
     """Summarise rank counts: as `summarise_ranking`, without what needs the scores."""
-    harmonics = rank_metrics.harmonic_numbers(int(counts.n_candidates.max()), counts.n_candidates.device)
+    harmonics = rank_metrics.harmonic_numbers(
+        int(counts.n_candidates.max()),
+        counts.n_candidates.device,
+    )
     grouped = rank_metrics.compute_grouped_metrics(
-        counts, side, relation, answer_provable, harmonics, n_predicates=len(predicates)
+        counts,
+        side,
+        relation,
+        answer_provable,
+        harmonics,
+        n_predicates=len(predicates),
     )
     by_group = rank_metrics.grouped_metrics_to_dict(grouped, predicates)
 
@@ -201,12 +246,18 @@ def summarise_counts(
 def auc_pr(ranked: Ranking) -> float:
     """Average precision of the answers over the candidates of all queries pooled; candidates not listed score 0."""
     return pooled_average_precision(
-        ranked.listed_score, ranked.is_answer, int(ranked.counts.n_candidates.sum()), len(ranked.query_row)
+        ranked.listed_score,
+        ranked.is_answer,
+        int(ranked.counts.n_candidates.sum()),
+        len(ranked.query_row),
     )
 
 
 def pooled_average_precision(
-    listed_score: I64[Tensor, "L"], is_answer: Bool[Tensor, "L"], n_candidates: int, n_answers: int
+    listed_score: I64[Tensor, "L"],
+    is_answer: Bool[Tensor, "L"],
+    n_candidates: int,
+    n_answers: int,
 ) -> float:
     """Average precision over the listed candidates and the remaining ones, which score 0.
 
@@ -217,11 +268,17 @@ def pooled_average_precision(
     """
     n_unlisted = n_candidates - len(listed_score)
     n_unlisted_answers = n_answers - int(is_answer.sum())
-    unlisted_score = listed_score.new_full((n_unlisted,), rank_metrics.ZERO_SCORE)
-    unlisted_is_answer = torch.arange(n_unlisted, device=listed_score.device) < n_unlisted_answers
+    unlisted_score = listed_score.new_full(
+        (n_unlisted,), rank_metrics.ZERO_SCORE
+    )
+    unlisted_is_answer = (
+        torch.arange(n_unlisted, device=listed_score.device)
+        < n_unlisted_answers
+    )
     return float(
         rank_metrics.average_precision(
-            torch.cat([listed_score, unlisted_score]), torch.cat([is_answer, unlisted_is_answer])
+            torch.cat([listed_score, unlisted_score]),
+            torch.cat([is_answer, unlisted_is_answer]),
         )
     )
 
@@ -243,7 +300,8 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     # Position of each query among the queries of its relation, in random order.
     position = np.zeros(len(split), dtype=np.int64)
     for relation in np.unique(split[:, 0]):
-        rows = order[split[order, 0] == relation]
+        is_of_relation = split[order, 0] == relation
+        rows = order[is_of_relation]
         position[rows] = np.arange(len(rows))
 
     # The first query of every relation comes before the second of any.
@@ -251,21 +309,40 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     return np.sort(by_position[:n])
 
 
-def _score_distinct_atoms(scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes) -> _ScoredAtoms:
+def _score_distinct_atoms(
+    scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes
+) -> _ScoredAtoms:
     """Score each distinct atom once."""
-    distinct, atom_index = kbase.sort_and_index_atoms(listed_atom, sizes.n_predicates, sizes.n_constants)
+    distinct, atom_index = kbase.sort_and_index_atoms(
+        listed_atom,
+        sizes.n_predicates,
+        sizes.n_constants,
+    )
     atom = listed_atom[distinct]
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
-    return _ScoredAtoms(atom=atom, log_score=scorer(atom.to(torch.int32)), row=row)
+    return _ScoredAtoms(
+        atom=atom, log_score=scorer(atom.to(torch.int32)), row=row
+    )
 
 
-def _rank_side(table: CandidateTable, listed_score: I64[Tensor, "L"]) -> _SideRanks:
+def _rank_side(
+    table: CandidateTable, listed_score: I64[Tensor, "L"]
+) -> _SideRanks:
     """The rank counts of one side's queries, and the scores of their answers."""
-    counts = rank_metrics.rank_counts_listed(table.query_row, listed_score, table.is_answer, table.n_candidates)
+    counts = rank_metrics.rank_counts_listed(
+        table.query_row,
+        listed_score,
+        table.is_answer,
+        table.n_candidates,
+    )
 
     # An answer that is not listed scores 0.
     zero_scores = torch.full_like(table.n_candidates, rank_metrics.ZERO_SCORE)
-    answer_score = zero_scores.scatter(0, table.query_row[table.is_answer], listed_score[table.is_answer])
+    answer_score = zero_scores.scatter(
+        0,
+        table.query_row[table.is_answer],
+        listed_score[table.is_answer],
+    )
     return _SideRanks(counts=counts, answer_score=answer_score)
 
 

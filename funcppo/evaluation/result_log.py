@@ -56,10 +56,13 @@ class ResultLog:
 
     path: Path
     file: IO[bytes]
-    complete_records: list[Record]  # records that it held when opened, of queries with a record for every side
+    # records that it held when opened, of queries with a record for every side
+    complete_records: list[Record]
 
 
-def open_log(path: Path, settings: Settings, n_sides: int, *, resume: bool) -> ResultLog:
+def open_log(
+    path: Path, settings: Settings, n_sides: int, *, resume: bool
+) -> ResultLog:
     """Open a file for records: resume the file at a path, or replace it.
 
     Args:
@@ -78,10 +81,17 @@ def open_log(path: Path, settings: Settings, n_sides: int, *, resume: bool) -> R
         if path.is_file() or not path.exists():
             write_atomically(path, lambda file: _write(file, records))
             text = json.dumps({"format": FORMAT, **settings}, indent=2) + "\n"
-            write_atomically(_settings_path(path), lambda file: file.write(text.encode()))
-        return ResultLog(path=path, file=open(path, "ab"), complete_records=records)
+            write_atomically(
+                _settings_path(path),
+                lambda file: file.write(text.encode()),
+            )
+        return ResultLog(
+            path=path, file=open(path, "ab"), complete_records=records
+        )
     except OSError as error:
-        raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
+        raise ValueError(
+            f"{path}: expected a file that can be written, got: {error.strerror}"
+        ) from None
 
 
 def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -91,12 +101,16 @@ def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
       ValueError: it may not. The message is one line.
     """
     if path.is_file() and path.stat().st_size and not (resume or overwrite):
-        raise ValueError(f"{path}: expected --resume, --overwrite or a new file, got a file that exists")
+        raise ValueError(
+            f"{path}: expected --resume, --overwrite or a new file, got a file that exists"
+        )
     try:
         with open(path, "ab"):
             pass
     except OSError as error:
-        raise ValueError(f"{path}: expected a file that can be written, got: {error.strerror}") from None
+        raise ValueError(
+            f"{path}: expected a file that can be written, got: {error.strerror}"
+        ) from None
 
 
 def append(log: ResultLog, records: Sequence[Record]) -> None:
@@ -123,10 +137,15 @@ def read(path: Path) -> list[Record]:
       ValueError: a line, which the message names, is no record.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [_parse_record(path, number, line) for number, line in enumerate(lines, 1)]
+    return [
+        _parse_record(path, number, line)
+        for number, line in enumerate(lines, 1)
+    ]
 
 
-def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool) -> Metrics:
+def summarise_records(
+    records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool
+) -> Metrics:
     """Summarise records, in any order: the metrics of `ranking.summarise_ranking`, and some counts.
 
     Args:
@@ -152,9 +171,15 @@ def summarise_records(records: Sequence[Record], predicates: Sequence[str], *, w
         torch.tensor([record["answer_provable"] for record in records]),
         list(predicates),
     )
+
+    # Counts that the rank counts do not hold.
     metrics["n_scored"] = sum(record["n_scored"] for record in records)
-    metrics["n_missed"] = sum(record["status"] == "missed" for record in records)
-    metrics["n_near_boundary"] = sum(record["near_boundary"] for record in records)
+    metrics["n_missed"] = sum(
+        record["status"] == "missed" for record in records
+    )
+    metrics["n_near_boundary"] = sum(
+        record["near_boundary"] for record in records
+    )
     if with_auc:
         metrics["auc_pr"] = _auc_pr(records, counts)
     return metrics
@@ -176,10 +201,17 @@ def _auc_pr(records: Sequence[Record], counts: RankCounts) -> float:
         is_answer += [True] + [False] * len(others)
 
     n_candidates = int(counts.n_candidates.sum())
-    return ranking.pooled_average_precision(_integers(scores), torch.tensor(is_answer), n_candidates, len(records))
+    return ranking.pooled_average_precision(
+        _integers(scores),
+        torch.tensor(is_answer),
+        n_candidates,
+        len(records),
+    )
 
 
-def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]:
+def _read_complete(
+    path: Path, settings: Settings, n_sides: int
+) -> list[Record]:
     """Read the records of queries that have one for each side.
 
     Raises:
@@ -187,16 +219,20 @@ def _read_complete(path: Path, settings: Settings, n_sides: int) -> list[Record]
     """
     file_settings = _read_settings(path)
     for name in (*settings, *file_settings):
-        expected, got = settings.get(name), file_settings.get(name)
-        if expected != got:
+        expected, actual = settings.get(name), file_settings.get(name)
+        if expected != actual:
             raise ValueError(
-                f"{path}: expected a file made with {name} {expected}, got {got}: "
+                f"{path}: expected a file made with {name} {expected}, got {actual}: "
                 "--resume continues the same evaluation only"
             )
 
     records = read(path)
     n_records = Counter(record["query_row"] for record in records)
-    return [record for record in records if n_records[record["query_row"]] == n_sides]
+    return [
+        record
+        for record in records
+        if n_records[record["query_row"]] == n_sides
+    ]
 
 
 def _settings_path(path: Path) -> Path:
@@ -212,23 +248,30 @@ def _read_settings(path: Path) -> Settings:
     """
     beside = _settings_path(path)
     try:
-        settings = json.loads(beside.read_text())
+        settings: Settings = json.loads(beside.read_text())
         file_format = settings.pop("format", 1)
     except (OSError, ValueError, TypeError, AttributeError):
-        raise ValueError(f"{beside}: expected the settings that {path.name} was made with, got none") from None
+        raise ValueError(
+            f"{beside}: expected the settings that {path.name} was made with, got none"
+        ) from None
     if file_format not in (1, FORMAT):
-        raise ValueError(f"{beside}: expected format 1 or {FORMAT}, got {file_format}")
+        raise ValueError(
+            f"{beside}: expected format 1 or {FORMAT}, got {file_format}"
+        )
     if file_format == FORMAT:
         return settings
     current: Settings = {}
     for name, value in settings.items():
-        current[_SETTINGS_KEYS_OF_FORMAT_1.get(name, name)] = value
+        current[_SETTINGS_KEYS_OF_FORMAT_1.get(str(name), str(name))] = value
     return current
 
 
 def _write(file: IO[bytes], records: Iterable[Record]) -> None:
     """Write records and wait until they are on the disk."""
-    text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    text = "".join(
+        json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        for record in records
+    )
     file.write(text.encode())
     file.flush()
     os.fsync(file.fileno())
@@ -243,11 +286,15 @@ def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{line_number}: expected a line of JSON, got: {error}") from None
+        raise ValueError(
+            f"{path}:{line_number}: expected a line of JSON, got: {error}"
+        ) from None
     if isinstance(record, dict) and "query" in record:
         record = _from_format_1(record)
     if not isinstance(record, dict) or not record.keys() >= set(REQUIRED_KEYS):
-        raise ValueError(f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line")
+        raise ValueError(
+            f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line"
+        )
     return record
 
 
@@ -256,7 +303,11 @@ def _from_format_1(record: Record) -> Record:
     current: Record = {}
     for name, value in record.items():
         if name == "rank":
-            current["rank"] = {policy: rank for policy, rank in value.items() if policy != "reciprocal"}
+            current["rank"] = {
+                policy: rank
+                for policy, rank in value.items()
+                if policy != "reciprocal"
+            }
             current["reciprocal_rank"] = value["reciprocal"]
         elif name == "status":
             current["status"] = _STATUS_OF_FORMAT_1.get(value, value)

@@ -40,7 +40,13 @@ from funcppo.runtime.host_transfer import make_async_readback, prefetch
 class ScoredCallback(Protocol):
     """Receives the outcome of each call of a policy scorer."""
 
-    def __call__(self, result: SearchResult | None, active_row_steps: int, row_steps: int, /) -> None:
+    def __call__(
+        self,
+        result: SearchResult | None,
+        active_row_steps: int,
+        row_steps: int,
+        /,
+    ) -> None:
         """Receive the outcome of a call.
 
         Args:
@@ -61,7 +67,13 @@ class _RuleScores(NamedTuple):
 class _BaselineScore(Protocol):
     """A score of atoms from their derivations."""
 
-    def __call__(self, kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int, /) -> Tensor: ...
+    def __call__(
+        self,
+        kb: KnowledgeBase,
+        derivations: Iterable[Derivations],
+        n_atoms: int,
+        /,
+    ) -> Tensor: ...
 
 
 def make_search_step(device: torch.device | str) -> SearchStep:
@@ -69,16 +81,25 @@ def make_search_step(device: torch.device | str) -> SearchStep:
 
     On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
     """
-    return GraphedStep(evaluate_step) if torch.device(device).type == "cuda" else evaluate_step
+    return (
+        GraphedStep(evaluate_step)
+        if torch.device(device).type == "cuda"
+        else evaluate_step
+    )
 
 
 def graph_fallback_notes(step: SearchStep) -> list[str]:
     """Reasons why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
     reasons = step.fallback_reasons() if isinstance(step, GraphedStep) else []
-    return [f"steps of a search were not replayed as a CUDA graph: {reason}" for reason in reasons]
+    return [
+        f"steps of a search were not replayed as a CUDA graph: {reason}"
+        for reason in reasons
+    ]
 
 
-def ignore_outcome(result: SearchResult | None, active_row_steps: int, row_steps: int, /) -> None:
+def ignore_outcome(
+    result: SearchResult | None, active_row_steps: int, row_steps: int, /
+) -> None:
     """Record nothing of a scorer's work."""
 
 
@@ -108,13 +129,27 @@ def make_policy_scorer(
     def score(atoms: Tensor, /) -> Tensor:
         if needs_search(task, cfg):
             run = score_by_width(
-                widths, world, params, atoms, step, on_progress, load_chunks, make_readback=make_async_readback
+                widths,
+                world,
+                params,
+                atoms,
+                step,
+                on_progress,
+                load_chunks,
+                make_readback=make_async_readback,
             )
             on_scored(run.results, run.active_row_steps, run.row_steps)
             return run.results.log_score.to(atoms.device)
 
         atoms_world = with_derivations(task, atoms)
-        log_score, n_computed = _score_chunks_by_rules(cfg, atoms_world, params, atoms, on_progress, load_chunks)
+        log_score, n_computed = _score_chunks_by_rules(
+            cfg,
+            atoms_world,
+            params,
+            atoms,
+            on_progress,
+            load_chunks,
+        )
         on_scored(None, len(atoms), n_computed)
         return log_score.to(atoms.device)
 
@@ -126,7 +161,9 @@ def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
 
     It does not where the oracle selects facts, nor for `best-proof` at height 1, which counts no choice of facts.
     """
-    follows_from_rules = task.fact_selection == "oracle" or (task.max_height == 1 and cfg.score == "best-proof")
+    follows_from_rules = task.fact_selection == "oracle" or (
+        task.max_height == 1 and cfg.score == "best-proof"
+    )
     return not follows_from_rules
 
 
@@ -140,7 +177,12 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
     if task.derivability_index is not None:
         return world
     kb = task.kb
-    index = derivability.build_derivability_index_for_atoms(kb, task.sizes, task.least_model, atoms.to(kb.facts.device))
+    index = derivability.build_derivability_index_for_atoms(
+        kb,
+        task.sizes,
+        task.least_model,
+        atoms.to(kb.facts.device),
+    )
     return world._replace(derivability_index=index)
 
 
@@ -159,15 +201,28 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
     if name == "max-confidence":
         return partial(_score_derivations, task, baselines.max_confidence)
     if name == "noisy-or":
-        return partial(_score_derivations, task, partial(baselines.noisy_or, power=1.0))
+        return partial(
+            _score_derivations, task, partial(baselines.noisy_or, power=1.0)
+        )
     if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
-        return partial(_score_derivations, task, partial(baselines.noisy_or, power=float(number)))
+        return partial(
+            _score_derivations,
+            task,
+            partial(baselines.noisy_or, power=float(number)),
+        )
     names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
     raise ValueError(f"score {name!r}: expected {names}, P from 1 to 99")
 
 
 def search_config(
-    task: ProverTask, cfg: Config, score: ScoreName, *, slots: int, beam: int, rows_per_step: int, chunk_size: int
+    task: ProverTask,
+    cfg: Config,
+    score: ScoreName,
+    *,
+    slots: int,
+    beam: int,
+    rows_per_step: int,
+    chunk_size: int,
 ) -> SearchConfig:
     """The settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
 
@@ -202,7 +257,11 @@ def _score_chunks_by_rules(
         # The last chunk is padded to a power of two, so that few different shapes are run.
         size = min(cfg.chunk_size, 1 << (len(part) - 1).bit_length())
         padding = part.new_zeros((size - len(part), part.shape[1]))
-        scores.append(score_by_rules(cfg, world, params, torch.cat([part, padding]))[: len(part)])
+        scores.append(
+            score_by_rules(cfg, world, params, torch.cat([part, padding]))[
+                : len(part)
+            ]
+        )
 
         n_scored += len(part)
         n_computed += size
@@ -215,12 +274,23 @@ def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
     return baselines.exists(task.least_model, height, atoms)
 
 
-def _score_derivations(task: ProverTask, score: _BaselineScore, atoms: Tensor, /) -> Tensor:
+def _score_derivations(
+    task: ProverTask, score: _BaselineScore, atoms: Tensor, /
+) -> Tensor:
     """Score atoms by their derivations: from the index where it holds them all, else by joins."""
     if task.max_height == 1 and task.derivability_index is not None:
         derivations = derivability.iter_indexed_derivations(
-            task.derivability_index, task.sizes, atoms, joins.MAX_CHUNK_ROWS
+            task.derivability_index,
+            task.sizes,
+            atoms,
+            joins.MAX_CHUNK_ROWS,
         )
     else:
-        derivations = baselines.iter_derivations(task.kb, task.sizes, task.least_model, task.max_height, atoms)
+        derivations = baselines.iter_derivations(
+            task.kb,
+            task.sizes,
+            task.least_model,
+            task.max_height,
+            atoms,
+        )
     return score(task.kb, derivations, len(atoms))

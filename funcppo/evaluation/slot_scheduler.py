@@ -33,18 +33,22 @@ from funcppo.prover.network import Params
 from funcppo.types import F32, I32, I64, Bool
 
 NARROW_WIDTHS = (32,)  # successors a row, tried before the width that holds all
-ROW_CAPACITY = 10  # successors a row that the network has capacity for, on average over a step
-_STEPS_PER_READBACK = 4  # steps between two questions of the host whether all candidates are finished
+# successors a row that the network has capacity for, on average over a step
+ROW_CAPACITY = 10
+# steps between two questions of the host whether all candidates are finished
+_STEPS_PER_READBACK = 4
 
 
 class SchedulerState(NamedTuple):
     """A search through one chunk of candidates, its results so far and the work done."""
 
     search: SearchState
-    results: SearchResult  # [chunk_size + 1, ...]; the last row is for idle slots
+    # [chunk_size + 1, ...]; the last row is for idle slots
+    results: SearchResult
     n_started: I64[Tensor, ""]  # candidates that entered a slot
     n_candidates: I64[Tensor, ""]  # candidates of the chunk
-    active_row_steps: I64[Tensor, ""]  # partial proofs extended, summed over steps
+    # partial proofs extended, summed over steps
+    active_row_steps: I64[Tensor, ""]
 
 
 class ScoringRun(NamedTuple):
@@ -59,7 +63,13 @@ class SearchStep(Protocol):
     """`evaluate_step`, or a compiled or graphed version of it. It may overwrite the state that it is given."""
 
     def __call__(
-        self, cfg: SearchConfig, world: World, params: Params, chunk: Tensor, state: SchedulerState, /
+        self,
+        cfg: SearchConfig,
+        world: World,
+        params: Params,
+        chunk: Tensor,
+        state: SchedulerState,
+        /,
     ) -> SchedulerState:
         """The state after one step."""
         ...
@@ -68,7 +78,9 @@ class SearchStep(Protocol):
 class ChunkLoader(Protocol):
     """Brings candidates to the device where they are scored."""
 
-    def __call__(self, candidates: Tensor, chunk_size: int, /) -> Iterator[Tensor]:
+    def __call__(
+        self, candidates: Tensor, chunk_size: int, /
+    ) -> Iterator[Tensor]:
         """Chunks of at most `chunk_size` candidates, in order, on the scoring device."""
         ...
 
@@ -97,27 +109,45 @@ class ProgressCallback(Protocol):
         ...
 
 
-def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerState:
+def init_scheduler(
+    cfg: SearchConfig, chunk: I32[Tensor, "n W"]
+) -> SchedulerState:
     """The state before the first step, which fills the slots.
 
     Args:
       chunk: as `evaluate_step`.
     """
     n_slots, beam, device = cfg.slots, cfg.beam, chunk.device
+
+    # Idle slots: no partial proofs, and a candidate row whose results are thrown away.
     goals_shape = (n_slots, beam, cfg.resolve.max_goals)
     atom_width = chunk.shape[1]
     search = SearchState(
         goals=Goals(
-            torch.zeros((*goals_shape, atom_width), dtype=torch.int32, device=device),
+            torch.zeros(
+                (*goals_shape, atom_width), dtype=torch.int32, device=device
+            ),
             torch.zeros(goals_shape, dtype=torch.int32, device=device),
         ),
         log_prob=torch.full((n_slots, beam), -torch.inf, device=device),
-        trace=torch.zeros((n_slots, beam, cfg.max_depth), dtype=torch.int32, device=device),
-        query=torch.zeros((n_slots, atom_width), dtype=torch.int32, device=device),
-        candidate_row=torch.full((n_slots,), cfg.chunk_size, dtype=torch.int64, device=device),
+        trace=torch.zeros(
+            (n_slots, beam, cfg.max_depth),
+            dtype=torch.int32,
+            device=device,
+        ),
+        query=torch.zeros(
+            (n_slots, atom_width), dtype=torch.int32, device=device
+        ),
+        candidate_row=torch.full(
+            (n_slots,),
+            cfg.chunk_size,
+            dtype=torch.int64,
+            device=device,
+        ),
         depth=torch.zeros(n_slots, dtype=torch.int32, device=device),
         result=_empty_results(cfg, n_slots, device),
     )
+
     zero = torch.zeros((), dtype=torch.int64, device=device)
     return SchedulerState(
         search=search,
@@ -129,7 +159,11 @@ def init_scheduler(cfg: SearchConfig, chunk: I32[Tensor, "n W"]) -> SchedulerSta
 
 
 def evaluate_step(
-    cfg: SearchConfig, world: World, params: Params, chunk: I32[Tensor, "n W"], state: SchedulerState
+    cfg: SearchConfig,
+    world: World,
+    params: Params,
+    chunk: I32[Tensor, "n W"],
+    state: SchedulerState,
 ) -> SchedulerState:
     """Refill the free slots, then extend partial proofs by one choice.
 
@@ -140,7 +174,11 @@ def evaluate_step(
     search, n_rows = extend_beams(cfg, world, params, state.search)
     return SchedulerState(
         search=search,
-        results=tree.map(lambda old, new: _write_rows(old, search.candidate_row, new), state.results, search.result),
+        results=tree.map(
+            lambda old, new: _write_rows(old, search.candidate_row, new),
+            state.results,
+            search.result,
+        ),
         n_started=state.n_started,
         n_candidates=state.n_candidates,
         active_row_steps=state.active_row_steps + n_rows,
@@ -186,7 +224,9 @@ def score_candidates(
     active_row_steps, row_steps = 0, 0
     n_scored = 0
     for part in load_chunks(candidates, cfg.chunk_size):
-        padding = part.new_zeros((cfg.chunk_size + 1 - len(part), part.shape[1]))
+        padding = part.new_zeros(
+            (cfg.chunk_size + 1 - len(part), part.shape[1])
+        )
         chunk = torch.cat([part, padding]).to(torch.int32)
         state = init_scheduler(cfg, chunk)
         read = make_readback()
@@ -197,7 +237,9 @@ def score_candidates(
                 state = step(cfg, world, params, chunk, state)
             row_steps += _STEPS_PER_READBACK * cfg.rows_per_step
 
-            numbers = read(torch.stack([state.n_started, all_finished(state).long()]))
+            numbers = read(
+                torch.stack([state.n_started, all_finished(state).long()])
+            )
             if numbers is not None:
                 n_started, finished = numbers.tolist()
                 on_progress(n_scored + min(n_started, len(part)))
@@ -206,7 +248,9 @@ def score_candidates(
         active_row_steps += int(state.active_row_steps)
         n_scored += len(part)
     return ScoringRun(
-        results=tree.map(lambda *parts: torch.cat(parts), results[0], *results[1:]),
+        results=tree.map(
+            lambda *parts: torch.cat(parts), results[0], *results[1:]
+        ),
         active_row_steps=active_row_steps,
         row_steps=row_steps,
     )
@@ -219,11 +263,12 @@ def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
     time, so that each takes about as much memory.
     """
     full_width = cfg.resolve.max_successors
-    narrow = [_with_width(cfg, width) for width in NARROW_WIDTHS if 2 * width <= full_width]
+    widths = [width for width in NARROW_WIDTHS if 2 * width <= full_width]
+    narrow = [_with_width(cfg, width) for width in widths]
 
     rows = cfg.rows_per_step
-    if narrow:
-        rows = max(cfg.beam, cfg.rows_per_step * narrow[-1].resolve.max_successors // full_width)
+    if widths:
+        rows = max(cfg.beam, rows * widths[-1] // full_width)
     full = replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows))
     return [_with_capacity(search) for search in (*narrow, full)]
 
@@ -243,14 +288,34 @@ def score_by_width(
     Args:
       cfgs: what `width_schedule` returns.
     """
-    run = score_candidates(cfgs[0], world, params, candidates, step, on_progress, load_chunks, make_readback)
+    run = score_candidates(
+        cfgs[0],
+        world,
+        params,
+        candidates,
+        step,
+        on_progress,
+        load_chunks,
+        make_readback,
+    )
     for cfg in cfgs[1:]:
-        overflowed = torch.isfinite(run.results.overflow_log_mass).nonzero()[:, 0]
+        overflowed = torch.isfinite(run.results.overflow_log_mass).nonzero()[
+            :, 0
+        ]
         if not len(overflowed):
             break
 
         again = candidates[overflowed.to(candidates.device)]
-        wider = score_candidates(cfg, world, params, again, step, on_progress, load_chunks, make_readback)
+        wider = score_candidates(
+            cfg,
+            world,
+            params,
+            again,
+            step,
+            on_progress,
+            load_chunks,
+            make_readback,
+        )
         run = ScoringRun(
             results=_replace_rows(run.results, overflowed, wider.results),
             active_row_steps=run.active_row_steps + wider.active_row_steps,
@@ -259,7 +324,9 @@ def score_by_width(
     return run
 
 
-def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]) -> F32[Tensor, "n"]:
+def score_by_rules(
+    cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]
+) -> F32[Tensor, "n"]:
     """Score ground atoms without a search, at height 1 with facts selected by the oracle.
 
     There a rule proves an atom if and only if it derives it, which is known beforehand. The scores are
@@ -268,14 +335,23 @@ def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[T
         best-proof:  log of the largest of these probabilities
         greedy:      log-probability of the most probable action, plus `UNPROVED_PENALTY` unless it derives the atom
     """
-    root_goal = torch.arange(cfg.resolve.max_goals, device=atoms.device) == 0
+    position = torch.arange(cfg.resolve.max_goals, device=atoms.device)
+    is_root = position == 0
+    height = torch.zeros_like(is_root, dtype=torch.int32)
     goals = Goals(
-        torch.where(root_goal[:, None], atoms[:, None], 0),
-        torch.zeros_like(root_goal, dtype=torch.int32).expand(len(atoms), -1),
+        atoms=torch.where(is_root[:, None], atoms[:, None], 0),
+        height=height.expand(len(atoms), -1),
     )
     successors = resolve(cfg.resolve, world.kb, goals, atoms)
     remaining_depth = torch.ones_like(atoms[:, 0], dtype=torch.float32)
-    observation = make_observation(cfg.resolve, world, goals, successors, atoms, remaining_depth)
+    observation = make_observation(
+        cfg.resolve,
+        world,
+        goals,
+        successors,
+        atoms,
+        remaining_depth,
+    )
     log_policy = policy_log_probs(cfg, world, params, observation)
 
     # At a ground root every successor that does not derive it is a dead end.
@@ -283,15 +359,23 @@ def score_by_rules(cfg: SearchConfig, world: World, params: Params, atoms: I32[T
     derivation_log_prob = torch.where(derives, log_policy[:, :-1], -torch.inf)
     if cfg.score == "success":
         return torch.logsumexp(derivation_log_prob, 1)
+    best_derivation = derivation_log_prob.amax(1)
     if cfg.score == "best-proof":
-        return derivation_log_prob.amax(1)
+        return best_derivation
+
     best_action = log_policy.amax(1)
-    return torch.where(derivation_log_prob.amax(1) == best_action, best_action, best_action + UNPROVED_PENALTY)
+    return torch.where(
+        best_derivation == best_action,
+        best_action,
+        best_action + UNPROVED_PENALTY,
+    )
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
     """Whether every candidate of the chunk has its result."""
-    return (state.n_started >= state.n_candidates) & ~torch.isfinite(state.search.log_prob).any()
+    return (state.n_started >= state.n_candidates) & ~torch.isfinite(
+        state.search.log_prob
+    ).any()
 
 
 def _read_now(numbers: Tensor, /) -> Tensor:
@@ -302,20 +386,28 @@ def _read_now(numbers: Tensor, /) -> Tensor:
 def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
     """The same search with a narrower successor table."""
     max_fanout = min(width, cfg.resolve.max_fanout)
-    return replace(cfg, resolve=replace(cfg.resolve, max_successors=width, max_fanout=max_fanout))
+    narrow = replace(cfg.resolve, max_successors=width, max_fanout=max_fanout)
+    return replace(cfg, resolve=narrow)
 
 
 def _with_capacity(cfg: SearchConfig) -> SearchConfig:
     """The same search with a network that runs on compacted successors, where that saves a third of its work."""
-    table_size = cfg.rows_per_step * cfg.resolve.max_successors
-    one_slot = cfg.beam * cfg.resolve.max_successors  # always fits, so that every slot moves on eventually
+    width = cfg.resolve.max_successors
+    table_size = cfg.rows_per_step * width
+
+    # One slot always fits, so that every slot moves on eventually.
+    one_slot = cfg.beam * width
     capacity = max(ROW_CAPACITY * cfg.rows_per_step, one_slot)
     if 3 * capacity > 2 * table_size:
         return cfg
-    return replace(cfg, agent=replace(cfg.agent, cfg=replace(cfg.agent.cfg, capacity=capacity)))
+    network_cfg = replace(cfg.agent.cfg, capacity=capacity)
+    agent = replace(cfg.agent, cfg=network_cfg)
+    return replace(cfg, agent=agent)
 
 
-def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState) -> SchedulerState:
+def _refill(
+    cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState
+) -> SchedulerState:
     """Give free slots the next candidates of the chunk."""
     search = state.search
     is_free = ~torch.isfinite(search.log_prob).any(1)
@@ -324,26 +416,36 @@ def _refill(cfg: SearchConfig, chunk: I32[Tensor, "n W"], state: SchedulerState)
 
     # Free slots take candidates in order; beyond the end of the chunk all read its last row, which is empty.
     next_row = state.n_started + is_free.long().cumsum(0) - 1
-    candidate_row = torch.where(is_free, next_row.clamp_max(cfg.chunk_size), search.candidate_row)
+    next_row = next_row.clamp_max(cfg.chunk_size)
+    candidate_row = torch.where(is_free, next_row, search.candidate_row)
     fresh = _init_search(cfg, search, chunk[candidate_row], candidate_row)
+
+    n_started = state.n_started + is_free.sum()
     return state._replace(
         search=tree.where(is_free, fresh, search),
-        n_started=(state.n_started + is_free.sum()).clamp_max(cfg.chunk_size),
+        n_started=n_started.clamp_max(cfg.chunk_size),
     )
 
 
-def _init_search(cfg: SearchConfig, like: SearchState, query: Tensor, candidate_row: Tensor) -> SearchState:
+def _init_search(
+    cfg: SearchConfig, like: SearchState, query: Tensor, candidate_row: Tensor
+) -> SearchState:
     """Beams that hold one partial proof each, the query as its only goal; an all-0 query leaves its slot idle.
 
     Args:
       like: a state of the same shapes.
     """
-    is_root_goal = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
-    root_atoms = torch.where(is_root_goal[:, None], query[:, None], 0)
+    is_root = torch.arange(cfg.resolve.max_goals, device=query.device) == 0
+    root_atoms = torch.where(is_root[:, None], query[:, None], 0)
+    goals = Goals(
+        atoms=root_atoms[:, None].expand_as(like.goals.atoms),
+        height=torch.zeros_like(like.goals.height),
+    )
     is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
+    is_filled = is_first_entry & (query[:, :1] > 0)
     return SearchState(
-        goals=Goals(root_atoms[:, None].expand_as(like.goals.atoms), torch.zeros_like(like.goals.height)),
-        log_prob=torch.where(is_first_entry & (query[:, :1] > 0), 0.0, -torch.inf),
+        goals=goals,
+        log_prob=torch.where(is_filled, 0.0, -torch.inf),
         trace=torch.zeros_like(like.trace),
         query=query,
         candidate_row=candidate_row,
@@ -352,7 +454,9 @@ def _init_search(cfg: SearchConfig, like: SearchState, query: Tensor, candidate_
     )
 
 
-def _empty_results(cfg: SearchConfig, n: int, device: torch.device) -> SearchResult:
+def _empty_results(
+    cfg: SearchConfig, n: int, device: torch.device
+) -> SearchResult:
     """Results of candidates of which no proof was found yet."""
     zero_probability = torch.full((n,), -torch.inf, device=device)
     zero = torch.zeros(n, dtype=torch.int32, device=device)
@@ -372,7 +476,9 @@ def _copy_rows(results: SearchResult, n: int) -> SearchResult:
     return tree.map(lambda x: x[:n].clone(), results)
 
 
-def _replace_rows(results: SearchResult, row: I64[Tensor, "m"], new: SearchResult) -> SearchResult:
+def _replace_rows(
+    results: SearchResult, row: I64[Tensor, "m"], new: SearchResult
+) -> SearchResult:
     """The results with new ones in some rows."""
     return tree.map(lambda old, x: old.index_copy(0, row, x), results, new)
 

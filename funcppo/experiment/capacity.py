@@ -19,8 +19,10 @@ from funcppo.train_step import TrainState
 from funcppo.types import Bool
 
 PROFILE_STEPS = 8  # rollout steps that are measured
-CAPACITY_FACTOR = 1.25  # capacity over measured successors: the distribution of states shifts during training
-CAPACITY_MARGIN_DEVIATIONS = 4.0  # standard deviations of a minibatch's total that are added to the mean
+# capacity over measured successors: the distribution of states shifts during training
+CAPACITY_FACTOR = 1.25
+# standard deviations of a minibatch's total that are added to the mean
+CAPACITY_MARGIN_DEVIATIONS = 4.0
 
 
 def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
@@ -57,7 +59,9 @@ def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
     return replace(cfg, update_agent=network.agent(network_config))
 
 
-def _profile_successors(cfg: Config, world: World, state: TrainState) -> Bool[Tensor, "N S"]:
+def _profile_successors(
+    cfg: Config, world: World, state: TrainState
+) -> Bool[Tensor, "N S"]:
     """Which successor slots are filled, in the states of a few rollout steps."""
     ppo = replace(
         cfg.ppo,

@@ -28,7 +28,8 @@ _META_ARRAY = "__meta__"  # name of the array that holds the meta data
 class Checkpoint(NamedTuple):
     """The contents of a file."""
 
-    arrays: dict[str, np.ndarray]  # by path of fields, such as train_state.params.term_embedding
+    # by path of fields, such as train_state.params.term_embedding
+    arrays: dict[str, np.ndarray]
     meta: Meta  # what `save` was given, and the format version
 
 
@@ -81,13 +82,17 @@ def restore(path: Path, like: Tree, fingerprint: str) -> tuple[Tree, Meta]:
     if difference:
         name = difference[0]
         owner = "the file" if name in arrays else "this configuration"
-        raise ValueError(f"{path}: expected the tensors of this configuration, got {name} in {owner} only")
+        raise ValueError(
+            f"{path}: expected the tensors of this configuration, got {name} in {owner} only"
+        )
 
     tensors = []
     for name, leaf in zip(names, tree.leaves(like)):
         tensor = torch.from_numpy(arrays[name])
         if tensor.shape != leaf.shape or tensor.dtype != leaf.dtype:
-            raise ValueError(f"{path}: {name}: expected {_describe(leaf)}, got {_describe(tensor)}")
+            raise ValueError(
+                f"{path}: {name}: expected {_describe(leaf)}, got {_describe(tensor)}"
+            )
         tensors.append(tensor.to(leaf.device))
     return tree.unflatten(like, tensors), meta
 
@@ -103,9 +108,19 @@ def read(path: Path) -> Checkpoint:
             arrays = dict(file)
         meta = json.loads(arrays.pop(_META_ARRAY).tobytes())
     except FileNotFoundError:
-        raise ValueError(f"{path}: expected a checkpoint, got no file") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: expected a checkpoint, got none or a damaged one ({error})") from None
+        raise ValueError(
+            f"{path}: expected a checkpoint, got no file"
+        ) from None
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        EOFError,
+        OSError,
+    ) as error:
+        raise ValueError(
+            f"{path}: expected a checkpoint, got none or a damaged one ({error})"
+        ) from None
 
     version = formats.check_format(path, meta.get(formats.FORMAT_KEY, 1))
     if version == 1:

@@ -90,7 +90,12 @@ class RunConfig:
         Raises:
           ValueError: a value is out of range; the message names the field.
         """
-        for name in ("steps", "n_validations", "n_validation_queries", "max_nonfinite_updates"):
+        for name in (
+            "steps",
+            "n_validations",
+            "n_validation_queries",
+            "max_nonfinite_updates",
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name}={value}: expected 1 or more")
@@ -101,7 +106,9 @@ def write_config(run_config: RunConfig, folder: Path) -> None:
     contents = {formats.FORMAT_KEY: formats.FORMAT}
     contents |= dataclasses.asdict(run_config)
     text = json.dumps(contents, indent=2) + "\n"
-    atomic_io.write_atomically(folder / CONFIG_FILE, lambda file: file.write(text.encode()))
+    atomic_io.write_atomically(
+        folder / CONFIG_FILE, lambda file: file.write(text.encode())
+    )
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -124,7 +131,9 @@ def read_config(folder: Path) -> RunConfig:
             f"{folder}: expected a folder that `funcppo train` wrote, got one without {CONFIG_FILE}"
         ) from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: expected the settings of a run, got {_reason(error)}") from None
+        raise ValueError(
+            f"{path}: expected the settings of a run, got {_reason(error)}"
+        ) from None
 
 
 def _ppo_config(raw: dict[str, Any]) -> PPOConfig:

@@ -50,7 +50,12 @@ _METRICS = {
 }
 
 # Names of arrays are paths of fields. Every tree of the network's params has the fields of _PARAMS.
-_PARAM_TREES = ("state.params.", "state.opt_state.mu.", "state.opt_state.nu.", "best.")
+_PARAM_TREES = (
+    "state.params.",
+    "state.opt_state.mu.",
+    "state.opt_state.nu.",
+    "best.",
+)
 _PARAMS = {
     "term": "term_embedding",
     "predicate": "predicate_embedding",
@@ -86,7 +91,9 @@ def check_format(path: Path, version: object) -> int:
       ValueError: the file was written by a newer version of funcppo, or the value is not a version.
     """
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ValueError(f"{path}: expected a format version from 1 to {FORMAT}, got {version!r}")
+        raise ValueError(
+            f"{path}: expected a format version from 1 to {FORMAT}, got {version!r}"
+        )
     if version > FORMAT:
         raise ValueError(
             f"{path}: expected a format version up to {FORMAT}, got {version}: written by a newer version of funcppo"

@@ -30,7 +30,8 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
     values = torch.stack(tree.leaves(metrics)).tolist()
     numbers: Any = tree.unflatten(metrics, values)
     rollout = numbers.rollout
-    n_episodes = max(rollout.n_episodes, 1.0)  # without an episode the sums are 0, and so are the means
+    # without an episode the sums are 0, and so are the means
+    n_episodes = max(rollout.n_episodes, 1.0)
     scalars = {
         "n_episodes": rollout.n_episodes,
         "episode_return": rollout.episode_return_sum / n_episodes,
@@ -42,7 +43,12 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
         is_measured = number != ()
         if is_measured:
             scalars[name] = number
-    for name in ("grad_norm", "learning_rate", "n_applied_minibatches", "n_nonfinite_minibatches"):
+    for name in (
+        "grad_norm",
+        "learning_rate",
+        "n_applied_minibatches",
+        "n_nonfinite_minibatches",
+    ):
         scalars[name] = getattr(numbers, name)
     return scalars
 
@@ -63,7 +69,9 @@ def read(path: Path) -> list[Row]:
     """
     version = 1
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
+    for number, line in enumerate(
+        path.read_text().splitlines(keepends=True), 1
+    ):
         if not line.endswith("\n"):
             break
         row = _parse_row(f"{path}:{number}", line)
@@ -103,8 +111,14 @@ def _parse_row(place: str, line: str) -> Row:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: expected a JSON object, got {error}") from None
-    is_row = isinstance(row, dict) and ("update" in row or formats.FORMAT_KEY in row)
+        raise ValueError(
+            f"{place}: expected a JSON object, got {error}"
+        ) from None
+    is_row = isinstance(row, dict) and (
+        "update" in row or formats.FORMAT_KEY in row
+    )
     if not is_row:
-        raise ValueError(f"{place}: expected the metrics of an update, got {line.strip()[:60]}")
+        raise ValueError(
+            f"{place}: expected the metrics of an update, got {line.strip()[:60]}"
+        )
     return row

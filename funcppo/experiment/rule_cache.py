@@ -96,7 +96,10 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def write_rule_file(
-    path: Path, dataset: Dataset, counts: RuleStatistics, file_format: RuleTableFormat
+    path: Path,
+    dataset: Dataset,
+    counts: RuleStatistics,
+    file_format: RuleTableFormat,
 ) -> None:
     """Write the rules of a data set atomically.
 

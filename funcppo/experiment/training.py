@@ -25,8 +25,17 @@ from torch import Tensor
 from funcppo import data, random, train_step, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.evaluation import ranking, scorers
-from funcppo.evaluation.beam_search import ScoreName, SearchConfig, slots_for_rows
-from funcppo.evaluation.ranking import RankingProtocol, ranked_sides, selection_metric, stratified_sample
+from funcppo.evaluation.beam_search import (
+    ScoreName,
+    SearchConfig,
+    slots_for_rows,
+)
+from funcppo.evaluation.ranking import (
+    RankingProtocol,
+    ranked_sides,
+    selection_metric,
+    stratified_sample,
+)
 from funcppo.evaluation.slot_scheduler import SchedulerState
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
@@ -48,7 +57,8 @@ from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
 from funcppo.types import F32, I64
 
-if TYPE_CHECKING:  # it imports Dynamo, which the evaluation of a run does without
+# it imports Dynamo, which the evaluation of a run does without
+if TYPE_CHECKING:
     from funcppo.runtime.monitor import Monitor
 
 # Rollout steps and minibatch updates from which a run is long enough to be compiled. Compiling takes a minute or two,
@@ -57,7 +67,8 @@ COMPILE_MIN_CALLS = 40_000
 
 # Validation by `success` is left out if it would compute more successors than this, by a rough count.
 MAX_VALIDATION_SUCCESSORS = 3e7
-STEPS_PER_HEIGHT = 3  # resolution steps that the rough count assumes for each height of a proof
+# resolution steps that the rough count assumes for each height of a proof
+STEPS_PER_HEIGHT = 3
 
 # Search settings before they are tuned for the machine.
 BEAM_WIDTH = 64
@@ -72,8 +83,10 @@ class RunState(NamedTuple):
 
     train_state: TrainState
     best_params: Params
-    best_valid_metric: F32[Tensor, ""]  # their metric on valid: MRR, or AUC-PR for Countries; -1 before any
-    best_update: I64[Tensor, ""]  # number of the update that gave them; 0: the initial ones
+    # their metric on valid: MRR, or AUC-PR for Countries; -1 before any
+    best_valid_metric: F32[Tensor, ""]
+    # number of the update that gave them; 0: the initial ones
+    best_update: I64[Tensor, ""]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +152,9 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
         evaluate_step=scorers.make_search_step(run_config.device),
     )
     if resume:
-        state, meta = checkpoint.restore(folder / CHECKPOINT_FILE, run.state, dataset.fingerprint)
+        state, meta = checkpoint.restore(
+            folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
+        )
         return dataclasses.replace(run, score=meta["score"], state=state)
     score, notes = _choose_score(run)
     return dataclasses.replace(run, score=score, notes=(*task.notes, *notes))
@@ -163,11 +178,15 @@ def _learner_config(run_config: RunConfig, task: ProverTask) -> Config:
     return prover_task.build_config(
         task,
         dataclasses.replace(ppo, n_updates=n_updates),
-        matmul_dtype=torch.bfloat16 if run_config.precision == "bfloat16" else None,
+        matmul_dtype=torch.bfloat16
+        if run_config.precision == "bfloat16"
+        else None,
     )
 
 
-def _initial_train_state(cfg: Config, task: ProverTask, run_config: RunConfig) -> TrainState:
+def _initial_train_state(
+    cfg: Config, task: ProverTask, run_config: RunConfig
+) -> TrainState:
     """The training state before the first update."""
     world = prover_task.training_world(task)
     key = random.key(run_config.seed, run_config.device)
@@ -180,12 +199,16 @@ def _initial_run_state(train_state: TrainState) -> RunState:
     return RunState(
         train_state=train_state,
         best_params=train_state.params,
-        best_valid_metric=torch.full((), -1.0, dtype=torch.float32, device=device),
+        best_valid_metric=torch.full(
+            (), -1.0, dtype=torch.float32, device=device
+        ),
         best_update=torch.zeros((), dtype=torch.int64, device=device),
     )
 
 
-def prepare_train_step(run: Run) -> tuple[CapturedStep[TrainState, Metrics], str]:
+def prepare_train_step(
+    run: Run,
+) -> tuple[CapturedStep[TrainState, Metrics], str]:
     """Compile or capture the training step of a run, starting from its state.
 
     With strategy auto, a run too short to repay compilation is not compiled.
@@ -199,10 +222,15 @@ def prepare_train_step(run: Run) -> tuple[CapturedStep[TrainState, Metrics], str
     run_config = run.run_config
     world = prover_task.training_world(run.task)
     train_state = run.state.train_state
-    is_short = run_config.strategy == "auto" and _n_calls(run.cfg.ppo) < COMPILE_MIN_CALLS
+    is_short = (
+        run_config.strategy == "auto"
+        and _n_calls(run.cfg.ppo) < COMPILE_MIN_CALLS
+    )
 
     # The capacity depends on the first state of the run, so that a resumed run has the same.
-    cfg = with_capacity(run.cfg, world, _initial_train_state(run.cfg, run.task, run_config))
+    cfg = with_capacity(
+        run.cfg, world, _initial_train_state(run.cfg, run.task, run_config)
+    )
     parts, record = compilation.select_strategy(
         train_step.collect,
         EAGER_PARTS,
@@ -210,7 +238,9 @@ def prepare_train_step(run: Run) -> tuple[CapturedStep[TrainState, Metrics], str
         world,
         train_state,
         "eager" if is_short else run_config.strategy,
-        tolerance=BF16_TOLERANCE if run_config.precision == "bfloat16" else DEFAULT_TOLERANCE,
+        tolerance=BF16_TOLERANCE
+        if run_config.precision == "bfloat16"
+        else DEFAULT_TOLERANCE,
     )
 
     # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
@@ -219,12 +249,16 @@ def prepare_train_step(run: Run) -> tuple[CapturedStep[TrainState, Metrics], str
         captured = capture_loop_bodies(step, parts, train_state)
     else:
         captured = capture(partial(step, parts=parts), train_state)
-    return captured, _describe_strategy(with_capture(record, captured), is_short)
+    return captured, _describe_strategy(
+        with_capture(record, captured), is_short
+    )
 
 
 def _n_calls(ppo: PPOConfig) -> int:
     """Number of rollout steps and microbatches in a whole run."""
-    microbatches_per_update = ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches
+    microbatches_per_update = (
+        ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches
+    )
     return ppo.n_updates * (ppo.n_steps + microbatches_per_update)
 
 
@@ -233,10 +267,28 @@ def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
     if is_short:
         line += "; compiling would take longer than it saves (--strategy one-graph compiles)"
-    failures = [f"not {failure.name}: {failure.error_type}: {failure.message}" for failure in record.failures]
+    failures = [
+        f"not {failure.name}: {failure.error_type}: {failure.message}"
+        for failure in record.failures
+    ]
     if failures:
         line += f" ({'; '.join(failures)})"
     return line
+
+
+def _begin(
+    run: Run, folder: Path, captured: CapturedStep[TrainState, Metrics]
+) -> Run:
+    """The run with its state in the step's buffers, and its files as they were at this update."""
+    if int(run.state.train_state.update) == 0:
+        run = validate(run)
+        save_checkpoint(run, folder)
+    metrics_log.truncate(
+        folder / METRICS_FILE, int(run.state.train_state.update)
+    )
+    return dataclasses.replace(
+        run, state=run.state._replace(train_state=captured.state)
+    )
 
 
 def train(
@@ -264,21 +316,21 @@ def train(
     n_updates = run.cfg.ppo.n_updates
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
-
-    if int(run.state.train_state.update) == 0:
-        run = validate(run)
-        save_checkpoint(run, folder)
-    metrics_log.truncate(folder / METRICS_FILE, int(run.state.train_state.update))
-    run = dataclasses.replace(run, state=run.state._replace(train_state=captured.state))
+    run = _begin(run, folder, captured)
 
     for update in range(int(run.state.train_state.update) + 1, n_updates + 1):
         start = time.perf_counter()
         with monitor.timer("replay"):
             device_metrics = captured.step()
         metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
-        row = {"update": update, "seconds": time.perf_counter() - start} | metrics
+        row = {
+            "update": update,
+            "seconds": time.perf_counter() - start,
+        } | metrics
         stopping = should_stop()
-        n_bad_updates = n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
+        n_bad_updates = (
+            n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
+        )
 
         # State and parameters of a bad update are neither validated nor saved.
         is_due = update % validation_interval == 0 or update == n_updates
@@ -292,7 +344,9 @@ def train(
 
         yield run, metrics
         if n_bad_updates >= run.run_config.max_nonfinite_updates:
-            raise DivergenceError(_divergence_message(folder, update, n_bad_updates))
+            raise DivergenceError(
+                _divergence_message(folder, update, n_bad_updates)
+            )
         if stopping:
             return
 
@@ -324,7 +378,9 @@ def validate(run: Run) -> Run:
     valid_metric = None
     if len(run.task.dataset.valid):
         protocol = RankingProtocol(sides=ranked_sides(run.task))
-        quality = evaluate_policy(run, state.train_state.params, validation_queries(run), protocol)
+        quality = evaluate_policy(
+            run, state.train_state.params, validation_queries(run), protocol
+        )
         valid_metric = quality[selection_metric(run.task)]
         if valid_metric <= float(state.best_valid_metric):
             return run
@@ -335,12 +391,20 @@ def validate(run: Run) -> Run:
         best_update=state.train_state.update.clone(),
     )
     if valid_metric is not None:
-        best = best._replace(best_valid_metric=torch.full_like(state.best_valid_metric, valid_metric))
+        best = best._replace(
+            best_valid_metric=torch.full_like(
+                state.best_valid_metric, valid_metric
+            )
+        )
     return dataclasses.replace(run, state=best)
 
 
 def evaluate_policy(
-    run: Run, params: Params, split: np.ndarray, ranking_protocol: RankingProtocol, score: ScoreName | None = None
+    run: Run,
+    params: Params,
+    split: np.ndarray,
+    ranking_protocol: RankingProtocol,
+    score: ScoreName | None = None,
 ) -> dict[str, Any]:
     """The ranking metrics of a policy on a split.
 
@@ -369,7 +433,9 @@ def initial_params(run: Run) -> Params:
     return train_state.params
 
 
-def run_policy_scorer(run: Run, params: Params, score: ScoreName) -> ranking.Scorer:
+def run_policy_scorer(
+    run: Run, params: Params, score: ScoreName
+) -> ranking.Scorer:
     """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
     cfg = run_search_config(run, score)
     return scorers.make_policy_scorer(cfg, run.task, params, run.evaluate_step)
@@ -419,7 +485,9 @@ def _choose_score(run: Run) -> tuple[ScoreName, list[str]]:
     queries = validation_queries(run)
     protocol = RankingProtocol(sides=ranked_sides(run.task))
     if not len(queries):
-        return "best-proof", ["score best-proof: there are no valid queries to choose by"]
+        return "best-proof", [
+            "score best-proof: there are no valid queries to choose by"
+        ]
     if run.task.fact_selection == "policy":
         n_successors = _estimate_validation_successors(run, queries, protocol)
         if n_successors > MAX_VALIDATION_SUCCESSORS:
@@ -429,19 +497,27 @@ def _choose_score(run: Run) -> tuple[ScoreName, list[str]]:
     candidates: tuple[ScoreName, ...] = ("success", "best-proof")
     mrr: dict[ScoreName, float] = {}
     for score in candidates:
-        quality = evaluate_policy(run, run.state.best_params, queries, protocol, score)
+        quality = evaluate_policy(
+            run, run.state.best_params, queries, protocol, score
+        )
         mrr[score] = quality["mrr"]
-    chosen = max(candidates, key=lambda score: mrr[score])  # the first one, if they are equal
-    listing = ", ".join(f"{value:.4f} by {score}" for score, value in mrr.items())
+    # the first one, if they are equal
+    chosen = max(candidates, key=lambda score: mrr[score])
+    listing = ", ".join(
+        f"{value:.4f} by {score}" for score, value in mrr.items()
+    )
     return chosen, [f"score {chosen} chosen: MRR on valid {listing}"]
 
 
-def _estimate_validation_successors(run: Run, queries: np.ndarray, protocol: RankingProtocol) -> int:
+def _estimate_validation_successors(
+    run: Run, queries: np.ndarray, protocol: RankingProtocol
+) -> int:
     """A rough count of the successors that ranking these queries by `success` computes."""
     ranked = ranking.rank_split(run.task, queries, _zero_scores, protocol)
     n_candidates = len(ranked.scored_atom)
     max_successors = run.cfg.env.cfg.resolve.max_successors
-    n_proofs = min(BEAM_WIDTH, max_successors)  # partial proofs of a candidate at a time
+    # partial proofs of a candidate at a time
+    n_proofs = min(BEAM_WIDTH, max_successors)
     n_steps = STEPS_PER_HEIGHT * run.task.max_height
     return n_candidates * n_proofs * max_successors * n_steps
 

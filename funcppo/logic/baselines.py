@@ -13,13 +13,18 @@ from torch import Tensor
 
 from funcppo.logic import fixpoint
 from funcppo.logic.consequences import Derivations
-from funcppo.logic.consequences import iter_derivations as iter_derivations  # callers still find it here
+from funcppo.logic.consequences import (
+    # for callers that import it from here
+    iter_derivations as iter_derivations,
+)
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KnowledgeBase, rule_confidence
 from funcppo.types import F32, I32
 
 
-def max_confidence(kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int) -> F32[Tensor, "L"]:
+def max_confidence(
+    kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int
+) -> F32[Tensor, "L"]:
     """The largest confidence of a rule that derives each atom, as log max_r confidence(r).
 
     Args:
@@ -32,12 +37,20 @@ def max_confidence(kb: KnowledgeBase, derivations: Iterable[Derivations], n_atom
     confidence = rule_confidence(kb)
     best = torch.zeros(n_atoms, device=kb.support.device)
     for part in derivations:
-        best = best.scatter_reduce(0, part.atom_row, confidence[part.rule], "amax")
+        best = best.scatter_reduce(
+            0,
+            part.atom_row,
+            confidence[part.rule],
+            "amax",
+        )
     return best.log()
 
 
 def noisy_or(
-    kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int, power: float = 1.0
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    power: float = 1.0,
 ) -> F32[Tensor, "L"]:
     """The noisy-or of the rules that derive each atom.
 
@@ -54,14 +67,29 @@ def noisy_or(
       [L]; -inf for an atom that no rule derives.
     """
     # Sums of logarithms in float64: a product of many factors near 1 would lose its distance from 1.
-    log_wrong = torch.log1p(-(rule_confidence(kb).to(torch.float64) ** power))
-    log_all_wrong = torch.zeros(n_atoms, dtype=torch.float64, device=log_wrong.device)
+    confidence = rule_confidence(kb).to(torch.float64)
+    log_wrong = torch.log1p(-(confidence**power))
+    log_all_wrong = torch.zeros(
+        n_atoms,
+        dtype=torch.float64,
+        device=log_wrong.device,
+    )
     for part in derivations:
-        log_all_wrong = log_all_wrong.scatter_add(0, part.atom_row, log_wrong[part.rule])
-    return (torch.log(-torch.expm1(log_all_wrong)) / power).to(torch.float32)
+        log_all_wrong = log_all_wrong.scatter_add(
+            0,
+            part.atom_row,
+            log_wrong[part.rule],
+        )
+
+    log_some_right = torch.log(-torch.expm1(log_all_wrong))
+    return (log_some_right / power).to(torch.float32)
 
 
-def exists(model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]) -> F32[Tensor, "L"]:
+def exists(
+    model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
+) -> F32[Tensor, "L"]:
     """0 where T_P derives the atom within `max_height` steps, -inf elsewhere."""
     height = fixpoint.atom_height(model, atoms.long())
-    return torch.where((height >= 0) & (height <= max_height), 0.0, -torch.inf)
+    is_derived = height >= 0
+    is_low_enough = height <= max_height
+    return torch.where(is_derived & is_low_enough, 0.0, -torch.inf)

@@ -24,8 +24,19 @@ from torch import Tensor
 from funcppo.logic import joins, row_index
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import Inequality
-from funcppo.logic.kb import KBSizes, KnowledgeBase, build, find_atoms, sort_and_index_atoms
-from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
+from funcppo.logic.kb import (
+    KBSizes,
+    KnowledgeBase,
+    build,
+    find_atoms,
+    sort_and_index_atoms,
+)
+from funcppo.logic.relations import (
+    Columns,
+    Relation,
+    find_rows,
+    make_literal,
+)
 from funcppo.logic.rules import (
     Rule,
     body_query,
@@ -45,7 +56,8 @@ class Consequences(NamedTuple):
 
     atoms: I32[Tensor, "n W"]
     rule: I64[Tensor, "n"]  # id of the rule
-    fact: I64[Tensor, "n"]  # id of the atom among the facts, -1 if it is not a fact
+    # id of the atom among the facts, -1 if it is not a fact
+    fact: I64[Tensor, "n"]
 
 
 class Derivations(NamedTuple):
@@ -75,15 +87,24 @@ def iter_consequences(
     rules = rules_from_kb(kb)
     selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
     for rule in selected:
-        inequalities = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
+        inequalities = (
+            object_identity_constraints(rule, sizes.n_constants)
+            if object_identity
+            else []
+        )
         columns = _derive_heads(rule, relations, sizes, inequalities, device)
         if leave_one_out:
-            circular = _circular_heads(rule, relations, sizes, inequalities, device)
+            circular = _circular_heads(
+                rule, relations, sizes, inequalities, device
+            )
             columns = _exclude_rows(columns, circular, sizes)
 
         predicate = torch.full_like(columns[0], rule.head[0])
+        atom_columns = [
+            column.to(torch.int32) for column in (predicate, *columns)
+        ]
         yield Consequences(
-            atoms=torch.stack([column.to(torch.int32) for column in (predicate, *columns)], dim=1),
+            atoms=torch.stack(atom_columns, dim=1),
             rule=torch.full_like(columns[0], rule.id),
             fact=_find_facts(rule.head[0], columns, relations, kb, sizes),
         )
@@ -99,7 +120,11 @@ def collect_consequences(
 ) -> Consequences:
     """The consequences of all the rules in one table; arguments as for `iter_consequences`."""
     parts = iter_consequences(
-        kb, sizes, rule_ids=rule_ids, leave_one_out=leave_one_out, object_identity=object_identity
+        kb,
+        sizes,
+        rule_ids=rule_ids,
+        leave_one_out=leave_one_out,
+        object_identity=object_identity,
     )
     no_rule = kb.rule_ids_by_predicate[:0]
     empty = Consequences(kb.facts[:0], no_rule, no_rule)
@@ -107,7 +132,11 @@ def collect_consequences(
 
 
 def with_confidence(
-    kb: KnowledgeBase, sizes: KBSizes, *, object_identity: bool = False, smoothing: float | None = None
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    *,
+    object_identity: bool = False,
+    smoothing: float | None = None,
 ) -> KnowledgeBase:
     """The knowledge base with `support` and `body_pairs` counted from its facts.
 
@@ -119,12 +148,25 @@ def with_confidence(
     """
     counts: list[tuple[int, int]] = []
     leave_one_out = smoothing is not None
-    for part in iter_consequences(kb, sizes, leave_one_out=leave_one_out, object_identity=object_identity):
+    for part in iter_consequences(
+        kb,
+        sizes,
+        leave_one_out=leave_one_out,
+        object_identity=object_identity,
+    ):
         support = int((part.fact >= 0).sum())
         counts.append((support, len(part.fact)))
 
-    table = torch.tensor(counts, dtype=kb.support.dtype, device=kb.support.device).reshape(-1, 2)
-    return kb._replace(support=table[:, 0].contiguous(), body_pairs=table[:, 1] + (smoothing or 0.0))
+    table = torch.tensor(
+        counts,
+        dtype=kb.support.dtype,
+        device=kb.support.device,
+    )
+    table = table.reshape(-1, 2)  # also without rules
+    return kb._replace(
+        support=table[:, 0].contiguous(),
+        body_pairs=table[:, 1] + (smoothing or 0.0),
+    )
 
 
 def iter_derivations(
@@ -149,10 +191,16 @@ def iter_derivations(
     if max_height > 1:
         body_kb = _with_facts(kb, sizes, model.atoms[model.height < max_height])
 
-    _, atom_index = sort_and_index_atoms(atoms.long(), sizes.n_predicates, sizes.n_constants)
+    _, atom_index = sort_and_index_atoms(
+        atoms.long(), sizes.n_predicates, sizes.n_constants
+    )
     predicates = set(int_list(unique_values(atoms[:, 0])))
     head_predicates = int_list(kb.rules[:, 0, 0])
-    rule_ids = [i for i, predicate in enumerate(head_predicates) if predicate in predicates]
+    rule_ids = [
+        i
+        for i, predicate in enumerate(head_predicates)
+        if predicate in predicates
+    ]
     parts = iter_consequences(
         body_kb,
         sizes,
@@ -162,19 +210,30 @@ def iter_derivations(
     )
     for part in parts:
         row = find_atoms(atom_index, sizes, part.atoms.long())
-        yield Derivations(row[row >= 0], part.rule[row >= 0])
+        is_listed = row >= 0
+        yield Derivations(
+            atom_row=row[is_listed],
+            rule=part.rule[is_listed],
+        )
 
 
 def collect_derivations(
-    kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    max_height: int,
+    atoms: I32[Tensor, "L W"],
 ) -> Derivations:
     """The derivations by all rules in one table, with leave-one-out; arguments as for `iter_derivations`."""
     parts = iter_derivations(kb, sizes, model, max_height, atoms)
     none = torch.zeros(0, dtype=torch.int64, device=atoms.device)
-    return Derivations(*(torch.cat(columns) for columns in zip(Derivations(none, none), *parts)))
+    empty = Derivations(none, none)
+    return Derivations(*(torch.cat(columns) for columns in zip(empty, *parts)))
 
 
-def _with_facts(kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "N W"]) -> KnowledgeBase:
+def _with_facts(
+    kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "N W"]
+) -> KnowledgeBase:
     """A knowledge base of other facts and the same rules."""
     other, _ = build(
         facts.cpu().numpy(),
@@ -187,7 +246,11 @@ def _with_facts(kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "N W"]) ->
 
 
 def _find_facts(
-    predicate: int, columns: Columns, relations: dict[int, Relation], kb: KnowledgeBase, sizes: KBSizes
+    predicate: int,
+    columns: Columns,
+    relations: dict[int, Relation],
+    kb: KnowledgeBase,
+    sizes: KBSizes,
 ) -> I64[Tensor, "n"]:
     """The fact id of each atom of a predicate, given by its argument columns; -1 if it is not a fact."""
     if predicate not in relations:
@@ -204,14 +267,21 @@ def _derive_heads(
     device: torch.device,
 ) -> Columns:
     """The argument columns of a rule's heads, each head once."""
-    empty = tuple(torch.empty(0, dtype=torch.int64, device=device) for _ in rule.head[1:])
+    no_head = torch.empty(0, dtype=torch.int64, device=device)
+    no_heads = (no_head,) * (len(rule.head) - 1)
     if any(atom[0] not in relations for atom in rule.body):
-        return empty
-    query = body_query(rule, [relations[atom[0]] for atom in rule.body], sizes.n_constants, inequalities)
+        return no_heads
+    query = body_query(
+        rule,
+        [relations[atom[0]] for atom in rule.body],
+        sizes.n_constants,
+        inequalities,
+    )
     tables = list(joins.iter_answers(query))
     if not tables:
-        return empty
-    return head_columns(rule, joins.union(tables, query.constant_bits), device)
+        return no_heads
+    answers = joins.union(tables, query.constant_bits)
+    return head_columns(rule, answers, device)
 
 
 def _circular_heads(
@@ -230,13 +300,19 @@ def _circular_heads(
     for atom in same_predicate:
         unifier = most_general_unifier(rule.head, atom, n_constants)
         if unifier is not None:
-            parts.append(_derive_heads(substitute_rule(rule, unifier), relations, sizes, [], device))
+            instance = substitute_rule(rule, unifier)
+            parts.append(_derive_heads(instance, relations, sizes, [], device))
     suspects = _distinct_rows(parts, sizes, device)
     if not suspects[0].numel():
         return suspects
 
     # Join the suspects with the bodies in which no atom equals the head: what is left has a derivation without itself.
-    query = body_query(rule, [relations[atom[0]] for atom in rule.body], n_constants, inequalities)
+    query = body_query(
+        rule,
+        [relations[atom[0]] for atom in rule.body],
+        n_constants,
+        inequalities,
+    )
     is_suspect = make_literal(_relation(suspects), rule.head[1:], n_constants)
     differs_from_head = [(rule.head[1:], atom[1:]) for atom in same_predicate]
     query = replace(
@@ -244,8 +320,12 @@ def _circular_heads(
         literals=(is_suspect, *query.literals),
         inequalities=(*inequalities, *differs_from_head),
     )
-    derivable = [head_columns(rule, table, device) for table in joins.iter_answers(query)]
-    return _exclude_rows(suspects, _distinct_rows(derivable, sizes, device), sizes)
+    derivable = [
+        head_columns(rule, table, device) for table in joins.iter_answers(query)
+    ]
+    return _exclude_rows(
+        suspects, _distinct_rows(derivable, sizes, device), sizes
+    )
 
 
 def _relation(columns: Columns) -> Relation:
@@ -253,15 +333,21 @@ def _relation(columns: Columns) -> Relation:
     return Relation(columns, columns[0].numel())
 
 
-def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes, device: torch.device) -> Columns:
+def _distinct_rows(
+    parts: Sequence[Columns], sizes: KBSizes, device: torch.device
+) -> Columns:
     """The distinct rows of some tables of arguments, in lexicographic order."""
     arity = sizes.atom_width - 1
-    empty = (torch.empty(0, dtype=torch.int64, device=device),) * arity
-    columns = tuple(torch.cat(pieces) for pieces in zip(empty, *parts))
-    return row_index.unique_rows(columns, [sizes.n_constants.bit_length()] * arity)
+    empty = torch.empty(0, dtype=torch.int64, device=device)
+    no_rows = (empty,) * arity
+    columns = tuple(torch.cat(pieces) for pieces in zip(no_rows, *parts))
+    bits = sizes.n_constants.bit_length()
+    return row_index.unique_rows(columns, [bits] * arity)
 
 
-def _exclude_rows(columns: Columns, excluded: Columns, sizes: KBSizes) -> Columns:
+def _exclude_rows(
+    columns: Columns, excluded: Columns, sizes: KBSizes
+) -> Columns:
     """The rows that are not among the excluded ones, which are distinct and in lexicographic order."""
     _, is_excluded = find_rows(columns, _relation(excluded), sizes.n_constants)
     return tuple(column[~is_excluded] for column in columns)

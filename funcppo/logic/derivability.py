@@ -16,7 +16,13 @@ from funcppo.logic import consequences, row_index
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import ragged_arange
-from funcppo.logic.kb import KBSizes, KnowledgeBase, find_atoms, index_sorted_atoms
+from funcppo.logic.kb import (
+    AtomIndex,
+    KBSizes,
+    KnowledgeBase,
+    find_atoms,
+    index_sorted_atoms,
+)
 from funcppo.logic.resolve import Goals, Successors
 from funcppo.logic.typed_torch import int_list, run_lengths
 from funcppo.types import I32, I64, Bool
@@ -25,16 +31,21 @@ from funcppo.types import I32, I64, Bool
 class DerivabilityIndex(NamedTuple):
     """The atoms that T_P derives, and the rules that derive each. Without atoms, it excludes nothing."""
 
-    atom_index: tuple[Tensor, ...]  # index of the derivable atoms for `kb.find_atoms`
+    atom_index: AtomIndex  # index of the derivable atoms for `kb.find_atoms`
     height: I32[Tensor, "M"]  # smallest height of each atom
-    derivation_keys: I64[Tensor, "D"]  # row of the atom * R + id of a rule that derives it as a root; ascending
+    # row of the atom * R + id of a rule that derives it as a root; ascending
+    derivation_keys: I64[Tensor, "D"]
 
 
 # -- building
 
 
 def build_derivability_index(
-    kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, max_height: int, max_derivations: int
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    max_height: int,
+    max_derivations: int,
 ) -> DerivabilityIndex | None:
     """Index all atoms of a model for searches up to a height.
 
@@ -49,10 +60,17 @@ def build_derivability_index(
     Returns:
       The index; None if there are more than `max_derivations` pairs.
     """
+    parts = consequences.iter_derivations(
+        kb,
+        sizes,
+        model,
+        max_height,
+        model.atoms,
+        leave_one_out=max_height == 1,
+    )
     keys = [model.height[:0].to(torch.int64)]
     n_derivations = 0
-    leave_one_out = max_height == 1
-    for part in consequences.iter_derivations(kb, sizes, model, max_height, model.atoms, leave_one_out=leave_one_out):
+    for part in parts:
         keys.append(part.atom_row * sizes.n_rules + part.rule)
         n_derivations += len(part.atom_row)
         if n_derivations > max_derivations:
@@ -66,23 +84,32 @@ def build_derivability_index(
 
 
 def build_derivability_index_for_atoms(
-    kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atoms: I32[Tensor, "L W"]
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atoms: I32[Tensor, "L W"],
 ) -> DerivabilityIndex:
     """Index some atoms for searches to height 1; the atoms are distinct and in lexicographic order."""
     derivations = consequences.collect_derivations(kb, sizes, model, 1, atoms)
     keys = derivations.atom_row * sizes.n_rules + derivations.rule
     return DerivabilityIndex(
-        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        ),
         height=torch.zeros_like(atoms[:, 0]),
         derivation_keys=torch.sort(keys).values,
     )
 
 
-def empty_derivability_index(kb: KnowledgeBase, sizes: KBSizes) -> DerivabilityIndex:
+def empty_derivability_index(
+    kb: KnowledgeBase, sizes: KBSizes
+) -> DerivabilityIndex:
     """The index without atoms, with which `dead_end_mask` is false everywhere."""
     no_atoms = kb.facts[:0]
     return DerivabilityIndex(
-        atom_index=index_sorted_atoms(no_atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            no_atoms, sizes.n_predicates, sizes.n_constants
+        ),
         height=no_atoms[:, 0],
         derivation_keys=no_atoms[:, 0].to(torch.int64),
     )
@@ -92,7 +119,10 @@ def empty_derivability_index(kb: KnowledgeBase, sizes: KBSizes) -> DerivabilityI
 
 
 def iter_indexed_derivations(
-    derivability_index: DerivabilityIndex, sizes: KBSizes, atoms: I32[Tensor, "L W"], max_chunk_derivations: int
+    derivability_index: DerivabilityIndex,
+    sizes: KBSizes,
+    atoms: I32[Tensor, "L W"],
+    max_chunk_derivations: int,
 ) -> Iterator[Derivations]:
     """Yield the rules that derive each atom, in order of the atoms, some atoms at a time.
 
@@ -101,30 +131,45 @@ def iter_indexed_derivations(
       max_chunk_derivations: about how many derivations to yield at once: never more than these and those of one atom.
     """
     # The derivations of an atom are a span of the sorted keys.
-    row = find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
-    first_key = torch.where(row >= 0, row, len(derivability_index.height)) * sizes.n_rules
-    start = torch.searchsorted(derivability_index.derivation_keys, first_key)
-    stop = torch.searchsorted(derivability_index.derivation_keys, first_key + sizes.n_rules)
+    keys = derivability_index.derivation_keys
+    row = find_atoms(
+        derivability_index.atom_index, sizes, atoms.to(torch.int64)
+    )
+    row_after_last = len(derivability_index.height)
+    row = torch.where(row >= 0, row, row_after_last)  # whose span is empty
+    start = torch.searchsorted(keys, row * sizes.n_rules)
+    stop = torch.searchsorted(keys, row * sizes.n_rules + sizes.n_rules)
     count = stop - start
 
     # A chunk holds the atoms whose cumulative count lies in the same multiple of the limit.
-    n_atoms = run_lengths(count.cumsum(0) // max_chunk_derivations)
+    chunk_of_atom = count.cumsum(0) // max_chunk_derivations
     first_atom = 0
-    for n in int_list(n_atoms):
-        chunk = slice(first_atom, first_atom + n)
+    for n_atoms in int_list(run_lengths(chunk_of_atom)):
+        chunk = slice(first_atom, first_atom + n_atoms)
         for atom, position in ragged_arange(start[chunk], count[chunk]):
-            rule = derivability_index.derivation_keys[position] % sizes.n_rules
+            rule = keys[position] % sizes.n_rules
             yield Derivations(first_atom + atom, rule)
-        first_atom += n
+        first_atom += n_atoms
 
 
 def rule_derives(
-    derivability_index: DerivabilityIndex, sizes: KBSizes, root: I32[Tensor, "B W"], rule: I32[Tensor, "B S"]
+    derivability_index: DerivabilityIndex,
+    sizes: KBSizes,
+    root: I32[Tensor, "B W"],
+    rule: I32[Tensor, "B S"],
 ) -> Bool[Tensor, "B S"]:
     """Whether each rule derives the root of its row; false for a fact (-1)."""
-    row = find_atoms(derivability_index.atom_index, sizes, root.to(torch.int64))[:, None]
+    row = find_atoms(
+        derivability_index.atom_index,
+        sizes,
+        root.to(torch.int64),
+    )
+    row = row[:, None]
     key = row * sizes.n_rules + rule
-    _, is_derivation = row_index.binary_search(derivability_index.derivation_keys, key)
+    _, is_derivation = row_index.binary_search(
+        derivability_index.derivation_keys,
+        key,
+    )
     return (row >= 0) & (rule >= 0) & is_derivation
 
 
@@ -154,14 +199,23 @@ def dead_end_mask(
         return torch.zeros_like(successors.mask)
 
     # Rules for the root itself.
-    is_root = (goals.atoms[:, :1, 0] > 0) & (goals.height[:, :1] == 0)
+    leftmost_predicate = goals.atoms[:, :1, 0]
+    leftmost_height = goals.height[:, :1]
+    is_root = (leftmost_predicate > 0) & (leftmost_height == 0)
     is_rule = successors.rule >= 0
-    useless_rule = is_root & is_rule & ~rule_derives(derivability_index, sizes, root, successors.rule)
+    derives = rule_derives(derivability_index, sizes, root, successors.rule)
+    useless_rule = is_root & is_rule & ~derives
 
     # Ground goals: the goal's height and the height of its smallest proof must fit into max_height.
     atoms, height = successors.goals
-    row = find_atoms(derivability_index.atom_index, sizes, atoms.to(torch.int64))
-    is_provable = (row >= 0) & (derivability_index.height[row.clamp_min(0)] + height <= max_height)
-    is_ground = (atoms[..., 0] > 0) & (atoms[..., 1:] <= sizes.n_constants).all(-1)
+    row = find_atoms(
+        derivability_index.atom_index,
+        sizes,
+        atoms.to(torch.int64),
+    )
+    proof_height = derivability_index.height[row.clamp_min(0)]
+    is_provable = (row >= 0) & (proof_height + height <= max_height)
+    is_goal = atoms[..., 0] > 0
+    is_ground = is_goal & (atoms[..., 1:] <= sizes.n_constants).all(-1)
     unprovable_goal = (is_ground & ~is_provable).any(-1)
     return successors.mask & (useless_rule | unprovable_goal)

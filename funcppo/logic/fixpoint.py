@@ -26,8 +26,20 @@ from torch import Tensor
 
 from funcppo.logic import joins, row_index
 from funcppo.logic.joins import ConjunctiveQuery
-from funcppo.logic.kb import KBSizes, KnowledgeBase, find_atoms, index_sorted_atoms, sort_and_index_atoms
-from funcppo.logic.relations import Columns, Relation, find_rows, make_literal
+from funcppo.logic.kb import (
+    AtomIndex,
+    KBSizes,
+    KnowledgeBase,
+    find_atoms,
+    index_sorted_atoms,
+    sort_and_index_atoms,
+)
+from funcppo.logic.relations import (
+    Columns,
+    Relation,
+    find_rows,
+    make_literal,
+)
 from funcppo.logic.rules import (
     Atom,
     Rule,
@@ -37,10 +49,11 @@ from funcppo.logic.rules import (
     relations_by_predicate,
     rules_from_kb,
 )
-from funcppo.logic.typed_torch import atom_tuples, unique_rows
+from funcppo.logic.typed_torch import int_list, unique_rows
 from funcppo.types import I32, I64, Bool
 
-Relations = dict[int, Relation]  # by predicate; a predicate without atoms has no relation
+# by predicate; a predicate without atoms has no relation
+Relations = dict[int, Relation]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +61,21 @@ class LeastModel:
     """The atoms that T_P derives; a value of the host, never an argument of a compiled function."""
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
-    height: I32[Tensor, "n"]  # the first step that derives the atom, 0 for a fact
-    atom_index: tuple[Tensor, ...]  # index of `atoms` for `kb.find_atoms`
-    n_atoms_after_step: tuple[int, ...]  # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
-    complete: bool  # whether the evaluation reached the fixpoint or the height that was asked for
+    # the first step that derives the atom, 0 for a fact
+    height: I32[Tensor, "n"]
+    atom_index: AtomIndex  # index of `atoms` for `kb.find_atoms`
+    # number of atoms after step 0 (the facts), 1, 2, ..., all of them complete
+    n_atoms_after_step: tuple[int, ...]
+    # whether the evaluation reached the fixpoint or the height that was asked for
+    complete: bool
     reached_fixpoint: bool  # whether one more step would derive nothing
-    stop_reason: str  # one line that says why the model is not complete; empty if it is
+    # one line that says why the model is not complete; empty if it is
+    stop_reason: str
     seconds: float  # wall-clock time of the evaluation
-    predicates: frozenset[int]  # those evaluated; nothing is known of atoms of others
-    object_identity: bool  # whether different variables of a rule bind different constants
+    # those evaluated; nothing is known of atoms of others
+    predicates: frozenset[int]
+    # whether different variables of a rule bind different constants
+    object_identity: bool
     sizes: KBSizes  # of the knowledge base that the model was derived from
 
 
@@ -72,7 +91,8 @@ class Verdict(enum.IntEnum):
 
     REFUTED = 0  # absent from a complete model
     PROVED = 1  # in the model
-    UNKNOWN = 2  # absent, but the model is not complete or the query's predicate was not evaluated
+    # absent, but the model is not complete or the query's predicate was not evaluated
+    UNKNOWN = 2
 
 
 class MatchingAtoms(NamedTuple):
@@ -117,7 +137,13 @@ def least_model(
         if progress is not None:
             progress(state.step, state.counts[-1], time.perf_counter() - start)
         queries = _semi_naive_queries(rules, state, sizes, object_identity)
-        new = _derive_new_heads(queries, state.known, sizes, max_atoms - state.counts[-1], kb.facts.device)
+        new = _derive_new_heads(
+            queries,
+            state.known,
+            sizes,
+            max_atoms - state.counts[-1],
+            kb.facts.device,
+        )
         if new is None:
             stop_reason = _describe_stop(state, max_atoms)
         elif not new:
@@ -129,7 +155,9 @@ def least_model(
     return LeastModel(
         atoms=atoms,
         height=height,
-        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        ),
         n_atoms_after_step=state.counts,
         complete=not stop_reason,
         reached_fixpoint=reached_fixpoint,
@@ -141,7 +169,9 @@ def least_model(
     )
 
 
-def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]) -> Bool[Tensor, "n"]:
+def derived_in_next_step(
+    kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]
+) -> Bool[Tensor, "n"]:
     """Whether a rule derives each atom from the model: one more step of T_P, taken for these atoms alone.
 
     Each rule's body is joined with the given atoms, so no table grows beyond what they need.
@@ -160,34 +190,61 @@ def derived_in_next_step(kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor
     for rule in rules:
         if any(atom[0] not in known for atom in rule.body):
             continue
-        inequalities = object_identity_constraints(rule, n_constants) if model.object_identity else []
-        query = body_query(rule, [known[atom[0]] for atom in rule.body], n_constants, inequalities)
-        is_target = make_literal(targets[rule.head[0]], rule.head[1:], n_constants)
-        for table in joins.iter_answers(replace(query, literals=(is_target, *query.literals))):
+        inequalities = (
+            object_identity_constraints(rule, n_constants)
+            if model.object_identity
+            else []
+        )
+        query = body_query(
+            rule,
+            [known[atom[0]] for atom in rule.body],
+            n_constants,
+            inequalities,
+        )
+        predicate, *terms = rule.head
+        is_target = make_literal(targets[predicate], tuple(terms), n_constants)
+        for table in joins.iter_answers(
+            replace(query, literals=(is_target, *query.literals))
+        ):
             columns = head_columns(rule, table, atoms.device)
-            predicate = torch.full_like(columns[0], rule.head[0])
-            derived.append(torch.stack([predicate, *columns], dim=1))
+            predicate_column = torch.full_like(columns[0], predicate)
+            derived.append(torch.stack([predicate_column, *columns], dim=1))
 
-    _, derived_index = sort_and_index_atoms(torch.cat(derived), model.sizes.n_predicates, n_constants)
+    _, derived_index = sort_and_index_atoms(
+        torch.cat(derived),
+        model.sizes.n_predicates,
+        n_constants,
+    )
     return find_atoms(derived_index, model.sizes, atoms) >= 0
 
 
 # -- reading a model
 
 
-def atom_height(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def atom_height(
+    model: LeastModel, atoms: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
     """The height of each atom, -1 for one that is not in the model."""
     row = find_atoms(model.atom_index, model.sizes, atoms)
     if not len(model.height):
         return row
-    return torch.where(row >= 0, model.height[row.clamp_min(0)].to(torch.int64), -1)
+    height = model.height[row.clamp_min(0)]
+    return torch.where(row >= 0, height.to(torch.int64), -1)
 
 
-def verdict(model: LeastModel, atoms: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def verdict(
+    model: LeastModel, atoms: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
     """The `Verdict` on each ground atom, within the height that the model was asked for."""
-    is_covered = torch.isin(atoms[..., 0], torch.tensor(sorted(model.predicates), device=atoms.device))
-    if_absent = torch.where(is_covered & model.complete, int(Verdict.REFUTED), int(Verdict.UNKNOWN))
-    return torch.where(atom_height(model, atoms) >= 0, int(Verdict.PROVED), if_absent)
+    predicates = torch.tensor(sorted(model.predicates), device=atoms.device)
+    is_covered = torch.isin(atoms[..., 0], predicates)
+    if_absent = torch.where(
+        is_covered & model.complete,
+        int(Verdict.REFUTED),
+        int(Verdict.UNKNOWN),
+    )
+    is_present = atom_height(model, atoms) >= 0
+    return torch.where(is_present, int(Verdict.PROVED), if_absent)
 
 
 def matching_atoms(model: LeastModel, atom: Atom) -> MatchingAtoms:
@@ -206,7 +263,8 @@ def matching_atoms(model: LeastModel, atom: Atom) -> MatchingAtoms:
     # Atoms are sorted: those that agree with the leading constants lie together.
     n_leading = len(atom)
     for position, term in enumerate(atom):
-        if position and term > n_constants:  # position 0 is the predicate, whose id may be that of a variable
+        # position 0 is the predicate, whose id may be that of a variable
+        if position and term > n_constants:
             n_leading = position
             break
     start, stop = _find_prefix(model.atoms, atom[:n_leading])
@@ -233,10 +291,13 @@ def _find_prefix(atoms: I32[Tensor, "n W"], prefix: Atom) -> tuple[int, int]:
     """Where the rows that begin with a prefix start and stop, in a table in lexicographic order."""
 
     def row_prefix(row: int) -> Atom:
-        return atom_tuples(atoms[row : row + 1, : len(prefix)])[0]
+        leading = atoms[row, : len(prefix)]
+        return tuple(int_list(leading))
 
     rows = range(len(atoms))
-    return bisect_left(rows, prefix, key=row_prefix), bisect_right(rows, prefix, key=row_prefix)
+    start = bisect_left(rows, prefix, key=row_prefix)
+    stop = bisect_right(rows, prefix, key=row_prefix)
+    return start, stop
 
 
 # -- rules
@@ -266,11 +327,13 @@ def _relevant_rules(
 ) -> tuple[frozenset[int], _RuleSet]:
     """The given predicates with those that their rules depend on, and the rules that derive them."""
     if predicates is None:
-        return frozenset(range(1, sizes.n_predicates + 1)), _RuleSet(rules)
+        all_predicates = range(1, sizes.n_predicates + 1)
+        return frozenset(all_predicates), _RuleSet(rules)
 
     dependencies: dict[int, set[int]] = {}
     for rule in rules:
-        dependencies.setdefault(rule.head[0], set()).update(atom[0] for atom in rule.body)
+        body_predicates = {atom[0] for atom in rule.body}
+        dependencies.setdefault(rule.head[0], set()).update(body_predicates)
 
     covered = set(predicates)
     pending = list(predicates)
@@ -278,7 +341,8 @@ def _relevant_rules(
         added = dependencies.get(pending.pop(), set()) - covered
         covered |= added
         pending += added
-    return frozenset(covered), _RuleSet([rule for rule in rules if rule.head[0] in covered])
+    relevant = [rule for rule in rules if rule.head[0] in covered]
+    return frozenset(covered), _RuleSet(relevant)
 
 
 # -- one semi-naive step
@@ -322,7 +386,9 @@ def _advance(state: _State, new: Relations, sizes: KBSizes) -> _State:
 
 def _describe_stop(state: _State, max_atoms: int) -> str:
     """Why the evaluation stops when the next step has too many atoms."""
-    return f"stopped at {state.counts[-1]} atoms: step {state.step + 1} exceeds max_atoms {max_atoms}, unknown beyond"
+    n_atoms = state.counts[-1]
+    next_step = state.step + 1
+    return f"stopped at {n_atoms} atoms: step {next_step} exceeds max_atoms {max_atoms}, unknown beyond"
 
 
 def _semi_naive_queries(
@@ -335,17 +401,33 @@ def _semi_naive_queries(
     """
     active = rules.with_body_in(state.delta) if state.previous else rules.all
     for rule in active:
-        inequalities = object_identity_constraints(rule, sizes.n_constants) if object_identity else []
+        inequalities = (
+            object_identity_constraints(rule, sizes.n_constants)
+            if object_identity
+            else []
+        )
         predicates = [atom[0] for atom in rule.body]
-        if not predicates and not state.previous:  # a rule without a body fires in the first step
-            yield rule, body_query(rule, [], sizes.n_constants, inequalities)
+        # a rule without a body fires in the first step
+        if not predicates and not state.previous:
+            query = body_query(rule, [], sizes.n_constants, inequalities)
+            yield rule, query
 
         for i in range(len(predicates)):
-            sources = [state.previous] * i + [state.delta] + [state.known] * (len(predicates) - i - 1)
-            relations = [source.get(predicate) for predicate, source in zip(predicates, sources)]
-            present = [relation for relation in relations if relation is not None]
-            if len(present) == len(relations):
-                yield rule, body_query(rule, present, sizes.n_constants, inequalities)
+            n_right = len(predicates) - i - 1
+            sources = [
+                *[state.previous] * i,
+                state.delta,
+                *[state.known] * n_right,
+            ]
+            present: list[Relation] = []
+            for predicate, source in zip(predicates, sources):
+                if predicate in source:
+                    present.append(source[predicate])
+            if len(present) == len(predicates):
+                query = body_query(
+                    rule, present, sizes.n_constants, inequalities
+                )
+                yield rule, query
 
 
 def _derive_new_heads(
@@ -361,27 +443,45 @@ def _derive_new_heads(
     for rule, query in queries:
         predicate = rule.head[0]
         for table in joins.iter_answers(query):
-            heads = _exclude_known(head_columns(rule, table, device), known.get(predicate), sizes)
+            heads = head_columns(rule, table, device)
+            heads = _exclude_known(heads, known.get(predicate), sizes)
             pending.setdefault(predicate, []).append(heads)
 
             # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
             n_distinct = _n_rows([new[predicate]]) if predicate in new else 0
-            if _n_rows(pending[predicate]) > max(joins.MAX_CHUNK_ROWS, n_distinct):
-                new[predicate] = _merge_pending(new.get(predicate), pending.pop(predicate), sizes)
+            if _n_rows(pending[predicate]) > max(
+                joins.MAX_CHUNK_ROWS, n_distinct
+            ):
+                parts = pending.pop(predicate)
+                new[predicate] = _merge_pending(
+                    new.get(predicate), parts, sizes
+                )
                 if _n_rows(new.values()) > max_new:
                     return None
-            if not query.output_variables:  # the head has no variables: one answer gives it
+            # the head has no variables: one answer gives it
+            if not query.output_variables:
                 break
 
     for predicate, parts in pending.items():
         new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
     if _n_rows(new.values()) > max_new:
         return None
-    relations = {predicate: Relation(columns, _n_rows([columns])) for predicate, columns in sorted(new.items())}
-    return {predicate: relation for predicate, relation in relations.items() if relation.size}
+    return _nonempty_relations(new)
 
 
-def _exclude_known(columns: Columns, known: Relation | None, sizes: KBSizes) -> Columns:
+def _nonempty_relations(tables: dict[int, Columns]) -> Relations:
+    """The relations of tables that have rows, by ascending predicate."""
+    relations: Relations = {}
+    for predicate, columns in sorted(tables.items()):
+        n_rows = _n_rows([columns])
+        if n_rows:
+            relations[predicate] = Relation(columns, n_rows)
+    return relations
+
+
+def _exclude_known(
+    columns: Columns, known: Relation | None, sizes: KBSizes
+) -> Columns:
     """The rows that a relation does not hold."""
     if known is None:
         return columns
@@ -389,22 +489,28 @@ def _exclude_known(columns: Columns, known: Relation | None, sizes: KBSizes) -> 
     return tuple(column[~is_known] for column in columns)
 
 
-def _merge_pending(distinct: Columns | None, parts: Sequence[Columns], sizes: KBSizes) -> Columns:
+def _merge_pending(
+    distinct: Columns | None, parts: Sequence[Columns], sizes: KBSizes
+) -> Columns:
     """The distinct rows of some tables and of one that is distinct already."""
-    return _distinct_rows(parts if distinct is None else [*parts, distinct], sizes)
+    return _distinct_rows(
+        parts if distinct is None else [*parts, distinct], sizes
+    )
 
 
 def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
     """The distinct rows of some tables of arguments, in lexicographic order."""
     columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
-    return row_index.unique_rows(columns, [sizes.n_constants.bit_length()] * len(columns))
+    bits = sizes.n_constants.bit_length()
+    return row_index.unique_rows(columns, [bits] * len(columns))
 
 
 def _union(known: Relation | None, new: Relation, sizes: KBSizes) -> Relation:
     """The union of two disjoint relations."""
     if known is None:
         return new
-    return Relation(_distinct_rows([known.columns, new.columns], sizes), known.size + new.size)
+    columns = _distinct_rows([known.columns, new.columns], sizes)
+    return Relation(columns, known.size + new.size)
 
 
 def _n_rows(tables: Collection[Columns]) -> int:
@@ -427,18 +533,24 @@ class _AtomTable(NamedTuple):
     height: Tensor
 
 
-def _assemble_atoms(state: _State, sizes: KBSizes, device: torch.device) -> _AtomTable:
+def _assemble_atoms(
+    state: _State, sizes: KBSizes, device: torch.device
+) -> _AtomTable:
     """All atoms in lexicographic order, with the step that added each."""
     added: dict[int, list[tuple[int, Relation]]] = {}
     for step, delta in enumerate(state.deltas[1:], 1):
         for predicate, relation in delta.items():
             added.setdefault(predicate, []).append((step, relation))
 
-    tables = [torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)]
+    tables = [
+        torch.empty((0, sizes.atom_width), dtype=torch.int32, device=device)
+    ]
     heights = [torch.empty(0, dtype=torch.int32, device=device)]
     for predicate, relation in sorted(state.known.items()):
-        columns = (torch.full_like(relation.columns[0], predicate), *relation.columns)
-        tables.append(torch.stack([column.to(torch.int32) for column in columns], dim=1))
+        predicate_column = torch.full_like(relation.columns[0], predicate)
+        columns = (predicate_column, *relation.columns)
+        atom_columns = [column.to(torch.int32) for column in columns]
+        tables.append(torch.stack(atom_columns, dim=1))
 
         height = torch.zeros(relation.size, dtype=torch.int32, device=device)
         for step, new in added.get(predicate, []):

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MIN_HUGE_PAGE_BYTES = 1 << 25  # bytes; smaller tables are within reach of the processor's caches
+# bytes; smaller tables are within reach of the processor's caches
+MIN_HUGE_PAGE_BYTES = 1 << 25
 
 
 def on_huge_pages(table: Tensor) -> Tensor:
@@ -17,11 +18,15 @@ def on_huge_pages(table: Tensor) -> Tensor:
     Returns:
       The copy; the tensor itself if it is small or on another device, or if there are no huge pages.
     """
-    is_large = table.device.type == "cpu" and table.nbytes >= MIN_HUGE_PAGE_BYTES
+    is_large = (
+        table.device.type == "cpu" and table.nbytes >= MIN_HUGE_PAGE_BYTES
+    )
     if not is_large or not hasattr(mmap, "MADV_HUGEPAGE"):
         return table
     try:
-        memory = mmap.mmap(-1, table.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(
+            -1, table.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:  # a kernel without huge pages, or no memory for a copy
         return table

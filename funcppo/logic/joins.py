@@ -18,11 +18,21 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import row_index
-from funcppo.logic.relations import UNIT_TABLE, IndexedView, Literal, Table, distinct, indexed_view, select_rows
+from funcppo.logic.relations import (
+    UNIT_TABLE,
+    IndexedView,
+    Literal,
+    Table,
+    distinct,
+    indexed_view,
+    select_rows,
+)
 
-MAX_CHUNK_ROWS = 1 << 20  # rows of an intermediate result held at once, 8 bytes a row and column
+# rows of an intermediate result held at once, 8 bytes a row and column
+MAX_CHUNK_ROWS = 1 << 20
 
-Inequality = tuple[tuple[int, ...], tuple[int, ...]]  # two tuples of terms that must differ in some position
+# two tuples of terms that must differ in some position
+Inequality = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +40,11 @@ class JoinStep:
     """The literal to join next: for each row of a table, the rows of the literal's view that agree with it."""
 
     literal: Literal
-    new_variables: tuple[int, ...]  # the variables that it adds, the last columns of the view
+    # the variables that it adds, the last columns of the view
+    new_variables: tuple[int, ...]
     view: IndexedView
-    start: Tensor  # the first agreeing row of the view, for each row of the table
+    # the first agreeing row of the view, for each row of the table
+    start: Tensor
     count: Tensor  # the number of agreeing rows
 
 
@@ -52,9 +64,13 @@ class ConjunctiveQuery:
 
     def variables_in(self, *terms: Sequence[int]) -> set[int]:
         """The variables among the terms."""
-        return {term for part in terms for term in part if term > self.n_constants}
+        return {
+            term for part in terms for term in part if term > self.n_constants
+        }
 
-    def needed_variables(self, literals: Iterable[Literal], inequalities: Iterable[Inequality]) -> set[int]:
+    def needed_variables(
+        self, literals: Iterable[Literal], inequalities: Iterable[Inequality]
+    ) -> set[int]:
         """The variables that the output, these literals or these inequalities need."""
         needed = set(self.output_variables)
         for literal in literals:
@@ -83,48 +99,75 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
         yield from _extend(UNIT_TABLE, query)
         return
 
-    # Inequalities between groups are checked on the product.
+    # A group without output variables is a condition: it needs one answer.
+    crossing = _crossing_inequalities(query, groups)
+    subqueries = [_subquery(query, group, crossing) for group in groups]
+    for subquery in subqueries:
+        if (
+            not subquery.output_variables
+            and next(_extend(UNIT_TABLE, subquery), None) is None
+        ):
+            return
+    subqueries = [
+        subquery for subquery in subqueries if subquery.output_variables
+    ]
+
+    # All groups but the last are held whole; the last is streamed.
+    answers = [
+        list(_extend(UNIT_TABLE, subquery)) for subquery in subqueries[:-1]
+    ]
+    if not all(answers):
+        return
+    tables = [union(chunks, query.constant_bits) for chunks in answers]
+    for chunk in (
+        _extend(UNIT_TABLE, subqueries[-1]) if subqueries else [UNIT_TABLE]
+    ):
+        for product in _multiply(tables, chunk):
+            answer = project(
+                _filter(product, crossing, query), query.output_variables, query
+            )
+            if answer.size:
+                yield answer
+
+
+def _crossing_inequalities(
+    query: ConjunctiveQuery, groups: list[list[Literal]]
+) -> list[Inequality]:
+    """The inequalities between variables of different groups, which the product has to satisfy."""
     group_variables = [_variables_of(group) for group in groups]
     crossing: list[Inequality] = []
     for inequality in query.inequalities:
         variables = query.variables_in(*inequality)
         if not any(variables <= inside for inside in group_variables):
             crossing.append(inequality)
-
-    # A group without output variables is a condition: it needs one answer.
-    subqueries = [_subquery(query, group, crossing) for group in groups]
-    for subquery in subqueries:
-        if not subquery.output_variables and next(_extend(UNIT_TABLE, subquery), None) is None:
-            return
-    subqueries = [subquery for subquery in subqueries if subquery.output_variables]
-
-    # All groups but the last are held whole; the last is streamed.
-    answers = [list(_extend(UNIT_TABLE, subquery)) for subquery in subqueries[:-1]]
-    if not all(answers):
-        return
-    tables = [union(chunks, query.constant_bits) for chunks in answers]
-    for chunk in _extend(UNIT_TABLE, subqueries[-1]) if subqueries else [UNIT_TABLE]:
-        for product in _multiply(tables, chunk):
-            answer = project(_filter(product, crossing, query), query.output_variables, query)
-            if answer.size:
-                yield answer
+    return crossing
 
 
 def union(tables: list[Table], bits: int) -> Table:
     """The distinct rows of tables over the same variables; a single table is returned as it is."""
     if len(tables) == 1:
         return tables[0]
-    columns = tuple(torch.cat(parts) for parts in zip(*(table.columns for table in tables)))
-    return distinct(Table(tables[0].variables, columns, sum(table.size for table in tables)), bits)
+    columns = tuple(
+        torch.cat(parts) for parts in zip(*(table.columns for table in tables))
+    )
+    return distinct(
+        Table(
+            tables[0].variables, columns, sum(table.size for table in tables)
+        ),
+        bits,
+    )
 
 
-def project(table: Table, variables: tuple[int, ...], query: ConjunctiveQuery) -> Table:
+def project(
+    table: Table, variables: tuple[int, ...], query: ConjunctiveQuery
+) -> Table:
     """The table over some of its variables, each row once."""
     if variables == table.variables:
         return table
     columns = tuple(table.columns[table.variables.index(v)] for v in variables)
     projected = Table(variables, columns, table.size)
-    if len(variables) == len(table.variables):  # a permutation of columns keeps rows distinct
+    # a permutation of columns keeps rows distinct
+    if len(variables) == len(table.variables):
         return projected
     return distinct(projected, query.constant_bits)
 
@@ -133,9 +176,16 @@ def _connected_components(query: ConjunctiveQuery) -> list[list[Literal]]:
     """The literals grouped by shared variables."""
     groups: list[list[Literal]] = []
     for literal in query.literals:
-        linked = [group for group in groups if _variables_of(group) & literal.variables]
+        linked = [
+            group
+            for group in groups
+            if _variables_of(group) & literal.variables
+        ]
         merged = [other for group in linked for other in group]
-        groups = [*(group for group in groups if group not in linked), [*merged, literal]]
+        groups = [
+            *(group for group in groups if group not in linked),
+            [*merged, literal],
+        ]
     return groups
 
 
@@ -144,15 +194,22 @@ def _variables_of(literals: Sequence[Literal]) -> set[int]:
     return {variable for literal in literals for variable in literal.variables}
 
 
-def _subquery(query: ConjunctiveQuery, literals: list[Literal], crossing: list[Inequality]) -> ConjunctiveQuery:
+def _subquery(
+    query: ConjunctiveQuery, literals: list[Literal], crossing: list[Inequality]
+) -> ConjunctiveQuery:
     """The query that one group of literals answers by itself."""
     variables = _variables_of(literals)
     output = query.needed_variables((), crossing) & variables
     inside: list[Inequality] = []
     for inequality in query.inequalities:
-        if inequality not in crossing and query.variables_in(*inequality) <= variables:
+        if (
+            inequality not in crossing
+            and query.variables_in(*inequality) <= variables
+        ):
             inside.append(inequality)
-    return ConjunctiveQuery(tuple(literals), tuple(sorted(output)), tuple(inside), query.n_constants)
+    return ConjunctiveQuery(
+        tuple(literals), tuple(sorted(output)), tuple(inside), query.n_constants
+    )
 
 
 def _multiply(tables: list[Table], chunk: Table) -> Iterator[Table]:
@@ -162,10 +219,15 @@ def _multiply(tables: list[Table], chunk: Table) -> Iterator[Table]:
         return
     other = tables[0]
     start = torch.zeros_like(chunk.columns[0])
-    for row, position in ragged_arange(start, torch.full_like(start, other.size)):
+    for row, position in ragged_arange(
+        start, torch.full_like(start, other.size)
+    ):
         left = tuple(column[row] for column in chunk.columns)
         right = tuple(column[position] for column in other.columns)
-        yield from _multiply(tables[1:], Table(chunk.variables + other.variables, left + right, row.numel()))
+        yield from _multiply(
+            tables[1:],
+            Table(chunk.variables + other.variables, left + right, row.numel()),
+        )
 
 
 def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
@@ -176,7 +238,9 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
         yield project(table, query.output_variables, query)
         return
     step = _choose_step(table, query)
-    remaining = tuple(other for other in query.literals if other is not step.literal)
+    remaining = tuple(
+        other for other in query.literals if other is not step.literal
+    )
 
     # Check an inequality as soon as all its variables are bound.
     bound = step.literal.variables.union(table.variables)
@@ -185,13 +249,17 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
 
     # Keep only the variables that something still needs.
     needed = query.needed_variables(remaining, later)
-    kept_variables = tuple(v for v in table.variables + step.new_variables if v in needed)
+    kept_variables = tuple(
+        v for v in table.variables + step.new_variables if v in needed
+    )
     rest = replace(query, literals=remaining, inequalities=later)
 
     # Merge chunks until they are large enough to be worth a recursion of their own.
     chunks: list[Table] = []
     for joined in _join(table, step):
-        chunks.append(project(_filter(joined, now, query), kept_variables, query))
+        chunks.append(
+            project(_filter(joined, now, query), kept_variables, query)
+        )
         if sum(chunk.size for chunk in chunks) > MAX_CHUNK_ROWS:
             yield from _extend(union(chunks, query.constant_bits), rest)
             chunks = []
@@ -202,22 +270,34 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
 def _choose_step(table: Table, query: ConjunctiveQuery) -> JoinStep:
     """The literal to join now: of those that share a variable, the one with the fewest resulting rows."""
     if not table.variables:
-        smallest = min(query.literals, key=lambda literal: literal.relation.size)
+        smallest = min(
+            query.literals, key=lambda literal: literal.relation.size
+        )
         return _make_step(table, smallest, query)
     steps = [
-        _make_step(table, literal, query) for literal in query.literals if literal.variables & set(table.variables)
+        _make_step(table, literal, query)
+        for literal in query.literals
+        if literal.variables & set(table.variables)
     ]
     if len(steps) == 1:  # spares a device synchronisation
         return steps[0]
     return min(steps, key=lambda step: int(step.count.sum()))
 
 
-def _make_step(table: Table, literal: Literal, query: ConjunctiveQuery) -> JoinStep:
+def _make_step(
+    table: Table, literal: Literal, query: ConjunctiveQuery
+) -> JoinStep:
     """Find the rows of a literal's view that agree with each row of a table."""
     others = [other for other in query.literals if other is not literal]
-    useful = literal.variables & query.needed_variables(others, query.inequalities)
+    useful = literal.variables & query.needed_variables(
+        others, query.inequalities
+    )
     shared = tuple(v for v in table.variables if v in literal.variables)
-    new = tuple(v for v in dict.fromkeys(literal.terms) if v in useful and v not in shared)
+    new = tuple(
+        v
+        for v in dict.fromkeys(literal.terms)
+        if v in useful and v not in shared
+    )
     view = indexed_view(literal, shared + new, len(shared), query.n_constants)
     if not shared:
         return JoinStep(literal, new, view, view.keys, view.keys)
@@ -228,7 +308,9 @@ def _make_step(table: Table, literal: Literal, query: ConjunctiveQuery) -> JoinS
         stop = view.row_offsets.index_select(0, columns[0] + 1)
         return JoinStep(literal, new, view, start, stop - start)
 
-    key, found = row_index.encode_with_prefixes(view.key_prefixes, columns, [query.constant_bits] * len(shared))
+    key, found = row_index.encode_with_prefixes(
+        view.key_prefixes, columns, [query.constant_bits] * len(shared)
+    )
     start = torch.searchsorted(view.keys, key)
     count = torch.searchsorted(view.keys, key, right=True) - start
     return JoinStep(literal, new, view, start, torch.where(found, count, 0))
@@ -245,8 +327,12 @@ def _join(table: Table, step: JoinStep) -> Iterator[Table]:
     new_columns = step.view.columns[-len(step.new_variables) :]
     for row, position in ragged_arange(step.start, step.count):
         left = tuple(column.index_select(0, row) for column in table.columns)
-        right = tuple(column.index_select(0, position) for column in new_columns)
-        yield Table(table.variables + step.new_variables, left + right, row.numel())
+        right = tuple(
+            column.index_select(0, position) for column in new_columns
+        )
+        yield Table(
+            table.variables + step.new_variables, left + right, row.numel()
+        )
 
 
 def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
@@ -257,18 +343,32 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
     shift = start - end + count  # from the number of a pair to its position
     for first in range(0, total, MAX_CHUNK_ROWS):
         last = min(first + MAX_CHUNK_ROWS, total)
-        in_chunk = count if total <= MAX_CHUNK_ROWS else end.clamp(first, last) - begin.clamp(first, last)
+        in_chunk = (
+            count
+            if total <= MAX_CHUNK_ROWS
+            else end.clamp(first, last) - begin.clamp(first, last)
+        )
         row = torch.repeat_interleave(in_chunk, output_size=last - first)
         number = torch.arange(first, last, device=start.device)
         yield RowPairs(row, number + shift.index_select(0, row))
 
 
-def _filter(table: Table, inequalities: Sequence[Inequality], query: ConjunctiveQuery) -> Table:
+def _filter(
+    table: Table, inequalities: Sequence[Inequality], query: ConjunctiveQuery
+) -> Table:
     """The rows that differ in some position of each pair; rows stay distinct."""
     for left, right in inequalities:
         column = dict(zip(table.variables, table.columns))
-        differs = [column.get(a, a) != column.get(b, b) for a, b in zip(left, right) if a != b]
-        if any(is_different is True for is_different in differs):  # two constants: always satisfied
+        differs = [
+            column.get(a, a) != column.get(b, b)
+            for a, b in zip(left, right)
+            if a != b
+        ]
+        # two constants: always satisfied
+        if any(is_different is True for is_different in differs):
             continue
-        table = select_rows(table, torch.stack([torch.as_tensor(mask) for mask in differs]).any(0))
+        table = select_rows(
+            table,
+            torch.stack([torch.as_tensor(mask) for mask in differs]).any(0),
+        )
     return table

@@ -26,7 +26,8 @@ from funcppo.logic.row_index import HashTable, Lookup
 from funcppo.types import F32, I32, I64, Bool
 
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
-BindingPattern = tuple[int, tuple[bool, ...]]  # a predicate, and which of its arguments are bound
+# a predicate, and which of its arguments are bound
+BindingPattern = tuple[int, tuple[bool, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +47,21 @@ class KnowledgeBase(NamedTuple):
     """Facts, rules and their indices; every leaf is fixed while a policy is trained."""
 
     facts: I32[Tensor, "N W"]  # distinct, in lexicographic order
-    key_prefixes: tuple[Tensor, ...]  # prefix tables of the atoms' keys, see `row_index`; none unless atoms are wide
+    # prefix tables of the atoms' keys, see `row_index`; none unless atoms are wide
+    key_prefixes: tuple[Tensor, ...]
     fact_index: HashTable  # the key of each fact -> its id
-    argument_index: HashTable  # (argument position, predicate, argument) -> span of its facts in argument_postings
-    argument_postings: I32[Tensor, "JN1"]  # fact ids, ascending within a span; one 0 at the end
-    fact_offsets: I32[Tensor, "P2"]  # facts of predicate p: rows fact_offsets[p] to fact_offsets[p + 1]
-    rules: I32[Tensor, "R M W"]  # head first, then the body; missing atoms are 0
-    rule_offsets: I64[Tensor, "P1"]  # rules of predicate p: rule_offsets[p] to rule_offsets[p + 1] of the next field
-    rule_ids_by_predicate: I64[Tensor, "R"]  # rule ids grouped by head predicate, in file order
+    # (argument position, predicate, argument) -> span of its facts in argument_postings
+    argument_index: HashTable
+    # fact ids, ascending within a span; one 0 at the end
+    argument_postings: I32[Tensor, "JN1"]
+    # facts of predicate p: rows fact_offsets[p] to fact_offsets[p + 1]
+    fact_offsets: I32[Tensor, "P2"]
+    # head first, then the body; missing atoms are 0
+    rules: I32[Tensor, "R M W"]
+    # rules of predicate p: rule_offsets[p] to rule_offsets[p + 1] of the next field
+    rule_offsets: I64[Tensor, "P1"]
+    # rule ids grouped by head predicate, in file order
+    rule_ids_by_predicate: I64[Tensor, "R"]
     support: F32[Tensor, "R"]  # number of known atoms that the rule derives
     body_pairs: F32[Tensor, "R"]  # number of atoms that the rule derives
 
@@ -68,7 +76,8 @@ class AtomIndex(NamedTuple):
 class IndexedAtoms(NamedTuple):
     """The distinct atoms of a table."""
 
-    rows: I64[Tensor, "n"]  # their rows in the table, in lexicographic order of the atoms
+    # their rows in the table, in lexicographic order of the atoms
+    rows: I64[Tensor, "n"]
     atom_index: AtomIndex
 
 
@@ -77,7 +86,8 @@ class FactLookup(NamedTuple):
 
     fact_id: I64[Tensor, "... F"]  # ascending
     mask: Bool[Tensor, "... F"]  # which slots are filled
-    n_facts: I64[Tensor, "..."]  # number of matching facts; more than F do not fit
+    # number of matching facts; more than F do not fit
+    n_facts: I64[Tensor, "..."]
 
 
 class RuleLookup(NamedTuple):
@@ -115,14 +125,20 @@ def build(
     _validate(facts, rules, n_constants, n_predicates)
 
     # Facts, sorted and distinct, with their indices.
-    table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
+    table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(
+        device
+    )
     table = table[sort_and_index_atoms(table, n_predicates, n_constants).rows]
     fact_tables = _index_facts(table, n_predicates, n_constants)
 
     # Rules, grouped by head predicate.
-    heads = torch.from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(device)
+    heads = torch.from_numpy(
+        np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)
+    ).to(device)
     rule_order = torch.argsort(heads, stable=True)
-    rule_offsets = torch.searchsorted(heads[rule_order], torch.arange(n_predicates + 2, device=device))
+    rule_offsets = torch.searchsorted(
+        heads[rule_order], torch.arange(n_predicates + 2, device=device)
+    )
     zeros = torch.zeros(len(rules), device=device)
 
     kb = KnowledgeBase(
@@ -132,7 +148,9 @@ def build(
         argument_index=fact_tables.argument_index,
         argument_postings=fact_tables.argument_postings,
         fact_offsets=fact_tables.fact_offsets,
-        rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(device),
+        rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(
+            device
+        ),
         rule_offsets=rule_offsets,
         rule_ids_by_predicate=rule_order,
         support=zeros,
@@ -145,24 +163,34 @@ def build(
         n_facts=table.shape[0],
         n_rules=len(rules),
         max_rule_atoms=rules.shape[1],
-        max_rules_per_predicate=int((rule_offsets[1:] - rule_offsets[:-1]).max()) if len(rules) else 0,
+        max_rules_per_predicate=int(
+            (rule_offsets[1:] - rule_offsets[:-1]).max()
+        )
+        if len(rules)
+        else 0,
     )
     return kb, sizes
 
 
-def contains(kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]) -> Bool[Tensor, "..."]:
+def contains(
+    kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
+) -> Bool[Tensor, "..."]:
     """Whether each atom is a fact."""
     return fact_id(kb, sizes, atom) >= 0
 
 
-def fact_id(kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def fact_id(
+    kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
     """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
     key, is_valid = encode_atoms(kb.key_prefixes, sizes, atom)
     row, found = row_index.hash_lookup(kb.fact_index, key)
     return torch.where(is_valid & found, row, -1)
 
 
-def encode_atoms(key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor) -> Lookup:
+def encode_atoms(
+    key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor
+) -> Lookup:
     """The key of each atom.
 
     Returns:
@@ -170,7 +198,9 @@ def encode_atoms(key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor)
       found: whether the atom has one: it is ground, its ids are in range, and the prefix tables hold it.
     """
     is_valid = atom[..., 0] > 0
-    largest_ids = [sizes.n_predicates] + [sizes.n_constants] * (sizes.atom_width - 1)
+    largest_ids = [sizes.n_predicates] + [sizes.n_constants] * (
+        sizes.atom_width - 1
+    )
     columns: list[Tensor] = []
     for column, largest in zip(atom.unbind(-1), largest_ids):
         is_valid = is_valid & (column <= largest)
@@ -181,14 +211,18 @@ def encode_atoms(key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor)
     return Lookup(key, is_valid & found)
 
 
-def find_atoms(atom_index: AtomIndex, sizes: KBSizes, atom: I64[Tensor, "... W"]) -> I64[Tensor, "..."]:
+def find_atoms(
+    atom_index: AtomIndex, sizes: KBSizes, atom: I64[Tensor, "... W"]
+) -> I64[Tensor, "..."]:
     """The row of each atom in the table that was indexed, -1 where it is not there."""
     key, is_valid = encode_atoms(atom_index.key_prefixes, sizes, atom)
     row, found = row_index.binary_search(atom_index.keys, key)
     return torch.where(is_valid & found, row, -1)
 
 
-def sort_and_index_atoms(table: I64[Tensor, "N W"], n_predicates: int, n_constants: int) -> IndexedAtoms:
+def sort_and_index_atoms(
+    table: I64[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> IndexedAtoms:
     """Sort the atoms of a table, drop duplicates and index them for `find_atoms`.
 
     Returns:
@@ -202,14 +236,18 @@ def sort_and_index_atoms(table: I64[Tensor, "N W"], n_predicates: int, n_constan
     return IndexedAtoms(order[first], AtomIndex(prefixes, key[first]))
 
 
-def index_sorted_atoms(atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> AtomIndex:
+def index_sorted_atoms(
+    atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> AtomIndex:
     """Index distinct atoms that are in lexicographic order already."""
     bits = _atom_bits(n_predicates, n_constants, atoms.shape[1])
     prefixes, key = row_index.encode_rows(atoms.unbind(1), bits)
     return AtomIndex(prefixes, key)
 
 
-def remove_fact(kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]) -> tuple[KnowledgeBase, KBSizes]:
+def remove_fact(
+    kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]
+) -> tuple[KnowledgeBase, KBSizes]:
     """The knowledge base without one fact, for a query that must not prove itself; unchanged if it is not a fact.
 
     `support` and `body_pairs` stay those of all facts: see `rule_confidence`.
@@ -219,10 +257,17 @@ def remove_fact(kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]) -> tu
         return kb, sizes
     facts = torch.cat([kb.facts[:row], kb.facts[row + 1 :]])
     tables = _index_facts(facts, sizes.n_predicates, sizes.n_constants)
-    return kb._replace(**tables._asdict()), replace(sizes, n_facts=sizes.n_facts - 1)
+    return kb._replace(**tables._asdict()), replace(
+        sizes, n_facts=sizes.n_facts - 1
+    )
 
 
-def lookup_facts(kb: KnowledgeBase, sizes: KBSizes, goal: I64[Tensor, "... W"], max_fanout: int) -> FactLookup:
+def lookup_facts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    goal: I64[Tensor, "... W"],
+    max_fanout: int,
+) -> FactLookup:
     """Look up the facts that may match a goal: those that agree in predicate and in the most selective argument.
 
     A goal without a constant argument is looked up by its predicate alone.
@@ -241,7 +286,12 @@ def lookup_facts(kb: KnowledgeBase, sizes: KBSizes, goal: I64[Tensor, "... W"], 
     is_constant = (argument > 0) & (argument <= sizes.n_constants)
 
     # The span of facts for each constant argument; the shortest is the most selective.
-    key = _argument_keys(predicate, torch.where(is_constant, argument, 0), sizes.n_predicates, sizes.n_constants)
+    key = _argument_keys(
+        predicate,
+        torch.where(is_constant, argument, 0),
+        sizes.n_predicates,
+        sizes.n_constants,
+    )
     span, _ = row_index.hash_lookup(kb.argument_index, key)
     span_start, span_count = row_index.decode_span(span)
     count, position = torch.where(is_constant, span_count, _NO_LIMIT).min(0)
@@ -251,16 +301,22 @@ def lookup_facts(kb: KnowledgeBase, sizes: KBSizes, goal: I64[Tensor, "... W"], 
     last = kb.fact_offsets[predicate + 1].to(torch.int64)
     no_constant = count == _NO_LIMIT
     count = torch.where(no_constant, last - first, count)
-    start = torch.where(no_constant, first, span_start.gather(0, position[None]).squeeze(0))
+    start = torch.where(
+        no_constant, first, span_start.gather(0, position[None]).squeeze(0)
+    )
 
     slot = torch.arange(max_fanout, device=goal.device)
     mask = slot < count[..., None]
     row = torch.where(mask, start[..., None] + slot, 0)
-    fact = kb.argument_postings.index_select(0, row.reshape(-1)).reshape(row.shape)
+    fact = kb.argument_postings.index_select(0, row.reshape(-1)).reshape(
+        row.shape
+    )
     return FactLookup(fact.to(torch.int64), mask, count)
 
 
-def lookup_rules(kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."]) -> RuleLookup:
+def lookup_rules(
+    kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."]
+) -> RuleLookup:
     """Look up the rules whose head has a predicate.
 
     Returns:
@@ -269,12 +325,16 @@ def lookup_rules(kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."
     """
     start = kb.rule_offsets[predicate]
     stop = kb.rule_offsets[predicate + 1]
-    row = start[..., None] + torch.arange(sizes.max_rules_per_predicate, device=predicate.device)
+    row = start[..., None] + torch.arange(
+        sizes.max_rules_per_predicate, device=predicate.device
+    )
     mask = row < stop[..., None]
     return RuleLookup(kb.rule_ids_by_predicate[torch.where(mask, row, 0)], mask)
 
 
-def rule_confidence(kb: KnowledgeBase, leave_one_out: bool = False) -> F32[Tensor, "R"]:
+def rule_confidence(
+    kb: KnowledgeBase, leave_one_out: bool = False
+) -> F32[Tensor, "R"]:
     """support / body pairs of each rule, 0 where a rule derives nothing.
 
     Args:
@@ -286,7 +346,9 @@ def rule_confidence(kb: KnowledgeBase, leave_one_out: bool = False) -> F32[Tenso
     return torch.where(pairs > 0, support / pairs.clamp_min(1.0), 0.0)
 
 
-def compute_max_fanout(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> int:
+def compute_max_fanout(
+    kb: KnowledgeBase, sizes: KBSizes, max_height: int
+) -> int:
     """The most facts that one lookup can return in a search from a ground query, goals solved left to right.
 
     Answers are ground, so which arguments of a body atom are bound follows from which arguments of its head are. The
@@ -297,16 +359,26 @@ def compute_max_fanout(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> in
         rules_by_predicate.setdefault(int(rule[0, 0]), []).append(rule)
 
     all_bound = (True,) * (sizes.atom_width - 1)
-    frontier: set[BindingPattern] = {(predicate, all_bound) for predicate in rules_by_predicate}
+    frontier: set[BindingPattern] = {
+        (predicate, all_bound) for predicate in rules_by_predicate
+    }
     reached: set[BindingPattern] = set()
     for _ in range(max_height):
         patterns: set[BindingPattern] = set()
         for predicate, is_bound in frontier:
             for rule in rules_by_predicate.get(predicate, []):
-                patterns.update(_body_patterns(rule, is_bound, sizes.n_constants))
+                patterns.update(
+                    _body_patterns(rule, is_bound, sizes.n_constants)
+                )
         frontier = patterns - reached
         reached |= frontier
-    return max((_max_lookup(kb, predicate, is_bound) for predicate, is_bound in reached), default=1)
+    return max(
+        (
+            _max_lookup(kb, predicate, is_bound)
+            for predicate, is_bound in reached
+        ),
+        default=1,
+    )
 
 
 def n_bytes(kb: KnowledgeBase) -> int:
@@ -325,14 +397,22 @@ class _FactTables(NamedTuple):
     fact_offsets: Tensor
 
 
-def _index_facts(facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> _FactTables:
+def _index_facts(
+    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> _FactTables:
     """Index facts that are distinct and in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
-    predicates = torch.arange(n_predicates + 2, device=facts.device, dtype=torch.int32)
+    predicates = torch.arange(
+        n_predicates + 2, device=facts.device, dtype=torch.int32
+    )
     fact_index = row_index.build_hash_table(torch.stack([keys, ids], dim=1))
-    fact_offsets = torch.searchsorted(facts[:, 0].contiguous(), predicates, out_int32=True)
-    argument_index, argument_postings = _index_arguments(facts, n_predicates, n_constants)
+    fact_offsets = torch.searchsorted(
+        facts[:, 0].contiguous(), predicates, out_int32=True
+    )
+    argument_index, argument_postings = _index_arguments(
+        facts, n_predicates, n_constants
+    )
     return _FactTables(
         facts=facts,
         key_prefixes=prefixes,
@@ -343,68 +423,119 @@ def _index_facts(facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int)
     )
 
 
-def _index_arguments(facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int) -> tuple[HashTable, Tensor]:
+def _index_arguments(
+    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+) -> tuple[HashTable, Tensor]:
     """The index of facts by one argument, and its postings; large temporaries are freed as soon as they are used."""
     predicate = facts[:, 0].to(torch.int64)
     arguments = facts[:, 1:].T
-    keys = _argument_keys(predicate, arguments, n_predicates, n_constants).view(-1)
+    keys = _argument_keys(predicate, arguments, n_predicates, n_constants).view(
+        -1
+    )
     key, order = torch.sort(keys, stable=True)
     fact = (order % max(len(facts), 1)).to(torch.int32)
     del keys, order
-    argument_index = row_index.build_hash_table(row_index.run_length_encode(key))
+    argument_index = row_index.build_hash_table(
+        row_index.run_length_encode(key)
+    )
     return argument_index, hugepages.on_huge_pages(pad(fact, (0, 1)))
 
 
-def _argument_keys(predicate: Tensor, arguments: Tensor, n_predicates: int, n_constants: int) -> Tensor:
+def _argument_keys(
+    predicate: Tensor, arguments: Tensor, n_predicates: int, n_constants: int
+) -> Tensor:
     """The key of each argument [J, ...]: ascending by position, then predicate, then argument."""
-    position = torch.arange(len(arguments), device=arguments.device).view(-1, *[1] * predicate.dim())
-    return (position * (n_predicates + 1) + predicate) * (n_constants + 1) + arguments
+    position = torch.arange(len(arguments), device=arguments.device).view(
+        -1, *[1] * predicate.dim()
+    )
+    return (position * (n_predicates + 1) + predicate) * (
+        n_constants + 1
+    ) + arguments
 
 
-def _atom_bits(n_predicates: int, n_constants: int, atom_width: int) -> list[int]:
+def _atom_bits(
+    n_predicates: int, n_constants: int, atom_width: int
+) -> list[int]:
     """How many bits hold each column of an atom."""
-    return [n_predicates.bit_length()] + [n_constants.bit_length()] * (atom_width - 1)
+    return [n_predicates.bit_length()] + [n_constants.bit_length()] * (
+        atom_width - 1
+    )
 
 
-def _validate(facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int) -> None:
+def _validate(
+    facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int
+) -> None:
     """Raise ValueError for tables that are no facts and rules over these ids."""
-    same_width = facts.ndim == 2 and facts.shape[1] >= 2 and rules.ndim == 3 and rules.shape[2] == facts.shape[1]
+    same_width = (
+        facts.ndim == 2
+        and facts.shape[1] >= 2
+        and rules.ndim == 3
+        and rules.shape[2] == facts.shape[1]
+    )
     if not same_width:
-        raise ValueError(f"expected facts [N, W] and rules [R, M, W] of one width, got {facts.shape} and {rules.shape}")
+        raise ValueError(
+            f"expected facts [N, W] and rules [R, M, W] of one width, got {facts.shape} and {rules.shape}"
+        )
 
     predicates = facts[:, 0]
     arguments = facts[:, 1:]
-    bad_argument = np.flatnonzero(((arguments < 0) | (arguments > n_constants)).any(1))
+    bad_argument = np.flatnonzero(
+        ((arguments < 0) | (arguments > n_constants)).any(1)
+    )
     if len(bad_argument):
         row = bad_argument[0]
-        raise ValueError(f"fact {row}: expected constants from 1 to {n_constants}, got {facts[row].tolist()}")
-    bad_predicate = np.flatnonzero((predicates < 1) | (predicates > n_predicates))
+        raise ValueError(
+            f"fact {row}: expected constants from 1 to {n_constants}, got {facts[row].tolist()}"
+        )
+    bad_predicate = np.flatnonzero(
+        (predicates < 1) | (predicates > n_predicates)
+    )
     if len(bad_predicate):
         row = bad_predicate[0]
-        raise ValueError(f"fact {row}: expected a predicate from 1 to {n_predicates}, got {facts[row].tolist()}")
+        raise ValueError(
+            f"fact {row}: expected a predicate from 1 to {n_predicates}, got {facts[row].tolist()}"
+        )
 
-    if len(rules) and (rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates):
+    if len(rules) and (
+        rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates
+    ):
         raise ValueError(f"rules: expected predicates from 1 to {n_predicates}")
     for i, rule in enumerate(rules):
         head_terms = set(rule[0, 1:].tolist())
         body_terms = set(rule[1:, 1:].ravel().tolist())
         if any(term > n_constants for term in head_terms - body_terms):
-            raise ValueError(f"rule {i}: expected every variable of the head in the body, got {rule.tolist()}")
+            raise ValueError(
+                f"rule {i}: expected every variable of the head in the body, got {rule.tolist()}"
+            )
 
 
-def _body_patterns(rule: np.ndarray, is_bound: tuple[bool, ...], n_constants: int) -> list[BindingPattern]:
+def _body_patterns(
+    rule: np.ndarray, is_bound: tuple[bool, ...], n_constants: int
+) -> list[BindingPattern]:
     """The binding patterns of a rule's body atoms, solved left to right, given which head arguments are bound."""
-    bound_terms = {int(term) for term, bound in zip(rule[0, 1:], is_bound) if bound}
+    bound_terms = {
+        int(term) for term, bound in zip(rule[0, 1:], is_bound) if bound
+    }
     patterns: list[BindingPattern] = []
     for atom in rule[1:]:
         if atom[0]:
             terms = [int(term) for term in atom[1:]]
-            patterns.append((int(atom[0]), tuple(term <= n_constants or term in bound_terms for term in terms)))
+            patterns.append(
+                (
+                    int(atom[0]),
+                    tuple(
+                        term <= n_constants or term in bound_terms
+                        for term in terms
+                    ),
+                )
+            )
             bound_terms.update(terms)
     return patterns
 
 
-def _max_lookup(kb: KnowledgeBase, predicate: int, is_bound: tuple[bool, ...]) -> int:
+def _max_lookup(
+    kb: KnowledgeBase, predicate: int, is_bound: tuple[bool, ...]
+) -> int:
     """An upper bound of the count of `lookup_facts` for goals of this pattern: the best single-argument lookup."""
     first, last = kb.fact_offsets[predicate : predicate + 2].tolist()
     if first == last:

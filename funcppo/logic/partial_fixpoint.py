@@ -28,18 +28,15 @@ from funcppo.logic.kb import (
 )
 from funcppo.types import F64, I32, I64
 
-_HASH_MULTIPLIERS = 0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B  # odd; of `_hash_to_uniform`
-
-
-class RestrictedStep(NamedTuple):
-    """Part of one step of T_P."""
-
-    model: LeastModel  # never complete
-    derivability_index: DerivabilityIndex  # of the atoms of the model
+# odd; for `_hash_to_uniform`
+_HASH_MULTIPLIERS = (0x2545F4914F6CDD1D, 0x1F83D9ABFB41BD6B)
 
 
 def priority_sample(
-    kb: KnowledgeBase, sizes: KBSizes, max_atoms: int, object_identity: bool = False
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    max_atoms: int,
+    object_identity: bool = False,
 ) -> I32[Tensor, "n W"]:
     """Sample atoms that one step of T_P derives and that are not facts, always the same ones.
 
@@ -56,13 +53,17 @@ def priority_sample(
     Source: Duffield, Lund and Thorup 2007, "Priority sampling for estimation of arbitrary subset sums", JACM 54(6).
     """
     confidence = rule_confidence(kb).to(torch.float64)
-    sample: list[_RankedAtoms] = [_RankedAtoms(kb.facts[:0], confidence[:0])]
+    no_atoms = _RankedAtoms(kb.facts[:0], confidence[:0])
+    sample: list[_RankedAtoms] = [no_atoms]
     n_held = 0
     max_rank = torch.inf
     for part in iter_consequences(kb, sizes, object_identity=object_identity):
         rank = _hash_to_uniform(part.atoms) / confidence[part.rule]
         is_candidate = (part.fact < 0) & (rank < max_rank)
-        candidates = _RankedAtoms(part.atoms[is_candidate], rank[is_candidate])
+        candidates = _RankedAtoms(
+            atoms=part.atoms[is_candidate],
+            rank=rank[is_candidate],
+        )
         sample.append(candidates)
         n_held += len(candidates.rank)
 
@@ -84,7 +85,7 @@ def restricted_step(
     sample: I32[Tensor, "n W"],
     max_derivations: int,
     object_identity: bool = False,
-) -> RestrictedStep | None:
+) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive the facts, the sample, and the consequences of one step that some query may have as a candidate.
 
     A consequence is such a candidate if it agrees with a query in the predicate and in at least one argument.
@@ -96,21 +97,26 @@ def restricted_step(
       object_identity: different variables of a rule bind different constants.
 
     Returns:
-      model: the atoms, of height 0 or 1.
-      derivability_index: with the rules that derive each atom; leave-one-out.
-      None instead of both if there are more than `max_derivations` pairs.
+      The model of these atoms, of height 0 or 1 and never complete, and the index of the rules that derive each of them
+      (leave-one-out); None instead of both if there are more than `max_derivations` pairs.
     """
     start = time.perf_counter()
-    is_queried = _queried_arguments(queries, sizes)
-    sample_index = index_sorted_atoms(sample, sizes.n_predicates, sizes.n_constants)
+    is_queried = _queried_arguments(queries, sizes, kb.facts.device)
+    sample_index = index_sorted_atoms(
+        sample, sizes.n_predicates, sizes.n_constants
+    )
 
     atom_parts = [kb.facts[:0]]
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0
-    for part in iter_consequences(kb, sizes, leave_one_out=True, object_identity=object_identity):
-        is_candidate = is_queried[_argument_codes(part.atoms, sizes)].any(0)
+    for part in iter_consequences(
+        kb, sizes, leave_one_out=True, object_identity=object_identity
+    ):
+        is_fact = part.fact >= 0
+        codes = _argument_codes(part.atoms, sizes)
+        is_candidate = is_queried[codes].any(0)
         is_sampled = find_atoms(sample_index, sizes, part.atoms) >= 0
-        selected = (part.fact >= 0) | is_candidate | is_sampled
+        selected = is_fact | is_candidate | is_sampled
         atom_parts.append(part.atoms[selected])
         rule_parts.append(part.rule[selected])
         n_derivations += len(rule_parts[-1])
@@ -121,12 +127,21 @@ def restricted_step(
     rule = torch.cat(rule_parts)
     model = _partial_model(kb, sizes, atoms, start, object_identity)
     row = find_atoms(model.atom_index, sizes, atoms)
-    keys = torch.sort(row * sizes.n_rules + rule).values
-    return RestrictedStep(model, DerivabilityIndex(model.atom_index, model.height, keys))
+    keys = row * sizes.n_rules + rule
+    derivability_index = DerivabilityIndex(
+        atom_index=model.atom_index,
+        height=model.height,
+        derivation_keys=torch.sort(keys).values,
+    )
+    return model, derivability_index
 
 
 def _partial_model(
-    kb: KnowledgeBase, sizes: KBSizes, derived: I32[Tensor, "n W"], start: float, object_identity: bool
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    derived: I32[Tensor, "n W"],
+    start: float,
+    object_identity: bool,
 ) -> LeastModel:
     """The model of the facts and of some atoms that one step derives; these in any order, perhaps more than once."""
     atoms = torch.cat([kb.facts, derived])
@@ -136,7 +151,9 @@ def _partial_model(
     return LeastModel(
         atoms=atoms,
         height=is_derived.to(torch.int32),
-        atom_index=index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants),
+        atom_index=index_sorted_atoms(
+            atoms, sizes.n_predicates, sizes.n_constants
+        ),
         n_atoms_after_step=(len(kb.facts), len(atoms)),
         complete=False,  # an atom that is absent may still be derivable
         reached_fixpoint=False,
@@ -151,18 +168,26 @@ def _partial_model(
 # -- candidates of the queries
 
 
-def _queried_arguments(queries: I64[Tensor, "Q W"], sizes: KBSizes) -> Tensor:
+def _queried_arguments(
+    queries: I64[Tensor, "Q W"], sizes: KBSizes, device: torch.device
+) -> Tensor:
     """A mask over all argument codes: true for those of the queries."""
-    n_codes = (sizes.atom_width - 1) * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
-    mask = torch.zeros(n_codes, dtype=torch.bool, device=queries.device)
-    return mask.index_fill(0, _argument_codes(queries, sizes).view(-1), True)
+    n_positions = sizes.atom_width - 1
+    n_codes = n_positions * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    nothing = torch.zeros(n_codes, dtype=torch.bool, device=device)
+    codes = _argument_codes(queries, sizes).view(-1)
+    return nothing.index_fill(0, codes, True)
 
 
-def _argument_codes(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> I64[Tensor, "J n"]:
+def _argument_codes(
+    atoms: I32[Tensor, "n W"], sizes: KBSizes
+) -> I64[Tensor, "J n"]:
     """One number for each argument of each atom, made of its position, the predicate and the constant."""
-    position = torch.arange(sizes.atom_width - 1, device=atoms.device)[:, None]
-    prefix = position * (sizes.n_predicates + 1) + atoms[:, 0]
-    return prefix * (sizes.n_constants + 1) + atoms[:, 1:].T
+    predicate = atoms[:, 0]
+    arguments = atoms[:, 1:].T
+    position = torch.arange(len(arguments), device=atoms.device)[:, None]
+    prefix = position * (sizes.n_predicates + 1) + predicate
+    return prefix * (sizes.n_constants + 1) + arguments
 
 
 # -- priority sampling
@@ -175,7 +200,9 @@ class _RankedAtoms(NamedTuple):
     rank: Tensor
 
 
-def _smallest_ranks(parts: Sequence[_RankedAtoms], n: int, sizes: KBSizes) -> _RankedAtoms:
+def _smallest_ranks(
+    parts: Sequence[_RankedAtoms], n: int, sizes: KBSizes
+) -> _RankedAtoms:
     """The `n` distinct atoms of the smallest ranks, in lexicographic order; an atom has the smallest of its ranks."""
     atoms = torch.cat([part.atoms for part in parts])
     rank = torch.cat([part.rank for part in parts])
@@ -195,7 +222,9 @@ def _hash_to_uniform(atoms: I32[Tensor, "n W"]) -> F64[Tensor, "n"]:
     first, second = _HASH_MULTIPLIERS
     word = torch.zeros_like(atoms[:, 0], dtype=torch.int64)
     for column in atoms.unbind(1):
-        word = (word ^ column) * first
-        word = (word ^ (word >> 32)) * second
+        word = word ^ column
+        word = word * first
+        word = word ^ (word >> 32)
+        word = word * second
     high_bits = (word >> 32) & 0x7FFFFFFF
     return high_bits * 2.0**-31

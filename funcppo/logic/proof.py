@@ -26,9 +26,12 @@ class Node:
 
     goal: Atom  # ground
     rule: int | None  # id of the rule applied; None for a fact
-    substitution: tuple[tuple[int, int], ...]  # (variable of the rule, constant), ascending; empty for a fact
-    probability: float | None  # probability of this choice under a policy; None if no policy made it
-    children: tuple[int, ...]  # positions of the nodes that prove the atoms of the rule's body, in order
+    # (variable of the rule, constant), ascending; empty for a fact
+    substitution: tuple[tuple[int, int], ...]
+    # probability of this choice under a policy; None if no policy made it
+    probability: float | None
+    # positions of the nodes that prove the atoms of the rule's body, in order
+    children: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,24 +91,35 @@ def check_proof(
         return errors
     layout = _order_nodes(proof)
     if layout.unsupported:
-        return [f"node {i}: supports itself or nothing" for i in layout.unsupported]
+        return [
+            f"node {i}: supports itself or nothing" for i in layout.unsupported
+        ]
 
-    root = proof.nodes[0].goal
+    excluded_fact = proof.nodes[0].goal if leave_one_out else None
     for position, node in enumerate(proof.nodes):
         node_errors: list[str] = []
         if node.rule is None:
-            node_errors += _fact_errors(node, facts, root if leave_one_out else None)
+            node_errors += _fact_errors(node, facts, excluded_fact)
         else:
             height = layout.heights[position]
-            node_errors += _rule_errors(proof, node, node.rule, rules, n_constants)
+            node_errors += _rule_errors(
+                proof, node, node.rule, rules, n_constants
+            )
             if max_height is not None and height >= max_height:
-                node_errors.append(f"expected only facts from height {max_height}, got a rule at height {height}")
+                node_errors.append(
+                    f"expected only facts from height {max_height}, got a rule at height {height}"
+                )
             if object_identity and not _has_distinct_constants(node):
-                node_errors.append(f"expected another constant for each variable, got {list(node.substitution)}")
+                node_errors.append(
+                    f"expected another constant for each variable, got {list(node.substitution)}"
+                )
         if node.probability is not None and not 0 <= node.probability <= 1:
-            node_errors.append(f"expected a probability from 0 to 1, got {node.probability}")
+            node_errors.append(
+                f"expected a probability from 0 to 1, got {node.probability}"
+            )
 
-        for error in node_errors:  # a path is as long as the node is deep: format it for an error only
+        # a path is as long as the node is deep: format it for an error only
+        for error in node_errors:
             errors.append(f"{_format_path(position, layout.users)}: {error}")
     return errors
 
@@ -117,8 +131,11 @@ def _position_errors(proof: Proof) -> list[str]:
         return ["expected at least one node, got no nodes"]
     errors: list[str] = []
     for i, node in enumerate(proof.nodes):
-        if not all(0 < child < n_nodes for child in node.children):
-            errors.append(f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {list(node.children)}")
+        children = list(node.children)
+        if not all(0 < child < n_nodes for child in children):
+            errors.append(
+                f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {children}"
+            )
     return errors
 
 
@@ -126,7 +143,8 @@ class _Layout(NamedTuple):
     """How the nodes of a proof hang together."""
 
     heights: list[int]  # of each node, the greatest at which it is used
-    users: list[tuple[int, int]]  # of each node, a parent at the greatest height and the place among its children
+    # of each node, a parent at the greatest height and the place among its children
+    users: list[tuple[int, int]]
     unsupported: list[int]  # nodes that support themselves or not the root
 
 
@@ -150,7 +168,8 @@ def _order_nodes(proof: Proof) -> _Layout:
             if not n_open_parents[child]:
                 order.append(child)
 
-    unsupported = sorted(set(range(len(nodes))) - set(order))
+    positions = set(range(len(nodes)))
+    unsupported = sorted(positions - set(order))
     return _Layout(heights, users, unsupported)
 
 
@@ -163,7 +182,9 @@ def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
     return "/".join(["root", *reversed(ordinals)])
 
 
-def _fact_errors(node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None) -> list[str]:
+def _fact_errors(
+    node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None
+) -> list[str]:
     """What is wrong with a node that is a fact."""
     if node.children or node.substitution:
         return ["a fact has no children and no substitution"]
@@ -175,7 +196,11 @@ def _fact_errors(node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | Non
 
 
 def _rule_errors(
-    proof: Proof, node: Node, rule_id: int, rules: Sequence[Sequence[Sequence[int]]], n_constants: int
+    proof: Proof,
+    node: Node,
+    rule_id: int,
+    rules: Sequence[Sequence[Sequence[int]]],
+    n_constants: int,
 ) -> list[str]:
     """What is wrong with a node that applies a rule, compared with its children."""
     if not 0 <= rule_id < len(rules):
@@ -184,28 +209,43 @@ def _rule_errors(
 
     # The substitution binds exactly the variables of the rule, each to a constant.
     binding = dict(node.substitution)
-    variables = sorted({term for atom in atoms for term in atom[1:] if term > n_constants})
-    if [variable for variable, _ in node.substitution] != variables:
-        return [f"rule {rule_id} has the variables {variables}, got {list(node.substitution)}"]
+    variables: set[int] = set()
+    for atom in atoms:
+        variables.update(term for term in atom[1:] if term > n_constants)
+    bound_variables = [variable for variable, _ in node.substitution]
+    if bound_variables != sorted(variables):
+        return [
+            f"rule {rule_id} has the variables {sorted(variables)}, got {list(node.substitution)}"
+        ]
     if not all(1 <= constant <= n_constants for constant in binding.values()):
-        return [f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"]
+        return [
+            f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"
+        ]
 
     # Under the substitution, the head is the node's goal and the body atoms are the goals of its children.
     instance = [_substitute(atom, binding) for atom in atoms]
-    goals = [node.goal, *(proof.nodes[child].goal for child in node.children)]
-    if len(instance) != len(goals):
-        return [f"rule {rule_id} has {len(instance) - 1} atoms in its body, got {len(goals) - 1} children"]
+    goals = [node.goal]
+    goals += [proof.nodes[child].goal for child in node.children]
+    n_body = len(instance) - 1
+    n_children = len(node.children)
+    if n_body != n_children:
+        return [
+            f"rule {rule_id} has {n_body} atoms in its body, got {n_children} children"
+        ]
     errors: list[str] = []
     for i, (expected, goal) in enumerate(zip(instance, goals)):
         if expected != goal:
             part = "head" if i == 0 else f"body atom {i - 1}"
-            errors.append(f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}")
+            errors.append(
+                f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
+            )
     return errors
 
 
 def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
     """The atom with its variables replaced by constants."""
-    return (atom[0], *(binding.get(term, term) for term in atom[1:]))
+    predicate, *terms = atom
+    return (predicate, *(binding.get(term, term) for term in terms))
 
 
 def _has_distinct_constants(node: Node) -> bool:
@@ -217,7 +257,9 @@ def _has_distinct_constants(node: Node) -> bool:
 # -- text, JSON and DOT
 
 
-def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+def to_text(
+    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+) -> str:
     """Format a proof as an indented tree, one goal a line.
 
     A subproof that occurs again is referred to ("as above") instead of being repeated.
@@ -231,16 +273,24 @@ def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
     """
     lines: list[str] = []
     visited: set[int] = set()
-    stack = [(0, "", "")]  # node, what stands before it, what stands before its children
+    # node, what stands before it, what stands before its children
+    stack = [(0, "", "")]
     while stack:
         position, prefix, child_prefix = stack.pop()
         node = proof.nodes[position]
         is_repeated = position in visited and node.rule is not None
         visited.add(position)
 
-        choice = "as above" if is_repeated else _format_choice(node, format_rule, by="by ")
-        probability = "" if node.probability is None else f"   p={node.probability:.3g}"
-        lines.append(f"{prefix}{format_atom(node.goal)}      {choice}{probability}")
+        choice = (
+            "as above"
+            if is_repeated
+            else _format_choice(node, format_rule, by="by ")
+        )
+        goal = format_atom(node.goal)
+        line = f"{prefix}{goal}      {choice}"
+        if node.probability is not None:
+            line += f"   p={node.probability:.3g}"
+        lines.append(line)
         if is_repeated:
             continue
 
@@ -253,7 +303,9 @@ def to_text(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
     return "\n".join(lines) + "\n"
 
 
-def to_json(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+def to_json(
+    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+) -> str:
     """Format a proof as one JSON object; `from_json` reads the ids, the texts are for people."""
     nodes: list[dict[str, object]] = []
     for node in proof.nodes:
@@ -272,7 +324,9 @@ def to_json(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
     return json.dumps({"nodes": nodes}, ensure_ascii=False, allow_nan=False)
 
 
-def to_dot(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter) -> str:
+def to_dot(
+    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+) -> str:
     """Format a proof as a Graphviz digraph: a box for each goal, an edge to each goal that supports it.
 
     Args:
@@ -284,7 +338,8 @@ def to_dot(proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter)
     """
     lines = ["digraph proof {", "  node [shape=box];"]
     for position, node in enumerate(proof.nodes):
-        label_lines = [format_atom(node.goal), _format_choice(node, format_rule)]
+        label_lines = [format_atom(node.goal)]
+        label_lines.append(_format_choice(node, format_rule))
         if node.probability is not None:
             label_lines.append(f"p={node.probability:.3g}")
         label = _quote_dot("\n".join(label_lines))
@@ -304,7 +359,9 @@ def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
 
 def _quote_dot(label: str) -> str:
     """A quoted string of the DOT language, in which a backslash starts an escape."""
-    escaped = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = label.replace("\\", "\\\\")
+    escaped = escaped.replace('"', '\\"')
+    escaped = escaped.replace("\n", "\\n")
     return f'"{escaped}"'
 
 
@@ -315,6 +372,12 @@ def from_json(text: str) -> Proof:
     """Read the proof that `to_json` wrote.
 
     The form alone is checked; whether the proof holds is the task of `check_proof`.
+
+    Args:
+      text: one JSON object; fields other than those of `Node` are ignored.
+
+    Returns:
+      The proof.
 
     Raises:
       ValueError: one line, naming the node that is malformed.
@@ -327,18 +390,22 @@ def from_json(text: str) -> Proof:
     rows = _fields(document).get("nodes")
     if not isinstance(rows, list):
         raise ValueError('proof: expected an object with a list of "nodes"')
-    nodes = cast("list[object]", rows)
-    return Proof(nodes=tuple(_parse_node(i, row) for i, row in enumerate(nodes)))
+    nodes: list[Node] = []
+    for i, row in enumerate(cast("list[object]", rows)):
+        nodes.append(_parse_node(i, row))
+    return Proof(nodes=tuple(nodes))
 
 
 def _parse_node(position: int, row: object) -> Node:
     """The node of one entry of the list of nodes."""
+    # The fields, of any JSON type.
     fields = _fields(row)
     goal = fields.get("goal")
     rule = fields.get("rule")
     substitution = fields.get("substitution")
     probability = fields.get("probability")
     children = fields.get("children")
+
     if (
         not (_is_integer_list(goal) and goal)
         or not (rule is None or _is_integer(rule))
@@ -353,7 +420,9 @@ def _parse_node(position: int, row: object) -> Node:
     return Node(
         goal=tuple(goal),
         rule=rule,
-        substitution=tuple((variable, constant) for variable, constant in substitution),
+        substitution=tuple(
+            (variable, constant) for variable, constant in substitution
+        ),
         probability=None if probability is None else float(probability),
         children=tuple(children),
     )
@@ -371,16 +440,22 @@ def _is_integer(value: object) -> TypeGuard[int]:
 
 def _is_integer_list(value: object) -> TypeGuard[list[int]]:
     """Whether a JSON value is a list of integers."""
-    return isinstance(value, list) and all(_is_integer(item) for item in cast("list[object]", value))
+    if not isinstance(value, list):
+        return False
+    items = cast("list[object]", value)
+    return all(_is_integer(item) for item in items)
 
 
 def _is_substitution(value: object) -> TypeGuard[list[list[int]]]:
     """Whether a JSON value is a list of pairs of integers."""
     if not isinstance(value, list):
         return False
-    return all(_is_integer_list(pair) and len(pair) == 2 for pair in cast("list[object]", value))
+    pairs = cast("list[object]", value)
+    return all(_is_integer_list(pair) and len(pair) == 2 for pair in pairs)
 
 
 def _is_finite_number(value: object) -> TypeGuard[float]:
     """Whether a JSON value is a number that a float holds."""
-    return isinstance(value, (int, float)) and type(value) is not bool and abs(value) < _MAX_NUMBER
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) < _MAX_NUMBER

@@ -22,7 +22,8 @@ class Choice(NamedTuple):
 
     kind: Literal["rule", "fact"]
     id: int  # of the rule or the fact
-    probability: float | None  # of the choice under the policy; None if no policy made it
+    # of the choice under the policy; None if no policy made it
+    probability: float | None
 
 
 class DeriveGoal(Protocol):
@@ -43,19 +44,34 @@ class Program:
     n_constants: int  # a term above is a variable
 
 
-def make_program(facts: Iterable[Sequence[int]], rules: Iterable[Iterable[Sequence[int]]], n_constants: int) -> Program:
+def make_program(
+    facts: Iterable[Sequence[int]],
+    rules: Iterable[Iterable[Sequence[int]]],
+    n_constants: int,
+) -> Program:
     """The program of nested lists, such as `kb.facts.tolist()` and `kb.rules.tolist()`."""
     atoms = tuple(tuple(fact) for fact in facts)
     clauses: list[Clause] = []
     for rule in rules:
         clauses.append(tuple(tuple(atom) for atom in rule if atom[0]))
-    return Program(facts=atoms, fact_set=frozenset(atoms), rules=tuple(clauses), n_constants=n_constants)
+    return Program(
+        facts=atoms,
+        fact_set=frozenset(atoms),
+        rules=tuple(clauses),
+        n_constants=n_constants,
+    )
 
 
 # -- from a model
 
 
-def from_model(program: Program, derive: DeriveGoal, root: Atom, *, leave_one_out: bool) -> Proof:
+def from_model(
+    program: Program,
+    derive: DeriveGoal,
+    root: Atom,
+    *,
+    leave_one_out: bool,
+) -> Proof:
     """Build the proof that a model holds of an atom; each distinct subgoal is proved once.
 
     Args:
@@ -72,11 +88,21 @@ def from_model(program: Program, derive: DeriveGoal, root: Atom, *, leave_one_ou
     for goal in goals:  # grows while it is traversed
         must_derive = leave_one_out and goal == root
         if goal in program.fact_set and not must_derive:
-            nodes.append(Node(goal=goal, rule=None, substitution=(), probability=None, children=()))
+            nodes.append(
+                Node(
+                    goal=goal,
+                    rule=None,
+                    substitution=(),
+                    probability=None,
+                    children=(),
+                )
+            )
             continue
 
         rule, ground_body = derive(goal)
-        body = [tuple(int(term) for term in atom) for atom in ground_body]
+        body: list[Atom] = []
+        for atom in ground_body:
+            body.append(tuple(int(term) for term in atom))
         for atom in body:
             if atom not in positions:
                 positions[atom] = len(goals)
@@ -85,7 +111,11 @@ def from_model(program: Program, derive: DeriveGoal, root: Atom, *, leave_one_ou
             Node(
                 goal=goal,
                 rule=int(rule),
-                substitution=_match_clause(program.rules[rule], [goal, *body], program.n_constants),
+                substitution=_match_clause(
+                    program.rules[rule],
+                    [goal, *body],
+                    program.n_constants,
+                ),
                 probability=None,
                 children=tuple(positions[atom] for atom in body),
             )
@@ -93,7 +123,9 @@ def from_model(program: Program, derive: DeriveGoal, root: Atom, *, leave_one_ou
     return Proof(nodes=tuple(nodes))
 
 
-def _match_clause(clause: Clause, instance: Sequence[Atom], n_constants: int) -> tuple[tuple[int, int], ...]:
+def _match_clause(
+    clause: Clause, instance: Sequence[Atom], n_constants: int
+) -> tuple[tuple[int, int], ...]:
     """The constants of a clause's variables in a ground instance, in order of the variables."""
     binding: dict[int, int] = {}
     for pattern, atom in zip(clause, instance):
@@ -106,7 +138,9 @@ def _match_clause(clause: Clause, instance: Sequence[Atom], n_constants: int) ->
 # -- from a trace
 
 
-def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof:
+def from_trace(
+    program: Program, root: Atom, choices: Iterable[Choice]
+) -> Proof:
     """Build the proof that leftmost resolution reaches by some choices; the root never counts as a fact.
 
     Each choice resolves the leftmost open goal with a rule or a fact; then every open goal that is a fact becomes a
@@ -129,30 +163,43 @@ def from_trace(program: Program, root: Atom, choices: Iterable[Choice]) -> Proof
     fresh_variables = itertools.count(max(n_constants, *root) + 1)
     for step, (kind, index, probability) in enumerate(choices):
         if not open_goals:
-            raise ValueError(f"choice {step}: no goal is left for {kind} {index}")
+            raise ValueError(
+                f"choice {step}: no goal is left for {kind} {index}"
+            )
         draft = drafts[open_goals[0]]
         clause = _find_clause(program, kind, index, step)
-        renaming = _fresh_names(clause, n_constants, fresh_variables)
-        head, *body = _rename(clause, renaming)
-        is_root_fact = kind == "fact" and head == root
-        if is_root_fact or not _unify(head, draft.goal, binding, n_constants):
+        renamed = _standardize_apart(clause, n_constants, fresh_variables)
+        head, *body = renamed.clause
+        if (kind == "fact" and head == root) or not _unify(
+            head, draft.goal, binding, n_constants
+        ):
             goal = list(_substitute(draft.goal, binding))
-            raise ValueError(f"choice {step}: {kind} {index} does not resolve {goal}")
+            raise ValueError(
+                f"choice {step}: {kind} {index} does not resolve {goal}"
+            )
 
         # Complete the node of the goal, and add one for each atom of the body.
         draft.rule = index if kind == "rule" else None
-        draft.renaming = renaming
+        draft.renaming = renamed.renaming
         draft.probability = probability
         draft.children = tuple(range(len(drafts), len(drafts) + len(body)))
         drafts += [_DraftNode(goal=atom) for atom in body]
 
         # The body takes the goal's place; facts are leaves at once.
-        remaining = [*draft.children, *open_goals[1:]]
-        open_goals = [i for i in remaining if not _is_leaf(program, _substitute(drafts[i].goal, binding), root)]
+        candidates = [*draft.children, *open_goals[1:]]
+        open_goals = [
+            i
+            for i in candidates
+            if not _is_leaf(program, drafts[i], binding, root)
+        ]
 
     if open_goals:
         raise ValueError(f"the choices leave {len(open_goals)} goals unproved")
-    return Proof(nodes=tuple(_finish_node(draft, binding, n_constants) for draft in drafts))
+    return Proof(
+        nodes=tuple(
+            _finish_node(draft, binding, n_constants) for draft in drafts
+        )
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -161,7 +208,8 @@ class _DraftNode:
 
     goal: Atom
     rule: int | None = None
-    renaming: dict[int, int] = field(default_factory=dict[int, int])  # variable of the rule -> variable of the trace
+    # variable of the rule -> variable of the trace
+    renaming: dict[int, int] = field(default_factory=dict[int, int])
     probability: float | None = None
     children: tuple[int, ...] = ()
 
@@ -175,25 +223,43 @@ def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
     raise ValueError(f"choice {step}: there is no {kind} {index}")
 
 
-def _is_leaf(program: Program, goal: Atom, root: Atom) -> bool:
-    """Whether a goal is a fact other than the root."""
+def _is_leaf(
+    program: Program, draft: _DraftNode, binding: dict[int, int], root: Atom
+) -> bool:
+    """Whether the goal of a draft is a fact other than the root."""
+    goal = _substitute(draft.goal, binding)
     return goal != root and goal in program.fact_set
 
 
-def _fresh_names(clause: Clause, n_constants: int, fresh_variables: Iterator[int]) -> dict[int, int]:
-    """A variable that nothing else in the trace has, for each variable of a clause."""
+class _RenamedClause(NamedTuple):
+    """A clause that shares no variable with the rest of a trace."""
+
+    clause: Clause
+    # variable of the original clause -> variable of the trace
+    renaming: dict[int, int]
+
+
+def _standardize_apart(
+    clause: Clause, n_constants: int, fresh_variables: Iterator[int]
+) -> _RenamedClause:
+    """Rename the variables of a clause to fresh ones."""
     variables: set[int] = set()
     for atom in clause:
         variables.update(term for term in atom[1:] if term > n_constants)
-    return {variable: next(fresh_variables) for variable in sorted(variables)}
+    renaming = {
+        variable: next(fresh_variables) for variable in sorted(variables)
+    }
+
+    atoms: list[Atom] = []
+    for predicate, *terms in clause:
+        renamed_terms = [renaming.get(term, term) for term in terms]
+        atoms.append((predicate, *renamed_terms))
+    return _RenamedClause(tuple(atoms), renaming)
 
 
-def _rename(clause: Clause, renaming: dict[int, int]) -> list[Atom]:
-    """The atoms of a clause with its variables renamed."""
-    return [(atom[0], *(renaming.get(term, term) for term in atom[1:])) for atom in clause]
-
-
-def _unify(left: Atom, right: Atom, binding: dict[int, int], n_constants: int) -> bool:
+def _unify(
+    left: Atom, right: Atom, binding: dict[int, int], n_constants: int
+) -> bool:
     """Whether two atoms unify under a binding, which is extended in place to their most general unifier."""
     if left[0] != right[0]:
         return False
@@ -220,15 +286,22 @@ def _dereference(term: int, binding: dict[int, int]) -> int:
 
 def _substitute(atom: Atom, binding: dict[int, int]) -> Atom:
     """The atom with what its terms stand for."""
-    return (atom[0], *(_dereference(term, binding) for term in atom[1:]))
+    predicate, *terms = atom
+    return (predicate, *(_dereference(term, binding) for term in terms))
 
 
-def _finish_node(draft: _DraftNode, binding: dict[int, int], n_constants: int) -> Node:
+def _finish_node(
+    draft: _DraftNode, binding: dict[int, int], n_constants: int
+) -> Node:
     """The node of a draft, once all choices are made."""
     goal = _substitute(draft.goal, binding)
     if max(goal[1:], default=0) > n_constants:
-        raise ValueError(f"the choices leave a variable of {list(goal)} unbound")
-    substitution = [(variable, _dereference(name, binding)) for variable, name in draft.renaming.items()]
+        raise ValueError(
+            f"the choices leave a variable of {list(goal)} unbound"
+        )
+    substitution: list[tuple[int, int]] = []
+    for variable, renamed in draft.renaming.items():
+        substitution.append((variable, _dereference(renamed, binding)))
     return Node(
         goal=goal,
         rule=draft.rule,

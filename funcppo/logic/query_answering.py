@@ -14,9 +14,18 @@ import torch
 from funcppo.logic import fixpoint, joins, proof_builder
 from funcppo.logic.derivations import Derivation, find_derivation
 from funcppo.logic.fixpoint import LeastModel, StepCallback, Verdict
-from funcppo.logic.fixpoint import derived_in_next_step as derived_in_next_step  # callers still find it here
+from funcppo.logic.fixpoint import (
+    # for callers that import it from here
+    derived_in_next_step as derived_in_next_step,
+)
 from funcppo.logic.joins import Inequality
-from funcppo.logic.kb import KBSizes, KnowledgeBase, contains, remove_fact, sort_and_index_atoms
+from funcppo.logic.kb import (
+    KBSizes,
+    KnowledgeBase,
+    contains,
+    remove_fact,
+    sort_and_index_atoms,
+)
 from funcppo.logic.proof import Proof, check_proof
 from funcppo.logic.relations import Relation
 from funcppo.logic.rules import (
@@ -38,18 +47,22 @@ from funcppo.logic.typed_torch import atom_tuples, rule_tuples
 class QueryResult:
     """The answer to a ground query; a value of the host."""
 
-    verdict: Verdict  # whether the atom is derivable without counting as a fact itself
+    # whether the atom is derivable without counting as a fact itself
+    verdict: Verdict
     is_fact: bool  # whether the knowledge base states the atom
     height: int | None  # of the proof; None without one
-    proof: Proof | None  # a proof of the smallest height, from other facts; None unless the verdict is PROVED
-    model: LeastModel  # derived without the atom as a fact, up to the step that decided the verdict
+    # a proof of the smallest height, from other facts; None unless the verdict is PROVED
+    proof: Proof | None
+    # derived without the atom as a fact, up to the step that decided the verdict
+    model: LeastModel
 
 
 class RuleInstance(NamedTuple):
     """A rule whose head unifies with an atom, under the most general unifier of the two."""
 
     rule: Rule
-    inequalities: tuple[Inequality, ...]  # object identity: terms that must differ; none without object identity
+    # object identity: terms that must differ; none without object identity
+    inequalities: tuple[Inequality, ...]
 
 
 # -- the verdict
@@ -113,35 +126,71 @@ def prove_ground(
 
     if height > 0:
         proof = _build_proof(kb, sizes, model, atom, height)
-        return QueryResult(verdict=Verdict.PROVED, is_fact=is_fact, height=height, proof=proof, model=model)
+        return QueryResult(
+            verdict=Verdict.PROVED,
+            is_fact=is_fact,
+            height=height,
+            proof=proof,
+            model=model,
+        )
     verdict = Verdict.UNKNOWN if model.stop_reason else Verdict.REFUTED
-    return QueryResult(verdict=verdict, is_fact=is_fact, height=None, proof=None, model=model)
+    return QueryResult(
+        verdict=verdict,
+        is_fact=is_fact,
+        height=None,
+        proof=None,
+        model=model,
+    )
 
 
-def _add_if_derived_next(model: LeastModel, atom: Atom, rules: list[RuleInstance]) -> LeastModel:
+def _add_if_derived_next(
+    model: LeastModel, atom: Atom, rules: list[RuleInstance]
+) -> LeastModel:
     """The model with the atom added if one of the rules derives it in the next step."""
-    row = torch.tensor([atom], dtype=model.atoms.dtype, device=model.atoms.device)
+    row = torch.tensor(
+        [atom], dtype=model.atoms.dtype, device=model.atoms.device
+    )
     is_present = int(fixpoint.atom_height(model, row)) >= 0
-    if is_present or all(unsatisfied_prefix(model, instance) for instance in rules):
+    if is_present or all(
+        unsatisfied_prefix(model, instance) for instance in rules
+    ):
         return model
 
     atoms = torch.cat([model.atoms, row])
     next_step = len(model.n_atoms_after_step)
     height = torch.cat([model.height, model.height.new_full((1,), next_step)])
-    order, atom_index = sort_and_index_atoms(atoms.long(), model.sizes.n_predicates, model.sizes.n_constants)
-    return replace(model, atoms=atoms[order], height=height[order], atom_index=atom_index)
+    order, atom_index = sort_and_index_atoms(
+        atoms.long(), model.sizes.n_predicates, model.sizes.n_constants
+    )
+    return replace(
+        model,
+        atoms=atoms[order],
+        height=height[order],
+        atom_index=atom_index,
+    )
 
 
-def _build_proof(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom, height: int) -> Proof:
+def _build_proof(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atom: Atom,
+    height: int,
+) -> Proof:
     """A checked proof of an atom of the model that is not a fact."""
 
     def derive(goal: Atom) -> Derivation:
         return find_derivation(kb, sizes, model, goal)
 
     # Facts of other predicates cannot occur in the proof: skip them.
-    is_used = torch.isin(kb.facts[:, 0], torch.tensor(sorted(model.predicates), device=kb.facts.device))
+    is_used = torch.isin(
+        kb.facts[:, 0],
+        torch.tensor(sorted(model.predicates), device=kb.facts.device),
+    )
     rules = rule_tuples(kb.rules)
-    program = proof_builder.make_program(atom_tuples(kb.facts[is_used]), rules, sizes.n_constants)
+    program = proof_builder.make_program(
+        atom_tuples(kb.facts[is_used]), rules, sizes.n_constants
+    )
 
     proof = proof_builder.from_model(program, derive, atom, leave_one_out=False)
     errors = check_proof(
@@ -161,7 +210,11 @@ def _build_proof(kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Ato
 
 
 def matching_rules(
-    kb: KnowledgeBase, sizes: KBSizes, atom: Atom, *, object_identity: bool = False
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    atom: Atom,
+    *,
+    object_identity: bool = False,
 ) -> list[RuleInstance]:
     """Find the rules whose head unifies with an atom, in file order.
 
@@ -178,16 +231,25 @@ def matching_rules(
         unifier = most_general_unifier(rule.head, atom, n_constants)
         if unifier is None:
             continue
-        constraints = object_identity_constraints(rule, n_constants) if object_identity else []
-        inequalities = tuple(
-            (substitute_terms(left, unifier), substitute_terms(right, unifier)) for left, right in constraints
+        constraints = (
+            object_identity_constraints(rule, n_constants)
+            if object_identity
+            else []
         )
+        inequalities: list[Inequality] = []
+        for left, right in constraints:
+            left = substitute_terms(left, unifier)
+            right = substitute_terms(right, unifier)
+            inequalities.append((left, right))
         if all(left != right for left, right in inequalities):
-            instances.append(RuleInstance(substitute_rule(rule, unifier), inequalities))
+            instance = substitute_rule(rule, unifier)
+            instances.append(RuleInstance(instance, tuple(inequalities)))
     return instances
 
 
-def unsatisfied_prefix(model: LeastModel, instance: RuleInstance) -> tuple[Atom, ...]:
+def unsatisfied_prefix(
+    model: LeastModel, instance: RuleInstance
+) -> tuple[Atom, ...]:
     """Find the shortest prefix of a rule's body that no atoms of a model satisfy.
 
     Args:
@@ -201,14 +263,22 @@ def unsatisfied_prefix(model: LeastModel, instance: RuleInstance) -> tuple[Atom,
     relations: list[Relation] = []
     bound: set[int] = set()
     for length, goal in enumerate(rule.body, 1):
-        relations.append(relation_from_atoms(fixpoint.matching_atoms(model, goal).atoms))
+        relations.append(
+            relation_from_atoms(fixpoint.matching_atoms(model, goal).atoms)
+        )
         bound.update(atom_variables(goal, n_constants))
 
         # Only inequalities between variables that the prefix binds can fail yet.
-        inequalities = [pair for pair in instance.inequalities if _inequality_variables(pair, n_constants) <= bound]
+        inequalities = [
+            pair
+            for pair in instance.inequalities
+            if _inequality_variables(pair, n_constants) <= bound
+        ]
         prefix = Rule(rule.id, rule.head, rule.body[:length])
         query = body_query(prefix, relations, n_constants, inequalities, ())
-        if not relations[-1].size or not any(table.size for table in joins.iter_answers(query)):
+        if not relations[-1].size or not any(
+            table.size for table in joins.iter_answers(query)
+        ):
             return prefix.body
     return ()
 

@@ -14,10 +14,12 @@ from torch import Tensor
 from funcppo.logic import row_index
 from funcppo.logic.row_index import Lookup
 
-_MAX_IDS_PER_ROW = 16  # a view with at least one row for so many ids is indexed by id, without a search
+# a view with at least one row for so many ids is indexed by id, without a search
+_MAX_IDS_PER_ROW = 16
 
 Columns = tuple[Tensor, ...]
-ViewKey = tuple[tuple[int, ...], tuple[int, ...], int]  # pattern of terms, order of columns, indexed columns
+# pattern of terms, order of columns, indexed columns
+ViewKey = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class IndexedView:
     size: int
     key_prefixes: tuple[Tensor, ...]
     keys: Tensor
-    row_offsets: Tensor | None  # where the rows of each value of the first column start, if that is the whole index
+    # where the rows of each value of the first column start, if that is the whole index
+    row_offsets: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +64,30 @@ class Literal:
     variables: frozenset[int]
 
 
-def make_literal(relation: Relation, terms: tuple[int, ...], n_constants: int) -> Literal:
+def make_literal(
+    relation: Relation, terms: tuple[int, ...], n_constants: int
+) -> Literal:
     """The literal of a relation at some terms; those above `n_constants` are variables."""
-    return Literal(relation, terms, frozenset(t for t in terms if t > n_constants))
+    return Literal(
+        relation, terms, frozenset(t for t in terms if t > n_constants)
+    )
 
 
 def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
     """The position of each row in a relation, and whether it is there."""
     # View the relation over distinct variables, indexed by all columns.
     variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
-    view = indexed_view(make_literal(relation, variables, n_constants), variables, len(variables), n_constants)
+    view = indexed_view(
+        make_literal(relation, variables, n_constants),
+        variables,
+        len(variables),
+        n_constants,
+    )
 
     bits = [n_constants.bit_length()] * len(columns)
-    key, has_key = row_index.encode_with_prefixes(view.key_prefixes, columns, bits)
+    key, has_key = row_index.encode_with_prefixes(
+        view.key_prefixes, columns, bits
+    )
     position, found = row_index.binary_search(view.keys, key)
     return Lookup(position, has_key & found)
 
@@ -97,7 +111,12 @@ def distinct(table: Table, bits: int) -> Table:
     return Table(table.variables, columns, columns[0].numel())
 
 
-def indexed_view(literal: Literal, variables: tuple[int, ...], n_index_columns: int, n_constants: int) -> IndexedView:
+def indexed_view(
+    literal: Literal,
+    variables: tuple[int, ...],
+    n_index_columns: int,
+    n_constants: int,
+) -> IndexedView:
     """The literal's rows over some of its variables, sorted and indexed.
 
     Views are cached in the relation by the pattern of terms, the order of columns and the number of indexed columns.
@@ -110,15 +129,24 @@ def indexed_view(literal: Literal, variables: tuple[int, ...], n_index_columns: 
     positions = tuple(first[v] for v in variables)
 
     # A variable stands for the position of its first occurrence, a constant for itself plus 1.
-    pattern = tuple(-first[t] if t in literal.variables else t + 1 for t in literal.terms)
+    pattern = tuple(
+        -first[t] if t in literal.variables else t + 1 for t in literal.terms
+    )
     cache = literal.relation.view_cache
     cache_key = (pattern, positions, n_index_columns)
     if cache_key not in cache:
-        cache[cache_key] = _make_view(literal, positions, n_index_columns, n_constants)
+        cache[cache_key] = _make_view(
+            literal, positions, n_index_columns, n_constants
+        )
     return cache[cache_key]
 
 
-def _make_view(literal: Literal, positions: tuple[int, ...], n_index_columns: int, n_constants: int) -> IndexedView:
+def _make_view(
+    literal: Literal,
+    positions: tuple[int, ...],
+    n_index_columns: int,
+    n_constants: int,
+) -> IndexedView:
     """Select the rows that match the literal's terms, order them by the given columns, and index them."""
     columns = literal.relation.columns
     bits = n_constants.bit_length()
@@ -136,13 +164,20 @@ def _make_view(literal: Literal, positions: tuple[int, ...], n_index_columns: in
 
     # Rows are in order already, unless columns are dropped or exchanged.
     if positions != table.variables:
-        table = distinct(Table((), tuple(table.columns[j] for j in positions), table.size), bits)
+        table = distinct(
+            Table((), tuple(table.columns[j] for j in positions), table.size),
+            bits,
+        )
 
     prefixes: tuple[Tensor, ...] = ()
     key = torch.empty(0)
     if n_index_columns:
-        prefixes, key = row_index.encode_rows(table.columns[:n_index_columns], [bits] * n_index_columns)
+        prefixes, key = row_index.encode_rows(
+            table.columns[:n_index_columns], [bits] * n_index_columns
+        )
     row_offsets = None
     if n_index_columns == 1 and n_constants <= _MAX_IDS_PER_ROW * table.size:
-        row_offsets = torch.searchsorted(key, torch.arange(n_constants + 2, device=key.device))
+        row_offsets = torch.searchsorted(
+            key, torch.arange(n_constants + 2, device=key.device)
+        )
     return IndexedView(table.columns, table.size, prefixes, key, row_offsets)

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.unification import Substitution, canonicalize, substitute, unify
+from funcppo.logic.unification import (
+    Substitution,
+    canonicalize,
+    substitute,
+    unify,
+)
 from funcppo.types import I32, I64, Bool
 
 
@@ -27,14 +32,16 @@ class ResolveConfig:
     max_fanout: int  # F, the most facts that one lookup may return
     max_goals: int  # A, goals of a conjunction
     max_successors: int  # S, successors of a goal list
-    build_resolvents: bool  # False: successors name their clause and hold no goals
+    # False: successors name their clause and hold no goals
+    build_resolvents: bool
 
 
 class Goals(NamedTuple):
     """A conjunction still to prove, canonical and left-aligned; an empty one is a proof."""
 
     atoms: I32[Tensor, "... A W"]
-    height: I32[Tensor, "... A"]  # 0 for the root; the body of a rule is one higher than the goal that it replaces
+    # 0 for the root; the body of a rule is one higher than the goal that it replaces
+    height: I32[Tensor, "... A"]
 
 
 class Successors(NamedTuple):
@@ -44,7 +51,8 @@ class Successors(NamedTuple):
     rule: I32[Tensor, "B S"]  # id of the rule applied; -1 for a fact
     fact: I32[Tensor, "B S"]  # id of the fact used; -1 for a rule
     mask: Bool[Tensor, "B S"]  # which slots hold a successor
-    overflow: Bool[Tensor, "B"]  # a successor did not fit: more than S of them, or more than A goals
+    # a successor did not fit: more than S of them, or more than A goals
+    overflow: Bool[Tensor, "B"]
 
 
 class _Clauses(NamedTuple):
@@ -68,7 +76,9 @@ class _CompactedGoals(NamedTuple):
     exceeds_capacity: Bool[Tensor, "B S"]  # the list is longer than A goals
 
 
-def make_resolve_config(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> ResolveConfig:
+def make_resolve_config(
+    kb: KnowledgeBase, sizes: KBSizes, max_height: int
+) -> ResolveConfig:
     """The smallest shape in which no search from a ground query can overflow.
 
     A rule replaces the leftmost goal by at most M - 1 others one higher, so at most 1 + max_height (M - 2) are open.
@@ -78,7 +88,9 @@ def make_resolve_config(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> R
     n_rules = sizes.max_rules_per_predicate
 
     # At height 1 the root is resolved with rules only, and every other goal with facts only.
-    max_successors = n_rules + fanout if max_height > 1 else max(n_rules, fanout)
+    max_successors = (
+        n_rules + fanout if max_height > 1 else max(n_rules, fanout)
+    )
     return ResolveConfig(
         sizes=sizes,
         max_height=max_height,
@@ -92,10 +104,21 @@ def make_resolve_config(kb: KnowledgeBase, sizes: KBSizes, max_height: int) -> R
 def rules_only_config(cfg: ResolveConfig) -> ResolveConfig:
     """The shape of a search that ends with the choice of a rule for a ground root."""
     n_rules = max(cfg.sizes.max_rules_per_predicate, 1)
-    return replace(cfg, max_fanout=1, max_goals=1, max_successors=n_rules, build_resolvents=False)
+    return replace(
+        cfg,
+        max_fanout=1,
+        max_goals=1,
+        max_successors=n_rules,
+        build_resolvents=False,
+    )
 
 
-def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tensor, "B W"]) -> Successors:
+def resolve(
+    cfg: ResolveConfig,
+    kb: KnowledgeBase,
+    goals: Goals,
+    root: I32[Tensor, "B W"],
+) -> Successors:
     """Compute every successor of each row's leftmost goal; none where a row has no goal.
 
     Known ground goals leave a successor at once.
@@ -115,13 +138,19 @@ def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tenso
         return _without_resolvents(goals, clauses)
 
     rows = _build_resolvents(cfg, kb, goals, clauses)
-    is_open = (rows.atoms[..., 0] > 0) & ~_is_known_fact(cfg, kb, rows.atoms, root)
+    is_open = (rows.atoms[..., 0] > 0) & ~_is_known_fact(
+        cfg, kb, rows.atoms, root
+    )
     compacted = _compact_goals(cfg, rows, is_open & clauses.mask[..., None])
     dropped = clauses.mask & compacted.exceeds_capacity
     return Successors(
         goals=compacted.goals,
-        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(torch.int32),
-        fact=torch.where(~clauses.is_rule & clauses.mask, clauses.clause, -1).to(torch.int32),
+        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(
+            torch.int32
+        ),
+        fact=torch.where(
+            ~clauses.is_rule & clauses.mask, clauses.clause, -1
+        ).to(torch.int32),
         mask=clauses.mask & ~compacted.exceeds_capacity,
         overflow=clauses.overflow | dropped.any(-1),
     )
@@ -129,17 +158,25 @@ def resolve(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: I32[Tenso
 
 def _without_resolvents(goals: Goals, clauses: _Clauses) -> Successors:
     """Successors that name their clause and hold no goals."""
-    no_atoms = goals.atoms.new_zeros((*clauses.clause.shape, 0, goals.atoms.shape[-1]))
+    no_atoms = goals.atoms.new_zeros(
+        (*clauses.clause.shape, 0, goals.atoms.shape[-1])
+    )
     return Successors(
         goals=Goals(no_atoms, no_atoms[..., 0]),
-        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(torch.int32),
-        fact=torch.where(~clauses.is_rule & clauses.mask, clauses.clause, -1).to(torch.int32),
+        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(
+            torch.int32
+        ),
+        fact=torch.where(
+            ~clauses.is_rule & clauses.mask, clauses.clause, -1
+        ).to(torch.int32),
         mask=clauses.mask,
         overflow=clauses.overflow,
     )
 
 
-def _match_clauses(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: Tensor) -> _Clauses:
+def _match_clauses(
+    cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: Tensor
+) -> _Clauses:
     """The H + F clauses that may resolve the leftmost goal; `mask` marks those that unify with it."""
     sizes = cfg.sizes
     goal = goals.atoms[:, 0]
@@ -157,18 +194,29 @@ def _match_clauses(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: Te
     if sizes.n_facts:
         atoms = kb.facts[facts.fact_id]
     else:
-        atoms = torch.zeros_like(goal)[:, None].expand(-1, facts.fact_id.shape[1], -1)
-    unifies, _ = unify(torch.cat([heads, atoms], 1), goal[:, None], sizes.n_constants)
+        atoms = torch.zeros_like(goal)[:, None].expand(
+            -1, facts.fact_id.shape[1], -1
+        )
+    unifies, _ = unify(
+        torch.cat([heads, atoms], 1), goal[:, None], sizes.n_constants
+    )
 
     # The root is no fact of its own proof; rows without a goal match nothing.
     is_root = (atoms == root[:, None]).all(-1)
-    filled = torch.cat([rule_filled, facts.mask & ~is_root], 1) & (goal[:, :1] > 0)
-    is_rule = torch.arange(filled.shape[1], device=goal.device) < rules.rule_id.shape[1]
+    filled = torch.cat([rule_filled, facts.mask & ~is_root], 1) & (
+        goal[:, :1] > 0
+    )
+    is_rule = (
+        torch.arange(filled.shape[1], device=goal.device)
+        < rules.rule_id.shape[1]
+    )
 
     # The only fact that a ground root could match is itself, so it never misses one.
     is_ground = (goal[:, 1:] <= sizes.n_constants).all(-1)
     is_ground_root = is_ground & (goal == root).all(-1)
-    overflow = (facts.n_facts > cfg.max_fanout) & (goal[:, 0] > 0) & ~is_ground_root
+    overflow = (
+        (facts.n_facts > cfg.max_fanout) & (goal[:, 0] > 0) & ~is_ground_root
+    )
     return _Clauses(
         clause=torch.cat([rules.rule_id, facts.fact_id], 1),
         is_rule=is_rule.expand_as(filled),
@@ -180,8 +228,11 @@ def _match_clauses(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: Te
 def _compact_clauses(width: int, clauses: _Clauses) -> _Clauses:
     """Move the marked clauses to the left of `width` slots, in order; rows with more of them overflow."""
     slot = _compaction_slots(clauses.mask, width)
-    code = torch.where(clauses.is_rule, clauses.clause, -1 - clauses.clause)  # id and kind in one integer
-    empty = torch.zeros((code.shape[0], width + 1), dtype=code.dtype, device=code.device)
+    # id and kind in one integer
+    code = torch.where(clauses.is_rule, clauses.clause, -1 - clauses.clause)
+    empty = torch.zeros(
+        (code.shape[0], width + 1), dtype=code.dtype, device=code.device
+    )
     packed = empty.scatter(1, slot, code)[:, :width]
 
     count = clauses.mask.sum(-1)
@@ -207,7 +258,9 @@ def _standardize_apart(cfg: ResolveConfig, atoms: Tensor) -> Tensor:
     return torch.cat([atoms[..., :1], shifted[..., 1:]], -1)
 
 
-def _build_resolvents(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, clauses: _Clauses) -> _GoalRows:
+def _build_resolvents(
+    cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, clauses: _Clauses
+) -> _GoalRows:
     """Body and remaining goals, M - 1 + A - 1 of them, under the unifier of the leftmost goal and the clause."""
     sizes = cfg.sizes
     clause, is_rule = clauses.clause, clauses.is_rule
@@ -217,11 +270,17 @@ def _build_resolvents(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, claus
     # Head and body of each clause; a fact is a head without a body.
     head = goal.expand(B, S, -1)
     n_body = max(sizes.max_rule_atoms - 1, 0)
-    body = torch.zeros((B, S, n_body, goal.shape[-1]), dtype=goal.dtype, device=goal.device)
+    body = torch.zeros(
+        (B, S, n_body, goal.shape[-1]), dtype=goal.dtype, device=goal.device
+    )
     if sizes.n_facts:
-        head = torch.where(is_rule[..., None], head, kb.facts[torch.where(is_rule, 0, clause)])
+        head = torch.where(
+            is_rule[..., None], head, kb.facts[torch.where(is_rule, 0, clause)]
+        )
     if sizes.n_rules:
-        rule = _standardize_apart(cfg, kb.rules[torch.where(is_rule, clause, 0)])
+        rule = _standardize_apart(
+            cfg, kb.rules[torch.where(is_rule, clause, 0)]
+        )
         head = torch.where(is_rule[..., None], rule[:, :, 0], head)
         body = torch.where(is_rule[..., None, None], rule[:, :, 1:], body)
 
@@ -229,29 +288,46 @@ def _build_resolvents(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, claus
     _, substitution = unify(head, goal, sizes.n_constants)
     tail = goals.atoms[:, None, 1:].expand(-1, S, -1, -1)
     atoms = torch.cat([body, tail], 2)
-    per_atom = Substitution(*(t[:, :, None].expand(-1, -1, atoms.shape[2], -1) for t in substitution))
-    atoms = torch.cat([atoms[..., :1], substitute(atoms[..., 1:], per_atom)], -1)
+    per_atom = Substitution(
+        *(
+            t[:, :, None].expand(-1, -1, atoms.shape[2], -1)
+            for t in substitution
+        )
+    )
+    atoms = torch.cat(
+        [atoms[..., :1], substitute(atoms[..., 1:], per_atom)], -1
+    )
 
     body_height = (goals.height[:, None, :1] + 1).expand(-1, S, body.shape[2])
     tail_height = goals.height[:, None, 1:].expand(-1, S, -1)
     return _GoalRows(atoms, torch.cat([body_height, tail_height], 2))
 
 
-def _is_known_fact(cfg: ResolveConfig, kb: KnowledgeBase, atoms: Tensor, root: Tensor) -> Tensor:
+def _is_known_fact(
+    cfg: ResolveConfig, kb: KnowledgeBase, atoms: Tensor, root: Tensor
+) -> Tensor:
     """Which atoms [B, S, G, W] are facts other than the root."""
     is_root = (atoms == root[:, None, None]).all(-1)
     return kbase.contains(kb, cfg.sizes, atoms.long()) & ~is_root
 
 
-def _compact_goals(cfg: ResolveConfig, rows: _GoalRows, is_open: Tensor) -> _CompactedGoals:
+def _compact_goals(
+    cfg: ResolveConfig, rows: _GoalRows, is_open: Tensor
+) -> _CompactedGoals:
     """Move the open goals left into A slots and rename their variables canonically."""
     B, S, _, W = rows.atoms.shape
     A = cfg.max_goals
     slot = _compaction_slots(is_open, A)
     with_height = torch.cat([rows.atoms, rows.height[..., None]], -1)
-    empty = torch.zeros((B, S, A + 1, W + 1), dtype=with_height.dtype, device=with_height.device)
-    packed = empty.scatter(2, slot[..., None].expand_as(with_height), with_height)[:, :, :A]
+    empty = torch.zeros(
+        (B, S, A + 1, W + 1), dtype=with_height.dtype, device=with_height.device
+    )
+    packed = empty.scatter(
+        2, slot[..., None].expand_as(with_height), with_height
+    )[:, :, :A]
 
-    terms = canonicalize(packed[..., 1:W].reshape(B, S, A * (W - 1)), cfg.sizes.n_constants)
+    terms = canonicalize(
+        packed[..., 1:W].reshape(B, S, A * (W - 1)), cfg.sizes.n_constants
+    )
     atoms = torch.cat([packed[..., :1], terms.view(B, S, A, W - 1)], -1)
     return _CompactedGoals(Goals(atoms, packed[..., W]), is_open.sum(-1) > A)

@@ -19,30 +19,37 @@ from torch import Tensor
 from funcppo.logic.hugepages import on_huge_pages
 from funcppo.types import I32, I64, Bool
 
-ROW_COUNT_BITS = 31  # bits of a number of rows; a start and a count share one int64
+# bits of a number of rows; a start and a count share one int64
+ROW_COUNT_BITS = 31
 KEY_BITS = 63  # bits of a non-negative int64
-HASH_MULTIPLIER = 0x2545F4914F6CDD1D  # odd; Steele and Vigna 2021, arXiv:2001.05304
+# odd; Steele and Vigna 2021, arXiv:2001.05304
+HASH_MULTIPLIER = 0x2545F4914F6CDD1D
 
 
 class HashTable(NamedTuple):
     """Distinct keys grouped by bucket: a lookup reads memory in two places, however many keys there are."""
 
-    bucket_offsets: I32[Tensor, "..."]  # [buckets + 1]: entries of bucket b are offsets[b] to offsets[b + 1]
-    entries: I64[Tensor, "..."]  # [2 D]: key and value in turn, grouped by bucket
-    bucket_slots: I64[Tensor, "..."]  # [size of the fullest bucket]: 0, 1, ...; only its length counts
+    # [buckets + 1]: entries of bucket b are offsets[b] to offsets[b + 1]
+    bucket_offsets: I32[Tensor, "..."]
+    # [2 D]: key and value in turn, grouped by bucket
+    entries: I64[Tensor, "..."]
+    # [size of the fullest bucket]: 0, 1, ...; only its length counts
+    bucket_slots: I64[Tensor, "..."]
 
 
 class Lookup(NamedTuple):
     """The result of looking keys up."""
 
-    value: I64[Tensor, "..."]  # value or position of each key; arbitrary where it was not found
+    # value or position of each key; arbitrary where it was not found
+    value: I64[Tensor, "..."]
     found: Bool[Tensor, "..."]
 
 
 class EncodedRows(NamedTuple):
     """Keys of the rows of a table."""
 
-    key_prefixes: tuple[Tensor, ...]  # prefix tables, needed to encode other rows alike
+    # prefix tables, needed to encode other rows alike
+    key_prefixes: tuple[Tensor, ...]
     key: I64[Tensor, "N"]  # rows compare as their keys do
 
 
@@ -56,7 +63,8 @@ class Span(NamedTuple):
 def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
     """Build the table of entries (key, value), whose keys are distinct and not negative."""
     if not len(entries):
-        entries = torch.full((1, 2), -1, device=entries.device)  # matches no key
+        # matches no key
+        entries = torch.full((1, 2), -1, device=entries.device)
     offsets, order = _group_by_bucket(entries[:, 0])
     interleaved = entries.index_select(0, order).view(-1)
 
@@ -74,7 +82,9 @@ def _group_by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Offsets of the buckets, and the order of keys by bucket."""
     n_buckets = 1 << max(keys.numel() - 1, 1).bit_length() - 1
     bucket, order = torch.sort(bucket_index(keys, n_buckets).to(torch.int32))
-    boundaries = torch.arange(n_buckets + 1, device=keys.device, dtype=torch.int32)
+    boundaries = torch.arange(
+        n_buckets + 1, device=keys.device, dtype=torch.int32
+    )
     return torch.searchsorted(bucket, boundaries, out_int32=True), order
 
 
@@ -97,7 +107,9 @@ def hash_lookup(table: HashTable, key: I64[Tensor, "..."]) -> Lookup:
 
     # Read as many entries as the fullest bucket has, from the start of the key's bucket: one gather, no loop.
     windows = table.entries.unfold(0, 2 * fullest, 2)
-    start = table.bucket_offsets.index_select(0, bucket_index(flat, n_buckets)).clamp_max(len(windows) - 1)
+    start = table.bucket_offsets.index_select(
+        0, bucket_index(flat, n_buckets)
+    ).clamp_max(len(windows) - 1)
     candidates = windows.index_select(0, start).view(-1, fullest, 2)
 
     # Keys are distinct, so at most one entry matches and a sum selects its value.
@@ -109,14 +121,18 @@ def hash_lookup(table: HashTable, key: I64[Tensor, "..."]) -> Lookup:
 def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
     """Mask of the first element of each run of equal values."""
     is_new = sorted_key[1:] != sorted_key[:-1]
-    return torch.cat([torch.ones_like(sorted_key[:1], dtype=torch.bool), is_new])
+    return torch.cat(
+        [torch.ones_like(sorted_key[:1], dtype=torch.bool), is_new]
+    )
 
 
 def run_length_encode(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
     """Each distinct value of an ascending tensor, with the span of its run; see `decode_span`."""
     start = first_of_run(key).nonzero().squeeze(1)
     count = torch.diff(start, append=start.new_tensor([len(key)]))
-    return torch.stack([key.index_select(0, start), start << ROW_COUNT_BITS | count], dim=1)
+    return torch.stack(
+        [key.index_select(0, start), start << ROW_COUNT_BITS | count], dim=1
+    )
 
 
 def decode_span(span: I64[Tensor, "..."]) -> Span:
@@ -148,7 +164,11 @@ def encode_rows(columns: Sequence[Tensor], bits: Sequence[int]) -> EncodedRows:
     return EncodedRows(tuple(prefixes), key)
 
 
-def encode_with_prefixes(key_prefixes: Sequence[Tensor], columns: Sequence[Tensor], bits: Sequence[int]) -> Lookup:
+def encode_with_prefixes(
+    key_prefixes: Sequence[Tensor],
+    columns: Sequence[Tensor],
+    bits: Sequence[int],
+) -> Lookup:
     """The keys that `encode_rows` gave to rows with these values.
 
     The caller excludes values that do not fit their bits.
@@ -175,7 +195,9 @@ def encode_with_prefixes(key_prefixes: Sequence[Tensor], columns: Sequence[Tenso
 def binary_search(keys: Tensor, key: Tensor) -> Lookup:
     """The position of each `key` in ascending `keys`, and whether it is there; `keys` may be empty."""
     if keys.numel() == 0:
-        return Lookup(torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool))
+        return Lookup(
+            torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
+        )
     position = torch.searchsorted(keys, key).clamp_max(keys.numel() - 1)
     return Lookup(position, keys.take(position) == key)
 
@@ -191,7 +213,9 @@ def decode_rows(key: Tensor, bits: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(columns)
 
 
-def unique_rows(columns: Sequence[Tensor], bits: Sequence[int]) -> tuple[Tensor, ...]:
+def unique_rows(
+    columns: Sequence[Tensor], bits: Sequence[int]
+) -> tuple[Tensor, ...]:
     """The distinct rows of a table in lexicographic order, column by column."""
     prefixes, key = encode_rows(columns, bits)
     if not prefixes:

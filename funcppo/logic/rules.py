@@ -34,7 +34,9 @@ def rules_from_kb(kb: KnowledgeBase) -> list[Rule]:
     return rules
 
 
-def relations_by_predicate(atoms: I32[Tensor, "N W"], predicates: Collection[int] | None = None) -> dict[int, Relation]:
+def relations_by_predicate(
+    atoms: I32[Tensor, "N W"], predicates: Collection[int] | None = None
+) -> dict[int, Relation]:
     """The relation of each predicate that has an atom.
 
     Args:
@@ -52,7 +54,9 @@ def relations_by_predicate(atoms: I32[Tensor, "N W"], predicates: Collection[int
 
 def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
     """The relation of distinct sorted atoms of one predicate: their argument columns."""
-    columns = tuple(column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1))
+    columns = tuple(
+        column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)
+    )
     return Relation(columns, len(atoms))
 
 
@@ -70,10 +74,15 @@ def body_query(
       inequalities: pairs of term tuples that must differ.
       output_variables: variables of the answer; None for those of the head.
     """
-    literals = tuple(make_literal(relation, atom[1:], n_constants) for relation, atom in zip(relations, rule.body))
+    literals = tuple(
+        make_literal(relation, atom[1:], n_constants)
+        for relation, atom in zip(relations, rule.body)
+    )
     if output_variables is None:
         output_variables = atom_variables(rule.head, n_constants)
-    return ConjunctiveQuery(literals, output_variables, tuple(inequalities), n_constants)
+    return ConjunctiveQuery(
+        literals, output_variables, tuple(inequalities), n_constants
+    )
 
 
 def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
@@ -85,7 +94,9 @@ def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
     return tuple(columns[term] for term in rule.head[1:])
 
 
-def object_identity_constraints(rule: Rule, n_constants: int) -> list[Inequality]:
+def object_identity_constraints(
+    rule: Rule, n_constants: int
+) -> list[Inequality]:
     """Inequalities that keep every two variables of a rule on different constants."""
     variables: set[int] = set()
     for atom in (rule.head, *rule.body):
@@ -104,7 +115,9 @@ def atom_variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(t for t in atom[1:] if t > n_constants))
 
 
-def most_general_unifier(left: Atom, right: Atom, n_constants: int) -> dict[int, int] | None:
+def most_general_unifier(
+    left: Atom, right: Atom, n_constants: int
+) -> dict[int, int] | None:
     """The most general unifier of two atoms, from variables to terms; None if they do not unify."""
     if left[0] != right[0]:
         return None
@@ -120,17 +133,24 @@ def most_general_unifier(left: Atom, right: Atom, n_constants: int) -> dict[int,
         term = min(a, b)
         if variable <= n_constants:
             return None
-        substitution = {v: term if t == variable else t for v, t in substitution.items()}
+        substitution = {
+            v: term if t == variable else t for v, t in substitution.items()
+        }
         substitution[variable] = term
     return substitution
 
 
 def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:
     """The rule with its variables replaced."""
-    head, *body = ((atom[0], *substitute_terms(atom[1:], substitution)) for atom in (rule.head, *rule.body))
+    head, *body = (
+        (atom[0], *substitute_terms(atom[1:], substitution))
+        for atom in (rule.head, *rule.body)
+    )
     return Rule(rule.id, head, tuple(body))
 
 
-def substitute_terms(terms: Sequence[int], substitution: dict[int, int]) -> tuple[int, ...]:
+def substitute_terms(
+    terms: Sequence[int], substitution: dict[int, int]
+) -> tuple[int, ...]:
     """The terms with their variables replaced."""
     return tuple(substitution.get(t, t) for t in terms)

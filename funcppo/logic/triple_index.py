@@ -36,7 +36,8 @@ class TripleIndex(NamedTuple):
 class FilterIndex(NamedTuple):
     """The triples that candidates are looked up in, the same for every query of a data set."""
 
-    true_triples: TripleIndex  # the triples of all splits, which are filtered from the candidates
+    # the triples of all splits, which are filtered from the candidates
+    true_triples: TripleIndex
     derivable_triples: TripleIndex  # the triples that T_P derives
 
 
@@ -56,7 +57,9 @@ class Answers(NamedTuple):
 
 
 def build_triple_index(
-    atoms: I64[Tensor, "N W"], n_constants: int, pool: I64[Tensor, "E"] | None = None
+    atoms: I64[Tensor, "N W"],
+    n_constants: int,
+    pool: I64[Tensor, "E"] | None = None,
 ) -> TripleIndex:
     """Build the index of the binary atoms of a table of ground atoms.
 
@@ -86,7 +89,10 @@ def build_triple_index(
 
 
 def build_filter_index(
-    sizes: KBSizes, model: LeastModel, true_atoms: I32[Tensor, "N W"], pool: I64[Tensor, "E"]
+    sizes: KBSizes,
+    model: LeastModel,
+    true_atoms: I32[Tensor, "N W"],
+    pool: I64[Tensor, "E"],
 ) -> FilterIndex:
     """Build the indices of the true and of the derivable triples.
 
@@ -96,22 +102,36 @@ def build_filter_index(
     """
     return FilterIndex(
         true_triples=build_triple_index(true_atoms, sizes.n_constants, pool),
-        derivable_triples=build_triple_index(model.atoms, sizes.n_constants, pool),
+        derivable_triples=build_triple_index(
+            model.atoms, sizes.n_constants, pool
+        ),
     )
 
 
-def contains(index: TripleIndex, atoms: I64[Tensor, "... W"], side: int) -> Bool[Tensor, "..."]:
+def contains(
+    index: TripleIndex, atoms: I64[Tensor, "... W"], side: int
+) -> Bool[Tensor, "..."]:
     """Whether each atom is in the index of a side: a triple whose replaced argument is in the index's pool."""
-    return contains_key(index, _query_key(index, atoms, side) + atoms[..., side], side)
+    return contains_key(
+        index, _query_key(index, atoms, side) + atoms[..., side], side
+    )
 
 
-def contains_key(index: TripleIndex, triple_key: I64[Tensor, "..."], side: int) -> Bool[Tensor, "..."]:
+def contains_key(
+    index: TripleIndex, triple_key: I64[Tensor, "..."], side: int
+) -> Bool[Tensor, "..."]:
     """Whether each key of a triple is in the index of a side."""
     keys = _side_keys(index, side)
-    return torch.searchsorted(keys, triple_key) < torch.searchsorted(keys, triple_key, right=True)
+    return torch.searchsorted(keys, triple_key) < torch.searchsorted(
+        keys,
+        triple_key,
+        right=True,
+    )
 
 
-def answer_range(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> AnswerRange:
+def answer_range(
+    index: TripleIndex, queries: I64[Tensor, "Q W"], side: int
+) -> AnswerRange:
     """Find where the answers to each query start and stop in the keys of a side."""
     keys = _side_keys(index, side)
     query_key = _query_key(index, queries, side)
@@ -121,18 +141,30 @@ def answer_range(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> 
     )
 
 
-def list_answers(index: TripleIndex, queries: I64[Tensor, "Q W"], side: int) -> Answers:
+def list_answers(
+    index: TripleIndex, queries: I64[Tensor, "Q W"], side: int
+) -> Answers:
     """List every triple of the index that answers a query."""
     start, stop = answer_range(index, queries, side)
     count = stop - start
 
     # A ragged arange: positions start[q] .. stop[q] - 1 of all queries, one query after the other.
-    query_row = torch.repeat_interleave(torch.arange(len(queries), device=queries.device), count)
+    query_row = torch.repeat_interleave(
+        torch.arange(len(queries), device=queries.device),
+        count,
+    )
     first_row = count.cumsum(0) - count
-    offset = torch.arange(len(query_row), device=queries.device) - first_row[query_row]
+    offset = (
+        torch.arange(len(query_row), device=queries.device)
+        - first_row[query_row]
+    )
 
     triple_key = _side_keys(index, side)[start[query_row] + offset]
-    return Answers(query_row=query_row, triple_key=triple_key, entity=triple_key % index.base)
+    return Answers(
+        query_row=query_row,
+        triple_key=triple_key,
+        entity=triple_key % index.base,
+    )
 
 
 def _binary_atoms(atoms: Tensor) -> Tensor:
@@ -144,7 +176,9 @@ def _binary_atoms(atoms: Tensor) -> Tensor:
     return atoms[has_second_argument & has_no_third_argument]
 
 
-def _sorted_keys(triples: Tensor, base: int, side: int, pool: Tensor | None) -> Tensor:
+def _sorted_keys(
+    triples: Tensor, base: int, side: int, pool: Tensor | None
+) -> Tensor:
     """The ascending, distinct keys of triples for a side, of those whose replaced argument is in the pool."""
     given, replaced = triples[:, _given_argument(side)], triples[:, side]
     keys = (triples[:, 0] * base + given) * base + replaced

@@ -21,7 +21,9 @@ def atom_tuples(atoms: I32[Tensor, "n W"]) -> list[tuple[int, ...]]:
     return [tuple(row) for row in rows]
 
 
-def rule_tuples(rules: I32[Tensor, "R M W"]) -> list[list[tuple[int, ...]]]:
+def rule_tuples(
+    rules: I32[Tensor, "R M W"],
+) -> list[list[tuple[int, ...]]]:
     """The rules of a table as lists of atoms, head first, missing atoms included."""
     tables = cast("list[list[list[int]]]", rules.tolist())  # pyright: ignore[reportUnknownMemberType]
     return [[tuple(atom) for atom in table] for table in tables]

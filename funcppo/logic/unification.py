@@ -24,10 +24,13 @@ class Unification(NamedTuple):
     """The result of unifying pairs of atoms."""
 
     unifies: Bool[Tensor, "..."]
-    substitution: Substitution  # the most general unifier; meaningless where the atoms do not unify
+    # the most general unifier; meaningless where the atoms do not unify
+    substitution: Substitution
 
 
-def unify(a: I32[Tensor, "... W"], b: I32[Tensor, "... W"], n_constants: int) -> Unification:
+def unify(
+    a: I32[Tensor, "... W"], b: I32[Tensor, "... W"], n_constants: int
+) -> Unification:
     """Compute the most general unifier of two atoms.
 
     Arguments are solved left to right, each equation rewritten by the bindings before it. Where both sides are
@@ -57,13 +60,20 @@ def unify(a: I32[Tensor, "... W"], b: I32[Tensor, "... W"], n_constants: int) ->
 
         # Apply the binding to all arguments, so that later equations see it.
         left = torch.where(left == variable[..., None], term[..., None], left)
-        right = torch.where(right == variable[..., None], term[..., None], right)
+        right = torch.where(
+            right == variable[..., None], term[..., None], right
+        )
         variables.append(variable)
         terms.append(term)
-    return Unification(unifies, Substitution(torch.stack(variables, -1), torch.stack(terms, -1)))
+    return Unification(
+        unifies,
+        Substitution(torch.stack(variables, -1), torch.stack(terms, -1)),
+    )
 
 
-def substitute(terms: I32[Tensor, "... L"], substitution: Substitution) -> I32[Tensor, "... L"]:
+def substitute(
+    terms: I32[Tensor, "... L"], substitution: Substitution
+) -> I32[Tensor, "... L"]:
     """Replace every bound variable. Pass arguments only: the id of a predicate may equal that of a variable."""
     for j in range(substitution.variable.shape[-1]):
         is_bound = terms == substitution.variable[..., j, None]
@@ -71,7 +81,9 @@ def substitute(terms: I32[Tensor, "... L"], substitution: Substitution) -> I32[T
     return terms
 
 
-def canonicalize(terms: I32[Tensor, "... L"], n_constants: int) -> I32[Tensor, "... L"]:
+def canonicalize(
+    terms: I32[Tensor, "... L"], n_constants: int
+) -> I32[Tensor, "... L"]:
     """Number the variables of each row C + 1, C + 2, ... by first occurrence.
 
     Two rows are equal up to renaming exactly when their canonical forms are equal.

@@ -26,7 +26,8 @@ from funcppo.types import F32, I64, Bool
 BLOCK_ROWS = (
     1 << 22
 )  # approximate number of rows that one block of facts or sources makes
-FIRST_BLOCK_SOURCES = 64  # sources of the first block of `iter_body_pairs`, before their cost is known
+# sources of the first block of `iter_body_pairs`, before their cost is known
+FIRST_BLOCK_SOURCES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,8 @@ class PairChunk(NamedTuple):
     """All pairs of some sources, the next ones in the order of their priority."""
 
     pairs: BodyPairs
-    next_priority: float  # all sources of a smaller priority have been looked at; 1.0 after the last
+    # all sources of a smaller priority have been looked at; 1.0 after the last
+    next_priority: float
 
 
 class EdgeMatches(NamedTuple):

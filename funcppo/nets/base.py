@@ -30,7 +30,8 @@ __all__ = [
 class PolicyValue(NamedTuple):
     """The output of an actor-critic over discrete actions."""
 
-    logits: F32[Tensor, "B S"]  # the smallest finite number for an illegal action
+    # The smallest finite number for an illegal action.
+    logits: F32[Tensor, "B S"]
     value: F32[Tensor, "B"]
 
 
@@ -49,14 +50,20 @@ class Dense(NamedTuple):
     bias: Tensor  # [Out]; [..., 1, Out] in a stack
 
 
-def init_dense(key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0) -> Dense:
+def init_dense(
+    key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0
+) -> Dense:
     """A layer with uniform weights on +-scale sqrt(3 / n_in) and zero bias: unit inputs give variance scale**2."""
     bound = scale * (3.0 / n_in) ** 0.5
     weight = (2.0 * random.uniform(key, (n_in, n_out)) - 1.0) * bound
     return Dense(weight, torch.zeros(n_out, device=key.device))
 
 
-def dense(params: Dense, x: F32[Tensor, "... In"], matmul_dtype: torch.dtype | None = None) -> F32[Tensor, "... Out"]:
+def dense(
+    params: Dense,
+    x: F32[Tensor, "... In"],
+    matmul_dtype: torch.dtype | None = None,
+) -> F32[Tensor, "... Out"]:
     """Apply a layer: x W + b.
 
     Args:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import random
-from funcppo.interfaces import EnvironmentSpec
+from funcppo.interfaces import AnyAgent, EnvironmentSpec
 from funcppo.nets.base import (
     DIAGONAL_GAUSSIAN,
     Agent,
@@ -41,14 +41,17 @@ class MLPConfig:
     n_obs: int  # numbers in an observation
     n_actions: int  # discrete actions, or components of a continuous one
     hidden: tuple[int, ...] = (64, 64)  # units of each hidden layer
-    matmul_dtype: torch.dtype | None = None  # dtype of matrix products; None: that of the params
+    matmul_dtype: torch.dtype | None = (
+        None  # dtype of matrix products; None: that of the params
+    )
 
 
 class Params(NamedTuple):
     """Actor and critic; weights are [2, In, Out], the actor's first."""
 
     hidden: tuple[Dense, ...]
-    heads: Dense  # as wide as the actor's; the critic's is padded with zeros, which get no gradient
+    # as wide as the actor's; the critic's is padded with zeros, which get no gradient
+    heads: Dense
 
 
 class GaussianParams(NamedTuple):
@@ -60,20 +63,34 @@ class GaussianParams(NamedTuple):
 
 def init(cfg: MLPConfig, key: I64[Tensor, "2"]) -> Params:
     """Parameters with orthogonal weights, gain sqrt(2) in hidden layers, 0.01 for the policy, 1 for the value."""
-    *hidden_keys, policy_key, value_key = random.split(key, len(cfg.hidden) + 2).unbind()
+    *hidden_keys, policy_key, value_key = random.split(
+        key, len(cfg.hidden) + 2
+    ).unbind()
 
     hidden: list[Dense] = []
     n_in = cfg.n_obs
     for layer_key, n_out in zip(hidden_keys, cfg.hidden):
-        actor_and_critic = [orthogonal(k, n_in, n_out, HIDDEN_GAIN) for k in random.split(layer_key).unbind()]
-        hidden.append(Dense(torch.stack(actor_and_critic), torch.zeros(2, 1, n_out, device=key.device)))
+        actor_and_critic = [
+            orthogonal(k, n_in, n_out, HIDDEN_GAIN)
+            for k in random.split(layer_key).unbind()
+        ]
+        hidden.append(
+            Dense(
+                torch.stack(actor_and_critic),
+                torch.zeros(2, 1, n_out, device=key.device),
+            )
+        )
         n_in = n_out
 
     policy_weight = orthogonal(policy_key, n_in, cfg.n_actions, POLICY_GAIN)
     value_weight = orthogonal(value_key, n_in, 1, VALUE_GAIN)
-    policy_head = Dense(policy_weight, torch.zeros(cfg.n_actions, device=key.device))
+    policy_head = Dense(
+        policy_weight, torch.zeros(cfg.n_actions, device=key.device)
+    )
     value_head = Dense(value_weight, torch.zeros(1, device=key.device))
-    return Params(hidden=tuple(hidden), heads=stack_heads(policy_head, value_head))
+    return Params(
+        hidden=tuple(hidden), heads=stack_heads(policy_head, value_head)
+    )
 
 
 def stack_heads(policy: Dense, value: Dense) -> Dense:
@@ -84,29 +101,45 @@ def stack_heads(policy: Dense, value: Dense) -> Dense:
     return Dense(weight, bias.unsqueeze(1))
 
 
-def apply(cfg: MLPConfig, world: object, params: Params, obs: F32[Tensor, "B F"]) -> PolicyValue:
+def apply(
+    cfg: MLPConfig, world: object, params: Params, obs: F32[Tensor, "B F"]
+) -> PolicyValue:
     """Logits, none of them masked, and value."""
     x = obs.expand(2, *obs.shape)
     for layer in params.hidden:
         x = torch.tanh(dense(layer, x, cfg.matmul_dtype))
     policy_and_value = dense(params.heads, x, cfg.matmul_dtype)
-    return PolicyValue(logits=policy_and_value[0], value=policy_and_value[1, :, 0])
+    return PolicyValue(
+        logits=policy_and_value[0], value=policy_and_value[1, :, 0]
+    )
 
 
 def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:
     """Parameters as those of `init`, with unit standard deviations."""
-    return GaussianParams(net=init(cfg, key), log_std=torch.zeros(cfg.n_actions, device=key.device))
+    return GaussianParams(
+        net=init(cfg, key),
+        log_std=torch.zeros(cfg.n_actions, device=key.device),
+    )
 
 
 def apply_gaussian(
-    cfg: MLPConfig, world: object, params: GaussianParams, obs: F32[Tensor, "B F"]
+    cfg: MLPConfig,
+    world: object,
+    params: GaussianParams,
+    obs: F32[Tensor, "B F"],
 ) -> GaussianPolicyValue:
     """Mean, log standard deviation and value."""
     output = apply(cfg, world, params.net, obs)
-    return GaussianPolicyValue(mean=output.logits, log_std=params.log_std.expand_as(output.logits), value=output.value)
+    return GaussianPolicyValue(
+        mean=output.logits,
+        log_std=params.log_std.expand_as(output.logits),
+        value=output.value,
+    )
 
 
-def orthogonal(key: I64[Tensor, "2"], n_in: int, n_out: int, gain: float) -> F32[Tensor, "In Out"]:
+def orthogonal(
+    key: I64[Tensor, "2"], n_in: int, n_out: int, gain: float
+) -> F32[Tensor, "In Out"]:
     """`gain` times a matrix with orthonormal rows or columns, uniform over all such matrices.
 
     Source: Saxe et al. 2014, arXiv:1312.6120; sign correction of Mezzadri 2007, arXiv:math-ph/0609050.
@@ -125,12 +158,21 @@ def agent(cfg: MLPConfig) -> Agent[object, Params, Tensor, PolicyValue]:
     return Agent(cfg=cfg, init=init, apply=apply)
 
 
-def gaussian_agent(cfg: MLPConfig) -> Agent[object, GaussianParams, Tensor, GaussianPolicyValue]:
+def gaussian_agent(
+    cfg: MLPConfig,
+) -> Agent[object, GaussianParams, Tensor, GaussianPolicyValue]:
     """The network for continuous actions."""
-    return Agent(cfg=cfg, init=init_gaussian, apply=apply_gaussian, distribution=DIAGONAL_GAUSSIAN)
+    return Agent(
+        cfg=cfg,
+        init=init_gaussian,
+        apply=apply_gaussian,
+        distribution=DIAGONAL_GAUSSIAN,
+    )
 
 
-def mlp(*hidden: int, matmul_dtype: torch.dtype | None = None) -> NetworkFactory:
+def mlp(
+    *hidden: int, matmul_dtype: torch.dtype | None = None
+) -> NetworkFactory:
     """A network with tanh layers, built for the environment that it is used with.
 
     Args:
@@ -141,9 +183,12 @@ def mlp(*hidden: int, matmul_dtype: torch.dtype | None = None) -> NetworkFactory
       A function of an `EnvironmentSpec` that builds the agent, categorical or Gaussian as the actions are.
     """
 
-    def build(spec: EnvironmentSpec, /) -> Agent[Any, Any, Any, Any]:
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
         cfg = MLPConfig(
-            n_obs=spec.observation_size, n_actions=spec.action_size, hidden=hidden, matmul_dtype=matmul_dtype
+            n_obs=spec.observation_size,
+            n_actions=spec.action_size,
+            hidden=hidden,
+            matmul_dtype=matmul_dtype,
         )
         return gaussian_agent(cfg) if spec.continuous_actions else agent(cfg)
 

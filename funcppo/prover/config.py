@@ -12,7 +12,14 @@ RewardScheme = Literal["proof", "signed", "balanced"]
 FactSelection = Literal["policy", "oracle"]
 FactSelectionOption = Literal["auto", "policy", "oracle"]
 
-_MIN_ONE = ("max_height", "max_depth", "max_successors", "embed_dim", "hidden_dim", "max_atoms")
+_MIN_ONE = (
+    "max_height",
+    "max_depth",
+    "max_successors",
+    "embed_dim",
+    "hidden_dim",
+    "max_atoms",
+)
 _MIN_ZERO = ("n_residual_blocks", "negatives_per_positive", "smoothing")
 
 
@@ -83,4 +90,6 @@ class ProverTaskConfig:
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: expected 0 or more")
         if not 0.0 <= self.hard_negative_fraction <= 1.0:
-            raise ValueError(f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1")
+            raise ValueError(
+                f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1"
+            )

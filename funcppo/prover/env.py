@@ -29,7 +29,8 @@ from funcppo.prover.query_sampling import sample_training_queries
 from funcppo.types import F32, I32, I64, Bool
 
 RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
-STATUS_NAMES = ("running", "proved", "failed", "ended", "exhausted")  # indexed by the numbers above
+# indexed by the numbers above
+STATUS_NAMES = ("running", "proved", "failed", "ended", "exhausted")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +62,10 @@ class World(NamedTuple):
 
     kb: KnowledgeBase
     positives: I32[Tensor, "Q W"]  # positive queries
-    hard_negatives: I32[Tensor, "Q2 W"]  # provable atoms that are not facts; may be empty
-    derivability_index: DerivabilityIndex  # what T_P derives, and by which rules
+    # provable atoms that are not facts; may be empty
+    hard_negatives: I32[Tensor, "Q2 W"]
+    # what T_P derives, and by which rules
+    derivability_index: DerivabilityIndex
 
 
 class EnvState(NamedTuple):
@@ -74,7 +77,8 @@ class EnvState(NamedTuple):
     is_positive: Bool[Tensor, "B"]  # the query is a positive
     depth: I32[Tensor, "B"]  # resolution steps taken
     status: I32[Tensor, "B"]  # RUNNING, PROVED, FAILED, ENDED or EXHAUSTED
-    overflow: Bool[Tensor, "B"]  # a successor was dropped somewhere on this path
+    # a successor was dropped somewhere on this path
+    overflow: Bool[Tensor, "B"]
 
 
 class ResetSample(NamedTuple):
@@ -91,10 +95,13 @@ class Observation(NamedTuple):
     successors: Goals  # [B, S, A, ...]
     rule: I32[Tensor, "B S"]  # rule that makes each successor, -1 for a fact
     action_mask: Bool[Tensor, "B S1"]  # legal actions: S successors, then END
-    dead_end: Bool[Tensor, "B S"]  # successors that T_P shows to lead to no proof
+    # successors that T_P shows to lead to no proof
+    dead_end: Bool[Tensor, "B S"]
     query: I32[Tensor, "B W"]  # the atom that the search started from
-    query_is_fact: Bool[Tensor, "B"]  # the query is itself a fact, so rule confidences leave it out
-    remaining_depth: F32[Tensor, "B"]  # fraction of the depth limit that is left
+    # the query is itself a fact, so rule confidences leave it out
+    query_is_fact: Bool[Tensor, "B"]
+    # fraction of the depth limit that is left
+    remaining_depth: F32[Tensor, "B"]
 
 
 class _SearchNode(NamedTuple):
@@ -104,7 +111,12 @@ class _SearchNode(NamedTuple):
     successors: Successors
 
 
-def initial_state(cfg: ProverEnvConfig, world: World, query: I32[Tensor, "B W"], label: Bool[Tensor, "B"]) -> EnvState:
+def initial_state(
+    cfg: ProverEnvConfig,
+    world: World,
+    query: I32[Tensor, "B W"],
+    label: Bool[Tensor, "B"],
+) -> EnvState:
     """The state whose only goal is the query. It is RUNNING even without successors, because END is legal.
 
     Args:
@@ -116,13 +128,17 @@ def initial_state(cfg: ProverEnvConfig, world: World, query: I32[Tensor, "B W"],
     return _fresh_state(ResetSample(query, label), goals, successors)
 
 
-def reset(cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]) -> EnvState:
+def reset(
+    cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]
+) -> EnvState:
     """Fresh searches for training queries: one row for each key."""
     reset_sample = sample_reset(cfg, world, key)
     return reset_from_sample(cfg, world, reset_sample)
 
 
-def sample_reset(cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]) -> ResetSample:
+def sample_reset(
+    cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]
+) -> ResetSample:
     """Sample the queries of a reset: positives, hard negatives and corruptions, in the proportions of `cfg`."""
     queries = sample_training_queries(
         key,
@@ -136,13 +152,19 @@ def sample_reset(cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]) ->
     return ResetSample(query=queries.query.to(torch.int32), label=queries.label)
 
 
-def reset_from_sample(cfg: ProverEnvConfig, world: World, reset_sample: ResetSample) -> EnvState:
+def reset_from_sample(
+    cfg: ProverEnvConfig, world: World, reset_sample: ResetSample
+) -> EnvState:
     """Fresh searches for queries that are already sampled."""
     return initial_state(cfg, world, reset_sample.query, reset_sample.label)
 
 
 def step_functional(
-    cfg: ProverEnvConfig, world: World, state: EnvState, action: I64[Tensor, "B"], key: I64[Tensor, "B 2"]
+    cfg: ProverEnvConfig,
+    world: World,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
 ) -> tuple[EnvState, Timestep]:
     """Follow each running row's chosen successor, or end the row.
 
@@ -159,7 +181,9 @@ def step_functional(
         node = _apply_rule_by_index(cfg, world, state, action)
     else:
         goals = _chosen_goals(state, action)
-        node = _SearchNode(goals, resolve(cfg.resolve, world.kb, goals, state.query))
+        node = _SearchNode(
+            goals, resolve(cfg.resolve, world.kb, goals, state.query)
+        )
     return _transition(cfg, state, action, node)
 
 
@@ -233,7 +257,14 @@ def make_observation(
         successors=successors.goals,
         rule=successors.rule,
         action_mask=torch.cat([successors.mask, end_is_legal], 1),
-        dead_end=derivability.dead_end_mask(world.derivability_index, sizes, cfg.max_height, query, goals, successors),
+        dead_end=derivability.dead_end_mask(
+            world.derivability_index,
+            sizes,
+            cfg.max_height,
+            query,
+            goals,
+            successors,
+        ),
         query=query,
         query_is_fact=kbase.contains(world.kb, sizes, query.long()),
         remaining_depth=remaining,
@@ -254,11 +285,15 @@ def environment(cfg: ProverEnvConfig) -> Environment:
         sample_reset=sample_reset,
         reset_from_sample=reset_from_sample,
         # With the oracle a step resolves nothing, so there is nothing to share with the restart.
-        step_with_autoreset=step_with_autoreset if cfg.fact_selection == "policy" else None,
+        step_with_autoreset=step_with_autoreset
+        if cfg.fact_selection == "policy"
+        else None,
     )
 
 
-def terminal_reward(cfg: ProverEnvConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]) -> F32[Tensor, "B"]:
+def terminal_reward(
+    cfg: ProverEnvConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]
+) -> F32[Tensor, "B"]:
     """The reward at the end of a search, under the scheme `cfg.reward`.
 
     proof: +1 for a proved positive, else 0. signed: +1 for a proved positive and -1 for a proved negative, else 0.
@@ -297,9 +332,12 @@ def _single_goal(cfg: ProverEnvConfig, query: I32[Tensor, "B W"]) -> Goals:
     return Goals(atoms, height.expand(-1, max_goals).contiguous())
 
 
-def _fresh_state(reset_sample: ResetSample, goals: Goals, successors: Successors) -> EnvState:
+def _fresh_state(
+    reset_sample: ResetSample, goals: Goals, successors: Successors
+) -> EnvState:
     """The state before the first action."""
-    zero = torch.zeros_like(reset_sample.query[:, 0])  # also the status: RUNNING is 0
+    # also the status: RUNNING is 0
+    zero = torch.zeros_like(reset_sample.query[:, 0])
     return EnvState(
         goals=goals,
         successors=successors,
@@ -311,7 +349,9 @@ def _fresh_state(reset_sample: ResetSample, goals: Goals, successors: Successors
     )
 
 
-def _successor_slot(state: EnvState, action: I64[Tensor, "B"]) -> I64[Tensor, "B 1"]:
+def _successor_slot(
+    state: EnvState, action: I64[Tensor, "B"]
+) -> I64[Tensor, "B 1"]:
     """The slot of the chosen successor; an arbitrary valid slot where the action is END."""
     n_slots = state.successors.mask.shape[1]
     slot = action.clamp(0, n_slots - 1)
@@ -322,10 +362,17 @@ def _chosen_goals(state: EnvState, action: I64[Tensor, "B"]) -> Goals:
     """The goal list of each row's chosen successor."""
     slot = _successor_slot(state, action)
     goals = state.successors.goals
-    return Goals(_gather_slot(goals.atoms, slot), _gather_slot(goals.height, slot))
+    return Goals(
+        _gather_slot(goals.atoms, slot), _gather_slot(goals.height, slot)
+    )
 
 
-def _apply_rule_by_index(cfg: ProverEnvConfig, world: World, state: EnvState, action: I64[Tensor, "B"]) -> _SearchNode:
+def _apply_rule_by_index(
+    cfg: ProverEnvConfig,
+    world: World,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+) -> _SearchNode:
     """The node after a rule choice if facts come from the derivability index.
 
     The goal list is empty, which means proved, where the chosen rule derives the root, and unchanged elsewhere. There
@@ -347,12 +394,17 @@ def _apply_rule_by_index(cfg: ProverEnvConfig, world: World, state: EnvState, ac
 
 
 def _transition(
-    cfg: ProverEnvConfig, state: EnvState, action: I64[Tensor, "B"], node: _SearchNode
+    cfg: ProverEnvConfig,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    node: _SearchNode,
 ) -> tuple[EnvState, Timestep]:
     """The next state and the transition, given the node that a row reaches if its action is a legal successor."""
     # A running row moves, or ends its search by END or by an illegal action.
     active = state.status == RUNNING
-    legal = state.successors.mask.gather(1, _successor_slot(state, action)).squeeze(1)
+    legal = state.successors.mask.gather(
+        1, _successor_slot(state, action)
+    ).squeeze(1)
     moves = active & (action < cfg.resolve.max_successors) & legal
     ends = active & ~moves
 
@@ -373,7 +425,9 @@ def _transition(
     # A dropped successor could have been the proof, so an overflowed row is neither rewarded nor punished.
     terminated = next_state.status != RUNNING
     is_rewarded = active & terminated & ~next_state.overflow
-    reward = terminal_reward(cfg, next_state.status == PROVED, state.is_positive)
+    reward = terminal_reward(
+        cfg, next_state.status == PROVED, state.is_positive
+    )
     timestep = Timestep(
         reward=torch.where(is_rewarded, reward, 0.0),
         terminated=terminated,
@@ -383,7 +437,10 @@ def _transition(
 
 
 def _status(
-    cfg: ProverEnvConfig, node: _SearchNode, depth: I32[Tensor, "B"], ends: Bool[Tensor, "B"]
+    cfg: ProverEnvConfig,
+    node: _SearchNode,
+    depth: I32[Tensor, "B"],
+    ends: Bool[Tensor, "B"],
 ) -> I32[Tensor, "B"]:
     """The status of each row after a step. Later lines take precedence: a proof at the depth limit is a proof."""
     has_no_successor = ~node.successors.mask.any(-1)

@@ -20,7 +20,14 @@ from funcppo import random, tree
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import Goals
-from funcppo.nets.base import CATEGORICAL, Agent, Dense, Distribution, dense, init_dense
+from funcppo.nets.base import (
+    CATEGORICAL,
+    Agent,
+    Dense,
+    Distribution,
+    dense,
+    init_dense,
+)
 from funcppo.prover.env import Observation, World
 from funcppo.types import F32, I32, I64, Bool
 
@@ -31,7 +38,9 @@ CONFIDENCE_CLIP = 0.01
 class ApplyDense(Protocol):
     """A dense layer with the dtype of its matrix product already chosen."""
 
-    def __call__(self, params: Dense, x: F32[Tensor, "... In"]) -> F32[Tensor, "... Out"]:
+    def __call__(
+        self, params: Dense, x: F32[Tensor, "... In"]
+    ) -> F32[Tensor, "... Out"]:
         """x W + b."""
         ...
 
@@ -70,15 +79,20 @@ class Params(NamedTuple):
 
     term_embedding: F32[Tensor, "C1 D"]  # constants, then canonical variables
     predicate_embedding: F32[Tensor, "P1 D"]
-    position_embedding: F32[Tensor, "J D"]  # one per argument position, from the first argument on
+    # one per argument position, from the first argument on
+    position_embedding: F32[Tensor, "J D"]
     height_embedding: F32[Tensor, "H1 D"]  # heights 0 to max_height
-    rule_embedding: F32[Tensor, "R1 D"]  # row 0 stands for every fact, row r + 1 for rule r
-    dead_end_embedding: F32[Tensor, "D"]  # added to a successor that leads to no proof
+    # row 0 stands for every fact, row r + 1 for rule r
+    rule_embedding: F32[Tensor, "R1 D"]
+    # added to a successor that leads to no proof
+    dead_end_embedding: F32[Tensor, "D"]
     successor_layer: Dense  # D to H, the vector of a successor
     state_layer: Dense  # 3 D + 1 to H, features of the state
-    hidden_layer: Dense  # 2 H to H, the state together with the mean of its successors
+    # 2 H to H, the state together with the mean of its successors
+    hidden_layer: Dense
     residual_blocks: tuple[Dense, ...]  # H to H each
-    score_projection: Dense  # H to H, the vector that successors are scored against
+    # H to H, the vector that successors are scored against
+    score_projection: Dense
     end_head: Dense  # H to 1, the logit of END
     value_head: Dense  # H to 1
 
@@ -86,15 +100,19 @@ class Params(NamedTuple):
 class _SuccessorVectors(NamedTuple):
     """The vectors of each state's successors, stored one by one or as indices into a shared table."""
 
-    vectors: F32[Tensor, "B S H"] | F32[Tensor, "V H"]  # one per successor; or, if there is an index, the table
-    table_index: I64[Tensor, "B S"] | None  # row of the table for each successor
+    # one per successor; or, if there is an index, the table
+    vectors: F32[Tensor, "B S H"] | F32[Tensor, "V H"]
+    # row of the table for each successor
+    table_index: I64[Tensor, "B S"] | None
 
 
 class ProverOutput(NamedTuple):
     """The policy over S successors and END, the policy before training, and the value."""
 
-    logits: F32[Tensor, "B S1"]  # the smallest finite number where an action is illegal
-    prior_logits: F32[Tensor, "B S1"]  # likewise; from the rule confidences alone
+    # the smallest finite number where an action is illegal
+    logits: F32[Tensor, "B S1"]
+    # likewise; from the rule confidences alone
+    prior_logits: F32[Tensor, "B S1"]
     value: F32[Tensor, "B"]
 
 
@@ -110,7 +128,8 @@ def init(cfg: ProverNetworkConfig, key: I64[Tensor, "2"]) -> Params:
         return 2.0 * random.uniform(keys[key_index], (n_rows, embed_dim)) - 1.0
 
     residual_blocks = [
-        init_dense(random.fold_in(keys[6], i), hidden_dim, hidden_dim) for i in range(cfg.n_residual_blocks)
+        init_dense(random.fold_in(keys[6], i), hidden_dim, hidden_dim)
+        for i in range(cfg.n_residual_blocks)
     ]
     return Params(
         term_embedding=init_table(0, 1 + sizes.n_constants + cfg.n_variables),
@@ -130,7 +149,9 @@ def init(cfg: ProverNetworkConfig, key: I64[Tensor, "2"]) -> Params:
     )
 
 
-def apply(cfg: ProverNetworkConfig, world: World, params: Params, obs: Observation) -> ProverOutput:
+def apply(
+    cfg: ProverNetworkConfig, world: World, params: Params, obs: Observation
+) -> ProverOutput:
     """The policy logits, prior logits and value of each state.
 
         logits = log-odds of the rule's confidence (0 for facts and END) + output of the network
@@ -183,7 +204,10 @@ def negative_kl_to_prior(out: ProverOutput) -> F32[Tensor, "B"]:
 
 
 KL_REGULARISED_CATEGORICAL = Distribution(
-    sample=CATEGORICAL.sample, log_prob=CATEGORICAL.log_prob, entropy=negative_kl_to_prior, mode=CATEGORICAL.mode
+    sample=CATEGORICAL.sample,
+    log_prob=CATEGORICAL.log_prob,
+    entropy=negative_kl_to_prior,
+    mode=CATEGORICAL.mode,
 )
 
 
@@ -199,7 +223,9 @@ def agent(cfg: ProverNetworkConfig) -> Agent:
 
 
 def rule_prior_logits(
-    kb: KnowledgeBase, rule: I32[Tensor, "B S"], leave_one_out: Bool[Tensor, "B 1"]
+    kb: KnowledgeBase,
+    rule: I32[Tensor, "B S"],
+    leave_one_out: Bool[Tensor, "B 1"],
 ) -> F32[Tensor, "B S"]:
     """Log-odds of each rule's train confidence, 0 for facts.
 
@@ -224,7 +250,9 @@ def _confidence_log_odds(confidence: F32[Tensor, "R"]) -> F32[Tensor, "R"]:
     return torch.logit(clipped)
 
 
-def exceeds_capacity(cfg: ProverNetworkConfig, mask: Bool[Tensor, "B S1"]) -> Bool[Tensor, "B"]:
+def exceeds_capacity(
+    cfg: ProverNetworkConfig, mask: Bool[Tensor, "B S1"]
+) -> Bool[Tensor, "B"]:
     """Rows of a batch with a successor beyond the capacity, whose logits have no meaning.
 
     Args:
@@ -237,24 +265,34 @@ def exceeds_capacity(cfg: ProverNetworkConfig, mask: Bool[Tensor, "B S1"]) -> Bo
     return (n_successors > 0) & (n_used > cfg.capacity)
 
 
-def _within_capacity(cfg: ProverNetworkConfig, obs: Observation) -> Bool[Tensor, "B"]:
+def _within_capacity(
+    cfg: ProverNetworkConfig, obs: Observation
+) -> Bool[Tensor, "B"]:
     return ~exceeds_capacity(cfg, obs.action_mask)
 
 
 def _successor_vectors(
-    layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation, capacity: int | None
+    layer: ApplyDense,
+    kb: KnowledgeBase,
+    params: Params,
+    obs: Observation,
+    capacity: int | None,
 ) -> _SuccessorVectors:
     """The vector of every successor, by the cheapest of three ways."""
     successors_have_goals = obs.successors.atoms.shape[2] > 0
     if not successors_have_goals:
         return _rule_vectors(layer, kb, params, obs)
     if capacity is None:
-        vectors = _embed_successors(layer, params, obs.successors, obs.rule, obs.dead_end)
+        vectors = _embed_successors(
+            layer, params, obs.successors, obs.rule, obs.dead_end
+        )
         return _SuccessorVectors(vectors, None)
     return _ragged_successor_vectors(layer, params, obs, capacity)
 
 
-def _ragged_successor_vectors(layer: ApplyDense, params: Params, obs: Observation, capacity: int) -> _SuccessorVectors:
+def _ragged_successor_vectors(
+    layer: ApplyDense, params: Params, obs: Observation, capacity: int
+) -> _SuccessorVectors:
     """The vectors of the first `capacity` successors of the batch; zero for empty slots and for those beyond."""
     mask = obs.action_mask[:, :-1]
     n_slots = mask.numel()
@@ -262,7 +300,10 @@ def _ragged_successor_vectors(layer: ApplyDense, params: Params, obs: Observatio
 
     # An unused position is n_slots: it reads the last slot, and writes a row that is cut off at the end.
     readable = position.clamp_max(n_slots - 1)
-    goals, rule, dead_end = tree.map(lambda x: x.flatten(0, 1)[readable], (obs.successors, obs.rule, obs.dead_end))
+    goals, rule, dead_end = tree.map(
+        lambda x: x.flatten(0, 1)[readable],
+        (obs.successors, obs.rule, obs.dead_end),
+    )
     vectors = _embed_successors(layer, params, goals, rule, dead_end)
 
     # Scatter in the forward pass so the backward pass is a gather; a forward gather would need an atomic scatter-add.
@@ -272,7 +313,9 @@ def _ragged_successor_vectors(layer: ApplyDense, params: Params, obs: Observatio
     return _SuccessorVectors(all_slots.view(*mask.shape, -1), None)
 
 
-def _filled_positions(mask: Bool[Tensor, "B S"], capacity: int) -> I64[Tensor, "C"]:
+def _filled_positions(
+    mask: Bool[Tensor, "B S"], capacity: int
+) -> I64[Tensor, "C"]:
     """Flat positions of the first `capacity` true entries, in order; `mask.numel()` for the rest."""
     n_slots = mask.numel()
     filled = mask.flatten()
@@ -285,7 +328,11 @@ def _filled_positions(mask: Bool[Tensor, "B S"], capacity: int) -> I64[Tensor, "
 
 
 def _embed_successors(
-    layer: ApplyDense, params: Params, goals: Goals, rule: I32[Tensor, "..."], dead_end: Bool[Tensor, "..."]
+    layer: ApplyDense,
+    params: Params,
+    goals: Goals,
+    rule: I32[Tensor, "..."],
+    dead_end: Bool[Tensor, "..."],
 ) -> F32[Tensor, "... H"]:
     """The vectors of successors: their goals, the rule that makes them, and whether they lead to no proof."""
     goal_vector = _embed_goals(params, goals)
@@ -296,7 +343,9 @@ def _embed_successors(
     return gelu(layer(params.successor_layer, vector))
 
 
-def _rule_vectors(layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation) -> _SuccessorVectors:
+def _rule_vectors(
+    layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation
+) -> _SuccessorVectors:
     """The vectors of successors without goals, where a rule stands for its body as written.
 
     Such a vector depends on the rule and on being a dead end alone, so a table with both variants of every rule holds
@@ -321,7 +370,9 @@ def _rule_vectors(layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Obs
     return _SuccessorVectors(table, table_index.long())
 
 
-def _masked_mean(successor: _SuccessorVectors, legal: Bool[Tensor, "B S"]) -> F32[Tensor, "B H"]:
+def _masked_mean(
+    successor: _SuccessorVectors, legal: Bool[Tensor, "B S"]
+) -> F32[Tensor, "B H"]:
     """The mean vector of each state's legal successors, zero where there are none."""
     vectors, table_index = successor
     weight = legal.to(vectors.dtype)
@@ -336,7 +387,9 @@ def _masked_mean(successor: _SuccessorVectors, legal: Bool[Tensor, "B S"]) -> F3
     return total / n_legal.clamp_min(1.0)
 
 
-def _inner_products(successor: _SuccessorVectors, against: F32[Tensor, "B H"]) -> F32[Tensor, "B S"]:
+def _inner_products(
+    successor: _SuccessorVectors, against: F32[Tensor, "B H"]
+) -> F32[Tensor, "B S"]:
     """The inner product of each successor's vector with the vector of its own state."""
     vectors, table_index = successor
     if table_index is None:
@@ -347,7 +400,10 @@ def _inner_products(successor: _SuccessorVectors, against: F32[Tensor, "B H"]) -
 
 
 def _state_vector(
-    layer: ApplyDense, params: Params, obs: Observation, mean_successor: F32[Tensor, "B H"]
+    layer: ApplyDense,
+    params: Params,
+    obs: Observation,
+    mean_successor: F32[Tensor, "B H"],
 ) -> F32[Tensor, "B H"]:
     """The vector of each state: its goals, its query, the depth left, and the mean of its successors."""
     root_height = torch.zeros_like(obs.query[:, 0])
@@ -365,12 +421,16 @@ def _state_vector(
     return state
 
 
-def _query_product(params: Params, query: I32[Tensor, "B W"]) -> F32[Tensor, "B D"]:
+def _query_product(
+    params: Params, query: I32[Tensor, "B W"]
+) -> F32[Tensor, "B D"]:
     """The elementwise product of predicate and arguments, which a bilinear link predictor (DistMult) scores by."""
     predicate = query[:, 0].long()
     argument = query[:, 1:].long()
     is_argument = (argument > 0)[..., None]
-    argument_vectors = torch.where(is_argument, params.term_embedding[argument], 1.0)
+    argument_vectors = torch.where(
+        is_argument, params.term_embedding[argument], 1.0
+    )
     return params.predicate_embedding[predicate] * argument_vectors.prod(1)
 
 
@@ -382,7 +442,9 @@ def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
     return atom_vectors.sum(-2)
 
 
-def _embed_atoms(params: Params, atoms: I32[Tensor, "... W"], height: I32[Tensor, "..."]) -> F32[Tensor, "... D"]:
+def _embed_atoms(
+    params: Params, atoms: I32[Tensor, "... W"], height: I32[Tensor, "..."]
+) -> F32[Tensor, "... D"]:
     """gelu(predicate + height + sum over arguments j of position_j * term_j)."""
     # Small tables are combined before the lookups: one lookup per argument, and one for predicate and height.
     n_heights = params.height_embedding.shape[0]

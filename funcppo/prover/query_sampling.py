@@ -17,7 +17,8 @@ from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.random import integer_from_key, unit_from_key
 from funcppo.types import I64, Bool
 
-CORRUPTION_ATTEMPTS = 8  # corruptions sampled for a negative before it counts as failed
+# corruptions sampled for a negative before it counts as failed
+CORRUPTION_ATTEMPTS = 8
 
 # Positions of the random words of one query. Every use has a word of its own, so that no two uses are correlated.
 _POSITIVE_WORD, _FACT_WORD, _HARD_WORD, _HARD_ROW_WORD = range(4)
@@ -30,14 +31,16 @@ class TrainingQueries(NamedTuple):
 
     query: I64[Tensor, "B W"]  # the atoms
     label: Bool[Tensor, "B"]  # true for a train fact
-    corruption_failed: Bool[Tensor, "B"]  # meant as a negative, but every corruption tried was a train fact
+    # meant as a negative, but every corruption tried was a train fact
+    corruption_failed: Bool[Tensor, "B"]
 
 
 class _Corruptions(NamedTuple):
     """One corrupted train fact per row."""
 
     atom: I64[Tensor, "B W"]
-    is_fact: Bool[Tensor, "B"]  # all attempts were train facts, so `atom` is one too
+    # all attempts were train facts, so `atom` is one too
+    is_fact: Bool[Tensor, "B"]
 
 
 def sample_training_queries(
@@ -71,7 +74,9 @@ def sample_training_queries(
     Raises:
       ValueError: a table that rows are sampled from is empty.
     """
-    if len(train) == 0 or (len(hard_negatives) == 0 and hard_negative_fraction > 0):
+    if len(train) == 0 or (
+        len(hard_negatives) == 0 and hard_negative_fraction > 0
+    ):
         raise ValueError(
             f"expected facts to sample queries from, got {len(train)} train facts and "
             f"{len(hard_negatives)} hard negatives"
@@ -86,12 +91,18 @@ def sample_training_queries(
 
     # Every row gets a corruption and, if there are any, a hard negative; which of them counts is selected below. The
     # work is the same for all rows, so shapes stay fixed.
-    attempt_words = words[:, _CORRUPTION_WORDS:].unflatten(1, (CORRUPTION_ATTEMPTS, _WORDS_PER_ATTEMPT))
+    attempt_words = words[:, _CORRUPTION_WORDS:].unflatten(
+        1, (CORRUPTION_ATTEMPTS, _WORDS_PER_ATTEMPT)
+    )
     corruption = _sample_corruptions(attempt_words, kb, sizes, train)
     negative = corruption.atom
-    is_hard = ~is_positive & (unit_from_key(words[:, _HARD_WORD]) < hard_negative_fraction)
+    is_hard = ~is_positive & (
+        unit_from_key(words[:, _HARD_WORD]) < hard_negative_fraction
+    )
     if len(hard_negatives):
-        hard_row = integer_from_key(words[:, _HARD_ROW_WORD], len(hard_negatives))
+        hard_row = integer_from_key(
+            words[:, _HARD_ROW_WORD], len(hard_negatives)
+        )
         hard_negative = hard_negatives[hard_row].to(torch.int64)
         negative = torch.where(is_hard[:, None], hard_negative, negative)
 
@@ -104,7 +115,10 @@ def sample_training_queries(
 
 
 def _sample_corruptions(
-    words: I64[Tensor, "B G 3 2"], kb: KnowledgeBase, sizes: KBSizes, train: I64[Tensor, "N W"]
+    words: I64[Tensor, "B G 3 2"],
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    train: I64[Tensor, "N W"],
 ) -> _Corruptions:
     """The first of G corruptions of each row that is not a fact, or the first of all if every one is.
 

@@ -17,7 +17,13 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
-from funcppo.logic import derivability, fixpoint, partial_fixpoint, resolve, triple_index
+from funcppo.logic import (
+    derivability,
+    fixpoint,
+    partial_fixpoint,
+    resolve,
+    triple_index,
+)
 from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.derivability import DerivabilityIndex
@@ -31,10 +37,14 @@ from funcppo.prover.env import World
 from funcppo.types import I32, I64
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
-CANDIDATE_HEIGHTS = (1, 2, 3)  # heights that are tried if the valid split chooses
-MAX_DERIVATIONS_PER_ATOM = 20  # the derivability index holds at most this many derivations times `max_atoms`
-MAX_SAMPLED_ATOMS = 500_000  # size of the sample of derived atoms, if T_P is too large to hold
-MIN_HEIGHT_GAIN = 0.005  # a greater height must prove more than this share of valid in addition to be chosen
+# heights that are tried if the valid split chooses
+CANDIDATE_HEIGHTS = (1, 2, 3)
+# the derivability index holds at most this many derivations times `max_atoms`
+MAX_DERIVATIONS_PER_ATOM = 20
+# size of the sample of derived atoms, if T_P is too large to hold
+MAX_SAMPLED_ATOMS = 500_000
+# a greater height must prove more than this share of valid in addition to be chosen
+MIN_HEIGHT_GAIN = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +108,9 @@ class _DerivedAtoms(NamedTuple):
     notes: list[str]
 
 
-def build_task(dataset: Dataset, cfg: ProverTaskConfig, device: str = "cpu") -> ProverTask:
+def build_task(
+    dataset: Dataset, cfg: ProverTaskConfig, device: str = "cpu"
+) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
     Thousands of rules make as many small joins, each of whose sizes the host must know before the next one starts.
@@ -112,27 +124,39 @@ def build_task(dataset: Dataset, cfg: ProverTaskConfig, device: str = "cpu") -> 
       ValueError: there are no rules, or T_P up to the requested height exceeds `cfg.max_atoms`.
     """
     if not len(dataset.rules):
-        raise ValueError(f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none")
+        raise ValueError(
+            f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none"
+        )
     kb, sizes = kbase.build(
         dataset.facts,
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
     )
-    kb = with_confidence(kb, sizes, object_identity=cfg.object_identity, smoothing=cfg.smoothing)
+    kb = with_confidence(
+        kb, sizes, object_identity=cfg.object_identity, smoothing=cfg.smoothing
+    )
 
     # What the rules derive, and who selects facts.
     choice = _choose_height(dataset, cfg, kb, sizes)
     derived = _derived_atoms(dataset, cfg, kb, sizes, choice)
-    fact_selection = _choose_fact_selection(dataset, cfg, choice.height, derived.derivability_index)
+    fact_selection = _choose_fact_selection(
+        dataset, cfg, choice.height, derived.derivability_index
+    )
     notes = [*dataset.notes, *choice.notes, *derived.notes]
     if derived.derivability_index is None:
-        notes.append("too many derivations to hold: the policy does not see which rules derive its goal")
+        notes.append(
+            "too many derivations to hold: the policy does not see which rules derive its goal"
+        )
 
     # What queries are ranked against.
     entity_pool, is_countries = _entity_pool(dataset)
-    known_triples = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
-    filter_index = triple_index.build_filter_index(sizes, derived.model, torch.from_numpy(known_triples), entity_pool)
+    known_triples = np.concatenate(
+        [dataset.facts, dataset.train, dataset.valid, dataset.test]
+    )
+    filter_index = triple_index.build_filter_index(
+        sizes, derived.model, torch.from_numpy(known_triples), entity_pool
+    )
 
     host_task = ProverTask(
         dataset=dataset,
@@ -164,7 +188,9 @@ def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
     )
 
 
-def _choose_height(dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes) -> _HeightChoice:
+def _choose_height(
+    dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes
+) -> _HeightChoice:
     """The height that is set or that the valid split chooses.
 
     Height 1 with T_P up to 0 is returned if not even one step of T_P can be held.
@@ -172,13 +198,19 @@ def _choose_height(dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, s
 
     def run(max_height: int) -> LeastModel:
         return fixpoint.least_model(
-            kb, sizes, max_height=max_height, max_atoms=cfg.max_atoms, object_identity=cfg.object_identity
+            kb,
+            sizes,
+            max_height=max_height,
+            max_atoms=cfg.max_atoms,
+            object_identity=cfg.object_identity,
         )
 
     if cfg.max_height is not None:
         model = run(cfg.max_height)
         if not model.complete and cfg.max_height > 1:
-            raise ValueError(f"{dataset.name}: T_P to height {cfg.max_height} {model.stop_reason}")
+            raise ValueError(
+                f"{dataset.name}: T_P to height {cfg.max_height} {model.stop_reason}"
+            )
         return _HeightChoice(cfg.max_height, model, [])
 
     model = run(max(CANDIDATE_HEIGHTS))
@@ -188,13 +220,25 @@ def _choose_height(dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, s
 
     # The smallest height that proves nearly as much of valid as the best one.
     shares = _provable_shares(model, dataset.valid, CANDIDATE_HEIGHTS[:deepest])
-    sufficient = [height for height, share in enumerate(shares, 1) if share >= max(shares) - MIN_HEIGHT_GAIN]
+    sufficient = [
+        height
+        for height, share in enumerate(shares, 1)
+        if share >= max(shares) - MIN_HEIGHT_GAIN
+    ]
     chosen = sufficient[0]
-    listing = ", ".join(f"{share:.3f} at {height}" for height, share in enumerate(shares, 1))
-    return _HeightChoice(chosen, run(chosen), [f"height {chosen} chosen: share of valid provable {listing}"])
+    listing = ", ".join(
+        f"{share:.3f} at {height}" for height, share in enumerate(shares, 1)
+    )
+    return _HeightChoice(
+        chosen,
+        run(chosen),
+        [f"height {chosen} chosen: share of valid provable {listing}"],
+    )
 
 
-def _provable_shares(model: LeastModel, split: np.ndarray, heights: tuple[int, ...]) -> list[float]:
+def _provable_shares(
+    model: LeastModel, split: np.ndarray, heights: tuple[int, ...]
+) -> list[float]:
     """The share of a split that is provable within each height; [0.0] if there are no heights."""
     if not heights:
         return [0.0]
@@ -209,7 +253,11 @@ def _provable_shares(model: LeastModel, split: np.ndarray, heights: tuple[int, .
 
 
 def _derived_atoms(
-    dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes, choice: _HeightChoice
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    choice: _HeightChoice,
 ) -> _DerivedAtoms:
     """All that the rules derive up to the chosen height; a part of it if T_P is too large to hold.
 
@@ -220,25 +268,34 @@ def _derived_atoms(
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
     if choice.model.complete:
-        index = derivability.build_derivability_index(kb, sizes, choice.model, choice.height, max_derivations)
+        index = derivability.build_derivability_index(
+            kb, sizes, choice.model, choice.height, max_derivations
+        )
         return _DerivedAtoms(choice.model, index, None, [])
 
     stop_reason = choice.model.stop_reason
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
-    sample = partial_fixpoint.priority_sample(kb, sizes, MAX_SAMPLED_ATOMS, cfg.object_identity)
-    part = partial_fixpoint.restricted_step(kb, sizes, queries, sample, max_derivations, cfg.object_identity)
+    sample = partial_fixpoint.priority_sample(
+        kb, sizes, MAX_SAMPLED_ATOMS, cfg.object_identity
+    )
+    part = partial_fixpoint.restricted_step(
+        kb, sizes, queries, sample, max_derivations, cfg.object_identity
+    )
     if part is None:
         raise ValueError(
             f"{dataset.name}: T_P to height 1 {stop_reason}; "
             f"the queries of valid and test need more than {max_derivations} derivations"
         )
     model, index = part
-    note = f"T_P to height 1 {stop_reason}: only the part that valid and test need is held, and a sample for training"
+    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
     return _DerivedAtoms(model, index, sample, [note])
 
 
 def _choose_fact_selection(
-    dataset: Dataset, cfg: ProverTaskConfig, height: int, index: DerivabilityIndex | None
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    height: int,
+    index: DerivabilityIndex | None,
 ) -> FactSelection:
     """The oracle at height 1 if the index is there, unless the policy is set; otherwise the policy.
 
@@ -247,11 +304,17 @@ def _choose_fact_selection(
     """
     oracle_is_possible = height == 1 and index is not None
     if cfg.fact_selection == "oracle" and not oracle_is_possible:
-        obstacle = f"height {height}" if height > 1 else "too many derivations to hold"
+        obstacle = (
+            f"height {height}" if height > 1 else "too many derivations to hold"
+        )
         raise ValueError(
             f"{dataset.name}: fact_selection=oracle: expected height 1 and all derivations, got {obstacle}"
         )
-    return "oracle" if oracle_is_possible and cfg.fact_selection != "policy" else "policy"
+    return (
+        "oracle"
+        if oracle_is_possible and cfg.fact_selection != "policy"
+        else "policy"
+    )
 
 
 def _entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
@@ -266,7 +329,9 @@ def _entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
     return torch.tensor(pool), is_countries
 
 
-def build_config(task: ProverTask, ppo: PPOConfig, matmul_dtype: torch.dtype | None = None) -> Config:
+def build_config(
+    task: ProverTask, ppo: PPOConfig, matmul_dtype: torch.dtype | None = None
+) -> Config:
     """The learner's configuration for a task: algorithm, environment and network.
 
     Args:
@@ -303,7 +368,11 @@ def build_config(task: ProverTask, ppo: PPOConfig, matmul_dtype: torch.dtype | N
         n_residual_blocks=cfg.n_residual_blocks,
         matmul_dtype=matmul_dtype,
     )
-    return Config(ppo=ppo, env=prover_env.environment(env_config), agent=network.agent(network_config))
+    return Config(
+        ppo=ppo,
+        env=prover_env.environment(env_config),
+        agent=network.agent(network_config),
+    )
 
 
 def _resolve_config(task: ProverTask) -> ResolveConfig:
@@ -335,7 +404,9 @@ def training_world(task: ProverTask) -> World:
     """
     cfg = task.cfg
     name = task.dataset.name
-    needs_corruptions = cfg.negatives_per_positive > 0 and cfg.hard_negative_fraction < 1.0
+    needs_corruptions = (
+        cfg.negatives_per_positive > 0 and cfg.hard_negative_fraction < 1.0
+    )
     if task.derived_sample is not None and needs_corruptions:
         raise ValueError(
             f"{name}: T_P is held in part: expected all negatives from its sample "
@@ -346,8 +417,12 @@ def training_world(task: ProverTask) -> World:
     head_predicates = task.kb.rules[:, 0, 0]
     positives = train[torch.isin(train[:, 0], head_predicates)]
     if not len(positives):
-        raise ValueError(f"{name}: expected a train fact with the predicate of a rule's head, got none")
-    return inference_world(task)._replace(positives=positives, hard_negatives=_hard_negatives(task))
+        raise ValueError(
+            f"{name}: expected a train fact with the predicate of a rule's head, got none"
+        )
+    return inference_world(task)._replace(
+        positives=positives, hard_negatives=_hard_negatives(task)
+    )
 
 
 def inference_world(task: ProverTask) -> World:
@@ -381,8 +456,12 @@ def false_negative_rate(task: ProverTask) -> float | None:
     if not len(negatives):
         return None
     sizes = task.sizes
-    held_out = torch.from_numpy(np.concatenate([task.dataset.valid, task.dataset.test])).to(negatives.device)
-    _, index = kbase.sort_and_index_atoms(held_out.long(), sizes.n_predicates, sizes.n_constants)
+    held_out = torch.from_numpy(
+        np.concatenate([task.dataset.valid, task.dataset.test])
+    ).to(negatives.device)
+    _, index = kbase.sort_and_index_atoms(
+        held_out.long(), sizes.n_predicates, sizes.n_constants
+    )
     is_true = kbase.find_atoms(index, sizes, negatives.long()) >= 0
     return float(is_true.float().mean())
 

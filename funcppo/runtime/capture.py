@@ -58,12 +58,16 @@ class PureStep(Protocol[State, OutputOf]):
 class CapturedStep(Generic[State, Output]):
     """A step and the buffers that it advances."""
 
-    state: State  # the buffers: read them between steps, and clone what must outlive the next step
-    step: Callable[[], Output]  # advances the state once; the output is valid until the next call
-    replay_mode: ReplayMode  # "none": the function is called, and its new state copied over the buffers
+    # the buffers: read them between steps, and clone what must outlive the next step
+    state: State
+    # advances the state once; the output is valid until the next call
+    step: Callable[[], Output]
+    # "none": the function is called, and its new state copied over the buffers
+    replay_mode: ReplayMode
     fallback_reason: str  # why the step is no CUDA graph; empty if it is one
     n_graphs: int  # CUDA graphs recorded
-    capture_ms: float  # time to record, without the warm-up and its compilations; 0 if nothing was recorded
+    # time to record, without the warm-up and its compilations; 0 if nothing was recorded
+    capture_ms: float
     fn: PureStep[State, Output]  # the function behind the step
 
     def load(self, state: State) -> None:
@@ -77,7 +81,11 @@ class CapturedStep(Generic[State, Output]):
 
 
 def capture(
-    fn: PureStep[State, Output], state: State, *, strict: bool = False, use_cuda_graph: bool = True
+    fn: PureStep[State, Output],
+    state: State,
+    *,
+    strict: bool = False,
+    use_cuda_graph: bool = True,
 ) -> CapturedStep[State, Output]:
     """Capture `fn` as a CUDA graph if state and device allow it; otherwise call `fn` itself, with the same copy-back.
 
@@ -97,7 +105,11 @@ def capture(
       CaptureError: `fn` returns a state of other shapes than it was given; or `strict`, and no graph can be captured.
     """
     buffers = _clone_contiguous(state)
-    reason = _reason_against_graph(tree.leaves(buffers)) if use_cuda_graph else "disabled by use_cuda_graph=False"
+    reason = (
+        _reason_against_graph(tree.leaves(buffers))
+        if use_cuda_graph
+        else "disabled by use_cuda_graph=False"
+    )
 
     if not reason:
         try:
@@ -129,7 +141,9 @@ def clear_graph_pools() -> None:
 
 
 def _clone_contiguous(state: State) -> State:
-    return tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
+    return tree.map(
+        lambda x: x.clone(memory_format=torch.contiguous_format), state
+    )
 
 
 def _reason_against_graph(leaves: list[Tensor]) -> str:
@@ -143,7 +157,9 @@ def _reason_against_graph(leaves: list[Tensor]) -> str:
     return ""
 
 
-def _capture_cuda_graph(fn: PureStep[State, Output], buffers: State) -> CapturedStep[State, Output]:
+def _capture_cuda_graph(
+    fn: PureStep[State, Output], buffers: State
+) -> CapturedStep[State, Output]:
     device = torch.cuda.current_device()
 
     # Warm up on a side stream: compile, load kernels, allocate their workspaces. None of that may happen in a capture.
@@ -159,7 +175,9 @@ def _capture_cuda_graph(fn: PureStep[State, Output], buffers: State) -> Captured
     graph = torch.cuda.CUDAGraph()
     pool = _memory_pools.setdefault(device, torch.cuda.graph_pool_handle())
     start = time.perf_counter()
-    with torch.cuda.graph(graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"):
+    with torch.cuda.graph(
+        graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"
+    ):
         out = _captured_region(fn, buffers)
     capture_ms = 1e3 * (time.perf_counter() - start)
 
@@ -174,7 +192,9 @@ def _capture_cuda_graph(fn: PureStep[State, Output], buffers: State) -> Captured
     )
 
 
-def _replay_graph(graph: torch.cuda.CUDAGraph, out: Output, keep_alive: object) -> Output:
+def _replay_graph(
+    graph: torch.cuda.CUDAGraph, out: Output, keep_alive: object
+) -> Output:
     """Launch the graph; returns its output buffers.
 
     Args:
@@ -188,7 +208,8 @@ def _captured_region(fn: PureStep[State, Output], buffers: State) -> Output:
     try:
         new_state, out = fn(buffers)
         return _write_back(buffers, new_state, out)
-    except Exception as error:  # explained here, because the end of a broken capture raises another error
+    # explained here, because the end of a broken capture raises another error
+    except Exception as error:
         raise CaptureError(_explain(error)) from error
 
 
@@ -204,10 +225,14 @@ def _write_back(old: State, new: State, out: Output) -> Output:
     A new leaf may be a view of any old leaf: two leaves swapped, rotated or passed through. Such leaves are cloned
     before the first one is overwritten. A leaf that is the very leaf it replaces is left alone.
     """
-    old_storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)}
+    old_storages = {
+        leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)
+    }
 
     def clone_if_aliased(x: Tensor) -> Tensor:
-        return x.clone() if x.untyped_storage().data_ptr() in old_storages else x
+        return (
+            x.clone() if x.untyped_storage().data_ptr() in old_storages else x
+        )
 
     out = tree.map(clone_if_aliased, out)
 
@@ -240,7 +265,9 @@ def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
     for i, (old_leaf, new_leaf) in enumerate(leaves):
         if _layout(new_leaf) != _layout(old_leaf):
             name = tree.paths(old)[i]
-            raise error_type(f"the step changes {name}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}")
+            raise error_type(
+                f"the step changes {name}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}"
+            )
 
 
 def _layout(x: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
@@ -276,7 +303,9 @@ def _explain(error: BaseException) -> str:
     """One line that says what cannot be captured, and where in the user's code."""
     lines = str(error).strip().splitlines()
     line = lines[0] if lines else ""
-    is_generator_error = "enerator" in line or "offset increment" in line.lower()
+    is_generator_error = (
+        "enerator" in line or "offset increment" in line.lower()
+    )
     is_capture_error = "captur" in line.lower()
     if is_generator_error:
         line = f"it draws from a torch.Generator that the graph does not know ({line})"
@@ -305,4 +334,8 @@ def _relative_to_cwd(filename: str) -> str:
     """A file name relative to the current folder if it is in there."""
     path = Path(filename)
     folder = Path.cwd()
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else filename
+    return (
+        str(path.relative_to(folder))
+        if path.is_relative_to(folder)
+        else filename
+    )

@@ -27,8 +27,16 @@ from torch.optim.adam import adam
 
 from funcppo import tree
 from funcppo.runtime import parallel_compile, stacked
-from funcppo.runtime.compile_cache import CachedFunction, InductorOptions, compile_events
-from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, check_output, check_update
+from funcppo.runtime.compile_cache import (
+    CachedFunction,
+    InductorOptions,
+    compile_events,
+)
+from funcppo.runtime.equivalence import (
+    DEFAULT_TOLERANCE,
+    check_output,
+    check_update,
+)
 from funcppo.runtime.protocols import (
     CaptureOutcome,
     Collect,
@@ -40,10 +48,14 @@ from funcppo.runtime.protocols import (
     TrainingState,
 )
 
-STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")  # from the fastest to the most robust
-ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")  # fields of `Parts`, compiled in this order
-SLOWEST_TO_COMPILE = "rollout_step"  # the part that this process compiles while others compile the rest
-FUSION_OPTIONS = {"online_softmax": False}  # a softmax over few actions would be a kernel of its own otherwise
+# from the fastest to the most robust
+STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
+# fields of `Parts`, compiled in this order
+ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
+# the part that this process compiles while others compile the rest
+SLOWEST_TO_COMPILE = "rollout_step"
+# a softmax over few actions would be a kernel of its own otherwise
+FUSION_OPTIONS = {"online_softmax": False}
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 
 Args = ParamSpec("Args")
@@ -57,7 +69,8 @@ Params = TypeVar("Params")
 Carry = TypeVar("Carry")
 Inputs = TypeVar("Inputs")
 
-_Calls = Mapping[str, tuple[object, ...]]  # the arguments of a call of each part, by the part's name
+# the arguments of a call of each part, by the part's name
+_Calls = Mapping[str, tuple[object, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +88,13 @@ class StrategyRecord:
     """How the training step runs on this machine, and why not faster."""
 
     strategy: str  # the one in use
-    failures: tuple[Failure, ...]  # of faster strategies, in the order of trial, and of rollout parts that run eagerly
+    # of faster strategies, in the order of trial, and of rollout parts that run eagerly
+    failures: tuple[Failure, ...]
     torch_version: str
     device: str
     backend: str  # of torch.compile
-    replay_mode: ReplayMode = "none"  # how the compiled step is replayed: see `capture.CapturedStep`
+    # how the compiled step is replayed: see `capture.CapturedStep`
+    replay_mode: ReplayMode = "none"
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -90,7 +105,10 @@ class SelectedStrategy(NamedTuple, Generic[Parts]):
 
 
 def compile_function(
-    fn: Callable[Args, Result], backend: str = "inductor", use_custom_passes: bool = True, **inductor_options: object
+    fn: Callable[Args, Result],
+    backend: str = "inductor",
+    use_custom_passes: bool = True,
+    **inductor_options: object,
 ) -> Callable[Args, Result]:
     """Compile a function as one graph of fixed shapes; a graph break is an error.
 
@@ -100,15 +118,22 @@ def compile_function(
       use_custom_passes: rewrite matrix products (`inductor/matmul_pass.py`), and fuse more than Inductor by default.
       **inductor_options: further options of Inductor.
     """
-    torch._dynamo.config.recompile_limit = max(MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(
+        MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
+    )
     if backend == "inductor":
         # Called with positional arguments only.
-        return cast("Callable[Args, Result]", _compile_with_inductor(fn, use_custom_passes, **inductor_options))
+        return cast(
+            "Callable[Args, Result]",
+            _compile_with_inductor(fn, use_custom_passes, **inductor_options),
+        )
     return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend)
 
 
 def _compile_with_inductor(
-    fn: Callable[..., Result], use_custom_passes: bool = True, **inductor_options: object
+    fn: Callable[..., Result],
+    use_custom_passes: bool = True,
+    **inductor_options: object,
 ) -> CachedFunction[Result]:
     # Imported here: an eager run can do without Inductor's 75 MB. The first import registers the lowering.
     from funcppo.runtime.inductor import threefry_lowering  # noqa: F401
@@ -144,7 +169,7 @@ def select_strategy(
         in one graph a compiler may hold the activations of all microbatches at once.
       backend: a backend of `torch.compile`.
       tolerance: largest relative difference from eager: see `equivalence.py`. Above the default, for products of low
-        precision, the rollout parts are not compared, because rounding turns some of the random choices.
+        precision, the rollout parts are not compared, because rounding changes some of the random choices.
 
     Returns:
       parts: the parts to run instead of the eager ones.
@@ -156,9 +181,13 @@ def select_strategy(
     """
     choices = ("auto", *STRATEGIES)
     if strategy not in choices:
-        raise ValueError(f"strategy: expected {', '.join(choices)}, got {strategy!r}")
+        raise ValueError(
+            f"strategy: expected {', '.join(choices)}, got {strategy!r}"
+        )
 
-    def make_record(selected: str, failures: tuple[Failure, ...]) -> StrategyRecord:
+    def make_record(
+        selected: str, failures: tuple[Failure, ...]
+    ) -> StrategyRecord:
         return StrategyRecord(
             strategy=selected,
             failures=failures,
@@ -172,21 +201,37 @@ def select_strategy(
 
     calls = _record_first_calls(collect, parts, cfg, world, state)
     candidates = _auto_strategies(cfg) if strategy == "auto" else (strategy,)
-    selector = _StrategySelector(backend=backend, tolerance=tolerance, raise_on_failure=strategy != "auto")
+    selector = _StrategySelector(
+        backend=backend,
+        tolerance=tolerance,
+        raise_on_failure=strategy != "auto",
+    )
 
     # Only one-graph compiles the minibatch step as a whole.
-    background_calls = calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
+    background_calls = (
+        calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
+    )
     with _compile_parts_in_background(parts, background_calls, backend) as wait:
         parts = selector.compile_rollout_parts(parts, calls, wait)
         collected = collect(cfg, world, state, parts)
-        update_args = (cfg, world, state.params, collected.batch, collected.scalars)
-        parts, selected = selector.compile_update_part(parts, candidates, update_args, collected)
+        update_args = (
+            cfg,
+            world,
+            state.params,
+            collected.batch,
+            collected.scalars,
+        )
+        parts, selected = selector.compile_update_part(
+            parts, candidates, update_args, collected
+        )
 
     failures = tuple(selector.failures)
     return SelectedStrategy(parts, make_record(selected, failures))
 
 
-def with_capture(record: StrategyRecord, captured: CaptureOutcome) -> StrategyRecord:
+def with_capture(
+    record: StrategyRecord, captured: CaptureOutcome
+) -> StrategyRecord:
     """The record of a strategy, extended by how its step is replayed, and why not as a CUDA graph if it is on a GPU."""
     failures = record.failures
     if captured.replay_mode == "none" and record.device.startswith("cuda"):
@@ -197,7 +242,9 @@ def with_capture(record: StrategyRecord, captured: CaptureOutcome) -> StrategyRe
             torch_version=torch.__version__,
         )
         failures = (*failures, failure)
-    return dataclasses.replace(record, replay_mode=captured.replay_mode, failures=failures)
+    return dataclasses.replace(
+        record, replay_mode=captured.replay_mode, failures=failures
+    )
 
 
 def _auto_strategies(cfg: TrainingConfig) -> tuple[str, ...]:
@@ -205,7 +252,11 @@ def _auto_strategies(cfg: TrainingConfig) -> tuple[str, ...]:
 
 
 def _record_first_calls(
-    collect: Collect[Config, World, State, Parts], parts: Parts, cfg: Config, world: World, state: State
+    collect: Collect[Config, World, State, Parts],
+    parts: Parts,
+    cfg: Config,
+    world: World,
+    state: State,
 ) -> _Calls:
     """Arguments of the first call of each rollout part and of the minibatch step, from an eager rollout of one step."""
     calls: dict[str, tuple[object, ...]] = {}
@@ -220,17 +271,25 @@ def _record_first_calls(
         return record_and_call
 
     recording_parts = {name: with_recording(name) for name in ROLLOUT_PARTS}
-    short_parts = dataclasses.replace(parts, scan=_scan_first_step, **recording_parts)
+    short_parts = dataclasses.replace(
+        parts, scan=_scan_first_step, **recording_parts
+    )
     collected = collect(cfg, world, state, short_parts)
 
     first_minibatch = stacked.item(collected.minibatches, 0)
     update_args = (cfg, world, state.params, collected.batch, collected.scalars)
-    calls["minibatch_step"] = (*update_args, collected.update_state, first_minibatch)
+    calls["minibatch_step"] = (
+        *update_args,
+        collected.update_state,
+        first_minibatch,
+    )
     return calls
 
 
 def _scan_first_step(
-    fn: Callable[[Carry, Inputs], tuple[Carry, Result]], carry: Carry, xs: Inputs
+    fn: Callable[[Carry, Inputs], tuple[Carry, Result]],
+    carry: Carry,
+    xs: Inputs,
 ) -> tuple[Carry, Result]:
     """As a scan, but the first step stands for all: its outputs are repeated along the leading axis."""
     n_steps = stacked.length(xs)
@@ -244,7 +303,9 @@ def _subset(calls: _Calls, names: tuple[str, ...]) -> _Calls:
 
 
 @contextmanager
-def _compile_parts_in_background(parts: TrainingParts, calls: _Calls, backend: str) -> Iterator[Callable[[], None]]:
+def _compile_parts_in_background(
+    parts: TrainingParts, calls: _Calls, backend: str
+) -> Iterator[Callable[[], None]]:
     """Compile the uncached parts, except the slowest, in other processes; yields a function that waits for these."""
     if backend != "inductor" or not parallel_compile.MAX_WORKERS:
         yield lambda: None
@@ -253,7 +314,9 @@ def _compile_parts_in_background(parts: TrainingParts, calls: _Calls, backend: s
     uncached: list[parallel_compile.Call] = []
     for name, args in calls.items():
         part = getattr(parts, name)
-        if name != SLOWEST_TO_COMPILE and not _compile_with_inductor(part).is_cached(*args):
+        if name != SLOWEST_TO_COMPILE and not _compile_with_inductor(
+            part
+        ).is_cached(*args):
             uncached.append((part, args))
     with parallel_compile.compile_in_background(uncached) as wait:
         yield wait
@@ -288,10 +351,13 @@ class _StrategySelector:
 
     backend: str
     tolerance: float
-    raise_on_failure: bool  # the strategy is chosen by name, so that its failure is an error
+    # the strategy is chosen by name, so that its failure is an error
+    raise_on_failure: bool
     failures: list[Failure] = field(default_factory=list)
 
-    def compile_rollout_parts(self, parts: Parts, calls: _Calls, wait: Callable[[], None]) -> Parts:
+    def compile_rollout_parts(
+        self, parts: Parts, calls: _Calls, wait: Callable[[], None]
+    ) -> Parts:
         """Compile the rollout parts; one that fails stays eager.
 
         Args:
@@ -300,36 +366,53 @@ class _StrategySelector:
         n_misses_before = _count_cache_misses()
         for name in ROLLOUT_PARTS:
             try:
-                attempt = partial(self._compile_rollout_part, name, parts, calls[name])
+                attempt = partial(
+                    self._compile_rollout_part, name, parts, calls[name]
+                )
                 parts = self.compile_with_fallback(attempt, name)
             except Exception as error:
                 self._handle_failure(name, error)
 
             # The next parts come from disk once the other processes have stored them. If this part was on disk too,
             # those have only just begun, and compiling here takes no longer than waiting.
-            if name == SLOWEST_TO_COMPILE and _count_cache_misses() > n_misses_before:
+            if (
+                name == SLOWEST_TO_COMPILE
+                and _count_cache_misses() > n_misses_before
+            ):
                 wait()
         return parts
 
     def compile_update_part(
-        self, parts: Parts, candidates: tuple[str, ...], args: tuple[object, ...], collected: CollectedData
+        self,
+        parts: Parts,
+        candidates: tuple[str, ...],
+        args: tuple[object, ...],
+        collected: CollectedData,
     ) -> tuple[Parts, str]:
         """Compile the minibatch step by the first candidate that works; returns the parts, and that strategy."""
         for strategy in candidates:
             try:
-                attempt = partial(self._compile_update, strategy, parts, args, collected)
+                attempt = partial(
+                    self._compile_update, strategy, parts, args, collected
+                )
                 return self.compile_with_fallback(attempt, strategy), strategy
             except Exception as error:
                 self._handle_failure(strategy, error)
-        raise AssertionError("unreachable: a failure of the eager update raises by itself")
+        raise AssertionError(
+            "unreachable: a failure of the eager update raises by itself"
+        )
 
-    def compile_with_fallback(self, attempt: CompileAttempt[Result], name: str) -> Result:
+    def compile_with_fallback(
+        self, attempt: CompileAttempt[Result], name: str
+    ) -> Result:
         """The result of `attempt` with custom passes; if that fails, record the failure and try without them."""
         if self.backend == "inductor" and name != "eager":
             try:
                 return attempt(use_custom_passes=True)
             except Exception as error:
-                self.failures.append(_failure(f"{name} with custom passes", error))
+                self.failures.append(
+                    _failure(f"{name} with custom passes", error)
+                )
         return attempt(use_custom_passes=False)
 
     def _handle_failure(self, name: str, error: Exception) -> None:
@@ -338,7 +421,11 @@ class _StrategySelector:
         self.failures.append(_failure(name, error))
 
     def _compile_rollout_part(
-        self, name: str, parts: Parts, args: tuple[object, ...], use_custom_passes: bool
+        self,
+        name: str,
+        parts: Parts,
+        args: tuple[object, ...],
+        use_custom_passes: bool,
     ) -> Parts:
         """The parts with one rollout part compiled, after a check on `args`."""
         eager: TensorFunction[object] = getattr(parts, name)
@@ -383,23 +470,35 @@ def _build_minibatch_step(
         gradient_fn = compile_part(parts.loss_gradient)
         return partial(
             parts.minibatch_step,
-            accumulate_gradients=partial(parts.accumulate_gradients, gradient_fn=gradient_fn),
+            accumulate_gradients=partial(
+                parts.accumulate_gradients, gradient_fn=gradient_fn
+            ),
             apply_gradients=compile_part(parts.apply_gradients),
         )
 
     if strategy == "forward":
-        gradient_fn = partial(_gradient_by_autograd, compile_part(parts.minibatch_loss))
+        gradient_fn = partial(
+            _gradient_by_autograd, compile_part(parts.minibatch_loss)
+        )
         return partial(
             parts.minibatch_step,
-            accumulate_gradients=partial(parts.accumulate_gradients, gradient_fn=gradient_fn),
-            apply_gradients=partial(parts.apply_gradients, adam_update=fused_adam),
+            accumulate_gradients=partial(
+                parts.accumulate_gradients, gradient_fn=gradient_fn
+            ),
+            apply_gradients=partial(
+                parts.apply_gradients, adam_update=fused_adam
+            ),
         )
 
     return parts.minibatch_step
 
 
 def _gradient_by_autograd(
-    loss: TensorFunction[tuple[Tensor, Result]], cfg: object, world: object, params: Params, *args: object
+    loss: TensorFunction[tuple[Tensor, Result]],
+    cfg: object,
+    world: object,
+    params: Params,
+    *args: object,
 ) -> tuple[Params, Result]:
     """The gradient of `loss` in `params` by the autograd engine, and the metrics of the loss."""
     leaves = [x.detach().requires_grad_() for x in tree.leaves(params)]
@@ -467,7 +566,11 @@ Moments = TypeVar("Moments", bound=AdamMoments)
 
 
 def fused_adam(
-    cfg: AdamSettings, grads: Params, state: Moments, params: Params, learning_rate: Tensor
+    cfg: AdamSettings,
+    grads: Params,
+    state: Moments,
+    params: Params,
+    learning_rate: Tensor,
 ) -> tuple[Params, Moments]:
     """The new parameters and the new state after one step, as `optim.update`, by PyTorch's fused kernel.
 

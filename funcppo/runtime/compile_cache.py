@@ -31,10 +31,23 @@ from funcppo import tree
 PACKAGE_DIR = Path(__file__).parents[1]
 MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
 MAX_MEMOIZED_CONFIGS = 256  # serialized configs in memory
-IGNORED_ENV_VARS = {"TORCH_WARM_POOL", "TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_PATH"}  # PyTorch sets them as it runs
-ALLOWED_PACKAGES = {PACKAGE_DIR.name, "torch", "builtins", "collections", "functools"}  # what a cache key may refer to
+# PyTorch sets them as it runs
+IGNORED_ENV_VARS = {
+    "TORCH_WARM_POOL",
+    "TRITON_LIBDEVICE_PATH",
+    "TRITON_PTXAS_PATH",
+}
+# what a cache key may refer to
+ALLOWED_PACKAGES = {
+    PACKAGE_DIR.name,
+    "torch",
+    "builtins",
+    "collections",
+    "functools",
+}
 
-InductorOptions = dict[str, Any]  # options of `torch.compile` and of Inductor's config, by name
+# options of `torch.compile` and of Inductor's config, by name
+InductorOptions = dict[str, Any]
 
 Result = TypeVar("Result")
 Option = TypeVar("Option")
@@ -50,7 +63,12 @@ class TensorSpecPickler(pickle.Pickler):
     One tensor in several places stays one tensor in several places.
     """
 
-    def __init__(self, file: IO[bytes], allowed_packages: set[str] | None = None, allow_tensors: bool = True) -> None:
+    def __init__(
+        self,
+        file: IO[bytes],
+        allowed_packages: set[str] | None = None,
+        allow_tensors: bool = True,
+    ) -> None:
         """Write to `file`.
 
         Args:
@@ -62,7 +80,8 @@ class TensorSpecPickler(pickle.Pickler):
           PicklingError: by `dump`, when something is not allowed.
         """
         super().__init__(file)
-        self.fast = True  # no memo: equal settings become equal bytes, whatever strings they share
+        # no memo: equal settings become equal bytes, whatever strings they share
+        self.fast = True
         self._allowed_packages = allowed_packages
         self._allow_tensors = allow_tensors
         self._alias_numbers: dict[int, int] = {}
@@ -72,9 +91,19 @@ class TensorSpecPickler(pickle.Pickler):
         if not isinstance(obj, Tensor):
             return None
         if not self._allow_tensors:
-            raise pickle.PicklingError("expected no tensor among the settings, got one")
-        number = self._alias_numbers.setdefault(id(obj), len(self._alias_numbers))
-        return number, tuple(obj.shape), obj.stride(), obj.dtype, str(obj.device)
+            raise pickle.PicklingError(
+                "expected no tensor among the settings, got one"
+            )
+        number = self._alias_numbers.setdefault(
+            id(obj), len(self._alias_numbers)
+        )
+        return (
+            number,
+            tuple(obj.shape),
+            obj.stride(),
+            obj.dtype,
+            str(obj.device),
+        )
 
     def reducer_override(self, obj: object) -> Any:
         """Default pickling, except that functions and classes of other packages raise an error."""
@@ -82,7 +111,9 @@ class TensorSpecPickler(pickle.Pickler):
         if self._allowed_packages is not None and isinstance(module, str):
             package = module.partition(".")[0]
             if package not in self._allowed_packages:
-                raise pickle.PicklingError(f"expected one of {sorted(self._allowed_packages)}, got {module}")
+                raise pickle.PicklingError(
+                    f"expected one of {sorted(self._allowed_packages)}, got {module}"
+                )
         return NotImplemented
 
 
@@ -92,24 +123,29 @@ class CompileEvent(NamedTuple):
     name: str  # of the function
     seconds: float  # time to compile, or to load
     cache_hit: bool  # the code was on disk, so nothing was compiled
-    recompile_reason: str  # what differs from the calls before; empty for the first
+    # what differs from the calls before; empty for the first
+    recompile_reason: str
 
 
 class _CallKey(NamedTuple):
     """What calls must have in common to share code."""
 
     structure: object  # of the arguments
-    leaves: tuple[_TensorKey | bytes, ...]  # tensors by their specification, settings serialized
+    # tensors by their specification, settings serialized
+    leaves: tuple[_TensorKey | bytes, ...]
     settings: tuple[object, ...]  # global settings of PyTorch
 
 
-compile_events: list[CompileEvent] = []  # all requests of this process, in order
+# all requests of this process, in order
+compile_events: list[CompileEvent] = []
 
 
 class CachedFunction(Generic[Result]):
     """A function that is compiled once for each kind of arguments: for all processes if it belongs to this package."""
 
-    def __init__(self, fn: Callable[..., Result], options: InductorOptions | None) -> None:
+    def __init__(
+        self, fn: Callable[..., Result], options: InductorOptions | None
+    ) -> None:
         """Compile nothing yet.
 
         Args:
@@ -118,8 +154,11 @@ class CachedFunction(Generic[Result]):
         """
         self._fn = fn
         self._options = options or {}
-        self._function_id = _serialize(fn)  # None: a function of another package, or a closure
-        self._guarded = torch.compile(fn, fullgraph=True, dynamic=False, options=options)
+        # None: a function of another package, or a closure
+        self._function_id = _serialize(fn)
+        self._guarded = torch.compile(
+            fn, fullgraph=True, dynamic=False, options=options
+        )
         self._code_by_key: dict[_CallKey, Callable[..., Result]] = {}
 
     def __call__(self, *args: object) -> Result:
@@ -142,44 +181,75 @@ class CachedFunction(Generic[Result]):
         path = self._cache_path(args)
         return path is not None and os.path.exists(path)
 
-    def _load_or_compile(self, key: _CallKey, args: tuple[object, ...]) -> Callable[..., Result]:
+    def _load_or_compile(
+        self, key: _CallKey, args: tuple[object, ...]
+    ) -> Callable[..., Result]:
         limit = torch._dynamo.config.recompile_limit
         if len(self._code_by_key) >= limit:
             reason = self._recompile_reason(key, args)
-            raise RuntimeError(f"{self._fn}: compiled {limit} times, the last because {reason}")
+            raise RuntimeError(
+                f"{self._fn}: compiled {limit} times, the last because {reason}"
+            )
 
         path = self._cache_path(args)
         reason = self._recompile_reason(key, args)
         start = time.perf_counter()
-        if reason and torch._dynamo.eval_frame._stance.stance == "fail_on_recompile":
-            raise RuntimeError(f"{self._fn}: to be compiled again, because {reason}")
+        if (
+            reason
+            and torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+        ):
+            raise RuntimeError(
+                f"{self._fn}: to be compiled again, because {reason}"
+            )
         if path is None:
             return self._guarded
 
         loaded = _load_code(path)
-        code = loaded if loaded is not None else self._compile_ahead_of_time(args)
+        code = (
+            loaded if loaded is not None else self._compile_ahead_of_time(args)
+        )
         if code is self._guarded:  # which PyTorch counts and reports itself
             return code
 
         name = getattr(self._fn, "__name__", repr(self._fn))
         seconds = time.perf_counter() - start
-        compile_events.append(CompileEvent(name, seconds, cache_hit=loaded is not None, recompile_reason=reason))
+        compile_events.append(
+            CompileEvent(
+                name,
+                seconds,
+                cache_hit=loaded is not None,
+                recompile_reason=reason,
+            )
+        )
         if loaded is None and _sources_unchanged():
             _save_code(path, code)
         return code
 
-    def _compile_ahead_of_time(self, args: tuple[object, ...]) -> Callable[..., Result]:
+    def _compile_ahead_of_time(
+        self, args: tuple[object, ...]
+    ) -> Callable[..., Result]:
         """Code that can be saved; where there is none, code with guards."""
         # Without guards: the keys tell calls apart, and most of what a guard refers to cannot be saved.
-        options: InductorOptions = {**self._options, "guard_filter_fn": lambda guards: [False] * len(guards)}
-        with torch._dynamo.config.patch(enable_aot_compile=True, specialize_float=True):
-            unguarded = torch.compile(self._fn, fullgraph=True, dynamic=False, options=options)
+        options: InductorOptions = {
+            **self._options,
+            "guard_filter_fn": lambda guards: [False] * len(guards),
+        }
+        with torch._dynamo.config.patch(
+            enable_aot_compile=True, specialize_float=True
+        ):
+            unguarded = torch.compile(
+                self._fn, fullgraph=True, dynamic=False, options=options
+            )
             try:
                 return _trace_and_compile(unguarded, args)
-            except Exception as error:  # if the function itself cannot be compiled, calling it says so
+            # if the function itself cannot be compiled, calling it says so
+            except Exception as error:
                 lines = str(error).splitlines()
                 line = lines[0] if lines else ""
-                warnings.warn(f"{self._fn}: not compiled ahead of time, so not cached: {line}", stacklevel=2)
+                warnings.warn(
+                    f"{self._fn}: not compiled ahead of time, so not cached: {line}",
+                    stacklevel=2,
+                )
                 return self._guarded
 
     def _cache_path(self, args: tuple[object, ...]) -> Path | None:
@@ -192,9 +262,17 @@ class CachedFunction(Generic[Result]):
         if serialized_args is None:
             return None
 
-        options = [(name, _option_key(value)) for name, value in self._options.items()]
+        options = [
+            (name, _option_key(value)) for name, value in self._options.items()
+        ]
         options.sort()
-        key = (self._function_id, serialized_args, options, _global_torch_settings(), _environment_key(args))
+        key = (
+            self._function_id,
+            serialized_args,
+            options,
+            _global_torch_settings(),
+            _environment_key(args),
+        )
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
         return Path(cache_dir()) / PACKAGE_DIR.name / digest[:32]
 
@@ -211,14 +289,18 @@ class CachedFunction(Generic[Result]):
         return "PyTorch's settings differ"
 
 
-def _describe_change(before: _TensorKey | bytes, now: _TensorKey | bytes) -> str:
+def _describe_change(
+    before: _TensorKey | bytes, now: _TensorKey | bytes
+) -> str:
     """Shapes, strides and dtypes of two tensors; empty for settings, which are serialized."""
     if isinstance(before, bytes) or isinstance(now, bytes):
         return ""
     return f": {before[1:4]} before, now {now[1:4]}"
 
 
-def _trace_and_compile(unguarded: Any, args: tuple[object, ...]) -> Callable[..., Any]:
+def _trace_and_compile(
+    unguarded: Any, args: tuple[object, ...]
+) -> Callable[..., Any]:
     """The code of a call, ahead of time.
 
     Tracing begins again whenever a float64 number turns out to be no constant.
@@ -256,10 +338,20 @@ def _call_key(args: tuple[object, ...]) -> _CallKey | None:
             leaves.append(serialized)
         elif type(leaf) is Tensor and not leaf.requires_grad:
             number = alias_numbers.setdefault(id(leaf), len(alias_numbers))
-            leaves.append((number, tuple(leaf.shape), leaf.stride(), leaf.dtype, str(leaf.device)))
+            leaves.append(
+                (
+                    number,
+                    tuple(leaf.shape),
+                    leaf.stride(),
+                    leaf.dtype,
+                    str(leaf.device),
+                )
+            )
         else:
             return None
-    return _CallKey(tree.structure(args), tuple(leaves), _global_torch_settings())
+    return _CallKey(
+        tree.structure(args), tuple(leaves), _global_torch_settings()
+    )
 
 
 def _serialize_option(option: object) -> bytes | None:
@@ -287,7 +379,13 @@ def _serialize(x: object, allow_tensors: bool = False) -> bytes | None:
     file = io.BytesIO()
     try:
         TensorSpecPickler(file, ALLOWED_PACKAGES, allow_tensors).dump(x)
-    except (pickle.PicklingError, AttributeError, TypeError, ValueError, RecursionError):
+    except (
+        pickle.PicklingError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):
         return None
     return file.getvalue()
 
@@ -297,7 +395,13 @@ def _global_torch_settings() -> tuple[object, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        *((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")),
+        *(
+            (
+                torch.is_autocast_enabled(device),
+                torch.get_autocast_dtype(device),
+            )
+            for device in ("cpu", "cuda")
+        ),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         str(torch.get_default_device()),
@@ -312,18 +416,33 @@ def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
 
-    versions = (torch.__version__, torch.version.git_version, sys.version_info, platform.machine())
+    versions = (
+        torch.__version__,
+        torch.version.git_version,
+        sys.version_info,
+        platform.machine(),
+    )
 
-    devices = {leaf.device for leaf in tree.leaves(args) if isinstance(leaf, Tensor) and leaf.is_cuda}
+    devices = {
+        leaf.device
+        for leaf in tree.leaves(args)
+        if isinstance(leaf, Tensor) and leaf.is_cuda
+    }
     gpus: list[tuple[str, str, tuple[int, int]]] = []
     for device in devices:
         model = torch.cuda.get_device_name(device)
-        gpus.append((str(device), model, torch.cuda.get_device_capability(device)))
+        gpus.append(
+            (str(device), model, torch.cuda.get_device_capability(device))
+        )
 
     env_vars: list[tuple[str, str]] = []
     for name, value in os.environ.items():
         is_compiler_setting = name.startswith(("TORCH", "TRITON", "CXX"))
-        if is_compiler_setting and "_DIR" not in name and name not in IGNORED_ENV_VARS:
+        if (
+            is_compiler_setting
+            and "_DIR" not in name
+            and name not in IGNORED_ENV_VARS
+        ):
             env_vars.append((name, value))
 
     return (
@@ -332,7 +451,10 @@ def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
         torch.backends.cpu.get_cpu_capability(),
         sorted(gpus),
         sorted(env_vars),
-        [_non_default_settings(functorch_config), _non_default_settings(inductor_config)],
+        [
+            _non_default_settings(functorch_config),
+            _non_default_settings(inductor_config),
+        ],
     )
 
 
@@ -352,7 +474,10 @@ def _hash_sources() -> str:
 
 def _sources_unchanged() -> bool:
     """Return whether the sources on disk are those that this process runs."""
-    return all(path.stat().st_mtime <= _IMPORT_TIME for path in PACKAGE_DIR.rglob("*.py"))
+    return all(
+        path.stat().st_mtime <= _IMPORT_TIME
+        for path in PACKAGE_DIR.rglob("*.py")
+    )
 
 
 _IMPORT_TIME = time.time()
@@ -367,7 +492,10 @@ def _load_code(path: Path) -> Callable[..., Any] | None:
     except FileNotFoundError:
         return None
     except Exception as error:
-        warnings.warn(f"{path}: compiled again, because it cannot be read: {error}", stacklevel=2)
+        warnings.warn(
+            f"{path}: compiled again, because it cannot be read: {error}",
+            stacklevel=2,
+        )
         return None
 
 
@@ -379,6 +507,8 @@ def _save_code(path: Path, code: Any) -> None:
         code.save_compiled_function(str(temporary))
         temporary.replace(path)
     except Exception as error:
-        warnings.warn(f"{path}: not cached for the next process: {error}", stacklevel=2)
+        warnings.warn(
+            f"{path}: not cached for the next process: {error}", stacklevel=2
+        )
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -20,7 +20,8 @@ from funcppo.runtime.compile import compile_function
 class Job(NamedTuple):
     """What a worker compiles, and the settings under which the compiled code will be used."""
 
-    matmul_precision: str | None  # of float32 matrix products; None: PyTorch's default, never set
+    # of float32 matrix products; None: PyTorch's default, never set
+    matmul_precision: str | None
     n_threads: int  # CPU threads, which Inductor's code for a CPU depends on
     fn: Callable[..., object]
     args: tuple[object, ...]
@@ -34,11 +35,16 @@ class TensorSpecUnpickler(pickle.Unpickler):
         super().__init__(file)
         self._tensors: dict[int, Tensor] = {}
 
-    def persistent_load(self, pid: tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str]) -> Tensor:
+    def persistent_load(
+        self,
+        pid: tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str],
+    ) -> Tensor:
         """The tensor of a specification; one tensor for each alias number."""
         number, shape, stride, dtype, device = pid
         if number not in self._tensors:
-            self._tensors[number] = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+            self._tensors[number] = torch.empty_strided(
+                shape, stride, dtype=dtype, device=device
+            ).zero_()
         return self._tensors[number]
 
 

@@ -17,9 +17,11 @@ from funcppo.runtime import stacked
 
 # Tolerances are relative: to the change that an update makes to a leaf, or to the size of an output.
 DEFAULT_TOLERANCE = 0.01  # for float32 and TF32 matrix products
-BF16_TOLERANCE = 0.1  # for matrix products in bfloat16, which has 8 significant bits
+# for matrix products in bfloat16, which has 8 significant bits
+BF16_TOLERANCE = 0.1
 ABSOLUTE_TOLERANCE = 1e-6  # rounding error of a difference of numbers near 1
-MAX_CHECKED_MINIBATCHES = 4  # minibatches over which two update steps are compared
+# minibatches over which two update steps are compared
+MAX_CHECKED_MINIBATCHES = 4
 
 State = TypeVar("State")
 Minibatch = TypeVar("Minibatch", contravariant=True)
@@ -32,7 +34,9 @@ class EquivalenceError(RuntimeError):
 class UpdateStep(Protocol[State, Minibatch]):
     """One minibatch update."""
 
-    def __call__(self, state: State, minibatch: Minibatch, /) -> tuple[State, object]:
+    def __call__(
+        self, state: State, minibatch: Minibatch, /
+    ) -> tuple[State, object]:
         """Return the state after the minibatch, and its metrics."""
         ...
 
@@ -40,7 +44,7 @@ class UpdateStep(Protocol[State, Minibatch]):
 def check_update(
     step: UpdateStep[State, Minibatch],
     eager: UpdateStep[State, Minibatch],
-    learner: State,
+    state: State,
     minibatches: Minibatch,
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> None:
@@ -51,15 +55,15 @@ def check_update(
     Args:
       step: the step to check, `(state, minibatch) -> (state, metrics)`.
       eager: the step to compare with.
-      learner: the update state before the first minibatch.
+      state: the update state before the first minibatch.
       minibatches: a tree whose leaves have a leading axis of minibatches.
       tolerance: the largest L2 distance of a leaf between both, relative to the distance that eager moves it.
 
     Raises:
       EquivalenceError: a leaf of the update state differs by more.
     """
-    actual = learner
-    expected = learner
+    actual = state
+    expected = state
     n_checked = min(MAX_CHECKED_MINIBATCHES, stacked.length(minibatches))
     for i in range(n_checked):
         minibatch = stacked.item(minibatches, i)
@@ -67,18 +71,22 @@ def check_update(
         expected, _ = eager(expected, minibatch)
 
     names = tree.paths(expected)
-    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(learner))
+    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(state))
     for name, (actual_leaf, expected_leaf, initial_leaf) in zip(names, leaves):
         error = _distance(actual_leaf, expected_leaf)
         change = _distance(expected_leaf, initial_leaf)
         if not error <= tolerance * change:  # true for NaN as well
-            raise EquivalenceError(f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}")
+            raise EquivalenceError(
+                f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}"
+            )
 
 
-def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE) -> None:
+def check_output(
+    actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE
+) -> None:
     """Compare the outputs of one part of a rollout.
 
-    Rounding may turn a random choice, which changes all numbers of its row. So a share of the elements may differ.
+    Rounding may change a random choice, which changes all numbers of its row. So a share of the elements may differ.
 
     Args:
       actual: output of the compiled part, a tree.
@@ -96,10 +104,14 @@ def check_output(actual: object, expected: object, tolerance: float = DEFAULT_TO
         n_wrong = int(is_wrong.sum())
         n = expected_leaf.numel()
         if n_wrong > tolerance * n:
-            raise EquivalenceError(f"{n_wrong} of {n} numbers differ from eager in {name}")
+            raise EquivalenceError(
+                f"{n_wrong} of {n} numbers differ from eager in {name}"
+            )
 
 
-def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+def _wrong_elements(
+    actual: Tensor, expected: Tensor, tolerance: float
+) -> Tensor:
     """Mask of the elements that differ by more than rounding may."""
     wrong = actual != expected
     if not expected.dtype.is_floating_point:
@@ -107,7 +119,9 @@ def _wrong_elements(actual: Tensor, expected: Tensor, tolerance: float) -> Tenso
 
     both_nan = actual.isnan() & expected.isnan()
     finite = torch.where(expected.isfinite(), expected, 0.0)
-    typical_size = float(finite.square().mean().sqrt()) if expected.numel() else 0.0
+    typical_size = (
+        float(finite.square().mean().sqrt()) if expected.numel() else 0.0
+    )
     size = finite.abs().clamp_min(typical_size)
     error = (actual - expected).abs()
     is_close = error <= tolerance * size + ABSOLUTE_TOLERANCE

@@ -56,11 +56,15 @@ class _GraphCache:
         make_initial_state: Callable[[], State],
     ) -> CapturedStep[State, tuple[()]]:
         if key not in self._captures:
-            self._captures[key] = capture(fn, make_initial_state(), strict=self._strict)
+            self._captures[key] = capture(
+                fn, make_initial_state(), strict=self._strict
+            )
         return self._captures[key]
 
 
-def _capture_key(cfg: object, world: object, inputs: object) -> tuple[object, ...]:
+def _capture_key(
+    cfg: object, world: object, inputs: object
+) -> tuple[object, ...]:
     """What a graph is captured for: the settings, the addresses of the world, and the shapes of the inputs."""
     world_leaves = tree.leaves(world)
     input_leaves = tree.leaves(inputs)
@@ -84,7 +88,8 @@ class GraphedStep(_GraphCache, Generic[State]):
         """
         super().__init__()
         self._step = step
-        self._in_place_args: tuple[object, ...] = ()  # the arguments of a call that continues in place
+        # the arguments of a call that continues in place
+        self._in_place_args: tuple[object, ...] = ()
 
     def __call__(self, cfg: object, world: object, *inputs: object) -> State:
         """Return the next state.
@@ -100,20 +105,26 @@ class GraphedStep(_GraphCache, Generic[State]):
         args = (cfg, world, *inputs)
         if not _are_identical(args, self._in_place_args):
             key = _capture_key(cfg, world, inputs)
-            self._captured = self._get_or_capture(key, partial(self._advance, cfg, world), lambda: inputs)
+            self._captured = self._get_or_capture(
+                key, partial(self._advance, cfg, world), lambda: inputs
+            )
             self._captured.load(inputs)
             state = self._captured.state[-1]
             self._in_place_args = (*args[:-1], state)
         self._captured.step()
         return self._captured.state[-1]
 
-    def _advance(self, cfg: object, world: object, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[()]]:
+    def _advance(
+        self, cfg: object, world: object, inputs: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[()]]:
         """The inputs with the state replaced by the next one."""
         state = self._step(cfg, world, *inputs)
         return (*inputs[:-1], state), ()
 
 
-def _are_identical(args: tuple[object, ...], others: tuple[object, ...]) -> bool:
+def _are_identical(
+    args: tuple[object, ...], others: tuple[object, ...]
+) -> bool:
     if len(args) != len(others):
         return False
     return all(a is b for a, b in zip(args, others))
@@ -122,10 +133,12 @@ def _are_identical(args: tuple[object, ...], others: tuple[object, ...]) -> bool
 class ScanState(NamedTuple):
     """Buffers of a loop between two steps."""
 
-    inputs: tuple[object, ...]  # arguments of the body that are the same in every step
+    # arguments of the body that are the same in every step
+    inputs: tuple[object, ...]
     carry: Any  # what the body passes on
     xs: object  # inputs of all n steps [n, ...]
-    ys: Any  # outputs of all n steps [n, ...]; those of steps to come are not filled
+    # outputs of all n steps [n, ...]; those of steps to come are not filled
+    ys: Any
     step_index: Tensor  # number of the next step [1]
 
 
@@ -135,7 +148,9 @@ class GraphedScan(_GraphCache):
     As `rollout.scan` it is a pure function: what it returns is not overwritten by later calls.
     """
 
-    def __call__(self, fn: partial[tuple[Carry, Output]], carry: Carry, xs: object) -> tuple[Carry, Output]:
+    def __call__(
+        self, fn: partial[tuple[Carry, Output]], carry: Carry, xs: object
+    ) -> tuple[Carry, Output]:
         """Return the last carry, and the outputs of all steps stacked.
 
         Args:
@@ -149,9 +164,17 @@ class GraphedScan(_GraphCache):
         cfg, world, *inputs = fn.args
         inputs = tuple(inputs)
         body = partial(fn.func, cfg, world, **fn.keywords)
-        key = (fn.func, *fn.keywords.items(), *_capture_key(cfg, world, (inputs, carry, xs)))
-        make_initial_state = partial(_initial_scan_state, body, inputs, carry, xs)
-        loop = self._get_or_capture(key, partial(_run_body, body), make_initial_state)
+        key = (
+            fn.func,
+            *fn.keywords.items(),
+            *_capture_key(cfg, world, (inputs, carry, xs)),
+        )
+        make_initial_state = partial(
+            _initial_scan_state, body, inputs, carry, xs
+        )
+        loop = self._get_or_capture(
+            key, partial(_run_body, body), make_initial_state
+        )
 
         # The step index begins at 0 at every call, also after one that was interrupted.
         first_index = torch.zeros_like(loop.state.step_index)
@@ -164,7 +187,10 @@ class GraphedScan(_GraphCache):
 
 
 def _initial_scan_state(
-    body: TensorFunction[tuple[object, object]], inputs: tuple[object, ...], carry: object, xs: object
+    body: TensorFunction[tuple[object, object]],
+    inputs: tuple[object, ...],
+    carry: object,
+    xs: object,
 ) -> ScanState:
     """The loop before its first step; the body runs once, for the shapes of its output."""
     n_steps = stacked.length(xs)
@@ -179,7 +205,9 @@ def _initial_scan_state(
     return ScanState(inputs, carry, xs, ys=ys, step_index=step_index)
 
 
-def _run_body(body: TensorFunction[tuple[object, object]], loop: ScanState) -> tuple[ScanState, tuple[()]]:
+def _run_body(
+    body: TensorFunction[tuple[object, object]], loop: ScanState
+) -> tuple[ScanState, tuple[()]]:
     """The loop after one more step.
 
     The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
@@ -202,13 +230,19 @@ def _run_body(body: TensorFunction[tuple[object, object]], loop: ScanState) -> t
 class StepOfParts(Protocol[State, OutputOf, PartsIn]):
     """A training step whose functions are an argument."""
 
-    def __call__(self, state: State, /, *, parts: PartsIn) -> tuple[State, OutputOf]:
+    def __call__(
+        self, state: State, /, *, parts: PartsIn
+    ) -> tuple[State, OutputOf]:
         """Return the next state and an output."""
         ...
 
 
 def capture_loop_bodies(
-    step: StepOfParts[State, Output, Parts], parts: Parts, state: State, *, strict: bool = False
+    step: StepOfParts[State, Output, Parts],
+    parts: Parts,
+    state: State,
+    *,
+    strict: bool = False,
 ) -> CapturedStep[State, Output]:
     """Capture the body of each loop of a training step as a CUDA graph, instead of the whole step as one.
 
@@ -229,7 +263,9 @@ def capture_loop_bodies(
     """
     scan = GraphedScan(strict=strict)
     graphed_parts = dataclasses.replace(parts, scan=scan)
-    captured = capture(partial(step, parts=graphed_parts), state, use_cuda_graph=False)
+    captured = capture(
+        partial(step, parts=graphed_parts), state, use_cuda_graph=False
+    )
     captured.fn(captured.state)
 
     reasons = scan.fallback_reasons()

@@ -83,7 +83,9 @@ class StagingBuffers(Generic[Data]):
         for name, (value, buffer) in zip(names, leaves):
             fits = value.shape == buffer.shape and value.dtype == buffer.dtype
             if not fits:
-                raise ValueError(f"{name}: expected {_describe(buffer)}, got {_describe(value)}")
+                raise ValueError(
+                    f"{name}: expected {_describe(buffer)}, got {_describe(value)}"
+                )
 
 
 def _describe(x: Tensor) -> str:
@@ -91,11 +93,15 @@ def _describe(x: Tensor) -> str:
 
 
 def _copy_leaves(target: object, source: object) -> None:
-    for target_leaf, source_leaf in zip(tree.leaves(target), tree.leaves(source)):
+    for target_leaf, source_leaf in zip(
+        tree.leaves(target), tree.leaves(source)
+    ):
         target_leaf.copy_(source_leaf, non_blocking=True)
 
 
-def prefetch(rows: Tensor, chunk_size: int, device: torch.device | str) -> Iterator[Tensor]:
+def prefetch(
+    rows: Tensor, chunk_size: int, device: torch.device | str
+) -> Iterator[Tensor]:
     """Yield chunks of a table on the device, each copied while the one before is used.
 
     A chunk lives as long as the consumer holds it. Rows that are on the device already are not copied.
@@ -116,25 +122,37 @@ def prefetch(rows: Tensor, chunk_size: int, device: torch.device | str) -> Itera
         # Two pinned buffers: one is filled while the other is copied to the device.
         copy_stream = torch.cuda.Stream()
         chunk_shape = (chunk_size, *rows.shape[1:])
-        buffers = [torch.empty(chunk_shape, dtype=rows.dtype).pin_memory() for _ in range(2)]
+        buffers = [
+            torch.empty(chunk_shape, dtype=rows.dtype).pin_memory()
+            for _ in range(2)
+        ]
         copied = [torch.cuda.Event(), torch.cuda.Event()]
         next_chunk = _start_copy(chunks[0], buffers[0], copied[0], copy_stream)
 
         for i in range(len(chunks)):
             chunk = next_chunk
             torch.cuda.current_stream().wait_event(copied[i % 2])
-            chunk.record_stream(torch.cuda.current_stream())  # allocated on the copy stream, used on this one
+            # allocated on the copy stream, used on this one
+            chunk.record_stream(torch.cuda.current_stream())
 
             following = i + 1
             if following < len(chunks):
                 slot = following % 2
-                next_chunk = _start_copy(chunks[following], buffers[slot], copied[slot], copy_stream)
+                next_chunk = _start_copy(
+                    chunks[following], buffers[slot], copied[slot], copy_stream
+                )
             yield chunk
 
 
-def _start_copy(chunk: Tensor, buffer: Tensor, copied: torch.cuda.Event, copy_stream: torch.cuda.Stream) -> Tensor:
+def _start_copy(
+    chunk: Tensor,
+    buffer: Tensor,
+    copied: torch.cuda.Event,
+    copy_stream: torch.cuda.Stream,
+) -> Tensor:
     """The chunk on the device, valid once the event `copied` has happened."""
-    copied.synchronize()  # the buffer's last copy has left it; returns at once if there was none
+    # the buffer's last copy has left it; returns at once if there was none
+    copied.synchronize()
     buffer[: len(chunk)].copy_(chunk)
     with torch.cuda.stream(copy_stream):
         on_device = buffer[: len(chunk)].to("cuda", non_blocking=True)

@@ -34,7 +34,8 @@ def reset_peak(device: torch.device | str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _RESET_PEAK.exists():
-        _RESET_PEAK.write_text("5")  # 5 resets the peak resident size: see proc(5)
+        # 5 resets the peak resident size: see proc(5)
+        _RESET_PEAK.write_text("5")
 
 
 def peak_bytes(device: torch.device | str) -> int:
@@ -56,7 +57,9 @@ def total_bytes(device: torch.device | str) -> int:
 def _process_bytes(field: str) -> int:
     """Value of a field of this process's status; the peak resident size where there is no such file."""
     if not _PROCESS_STATUS.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB
+        return (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB
+        )
     return _read_kib_field(_PROCESS_STATUS, field)
 
 
@@ -67,4 +70,6 @@ def _read_kib_field(path: Path, field: str) -> int:
         if name == field:
             number, _ = value.split()
             return _BYTES_PER_KIB * int(number)
-    raise ValueError(f"{path}: expected a line that begins with {field}:, got none")
+    raise ValueError(
+        f"{path}: expected a line that begins with {field}:, got none"
+    )

@@ -24,15 +24,21 @@ from types import TracebackType
 from typing import NamedTuple
 
 import torch
-from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
+from torch._dynamo.callback import (
+    CallbackArgs,
+    CallbackTrigger,
+    callback_handler,
+)
 from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
 from funcppo import tree
 from funcppo.runtime import compile_cache
 from funcppo.runtime.protocols import CaptureOutcome
 
-TIMING_WINDOW_SIZE = 512  # most recent times of each name that count in its median
-CUDAGRAPH_SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"  # logs why a graph was not recorded
+# most recent times of each name that count in its median
+TIMING_WINDOW_SIZE = 512
+# logs why a graph was not recorded
+CUDAGRAPH_SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
 N_REPORTED_REASONS = 3  # most recent reasons in a report
 
 
@@ -58,14 +64,18 @@ class Monitor(logging.Handler):
         super().__init__(logging.WARNING)
         self.compiles = 0  # graphs compiled, for the first time or again
         self.cache_hits = 0  # functions whose compiled code was on disk
-        self.recompile_reasons: list[str] = []  # why functions were compiled again
-        self.cudagraph_recordings = 0  # CUDA graphs recorded, by `capture` and by CUDAGraph Trees
-        self.cudagraph_skip_reasons: list[str] = []  # why CUDAGraph Trees ran graphs without recording them
+        # why functions were compiled again
+        self.recompile_reasons: list[str] = []
+        # CUDA graphs recorded, by `capture` and by CUDAGraph Trees
+        self.cudagraph_recordings = 0
+        # why CUDAGraph Trees ran graphs without recording them
+        self.cudagraph_skip_reasons: list[str] = []
         self.fallback_reason = ""  # why the step in use is no CUDA graph
         self._times: dict[str, deque[float | _GpuInterval]] = {}
         self._addresses: dict[str, int] = {}
         self._warmup_counts = _Counts(0, 0, 0)
-        self._last_metrics: CompilationMetrics | None = None  # the newest entry of PyTorch's log at the last poll
+        # the newest entry of PyTorch's log at the last poll
+        self._last_metrics: CompilationMetrics | None = None
         self._n_events = 0  # events of `compile_cache` counted so far
         self._has_warned = False
 
@@ -77,7 +87,10 @@ class Monitor(logging.Handler):
         return self
 
     def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         callback_handler.remove_start_callback(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).removeHandler(self)
@@ -96,11 +109,14 @@ class Monitor(logging.Handler):
     @property
     def cudagraph_rerecordings(self) -> int:
         """Number of graphs that CUDAGraph Trees recorded again because an input had moved."""
-        cudagraph_trees = sys.modules.get("torch._inductor.cudagraph_trees")  # imported only by those who use it
+        # imported only by those who use it
+        cudagraph_trees = sys.modules.get("torch._inductor.cudagraph_trees")
         if cudagraph_trees is None or not torch.cuda.is_available():
             return 0
         device = torch.cuda.current_device()
-        manager = cudagraph_trees.get_manager(device, create_if_none_exists=False)
+        manager = cudagraph_trees.get_manager(
+            device, create_if_none_exists=False
+        )
         if manager is None:
             return 0
         counts_by_node = manager.num_rerecord.values()
@@ -119,7 +135,9 @@ class Monitor(logging.Handler):
                 continue
             self.compiles += 1
             if event.recompile_reason:
-                self.recompile_reasons.append(f"{event.name}: {event.recompile_reason}")
+                self.recompile_reasons.append(
+                    f"{event.name}: {event.recompile_reason}"
+                )
         self._n_events = len(events)
 
     def _poll_pytorch(self) -> None:
@@ -133,7 +151,9 @@ class Monitor(logging.Handler):
         for metrics in reversed(new):
             if metrics.recompile_reason:
                 last_line = metrics.recompile_reason.strip().splitlines()[-1]
-                self.recompile_reasons.append(f"{metrics.co_name}: {last_line.strip()}")
+                self.recompile_reasons.append(
+                    f"{metrics.co_name}: {last_line.strip()}"
+                )
         if new:
             self._last_metrics = new[0]
 
@@ -196,7 +216,11 @@ class Monitor(logging.Handler):
         self._warmup_counts = self._counts()
 
     def _counts(self) -> _Counts:
-        return _Counts(self.compiles, self.cudagraph_recordings, self.cudagraph_rerecordings)
+        return _Counts(
+            self.compiles,
+            self.cudagraph_recordings,
+            self.cudagraph_rerecordings,
+        )
 
     def warning(self) -> str | None:
         """One line, once, if something was compiled or recorded after the warm-up; None otherwise."""
@@ -209,7 +233,9 @@ class Monitor(logging.Handler):
         n_compiles = counts.compiles - self._warmup_counts.compiles
         n_recordings = counts.recordings - self._warmup_counts.recordings
         n_rerecordings = counts.rerecordings - self._warmup_counts.rerecordings
-        reason = f": {self.recompile_reasons[-1]}" if self.recompile_reasons else ""
+        reason = (
+            f": {self.recompile_reasons[-1]}" if self.recompile_reasons else ""
+        )
         return (
             f"the training step was compiled again {n_compiles} times and recorded again "
             f"{n_recordings + n_rerecordings} times after its first iteration, which costs seconds each time{reason}"
@@ -229,9 +255,13 @@ class Monitor(logging.Handler):
         for name in self._times:
             report[f"{name}_ms"] = self.median_ms(name)
         if self.recompile_reasons:
-            report["recompile_reasons"] = self.recompile_reasons[-N_REPORTED_REASONS:]
+            report["recompile_reasons"] = self.recompile_reasons[
+                -N_REPORTED_REASONS:
+            ]
         if self.cudagraph_skip_reasons:
-            report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[-N_REPORTED_REASONS:]
+            report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[
+                -N_REPORTED_REASONS:
+            ]
         report["fallback_reason"] = self.fallback_reason
         return report
 

@@ -18,12 +18,18 @@ import torch
 
 from funcppo.runtime.compile_cache import TensorSpecPickler
 
-AVAILABLE_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-MAX_WORKERS = AVAILABLE_CORES // 4  # processes; each of them starts helpers of its own
+AVAILABLE_CORES = (
+    len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity")
+    else os.cpu_count() or 1
+)
+# processes; each of them starts helpers of its own
+MAX_WORKERS = AVAILABLE_CORES // 4
 WORKER_TIMEOUT_SECONDS = 300.0  # after which a worker is stopped
 WORKER_MODULE = "funcppo.runtime.compile_worker"
 
-Call = tuple[Callable[..., object], tuple[object, ...]]  # a function and its arguments
+# a function and its arguments
+Call = tuple[Callable[..., object], tuple[object, ...]]
 
 
 @contextmanager
@@ -65,8 +71,12 @@ def _serialize_call(call: Call) -> bytes | None:
     fn, args = call
     file = io.BytesIO()
     try:
-        precision = torch.get_float32_matmul_precision() if is_precision_set else None
-        TensorSpecPickler(file).dump((precision, torch.get_num_threads(), fn, args))
+        precision = (
+            torch.get_float32_matmul_precision() if is_precision_set else None
+        )
+        TensorSpecPickler(file).dump(
+            (precision, torch.get_num_threads(), fn, args)
+        )
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     return file.getvalue()

@@ -139,12 +139,15 @@ PartsIn = TypeVar("PartsIn", bound=TrainingParts, contravariant=True)
 class Collect(Protocol[ConfigIn, WorldIn, StateIn, PartsIn]):
     """The first half of a training step: see `train_step.collect`."""
 
-    def __call__(self, cfg: ConfigIn, world: WorldIn, state: StateIn, parts: PartsIn, /) -> CollectedData:
+    def __call__(
+        self, cfg: ConfigIn, world: WorldIn, state: StateIn, parts: PartsIn, /
+    ) -> CollectedData:
         """Sample the random inputs, run the rollout, and estimate advantages."""
         ...
 
 
-ReplayMode = Literal["none", "cuda-graph", "cuda-graph-per-loop-body"]  # how a step is replayed, if at all
+# how a step is replayed, if at all
+ReplayMode = Literal["none", "cuda-graph", "cuda-graph-per-loop-body"]
 
 
 class CaptureOutcome(Protocol):

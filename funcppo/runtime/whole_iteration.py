@@ -41,7 +41,11 @@ PartsIn = TypeVar("PartsIn", contravariant=True)
 OutputOf = TypeVar("OutputOf", covariant=True)
 
 
-def graph_scan(fn: Callable[[Carry, Inputs], tuple[Carry, Output]], carry: Carry, xs: Inputs) -> tuple[Carry, Output]:
+def graph_scan(
+    fn: Callable[[Carry, Inputs], tuple[Carry, Output]],
+    carry: Carry,
+    xs: Inputs,
+) -> tuple[Carry, Output]:
     """As `rollout.scan`, but only inside a compiled function, where it stays one loop.
 
     Args:
@@ -56,7 +60,9 @@ def graph_scan(fn: Callable[[Carry, Inputs], tuple[Carry, Output]], carry: Carry
     _, output_like = fn(carry, stacked.item(xs, 0))
 
     # A body may return neither a NamedTuple nor a tensor that it received, so leaves are listed and cloned.
-    def body(carry_leaves: list[Tensor], x_leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def body(
+        carry_leaves: list[Tensor], x_leaves: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         this_carry = tree.unflatten(carry, carry_leaves)
         x = tree.unflatten(xs, x_leaves)
         next_carry, y = fn(this_carry, x)
@@ -77,13 +83,17 @@ def _clone_leaves(x: object) -> list[Tensor]:
 class TrainStep(Protocol[CfgIn, WorldIn, State, OutputOf, PartsIn]):
     """One training iteration: see `train_step.train_step`."""
 
-    def __call__(self, cfg: CfgIn, world: WorldIn, state: State, parts: PartsIn, /) -> tuple[State, OutputOf]:
+    def __call__(
+        self, cfg: CfgIn, world: WorldIn, state: State, parts: PartsIn, /
+    ) -> tuple[State, OutputOf]:
         """Return the next state, and metrics."""
         ...
 
 
 def compile_iteration(
-    train_step: TrainStep[Cfg, World, State, Output, Parts], parts: Parts, backend: str = "inductor"
+    train_step: TrainStep[Cfg, World, State, Output, Parts],
+    parts: Parts,
+    backend: str = "inductor",
 ) -> Callable[[Cfg, World, State], tuple[State, Output]]:
     """Compile a whole training iteration as one graph.
 
@@ -96,15 +106,21 @@ def compile_iteration(
       The compiled `train_step(cfg, world, state)`.
     """
 
-    def accumulate_gradients(cfg: Cfg, world: World, params: object, *args: object) -> tuple[object, object]:
+    def accumulate_gradients(
+        cfg: Cfg, world: World, params: object, *args: object
+    ) -> tuple[object, object]:
         # Cloned: the parameters are views of the carry of the loop over minibatches.
         own_params = tree.map(torch.clone, params)
-        return parts.accumulate_gradients(cfg, world, own_params, *args, scan=graph_scan)
+        return parts.accumulate_gradients(
+            cfg, world, own_params, *args, scan=graph_scan
+        )
 
     looped_parts = dataclasses.replace(
         parts,
         scan=graph_scan,
-        minibatch_step=partial(parts.minibatch_step, accumulate_gradients=accumulate_gradients),
+        minibatch_step=partial(
+            parts.minibatch_step, accumulate_gradients=accumulate_gradients
+        ),
     )
     step = compile_function(train_step, backend, **UNCHECKED_OPTIONS)
     return lambda cfg, world, state: step(cfg, world, state, looped_parts)

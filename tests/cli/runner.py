@@ -3,24 +3,82 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
-import tyro
+import pytest
 
+from funcppo import cli
+from funcppo.cli.doctor import Doctor
+from funcppo.cli.mine import Mine
+from funcppo.cli.options import parse_options
 from funcppo.cli.provable import Provable
 from funcppo.cli.prove import Prove
 
+# Options that make a training run small.
+SMALL = [
+    "--ppo.n-envs",
+    "8",
+    "--ppo.n-steps",
+    "4",
+    "--ppo.n-minibatches",
+    "2",
+    "--prover.embed-dim",
+    "4",
+]
+SMALL += [
+    "--prover.hidden-dim",
+    "8",
+    "--n-validations",
+    "2",
+    "--n-validation-queries",
+    "6",
+    "--score",
+    "best-proof",
+]
+
+
+def funcppo(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
+    """The exit status of a command line."""
+    monkeypatch.setattr(sys, "argv", ["funcppo", *map(str, args)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
 
 def prove(*args: str) -> int:
-    return tyro.cli(Prove, args=list(args)).run()
+    return parse_options(Prove, args).run()
 
 
 def provable(*args: str) -> int:
-    return tyro.cli(Provable, args=list(args)).run()
+    return parse_options(Provable, args).run()
 
 
-def json_of(capsys: Any, program: Any, *args: str) -> tuple[int, dict[str, Any]]:
+def mine(*args: str) -> int:
+    return parse_options(Mine, args).run()
+
+
+def doctor(*args: str) -> int:
+    return parse_options(Doctor, args).run()
+
+
+def json_of(
+    capsys: pytest.CaptureFixture[str], program: Callable[..., int], *args: str
+) -> tuple[int, dict[str, Any]]:
     """The exit status and what `--json -` prints: nothing else may be on standard output."""
     capsys.readouterr()
     status = program(*args, "--json", "-")
     return status, json.loads(capsys.readouterr().out)
+
+
+def contains(text: str, pattern: str) -> bool:
+    """Whether the pattern occurs in the text; `...` in the pattern stands for anything."""
+    return (
+        re.search(
+            ".*".join(re.escape(part) for part in pattern.split("...")), text
+        )
+        is not None
+    )

@@ -15,7 +15,12 @@ RULES = "1\tp(X,Y) :- e(X,Y)\n1\tp(X,Y) :- p(X,Z), e(Z,Y)\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in {"train": TRAIN, "valid": "a\tp\td\n", "test": TEST, "rules": RULES}.items():
+    for name, text in {
+        "train": TRAIN,
+        "valid": "a\tp\td\n",
+        "test": TEST,
+        "rules": RULES,
+    }.items():
         (tmp_path / f"{name}.txt").write_text(text)
     return str(tmp_path)
 
@@ -28,17 +33,27 @@ def counted(capsys, *args):
 
 def test_the_paths_of_a_chain_are_counted_by_length(folder, capsys):
     result = counted(capsys, folder)
-    assert (result["n_queries"], result["n_known"]) == (5, 1)
-    assert result["derivable"] == {"1": 3, "2": 3, "3": 4}
-    assert result["atoms"] == [5, 9, 12, 14]
-    assert (result["complete"], result["fixpoint"], result["stopped"]) == (True, False, "")
-    assert counted(capsys, folder, "--split", "valid")["derivable"] == {"1": 0, "2": 1, "3": 1}
+    assert (result["n_queries"], result["n_known_facts"]) == (5, 1)
+    assert result["n_derivable_by_height"] == {"1": 3, "2": 3, "3": 4}
+    assert result["n_atoms_after_step"] == [5, 9, 12, 14]
+    assert (result["complete"], result["fixpoint"], result["stop_reason"]) == (
+        True,
+        False,
+        "",
+    )
+    assert counted(capsys, folder, "--split", "valid")[
+        "n_derivable_by_height"
+    ] == {"1": 0, "2": 1, "3": 1}
 
 
 def test_the_table_says_the_same(folder, capsys):
     assert provable(folder) == 0
     out = capsys.readouterr().out
-    rows = [line.replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
+    rows = [
+        line.replace("│", " ").split()
+        for line in out.splitlines()
+        if line.startswith("│")
+    ]
     assert rows == [
         ["0", "5", "1", "0.2000"],
         ["1", "9", "3", "0.6000"],
@@ -50,62 +65,128 @@ def test_the_table_says_the_same(folder, capsys):
 
 @pytest.mark.parametrize("height", ["1", "2", "3", "fixpoint"])
 @pytest.mark.parametrize("identity", [False, True])
-def test_the_counts_are_those_of_a_least_model_over_sets(height, identity, capsys):
+def test_the_counts_are_those_of_a_least_model_over_sets(
+    height, identity, capsys
+):
     dataset = load("family_tree:12:3")
-    plain = lambda table: tuple(tuple(t for t in row if t) for row in table.tolist())
+    plain = lambda table: tuple(
+        tuple(t for t in row if t) for row in table.tolist()
+    )
     rules = tuple(plain(rule[rule[:, 0] > 0]) for rule in dataset.rules)
-    program = oracles.Program(dataset.n_constants, dataset.arities, plain(dataset.facts), rules)
+    program = oracles.Program(
+        dataset.n_constants, dataset.arities, plain(dataset.facts), rules
+    )
     limit = None if height == "fixpoint" else int(height)
     found = oracles.least_model(program, limit, object_identity=identity)
-    result = counted(capsys, "family_tree:12:3", "--height", height, *(["--object-identity"] if identity else []))
+    result = counted(
+        capsys,
+        "family_tree:12:3",
+        "--height",
+        height,
+        *(["--object-identity"] if identity else []),
+    )
     last = limit or max(found.values())
-    assert result["atoms"] == [sum(h <= step for h in found.values()) for step in range(last + 1)]
+    assert result["n_atoms_after_step"] == [
+        sum(h <= step for h in found.values()) for step in range(last + 1)
+    ]
     tests = [found.get(atom, 99) for atom in plain(dataset.test)]
-    assert result["derivable"] == {str(h): sum(t <= h for t in tests) for h in range(1, last + 1)}
+    assert result["n_derivable_by_height"] == {
+        str(h): sum(t <= h for t in tests) for h in range(1, last + 1)
+    }
     assert len(tests) == result["n_queries"] > 0
 
 
 def test_beyond_the_fixpoint_every_height_is_the_same(folder, capsys):
-    low, high = counted(capsys, folder, "--height", "fixpoint"), counted(capsys, folder, "--height", "5")
-    assert (low["derivable"], low["atoms"]) == ({"1": 3, "2": 3, "3": 4}, [5, 9, 12, 14])
-    assert (high["derivable"], high["atoms"]) == (low["derivable"] | {"4": 4, "5": 4}, [5, 9, 12, 14, 14, 14])
+    low, high = (
+        counted(capsys, folder, "--height", "fixpoint"),
+        counted(capsys, folder, "--height", "5"),
+    )
+    assert (low["n_derivable_by_height"], low["n_atoms_after_step"]) == (
+        {"1": 3, "2": 3, "3": 4},
+        [5, 9, 12, 14],
+    )
+    assert (high["n_derivable_by_height"], high["n_atoms_after_step"]) == (
+        low["n_derivable_by_height"] | {"4": 4, "5": 4},
+        [5, 9, 12, 14, 14, 14],
+    )
     assert low["fixpoint"] and high["fixpoint"]
 
 
-def test_a_budget_ends_the_count_after_a_step_for_the_split_alone_and_says_so(folder, capsys):
-    result = counted(capsys, folder, "--budget", "13")
-    assert (result["atoms"], result["derivable"], result["complete"]) == ([5, 9, 12], {"1": 3, "2": 3, "3": 4}, False)
-    assert result["stopped"] == "stopped at 12 atoms: step 3 passes the budget of 13, unknown beyond"
-    assert provable(folder, "--budget", "13") == 0
+def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
+    folder, capsys
+):
+    result = counted(capsys, folder, "--max-atoms", "13")
+    assert (
+        result["n_atoms_after_step"],
+        result["n_derivable_by_height"],
+        result["complete"],
+    ) == (
+        [5, 9, 12],
+        {"1": 3, "2": 3, "3": 4},
+        False,
+    )
+    assert result["stop_reason"].startswith("stopped at 12 atoms: step 3 ")
+    assert provable(folder, "--max-atoms", "13") == 0
     out = capsys.readouterr().out
-    rows = [line.replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
-    assert rows[-1] == ["3", "too", "many", "4", "0.8000"] and "stopped at 12 atoms" in out
+    rows = [
+        line.replace("│", " ").split()
+        for line in out.splitlines()
+        if line.startswith("│")
+    ]
+    assert (
+        rows[-1] == ["3", "too", "many", "4", "0.8000"]
+        and "stopped at 12 atoms" in out
+    )
 
 
 def test_a_train_triple_counts_when_other_facts_derive_it(folder, capsys):
     result = counted(capsys, folder, "--split", "train")
-    assert (result["n_queries"], result["derivable"], result["leave_one_out"]) == (5, {"1": 1}, True)
-    with pytest.raises(ValueError, match="want 1 for --split train"):
+    assert (
+        result["n_queries"],
+        result["n_derivable_by_height"],
+        result["leave_one_out"],
+    ) == (5, {"1": 1}, True)
+    with pytest.raises(ValueError, match="expected 1 for --split train"):
         provable(folder, "--split", "train", "--height", "2")
 
 
 def test_a_rule_that_repeats_a_fact_does_not_derive_it(tmp_path, capsys):
-    for name, text in {"train": "a\te\tb\nb\te\ta\nc\te\td\n", "valid": "a\te\tb\n", "test": "a\te\tb\n"}.items():
+    for name, text in {
+        "train": "a\te\tb\nb\te\ta\nc\te\td\n",
+        "valid": "a\te\tb\n",
+        "test": "a\te\tb\n",
+    }.items():
         (tmp_path / f"{name}.txt").write_text(text)
     (tmp_path / "rules.txt").write_text("1\te(X,Y) :- e(X,Y)\n")
-    assert counted(capsys, str(tmp_path), "--split", "train")["derivable"] == {"1": 0}
+    assert counted(capsys, str(tmp_path), "--split", "train")[
+        "n_derivable_by_height"
+    ] == {"1": 0}
     (tmp_path / "rules.txt").write_text("1\te(X,Y) :- e(Y,X)\n")
-    assert counted(capsys, str(tmp_path), "--split", "train")["derivable"] == {"1": 2}
+    assert counted(capsys, str(tmp_path), "--split", "train")[
+        "n_derivable_by_height"
+    ] == {"1": 2}
 
 
 def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
     path = tmp_path / "chain.pl"
-    path.write_text("e(1,2). e(2,3). p(X,Y) :- e(X,Y). p(X,Y) :- p(X,Z), p(Z,Y).")
+    path.write_text(
+        "e(1,2). e(2,3). p(X,Y) :- e(X,Y). p(X,Y) :- p(X,Z), p(Z,Y)."
+    )
     result = counted(capsys, str(path), "--height", "fixpoint")
-    assert (result["split"], result["n_queries"], result["derivable"], result["atoms"]) == (None, 0, {}, [2, 4, 5])
+    assert (
+        result["split"],
+        result["n_queries"],
+        result["n_derivable_by_height"],
+        result["n_atoms_after_step"],
+    ) == (
+        None,
+        0,
+        {},
+        [2, 4, 5],
+    )
     assert provable(str(path)) == 0
     path.write_text("e(1,2). e(2,3).")
-    assert counted(capsys, str(path))["atoms"] == [2, 2, 2, 2]
+    assert counted(capsys, str(path))["n_atoms_after_step"] == [2, 2, 2, 2]
     assert provable(str(path)) == 0
     assert "derivable" not in capsys.readouterr().out
 
@@ -114,7 +195,7 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
     ("options", "expected"),
     [
         (["--height", "0"], "--height 0"),
-        (["--budget", "0"], "--budget 0"),
+        (["--max-atoms", "0"], "--max-atoms 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
     ],
 )
@@ -125,5 +206,5 @@ def test_a_bad_option_is_one_line(folder, options, expected):
 
 def test_a_data_set_without_rules_is_one_line(folder, tmp_path):
     (tmp_path / "rules.txt").unlink()
-    with pytest.raises(ValueError, match="want rules"):
+    with pytest.raises(ValueError, match="expected rules"):
         provable(folder)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 
 import pytest
 
-from funcppo.cli import main
 from funcppo.data import load
 from funcppo.experiment import training
 from funcppo.experiment.config import RunConfig
@@ -35,7 +32,7 @@ def world(tmp_path):
     return str(path)
 
 
-# -- worked by hand
+# worked by hand
 
 
 def test_france_is_in_europe_because_its_part_of_europe_is(capsys):
@@ -49,7 +46,7 @@ def test_france_is_in_europe_because_its_part_of_europe_is(capsys):
     ]
 
 
-def test_a_refutation_tells_what_each_rule_lacks(world, capsys):
+def test_a_refutation_names_the_goals_that_nothing_satisfies(world, capsys):
     assert prove(world, "far(a, b)") == 1
     assert capsys.readouterr().out.splitlines() == [
         "refuted: far(a, b): no proof exists (fixpoint after 3 steps, 17 atoms)",
@@ -62,18 +59,24 @@ def test_a_refutation_tells_what_each_rule_lacks(world, capsys):
     assert "no rule's head matches it" in capsys.readouterr().out
 
 
-def test_a_known_fact_is_told_from_what_also_follows_from_others(world, capsys):
+def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, capsys):
     assert prove(world, "path(a, 'D')") == 0
     out = capsys.readouterr().out
-    assert out.startswith("proved: path(a, 'D'): stated as a fact; also derived from other facts, at height 3\n")
+    assert out.startswith(
+        "proved: path(a, 'D'): stated as a fact; also derived from other facts, at height 3\n"
+    )
     assert "├─ path(a, c)      by rule 0" in out
     assert prove(world, "path('D', 'D')") == 0
     out = capsys.readouterr().out
-    assert out.startswith("proved: path('D', 'D'): stated as a fact; from other facts, no proof exists (fixpoint")
+    assert out.startswith(
+        "proved: path('D', 'D'): stated as a fact; from other facts, no proof exists (fixpoint"
+    )
     assert len(out.splitlines()) == 1
 
 
-def test_with_object_identity_different_variables_are_different_constants(world, capsys):
+def test_with_object_identity_different_variables_are_different_constants(
+    world, capsys
+):
     """a -> b -> c -> a: only a rule whose X and Y are both a, or whose Z is, leads back to a."""
     assert prove(world, "path(a, a)", "--object-identity") == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -82,9 +85,15 @@ def test_with_object_identity_different_variables_are_different_constants(world,
     ]
     assert prove(world, "path(a, c)", "--object-identity") == 0
     capsys.readouterr()
-    status, found = json_of(capsys, prove, world, "path(a, X)", "--all", "--object-identity")
+    status, found = json_of(
+        capsys, prove, world, "path(a, X)", "--all", "--object-identity"
+    )
     assert (status, found["object_identity"]) == (0, True)
-    assert sorted(row["bindings"]["X"] for row in found["answers"]) == ["D", "b", "c"]
+    assert sorted(row["bindings"]["X"] for row in found["answers"]) == [
+        "D",
+        "b",
+        "c",
+    ]
     assert prove(world, "path(a, X)", "--object-identity") == 0
     assert capsys.readouterr().out.startswith(
         "3 answers to path(a, X) with different constants for different variables"
@@ -102,7 +111,7 @@ def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
     ]
 
 
-def test_a_dozen_answers_are_cut_unless_all_are_asked_for(tmp_path, capsys):
+def test_a_dozen_answers_are_cut_without_all(tmp_path, capsys):
     path = tmp_path / "many.pl"
     path.write_text("".join(f"p({i}).\n" for i in range(12)))
     assert prove(str(path), "p(X)") == 0
@@ -115,11 +124,14 @@ def test_a_dozen_answers_are_cut_unless_all_are_asked_for(tmp_path, capsys):
 def test_an_entity_spelt_like_a_variable_is_pointed_out(world, capsys):
     assert prove(world, "edge(c, D)") == 0
     seen = capsys.readouterr()
-    assert seen.err == "note: D is a variable here; the entity is 'D', in single quotes\n"
+    assert (
+        seen.err
+        == "note: D is a variable here; the entity is 'D', in single quotes\n"
+    )
     assert seen.out.startswith("2 answers")
 
 
-# -- the answers of Prolog
+# the answers of Prolog
 
 TRICKY = {
     "left recursion": """
@@ -198,13 +210,24 @@ def test_all_answers_are_those_of_prolog(name, tmp_path, capsys):
     dataset = load(path)
     names = list(zip(dataset.predicates, dataset.arities))
     for predicate, arity in names:
-        query = f"'{predicate}'" + (f"({', '.join('ABC'[:arity])})" if arity else "")
-        if not any(row[0] == predicate_id(dataset, predicate) for row in [*dataset.facts, *dataset.rules[:, 0]]):
+        query = f"'{predicate}'" + (
+            f"({', '.join('ABC'[:arity])})" if arity else ""
+        )
+        if not any(
+            row[0] == predicate_id(dataset, predicate)
+            for row in [*dataset.facts, *dataset.rules[:, 0]]
+        ):
             continue  # no clause: bad input
         status, found = json_of(capsys, prove, str(path), query, "--all")
         expected = swi_answers(path, names, query, arity)
-        assert sorted(tuple(answer["args"]) for answer in found["answers"]) == sorted(expected)
-        assert (status, found["n_answers"], found["complete"]) == (0 if expected else 1, len(expected), True)
+        assert sorted(
+            tuple(answer["args"]) for answer in found["answers"]
+        ) == sorted(expected)
+        assert (status, found["n_answers"], found["complete"]) == (
+            0 if expected else 1,
+            len(expected),
+            True,
+        )
         for answer in found["answers"]:
             assert answer["bindings"] == dict(zip("ABC", answer["args"]))
 
@@ -217,18 +240,27 @@ def swi_answers(path, names, query, arity):
     tables = "".join(f":- table '{p}'/{n}.\n" for p, n in names)
     variables = f"[{', '.join('ABC'[:arity])}]"
     goal = f"forall({query}, (atomic_list_concat({variables}, '\\t', L), writeln(L)))"
-    empty = "".join(f"'{p}'" + (f"({', '.join('ABC'[:n])})" if n else "") + " :- fail.\n" for p, n in names)
+    empty = "".join(
+        f"'{p}'" + (f"({', '.join('ABC'[:n])})" if n else "") + " :- fail.\n"
+        for p, n in names
+    )
     text = f":- style_check(-discontiguous).\n:- style_check(-singleton).\n{tables}{empty}"
     other = path.with_name("tabled.pl")
     other.write_text(text + path.read_text())
     done = subprocess.run(
-        ["swipl", "-q", "-g", goal, "-t", "halt", str(other)], capture_output=True, text=True, timeout=60
+        ["swipl", "-q", "-g", goal, "-t", "halt", str(other)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
-    return [tuple(line.split("\t")) if arity else () for line in done.stdout.splitlines()]
+    return [
+        tuple(line.split("\t")) if arity else ()
+        for line in done.stdout.splitlines()
+    ]
 
 
-# -- exit statuses, and what is printed for machines
+# exit statuses, and what is printed for machines
 
 
 @pytest.mark.parametrize(
@@ -238,22 +270,31 @@ def swi_answers(path, names, query, arity):
         ("path('D', a)", [], 1),
         ("path(a, a)", ["--height", "2"], 1),
         ("path(a, a)", ["--height", "3"], 0),
-        ("path(b, a)", ["--budget", "6"], 3),
-        ("path(b, c)", ["--budget", "6"], 0),
+        ("path(b, a)", ["--max-atoms", "6"], 3),
+        ("path(b, c)", ["--max-atoms", "6"], 0),
         ("path(X, X)", [], 0),
         ("far(X, Y)", [], 1),
-        ("far(X, Y)", ["--budget", "7"], 3),
-        ("path(X, Y)", ["--budget", "7"], 0),
-        ("path(X, Y)", ["--budget", "7", "--all"], 3),
-        ("edge(a, b)", ["--budget", "1"], 0),
+        ("far(X, Y)", ["--max-atoms", "7"], 3),
+        ("path(X, Y)", ["--max-atoms", "7"], 0),
+        ("path(X, Y)", ["--max-atoms", "7", "--all"], 3),
+        ("edge(a, b)", ["--max-atoms", "1"], 0),
     ],
 )
 def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
     assert prove(world, query, *options) == status
-    assert capsys.readouterr().out.split()[0] in ("proved:", "refuted:", "unknown:", "at", *"0123456789")
+    assert capsys.readouterr().out.split()[0] in (
+        "proved:",
+        "refuted:",
+        "unknown:",
+        "at",
+        *"0123456789",
+    )
     again, result = json_of(capsys, prove, world, query, *options)
-    assert (again, result["verdict"]) == (status, {0: "proved", 1: "refuted", 3: "unknown"}[status])
-    assert result["complete"] == (result["stopped"] == "")
+    assert (again, result["verdict"]) == (
+        status,
+        {0: "proved", 1: "refuted", 3: "unknown"}[status],
+    )
+    assert result["complete"] == (result["stop_reason"] == "")
 
 
 def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
@@ -261,27 +302,37 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
     dataset = load(world)
     found = proof_.from_json(json.dumps(result["proof"]))
     facts = {tuple(fact) for fact in dataset.facts.tolist()}
-    limits = dict(n_constants=dataset.n_constants, max_height=result["height"], leave_one_out=True)
-    assert proof_.check_proof(found, facts, dataset.rules.tolist(), **limits) == []
-    assert proof_.check_proof(found, facts - {tuple(dataset.facts[0].tolist())}, dataset.rules.tolist(), **limits) != []
-    assert result["proof"]["nodes"][0]["goal_text"] == result["query"] == "path(a, a)"
+    limits = dict(
+        n_constants=dataset.n_constants,
+        max_height=result["height"],
+        leave_one_out=True,
+    )
+    assert (
+        proof_.check_proof(found, facts, dataset.rules.tolist(), **limits) == []
+    )
+    assert (
+        proof_.check_proof(
+            found,
+            facts - {tuple(dataset.facts[0].tolist())},
+            dataset.rules.tolist(),
+            **limits,
+        )
+        != []
+    )
+    assert (
+        result["proof"]["nodes"][0]["goal_text"]
+        == result["query"]
+        == "path(a, a)"
+    )
 
 
-def test_a_file_for_the_json_leaves_the_text_where_it_is(world, tmp_path, capsys):
+def test_a_file_for_the_json_leaves_the_text_where_it_is(
+    world, tmp_path, capsys
+):
     assert prove(world, "path(a, a)", "--json", str(tmp_path / "out.json")) == 0
     text = capsys.readouterr().out
     assert text.startswith("proved: path(a, a)")
     assert '"verdict": "proved"' in (tmp_path / "out.json").read_text()
-
-
-@pytest.mark.parametrize("program", [["prove", "countries_s1", "locatedIn(X, europe)"], ["provable", "countries_s1"]])
-def test_a_file_for_the_json_that_cannot_be_is_told_before_any_work(program, tmp_path, monkeypatch, capsys):
-    for target in (tmp_path, tmp_path / "none" / "x.json"):
-        monkeypatch.setattr(sys, "argv", ["funcppo", *program, "--json", str(target)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        said = f"funcppo: --json {target}: want a file in a folder that exists, or -\n"
-        assert (exit.value.code, *capsys.readouterr()) == (2, "", said)
 
 
 def test_the_formats_are_text_json_and_dot(world, capsys):
@@ -314,7 +365,11 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
 def test_a_bad_query_is_one_line(world, query, expected):
     with pytest.raises(ValueError, match="query") as error:
         prove(world, query)
-    assert expected in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
+    assert (
+        expected in str(error.value)
+        and "\n" not in str(error.value)
+        and len(str(error.value)) < 300
+    )
 
 
 @pytest.mark.parametrize(
@@ -340,18 +395,24 @@ def test_a_bad_program_is_one_line(tmp_path, text, expected):
     assert expected in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(tmp_path, capsys):
+def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(
+    tmp_path, capsys
+):
     path = tmp_path / "chain.pl"
-    path.write_text("p0(a).\n" + "".join(f"p{i + 1}(X) :- p{i}(X).\n" for i in range(1000)))
+    path.write_text(
+        "p0(a).\n" + "".join(f"p{i + 1}(X) :- p{i}(X).\n" for i in range(1000))
+    )
     assert prove(str(path), "p1000(a)") == 0
-    assert capsys.readouterr().out.startswith("proved: p1000(a): at height 1000\n")
+    assert capsys.readouterr().out.startswith(
+        "proved: p1000(a): at height 1000\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         (["--height", "-1"], "--height -1"),
-        (["--budget", "0"], "--budget 0"),
+        (["--max-atoms", "0"], "--max-atoms 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
     ],
 )
@@ -361,7 +422,9 @@ def test_a_bad_option_is_one_line(world, options, expected):
 
 
 def test_a_graph_of_many_answers_is_refused(world):
-    with pytest.raises(ValueError, match="want no variables for --format dot"):
+    with pytest.raises(
+        ValueError, match="expected no variables for --format dot"
+    ):
         prove(world, "path(a, X)", "--format", "dot")
 
 
@@ -370,56 +433,31 @@ def test_a_missing_target_is_one_line():
         prove("nowhere", "p(a)")
 
 
-def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
-    config = RunConfig(dataset="countries_s1", score="best-proof", prover=ProverTaskConfig(embed_dim=4, hidden_dim=4))
+def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
+    tmp_path, capsys
+):
+    config = RunConfig(
+        dataset="countries_s1",
+        score="best-proof",
+        prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
+    )
     training.write_config(config, tmp_path)
-    training.save_checkpoint(training.prepare_run(config, tmp_path, resume=False), tmp_path)
-    status, result = json_of(capsys, prove, str(tmp_path), "locatedIn(france, europe)")
+    training.save_checkpoint(
+        training.prepare_run(config, tmp_path, resume=False), tmp_path
+    )
+    status, result = json_of(
+        capsys, prove, str(tmp_path), "locatedIn(france, europe)"
+    )
     assert (status, result["proof_by"]) == (0, "policy")
     assert 0 < result["proof"]["nodes"][0]["probability"] < 1
-    assert json_of(capsys, prove, "countries_s1", "locatedIn(france, europe)")[1]["proof_by"] == "T_P"
+    assert (
+        json_of(capsys, prove, "countries_s1", "locatedIn(france, europe)")[1][
+            "proof_by"
+        ]
+        == "T_P"
+    )
     assert prove(str(tmp_path), "locatedIn(france, asia)") == 1
     with pytest.raises(ValueError, match="is a trained run"):
-        prove(str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [
-        (["prove", "countries_s1", "locatedIn(france, europe)"], 0),
-        (["prove", "countries_s1", "locatedIn(france, asia)"], 1),
-        (["prove", "countries_s1", "locatedIn(france, atlantis)"], 2),
-        (["prove", "countries_s1"], 2),
-        (["provable", "countries_s1", "--json", "-"], 0),
-        (["provable", "nowhere"], 2),
-    ],
-)
-def test_the_program_exits_with_that_status_and_without_a_traceback(arguments, status, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["funcppo", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        main()
-    assert exit.value.code == status
-    seen = capsys.readouterr()
-    assert "Traceback" not in seen.err + seen.out
-    assert (seen.out == "") == (status == 2)
-
-
-def test_bad_input_is_one_line_of_the_process():
-    arguments = [sys.executable, "-m", "funcppo", "prove", "countries_s3", "locatedIn(france"]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("funcppo: query 'locatedIn(france': expected ") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
-    arguments = [sys.executable, "-m", "funcppo", "prove", "countries_s3", "p(a)", "--budget", "many"]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": encoding})
-    want = "funcppo: --budget: invalid literal for int() with base 10: 'many' (see --help)\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", want)
-
-
-def test_the_help_comes_without_torch():
-    names = ", ".join(f"funcppo.cli.{name}" for name in ("doctor", "evaluate", "mine", "provable", "prove", "train"))
-    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+        prove(
+            str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt"
+        )

@@ -11,7 +11,8 @@ Fact = tuple[int, ...]
 
 def consequences(rules: Iterable[np.ndarray], facts: set[Fact]) -> set[Fact]:
     """The heads of all rule instances whose body is among the facts: one step of T_P; all atoms are binary."""
-    index: dict[tuple, list[tuple[int, ...]]] = {}  # by predicate, and by predicate and one argument
+    # by predicate, and by predicate and one argument
+    index: dict[tuple, list[tuple[int, ...]]] = {}
     for p, x, y in facts:
         for lookup in ((p, None, None), (p, x, None), (p, None, y)):
             index.setdefault(lookup, []).append((x, y))
@@ -22,8 +23,14 @@ def consequences(rules: Iterable[np.ndarray], facts: set[Fact]) -> set[Fact]:
         for p, x, y in body:
             extended = []
             for b in bindings:
-                pairs = index.get((p, b.get(x), None if x in b else b.get(y)), [])
-                extended += [{**b, x: u, y: v} for u, v in pairs if b.get(x, u) == u and b.get(y, v) == v]
+                pairs = index.get(
+                    (p, b.get(x), None if x in b else b.get(y)), []
+                )
+                extended += [
+                    {**b, x: u, y: v}
+                    for u, v in pairs
+                    if b.get(x, u) == u and b.get(y, v) == v
+                ]
             bindings = extended
         heads |= {(head[0], b[head[1]], b[head[2]]) for b in bindings}
     return heads
@@ -37,4 +44,7 @@ def rows(table: np.ndarray) -> set[Fact]:
 def triples(dataset: Dataset, table: np.ndarray) -> set[tuple[str, str, str]]:
     """The rows of a table of binary atoms as (head, relation, tail) names."""
     names = dataset.entities
-    return {(names[h - 1], dataset.predicates[r - 1], names[t - 1]) for r, h, t in table.tolist()}
+    return {
+        (names[h - 1], dataset.predicates[r - 1], names[t - 1])
+        for r, h, t in table.tolist()
+    }

@@ -4,8 +4,8 @@ import gzip
 import sys
 
 import pytest
-
 from experiments.fuzz_parsers import fuzz
+
 from funcppo.data import from_text, from_triples, load, parse_query
 
 GOOD = {
@@ -20,7 +20,9 @@ def message(call, *args):
     with pytest.raises(ValueError) as caught:
         call(*args)
     text = str(caught.value)
-    assert "\n" not in text and caught.value.__suppress_context__ | (caught.value.__context__ is None)
+    assert "\n" not in text and caught.value.__suppress_context__ | (
+        caught.value.__context__ is None
+    )
     return text
 
 
@@ -33,22 +35,60 @@ def folder(tmp_path):
 
 def problem(folder, name, content):
     """What `load` says of the folder with this file, the folder's own name cut off."""
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
     return message(load, folder).removeprefix(f"{folder}/")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("train.txt", "a\tr\tb\na b c\n", f"train.txt:2: {TRIPLE}, got 1, in 'a b c'"),
-        ("test.txt", "a\tr\tb\tc\n", f"test.txt:1: {TRIPLE}, got 4, in 'a\\tr\\tb\\tc'"),
-        ("valid.txt", "a\tr\tb\n\na\tr\tb\n", f"valid.txt:2: {TRIPLE}, got 1, in ''"),
-        ("train.txt", "a\tr\t\n", f"train.txt:1: {TRIPLE}, got an empty one, in 'a\\tr\\t'"),
-        ("train.txt", "\n\n", "train.txt: empty: expected lines of head<TAB>relation<TAB>tail"),
-        ("facts.txt", "", "facts.txt: empty: expected lines of head<TAB>relation<TAB>tail"),
-        ("test.txt", b"a\tr\tb\n\xff\tr\tb", "test.txt:2: expected UTF-8, got byte 0xff"),
-        ("facts.txt.gz", b"not packed", "facts.txt.gz: expected a whole gzip file"),
-        ("facts.txt.gz", gzip.compress(b"a\tr\tb", mtime=0)[:-9], "facts.txt.gz: expected a whole gzip file"),
+        (
+            "train.txt",
+            "a\tr\tb\na b c\n",
+            f"train.txt:2: {TRIPLE}, got 1, in 'a b c'",
+        ),
+        (
+            "test.txt",
+            "a\tr\tb\tc\n",
+            f"test.txt:1: {TRIPLE}, got 4, in 'a\\tr\\tb\\tc'",
+        ),
+        (
+            "valid.txt",
+            "a\tr\tb\n\na\tr\tb\n",
+            f"valid.txt:2: {TRIPLE}, got 1, in ''",
+        ),
+        (
+            "train.txt",
+            "a\tr\t\n",
+            f"train.txt:1: {TRIPLE}, got an empty one, in 'a\\tr\\t'",
+        ),
+        (
+            "train.txt",
+            "\n\n",
+            "train.txt: empty: expected lines of head<TAB>relation<TAB>tail",
+        ),
+        (
+            "facts.txt",
+            "",
+            "facts.txt: empty: expected lines of head<TAB>relation<TAB>tail",
+        ),
+        (
+            "test.txt",
+            b"a\tr\tb\n\xff\tr\tb",
+            "test.txt:2: expected UTF-8, got byte 0xff",
+        ),
+        (
+            "facts.txt.gz",
+            b"not packed",
+            "facts.txt.gz: expected a whole gzip file",
+        ),
+        (
+            "facts.txt.gz",
+            gzip.compress(b"a\tr\tb", mtime=0)[:-9],
+            "facts.txt.gz: expected a whole gzip file",
+        ),
         (
             "train.txt.gz",
             gzip.compress(b"a\tr\tb", mtime=0),
@@ -72,14 +112,20 @@ def test_a_bad_split_is_named(folder, name, content, expected):
 
 def test_a_missing_split_is_named(folder):
     (folder / "valid.txt").unlink()
-    assert message(load, folder) == f"{folder}/valid.txt: missing split: expected this file or valid.txt.gz"
+    assert (
+        message(load, folder)
+        == f"{folder}/valid.txt: missing split: expected this file or valid.txt.gz"
+    )
 
 
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
         ("", "rules.txt: empty: expected facts or rules"),
-        ("# nothing\n", "rules.txt: as weighted: expected at least one clause, got none"),
+        (
+            "# nothing\n",
+            "rules.txt: as weighted: expected at least one clause, got none",
+        ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\n1\tknows(X,Y) :- nows(Y,X)",
             "rules.txt:2: unknown relation 'nows': expected one of the data's (close: 'knows'), in a rule for 'knows'",
@@ -99,7 +145,8 @@ def test_a_missing_split_is_named(folder):
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\n1\tknows(X,Y) :- knows(Y X)",
-            "rules.txt:2: as weighted: expected `,` or `)` after an argument, got 'X', in '1\\tknows(X,Y) :- knows(Y X)'",
+            "rules.txt:2: as weighted: expected `,` or `)` after an argument, got 'X',"
+            " in '1\\tknows(X,Y) :- knows(Y X)'",
         ),
         (
             "1\tknows(X,Y)",
@@ -112,7 +159,8 @@ def test_a_missing_split_is_named(folder):
         ),
         (
             "high\tknows(X,Y) :- knows(Y,X)",
-            "rules.txt:1: as weighted: expected a number as the weight, got 'high', in 'high\\tknows(X,Y) :- knows(Y,X)'",
+            "rules.txt:1: as weighted: expected a number as the weight, got 'high',"
+            " in 'high\\tknows(X,Y) :- knows(Y,X)'",
         ),
         (
             "1\tknows(X,Y) :- knows(Y,X)\nknows(X,Y) :- knows(Y,X)",
@@ -120,8 +168,8 @@ def test_a_missing_split_is_named(folder):
         ),
         (
             "1\tknows(X,Y) :- knows(X,Z)",
-            "rules.txt:1: as weighted: unsafe: expected every variable of the head in the body, got 'Y' only in the head,"
-            " in '1\\tknows(X,Y) :- knows(X,Z)'",
+            "rules.txt:1: as weighted: unsafe: expected every variable of the head in the body,"
+            " got 'Y' only in the head, in '1\\tknows(X,Y) :- knows(X,Z)'",
         ),
         (
             "1\tknows(X,Y) :- not knows(Y,X)",
@@ -142,10 +190,15 @@ def test_a_missing_split_is_named(folder):
             "rules.txt:1: as AMIE: expected a relation between two constants or variables, got '?a ?r ?b',"
             " in '?a  ?r  ?b   => ?b  knows  ?a'",
         ),
-        ("knows(ann, bob).", "rules.txt:1: as Prolog: expected rules with a body: facts belong in facts.txt"),
+        (
+            "knows(ann, bob).",
+            "rules.txt:1: as Prolog: expected rules with a body: facts belong in facts.txt",
+        ),
     ],
 )
-def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, expected):
+def test_a_bad_rule_file_is_named_and_nothing_is_loaded(
+    folder, rules, expected
+):
     assert problem(folder, "rules.txt", rules) == expected
 
 
@@ -156,15 +209,30 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, expected)
             "p(a).\nq :-\n  p(f(X)).",
             "2: expected a constant or a variable, got the compound term 'f(...)', ",
         ),
-        ("p([a]).", "1: expected a constant or a variable, got a list '[', in 'p([a]).'"),
-        ("p (a).", "1: expected `(` right after 'p', got a space before it, in 'p (a).'"),
-        ("q(X) :- 'p q'/**/(X).", "1: expected `(` right after \"'p q'\", got a space before it, "),
-        ("q :- \\+ p.", "1: expected a predicate, got negation '\\\\+', in 'q :- \\\\+ p.'"),
+        (
+            "p([a]).",
+            "1: expected a constant or a variable, got a list '[', in 'p([a]).'",
+        ),
+        (
+            "p (a).",
+            "1: expected `(` right after 'p', got a space before it, in 'p (a).'",
+        ),
+        (
+            "q(X) :- 'p q'/**/(X).",
+            "1: expected `(` right after \"'p q'\", got a space before it, ",
+        ),
+        (
+            "q :- \\+ p.",
+            "1: expected a predicate, got negation '\\\\+', in 'q :- \\\\+ p.'",
+        ),
         (
             "q :- not(p).",
             "1: expected a predicate, got negation 'not', in 'q :- not(p).'",
         ),
-        ("q :- not p.", "1: expected a predicate, got negation 'not', in 'q :- not p.'"),
+        (
+            "q :- not p.",
+            "1: expected a predicate, got negation 'not', in 'q :- not p.'",
+        ),
         (
             "q :- true.",
             "1: expected a predicate of facts and rules, got the built-in true/0, in 'q :- true.'",
@@ -173,16 +241,34 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, expected)
             "p(a). q(Y) :- p(X), length(X, Y).",
             "1: expected a predicate of facts and rules, got the built-in length/2, in 'q(Y) :- p(X), length(X, Y).'",
         ),
-        ("q(X) :- p(X), X < 3.", "1: expected a predicate, got a built-in '<', in 'q(X) :- p(X), X < 3.'"),
-        ("q(X) :- p(Y), X is Y.", "1: expected a predicate, got a built-in 'is', in 'q(X) :- p(Y), X is Y.'"),
-        ("q :- p, !.", "1: expected a predicate, got a cut '!', in 'q :- p, !.'"),
+        (
+            "q(X) :- p(X), X < 3.",
+            "1: expected a predicate, got a built-in '<', in 'q(X) :- p(X), X < 3.'",
+        ),
+        (
+            "q(X) :- p(Y), X is Y.",
+            "1: expected a predicate, got a built-in 'is', in 'q(X) :- p(Y), X is Y.'",
+        ),
+        (
+            "q :- p, !.",
+            "1: expected a predicate, got a cut '!', in 'q :- p, !.'",
+        ),
         (
             "q :- p ; r.",
             "1: expected `,` or the end of the clause, got a disjunction ';', in 'q :- p ; r.'",
         ),
-        ("q :- p -> r.", "1: expected `,` or the end of the clause, got an if-then-else '->', in "),
-        (":- dynamic p/1.", "1: expected a fact or a rule, got the directive or query :-, in "),
-        ("?- p(X).", "1: expected a fact or a rule, got the directive or query ?-, in '?- p(X).'"),
+        (
+            "q :- p -> r.",
+            "1: expected `,` or the end of the clause, got an if-then-else '->', in ",
+        ),
+        (
+            ":- dynamic p/1.",
+            "1: expected a fact or a rule, got the directive or query :-, in ",
+        ),
+        (
+            "?- p(X).",
+            "1: expected a fact or a rule, got the directive or query ?-, in '?- p(X).'",
+        ),
         (
             "p(a).\n\np(X).",
             "3: unsafe: expected every variable of the head in the body, got 'X' only in the",
@@ -191,30 +277,61 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(folder, rules, expected)
             "p(_).",
             "1: unsafe: expected every variable of the head in the body, got '_' only in the head",
         ),
-        ("p(a)\nq(b).", "1: expected `:-` or the end of the clause, got 'q', in 'p(a)\\nq(b).'"),
-        ("p(a).\nq(b)", "2: expected `:-` or the end of the clause, got the end of the file, in 'q(b)'"),
+        (
+            "p(a)\nq(b).",
+            "1: expected `:-` or the end of the clause, got 'q', in 'p(a)\\nq(b).'",
+        ),
+        (
+            "p(a).\nq(b)",
+            "2: expected `:-` or the end of the clause, got the end of the file, in 'q(b)'",
+        ),
         ("P(a).", "1: expected a predicate, got 'P', in 'P(a).'"),
         ("p().", "1: expected a constant or a variable, got ')', in 'p().'"),
-        ("p(1.5).", "1: expected `,` or `)` after an argument, got '.', in 'p(1.5).'"),
+        (
+            "p(1.5).",
+            "1: expected `,` or `)` after an argument, got '.', in 'p(1.5).'",
+        ),
         (
             "p('1').",
             "1: expected the number 1 without quotes: to Prolog, \"'1'\" is another constant, in ",
         ),
-        ('p("a").', "1: expected a constant or a variable, got a string '\"', in "),
-        ("p('a).", "1: expected a constant or a variable, got a quote that is never closed"),
+        (
+            'p("a").',
+            "1: expected a constant or a variable, got a string '\"', in ",
+        ),
+        (
+            "p('a).",
+            "1: expected a constant or a variable, got a quote that is never closed",
+        ),
         ("p('\\q').", "1: expected an escape of ISO Prolog, got '\\\\q', in "),
-        ("p('\\xd800\\').", "1: expected a character of Unicode, got '\\\\xd800\\\\', in "),
-        ("p(a). /* b", "1: expected a predicate, got a comment that is never closed '/*', in '/* b'"),
-        ("p --> q.", "1: expected `:-` or the end of the clause, got a grammar rule '-->', in "),
+        (
+            "p('\\xd800\\').",
+            "1: expected a character of Unicode, got '\\\\xd800\\\\', in ",
+        ),
+        (
+            "p(a). /* b",
+            "1: expected a predicate, got a comment that is never closed '/*', in '/* b'",
+        ),
+        (
+            "p --> q.",
+            "1: expected `:-` or the end of the clause, got a grammar rule '-->', in ",
+        ),
     ],
 )
 def test_what_is_not_datalog_is_named(program, expected):
-    assert message(from_text, program).startswith("program:" + expected.replace(": ", ": as Prolog: ", 1))
+    assert message(from_text, program).startswith(
+        "program:" + expected.replace(": ", ": as Prolog: ", 1)
+    )
 
 
 def test_an_empty_program_and_an_arity_clash_are_named():
-    assert message(from_text, " \n") == "program: empty: expected facts or rules"
-    assert message(from_text, "% none\n") == "program: as Prolog: expected at least one clause, got none"
+    assert (
+        message(from_text, " \n") == "program: empty: expected facts or rules"
+    )
+    assert (
+        message(from_text, "% none\n")
+        == "program: as Prolog: expected at least one clause, got none"
+    )
     expected = "program:2: arity clash: expected 1 arguments for 'p', as elsewhere, got 2"
     assert message(from_text, "p(a).\np(a, b).") == expected
     assert message(from_text, "p(a).\nq :- p(a, b).") == expected
@@ -223,29 +340,55 @@ def test_an_empty_program_and_an_arity_clash_are_named():
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("knows(ann, bbo)", "unknown entity 'bbo': expected one of the data's (close: 'bob')"),
-        ("know(ann, X)", "unknown relation 'know': expected one of the data's (close: 'knows')"),
-        ("knows(ann)", "arity clash: expected 2 arguments for 'knows', as elsewhere, got 1"),
-        ("knows(ann, X", "expected `,` or `)` after an argument, got the end of the line"),
+        (
+            "knows(ann, bbo)",
+            "unknown entity 'bbo': expected one of the data's (close: 'bob')",
+        ),
+        (
+            "know(ann, X)",
+            "unknown relation 'know': expected one of the data's (close: 'knows')",
+        ),
+        (
+            "knows(ann)",
+            "arity clash: expected 2 arguments for 'knows', as elsewhere, got 1",
+        ),
+        (
+            "knows(ann, X",
+            "expected `,` or `)` after an argument, got the end of the line",
+        ),
         ("knows(ann, X), knows(X, bob)", "expected one atom, got ',' after it"),
         ("", "expected a predicate, got the end of the line"),
         ("X", "expected a predicate, got 'X'"),
-        ("empty(ann, X)", "expected a predicate of some fact or of a rule's head, got 'empty'"),
+        (
+            "empty(ann, X)",
+            "expected a predicate of some fact or of a rule's head, got 'empty'",
+        ),
     ],
 )
 def test_a_bad_query_is_named(query, expected):
-    dataset = from_text("knows(ann, bob). likes(X, Y) :- knows(X, Y), empty(Y, X).")
-    assert message(parse_query, dataset, query) == f"query {query!r}: {expected}"
+    dataset = from_text(
+        "knows(ann, bob). likes(X, Y) :- knows(X, Y), empty(Y, X)."
+    )
+    assert (
+        message(parse_query, dataset, query) == f"query {query!r}: {expected}"
+    )
 
 
 def test_a_name_that_is_no_data_set_is_named():
     text = message(load, "contries_s1")
-    assert text.startswith("unknown data set 'contries_s1': expected a folder, a .pl file or one of ")
-    assert message(load, "no/such.pl") == "no/such.pl: expected a file that can be read: No such file or directory"
+    assert text.startswith(
+        "unknown data set 'contries_s1': expected a folder, a .pl file or one of "
+    )
+    assert (
+        message(load, "no/such.pl")
+        == "no/such.pl: expected a file that can be read: No such file or directory"
+    )
 
 
 def test_entities_and_relations_that_only_valid_or_test_have_are_kept_and_counted():
-    dataset = from_triples([("a", "r", "b"), ("a", "r", "b")], [("a", "r", "c")], [("d", "s", "a")])
+    dataset = from_triples(
+        [("a", "r", "b"), ("a", "r", "b")], [("a", "r", "c")], [("d", "s", "a")]
+    )
     assert (dataset.entities, dataset.n_duplicates) == (("a", "b", "c", "d"), 1)
     assert dataset.notes == (
         "train: 1 lines repeat another and were dropped",
@@ -254,7 +397,22 @@ def test_entities_and_relations_that_only_valid_or_test_have_are_kept_and_counte
     )
 
 
-@pytest.mark.parametrize("text", ["p(", "p(f(", "(", "p :- q, ", "[", "p('a", "\\+ ", "/*", "p(a, ", "a.b", "X :- "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p(",
+        "p(f(",
+        "(",
+        "p :- q, ",
+        "[",
+        "p('a",
+        "\\+ ",
+        "/*",
+        "p(a, ",
+        "a.b",
+        "X :- ",
+    ],
+)
 def test_a_million_characters_and_any_depth_give_one_short_line(text):
     assert sys.getrecursionlimit() < 200_000
     assert len(message(from_text, text * 200_000)) < 250
@@ -273,4 +431,8 @@ def test_a_million_characters_that_are_right_are_read():
 
 def test_mutated_input_raises_nothing_but_one_line_of_value_error():
     counts = fuzz(n_bytes=1_000_000, seed=0)
-    assert counts["bytes"] >= 1_000_000 and counts["accepted"] > 100 and counts["rejected"] > 100
+    assert (
+        counts["bytes"] >= 1_000_000
+        and counts["accepted"] > 100
+        and counts["rejected"] > 100
+    )

@@ -15,7 +15,11 @@ from funcppo.data.clans import (
 from tests.data.python_datalog import consequences, rows, triples
 
 SIZES = [(40, 0), (83, 1), (300, 2), (1500, 0)]
-TRIBE_OF_CLAN = {clan: tribe for tribe in (*PATRILINEAL_TRIBES, *MATRILINEAL_TRIBES) for clan in tribe}
+TRIBE_OF_CLAN = {
+    clan: tribe
+    for tribe in (*PATRILINEAL_TRIBES, *MATRILINEAL_TRIBES)
+    for clan in tribe
+}
 
 
 def parents_and_clans(dataset):
@@ -37,30 +41,47 @@ def test_the_data_set_of_the_first_measured_result_is_unchanged():
     """The fingerprint and sizes that stand beside the result of training on clans:1500:0."""
     d = make_clans(1500, 0)
     assert d.fingerprint == "04eab0fade0aa148"
-    assert (d.n_constants, d.predicates, len(d.rules)) == (1512, ("father", "mother", "clan"), 2)
+    assert (d.n_constants, d.predicates, len(d.rules)) == (
+        1512,
+        ("father", "mother", "clan"),
+        2,
+    )
     assert (len(d.train), len(d.valid), len(d.test)) == (3372, 155, 179)
     assert (d.n_duplicates, d.notes) == (0, ())
 
 
 def test_a_man_and_a_woman_of_one_clan_do_not_marry():
-    people = [_Person(female, clan, -1, -1) for female, clan in ((False, "bear"), (True, "bear"), (True, "wolf"))]
+    people = [
+        _Person(female, clan, -1, -1)
+        for female, clan in ((False, "bear"), (True, "bear"), (True, "wolf"))
+    ]
     rng = np.random.default_rng(0)
-    assert {tuple(_sample_couples(rng, people, [0, 1])) for _ in range(20)} == {()}
-    assert {tuple(_sample_couples(rng, people, [0, 2])) for _ in range(20)} == {((0, 2),)}
+    assert {tuple(_sample_couples(rng, people, [0, 1])) for _ in range(20)} == {
+        ()
+    }
+    assert {tuple(_sample_couples(rng, people, [0, 2])) for _ in range(20)} == {
+        ((0, 2),)
+    }
     assert _sample_couples(rng, people, [1, 2]) == []
 
 
 def test_the_same_arguments_give_the_same_data_set_and_another_seed_another():
     same, other = make_clans(120, 5), make_clans(120, 6)
-    assert triples(same, same.train) == triples(load("clans:120:5"), load("clans:120:5").train)
-    assert same.fingerprint == load("clans:120:5").fingerprint != other.fingerprint
+    assert triples(same, same.train) == triples(
+        load("clans:120:5"), load("clans:120:5").train
+    )
+    assert (
+        same.fingerprint == load("clans:120:5").fingerprint != other.fingerprint
+    )
     assert (same.name, other.name) == ("clans:120:5", "clans:120:6")
 
 
 @pytest.mark.parametrize(("n_people", "seed"), SIZES)
 def test_the_splits_are_disjoint_and_only_clans_are_held_out(n_people, seed):
     d = make_clans(n_people, seed)
-    train, valid, test = (triples(d, table) for table in (d.train, d.valid, d.test))
+    train, valid, test = (
+        triples(d, table) for table in (d.train, d.valid, d.test)
+    )
     if n_people >= 300:
         assert valid and test
     assert not train & valid and not train & test and not valid & test
@@ -69,7 +90,9 @@ def test_the_splits_are_disjoint_and_only_clans_are_held_out(n_people, seed):
 
 
 @pytest.mark.parametrize(("n_people", "seed"), SIZES)
-def test_the_rules_derive_all_that_is_held_out_within_the_stated_height(n_people, seed):
+def test_the_rules_derive_all_that_is_held_out_within_the_stated_height(
+    n_people, seed
+):
     d = make_clans(n_people, seed)
     train, held_out = rows(d.train), rows(d.valid) | rows(d.test)
     derived = set(train)
@@ -81,7 +104,9 @@ def test_the_rules_derive_all_that_is_held_out_within_the_stated_height(n_people
 
 
 @pytest.mark.parametrize(("n_people", "seed"), SIZES)
-def test_children_have_the_clan_of_descent_unless_adopted_by_the_other_parent(n_people, seed):
+def test_children_have_the_clan_of_descent_unless_adopted_by_the_other_parent(
+    n_people, seed
+):
     father, mother, clan = parents_and_clans(make_clans(n_people, seed))
     n_adopted = 0
     for child in father:
@@ -99,17 +124,24 @@ def test_children_have_the_clan_of_descent_unless_adopted_by_the_other_parent(n_
 @pytest.mark.parametrize(("n_people", "seed"), SIZES)
 def test_people_marry_within_their_tribe_and_outside_their_clan(n_people, seed):
     father, mother, clan = parents_and_clans(make_clans(n_people, seed))
-    assert father.keys() == mother.keys() and clan.keys() == {f"p{i}" for i in range(1, n_people + 1)}
+    assert father.keys() == mother.keys() and clan.keys() == {
+        f"p{i}" for i in range(1, n_people + 1)
+    }
     assert not set(father.values()) & set(mother.values())
     for child in father:
         assert clan[father[child]] != clan[mother[child]]
-        assert TRIBE_OF_CLAN[clan[father[child]]] == TRIBE_OF_CLAN[clan[mother[child]]]
+        assert (
+            TRIBE_OF_CLAN[clan[father[child]]]
+            == TRIBE_OF_CLAN[clan[mother[child]]]
+        )
 
 
 def test_both_rules_are_right_about_equally_often():
     father, mother, clan = parents_and_clans(make_clans(1500, 0))
     for parent in (father, mother):
-        confidence = sum(clan[parent[child]] == clan[child] for child in parent) / len(parent)
+        confidence = sum(
+            clan[parent[child]] == clan[child] for child in parent
+        ) / len(parent)
         assert 0.45 < confidence < 0.55
 
 
@@ -117,12 +149,18 @@ def test_both_rules_are_right_about_equally_often():
 def test_any_number_of_people_from_the_least_makes_a_data_set(n_people):
     for seed in range(5):
         d = make_clans(n_people, seed)
-        assert len({name for name in d.entities if name not in TRIBE_OF_CLAN}) == n_people
+        assert (
+            len({name for name in d.entities if name not in TRIBE_OF_CLAN})
+            == n_people
+        )
         assert len(d.train) and d.train.dtype == np.int32
 
 
 def test_too_few_people_or_a_negative_seed_are_refused():
-    with pytest.raises(ValueError, match=r"^clans: expected at least 40 people and a seed from 0, got 39 and 0$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^clans: expected at least 40 people and a seed from 0, got 39 and 0$",
+    ):
         load("clans:39:0")
     with pytest.raises(ValueError, match=r"got 40 and -1$"):
         make_clans(40, -1)

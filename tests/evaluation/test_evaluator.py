@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from funcppo import data
-from funcppo.evaluation import evaluator, rank_metrics, ranking, result_log, scorers
+from funcppo.evaluation import (
+    evaluator,
+    rank_metrics,
+    ranking,
+    result_log,
+    scorers,
+)
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.ranking import RankingProtocol
 from funcppo.logic.proof import Node, Proof
@@ -16,8 +22,13 @@ from funcppo.prover.config import ProverTaskConfig
 
 
 def make_evaluator(name: str, score: str, **protocol) -> Evaluator:
-    task = prover_task.build_task(data.load(name), ProverTaskConfig(max_height=2))
-    scorer, prove = scorers.make_untrained_scorer(task, score), lambda atom: None
+    task = prover_task.build_task(
+        data.load(name), ProverTaskConfig(max_height=2)
+    )
+    scorer, prove = (
+        scorers.make_untrained_scorer(task, score),
+        lambda atom: None,
+    )
     return Evaluator(
         task=task,
         protocol=RankingProtocol(**protocol),
@@ -29,12 +40,23 @@ def make_evaluator(name: str, score: str, **protocol) -> Evaluator:
 
 
 def all_records(evaluator_, split):
-    return [r for chunk in evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split))) for r in chunk]
+    return [
+        r
+        for chunk in evaluator.evaluate_chunks(
+            evaluator_, split, np.arange(len(split))
+        )
+        for r in chunk
+    ]
 
 
 # -- a worked example
 
-HOPS = [("a", "hop", "b"), ("b", "hop", "c"), ("c", "hop", "d"), ("a", "far", "c")]
+HOPS = [
+    ("a", "hop", "b"),
+    ("b", "hop", "c"),
+    ("c", "hop", "d"),
+    ("a", "far", "c"),
+]
 
 
 def test_the_records_of_a_query_are_worked_by_hand():
@@ -43,7 +65,9 @@ def test_the_records_of_a_query_are_worked_by_hand():
     Of the heads ?, far(?, d): only c, by hop(c, d), and b are derived.
     """
     dataset = data.from_triples(
-        HOPS, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)", valid=[("b", "far", "d")]
+        HOPS,
+        rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)",
+        valid=[("b", "far", "d")],
     )
     task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
     b, d = (dataset.entities.index(name) + 1 for name in "bd")
@@ -51,7 +75,9 @@ def test_the_records_of_a_query_are_worked_by_hand():
     def scorer(atoms):
         return torch.where((atoms[:, 1] == b) & (atoms[:, 2] == d), -1.0, -0.5)
 
-    root = Node(goal=(2, b, d), rule=0, substitution=(), probability=None, children=())
+    root = Node(
+        goal=(2, b, d), rule=0, substitution=(), probability=None, children=()
+    )
     calls = []
     evaluator_ = Evaluator(
         task=task,
@@ -63,9 +89,25 @@ def test_the_records_of_a_query_are_worked_by_hand():
     )
     head, tail = all_records(evaluator_, dataset.valid)
     assert calls == [[2, b, d]]  # one proof for both sides
-    common = {"query_row": 0, "relation": "far", "atom": "far(b, d)", "n_better": 1, "n_equal": 0, "n_candidates": 4}
-    common |= {"answer_provable": True, "status": "proved", "log_score": -1.0, "quantised_score": -10000}
-    common |= {"rank": {"optimistic": 2, "pessimistic": 2, "realistic": 2}, "reciprocal_rank": 0.5, "n_scored": 2}
+    common = {
+        "query_row": 0,
+        "relation": "far",
+        "atom": "far(b, d)",
+        "n_better": 1,
+        "n_equal": 0,
+        "n_candidates": 4,
+    }
+    common |= {
+        "answer_provable": True,
+        "status": "proved",
+        "log_score": -1.0,
+        "quantised_score": -10000,
+    }
+    common |= {
+        "rank": {"optimistic": 2, "pessimistic": 2, "realistic": 2},
+        "reciprocal_rank": 0.5,
+        "n_scored": 2,
+    }
     common |= {"near_boundary": False, "other_quantised_scores": [-5000]}
     for record, side in ((head, "head"), (tail, "tail")):
         assert record["side"] == side and common.items() <= record.items()
@@ -78,7 +120,11 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
     assert status(True, -0.5, -float("inf")) == "proved"
     assert status(True, None, -float("inf")) == "missed"
     assert status(True, -100.5, -100.0) == "missed"  # greedy, without a proof
-    assert status(False, None, -float("inf")) == status(False, -100.5, -100.0) == "refuted"
+    assert (
+        status(False, None, -float("inf"))
+        == status(False, -100.5, -100.0)
+        == "refuted"
+    )
 
 
 # -- the ranking of a whole split
@@ -87,22 +133,38 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
 @pytest.mark.parametrize("first_chunk", [1, 3, 1000])
 def test_records_hold_the_ranking_of_the_whole_split(first_chunk, monkeypatch):
     monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", first_chunk)
-    evaluator_ = make_evaluator("family_tree:60:0", "noisy-or")
+    evaluator_ = make_evaluator("family_tree:60:0", "exists@1")
     split = evaluator_.task.dataset.valid
-    ranked = ranking.rank_split(evaluator_.task, split, evaluator_.scorer, evaluator_.protocol)
-    harmonics = rank_metrics.harmonic_numbers(int(ranked.counts.n_candidates.max()))
-    reciprocal = rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[:, 3].tolist()
+    ranked = ranking.rank_split(
+        evaluator_.task, split, evaluator_.scorer, evaluator_.protocol
+    )
+    harmonics = rank_metrics.harmonic_numbers(
+        int(ranked.counts.n_candidates.max())
+    )
+    reciprocal = rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[
+        :, 3
+    ].tolist()
     order = torch.argsort(ranked.query_row, stable=True).tolist()
+    assert ranked.counts.n_equal.any()
     records = all_records(evaluator_, split)
     assert [r["query_row"] for r in records] == ranked.query_row[order].tolist()
     for name in ("n_better", "n_equal", "n_candidates"):
-        assert [r[name] for r in records] == getattr(ranked.counts, name)[order].tolist()
-    assert [r["reciprocal_rank"] for r in records] == [reciprocal[i] for i in order]
-    assert [r["answer_provable"] for r in records] == ranked.answer_provable[order].tolist()
+        assert [r[name] for r in records] == getattr(ranked.counts, name)[
+            order
+        ].tolist()
+    assert [r["reciprocal_rank"] for r in records] == [
+        reciprocal[i] for i in order
+    ]
+    assert [r["answer_provable"] for r in records] == ranked.answer_provable[
+        order
+    ].tolist()
 
 
 def test_a_chunk_takes_the_target_time_and_holds_no_more_candidates_than_allowed():
-    seconds, candidates = evaluator.TARGET_CHUNK_SECONDS, evaluator.MAX_CHUNK_CANDIDATES
+    seconds, candidates = (
+        evaluator.TARGET_CHUNK_SECONDS,
+        evaluator.MAX_CHUNK_CANDIDATES,
+    )
     assert evaluator._next_chunk_size(100, seconds, 1) == 100
     assert evaluator._next_chunk_size(100, seconds / 2, 1) == 200
     assert evaluator._next_chunk_size(100, 0.0, 1) == 400
@@ -114,20 +176,47 @@ def test_the_records_of_some_queries_are_among_those_of_all():
     """Corruptions are keyed by the row of the split, whatever else is ranked."""
     evaluator_ = make_evaluator("family_tree:60:0", "noisy-or", n_negatives=5)
     split = evaluator_.task.dataset.test
-    every = [r for part in evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split))) for r in part]
-    some = [r for part in evaluator.evaluate_chunks(evaluator_, split, np.array([1, 4, 7])) for r in part]
-    assert some == [record for record in every if record["query_row"] in (1, 4, 7)]
+    every = [
+        r
+        for part in evaluator.evaluate_chunks(
+            evaluator_, split, np.arange(len(split))
+        )
+        for r in part
+    ]
+    some = [
+        r
+        for part in evaluator.evaluate_chunks(
+            evaluator_, split, np.array([1, 4, 7])
+        )
+        for r in part
+    ]
+    assert some == [
+        record for record in every if record["query_row"] in (1, 4, 7)
+    ]
 
 
-@pytest.mark.parametrize(("offset", "near"), [(0.0, 0), (0.5e-4 - 1e-6, 69), (0.5e-4 + 1e-6, 69), (0.5e-4 + 4e-6, 0)])
+@pytest.mark.parametrize(
+    ("offset", "near"),
+    [(0.0, 0), (0.5e-4 - 1e-6, 69), (0.5e-4 + 1e-6, 69), (0.5e-4 + 4e-6, 0)],
+)
 def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     """Every score is a grid line plus the offset; half a line is where rounding goes the other way."""
     evaluator_ = make_evaluator("family_tree:60:0", "noisy-or", sides=(2,))
-    scorer = lambda atoms: torch.full((len(atoms),), -0.25 + offset, dtype=torch.float64)
+    scorer = lambda atoms: torch.full(
+        (len(atoms),), -0.25 + offset, dtype=torch.float64
+    )
     evaluator_ = dataclasses.replace(evaluator_, scorer=scorer)
     split = evaluator_.task.dataset.valid
-    found = [r for part in evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split))) for r in part]
+    found = [
+        r
+        for part in evaluator.evaluate_chunks(
+            evaluator_, split, np.arange(len(split))
+        )
+        for r in part
+    ]
     assert (
-        result_log.summarise_records(found, evaluator_.task.dataset.predicates, with_auc=False)["n_near_boundary"]
+        result_log.summarise_records(
+            found, evaluator_.task.dataset.predicates, with_auc=False
+        )["n_near_boundary"]
         == near
     )

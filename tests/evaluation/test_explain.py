@@ -19,11 +19,26 @@ from funcppo.prover.config import ProverTaskConfig
 @cache
 def setup(**fields):
     """A task on a small family, and a policy with preferences of its own."""
-    settings = ProverTaskConfig(max_depth=4, embed_dim=4, hidden_dim=8, **fields)
+    settings = ProverTaskConfig(
+        max_depth=4, embed_dim=4, hidden_dim=8, **fields
+    )
     task = prover_task.build_task(data.load("family_tree:30:0"), settings)
-    cfg = prover_task.build_config(task, PPOConfig(n_envs=4, n_steps=4, n_minibatches=1))
-    params = train_step.init(cfg, prover_task.training_world(task), random.key(0)).params
-    return task, cfg, tree.map(lambda x: x + 0.1 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
+    cfg = prover_task.build_config(
+        task, PPOConfig(n_envs=4, n_steps=4, n_minibatches=1)
+    )
+    params = train_step.init(
+        cfg, prover_task.training_world(task), random.key(0)
+    ).params
+    return (
+        task,
+        cfg,
+        tree.map(
+            lambda x: (
+                x + 0.1 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7)
+            ),
+            params,
+        ),
+    )
 
 
 def derived_atoms(task, n):
@@ -37,16 +52,29 @@ def derived_atoms(task, n):
 
 def test_the_smallest_proof_is_worked_by_hand():
     """far(a, c) takes two steps by way of near; the facts are its leaves."""
-    train = [("a", "hop", "b"), ("b", "hop", "c"), ("c", "near", "a"), ("c", "far", "a")]
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("c", "near", "a"),
+        ("c", "far", "a"),
+    ]
     rules = "near(X, Y) :- hop(X, Y)\nfar(X, Y) :- near(X, Z), hop(Z, Y)"
-    task = prover_task.build_task(data.from_triples(train, rules=rules), ProverTaskConfig(max_height=2))
+    task = prover_task.build_task(
+        data.from_triples(train, rules=rules), ProverTaskConfig(max_height=2)
+    )
     program = explain.build_program(task)
     entity = {name: i for i, name in enumerate(task.dataset.entities, 1)}
-    hop, near, far = (task.dataset.predicates.index(name) + 1 for name in ("hop", "near", "far"))
+    hop, near, far = (
+        task.dataset.predicates.index(name) + 1
+        for name in ("hop", "near", "far")
+    )
     a, b, c = (entity[name] for name in "abc")
     found = explain.smallest_proof(task, torch.tensor([far, a, c]), program)
     assert found is not None
-    nodes = {node.goal: (node.rule, [found.nodes[i].goal for i in node.children]) for node in found.nodes}
+    nodes = {
+        node.goal: (node.rule, [found.nodes[i].goal for i in node.children])
+        for node in found.nodes
+    }
     assert found.nodes[0].goal == (far, a, c)
     assert nodes == {
         (far, a, c): (1, [(near, a, b), (hop, b, c)]),
@@ -54,8 +82,14 @@ def test_the_smallest_proof_is_worked_by_hand():
         (hop, a, b): (None, []),
         (hop, b, c): (None, []),
     }
-    assert explain.smallest_proof(task, torch.tensor([hop, a, b]), program) is None  # a fact
-    assert explain.smallest_proof(task, torch.tensor([far, a, b]), program) is None  # not derivable
+    # a fact
+    assert (
+        explain.smallest_proof(task, torch.tensor([hop, a, b]), program) is None
+    )
+    # not derivable
+    assert (
+        explain.smallest_proof(task, torch.tensor([far, a, b]), program) is None
+    )
 
 
 # -- equality with the scores
@@ -65,11 +99,17 @@ def test_the_proof_by_rules_has_the_probability_of_the_best_rule():
     task, cfg, params = setup(max_height=1)
     assert task.fact_selection == "oracle"
     atoms = derived_atoms(task, 12)
-    search = scorers.search_config(task, cfg, "best-proof", slots=1, beam=1, rows_per_step=1, chunk_size=1)
-    score = score_by_rules(search, prover_task.inference_world(task), params, atoms.to(torch.int32))
+    search = scorers.search_config(
+        task, cfg, "best-proof", slots=1, beam=1, rows_per_step=1, chunk_size=1
+    )
+    score = score_by_rules(
+        search, prover_task.inference_world(task), params, atoms.to(torch.int32)
+    )
     for atom, log_prob in zip(atoms, score.tolist()):
         found = explain.most_probable_proof(task, cfg, params, atom)
-        assert found is not None and found.nodes[0].probability == pytest.approx(math.exp(log_prob), rel=1e-5)
+        assert found is not None and found.nodes[
+            0
+        ].probability == pytest.approx(math.exp(log_prob), rel=1e-5)
         assert all(node.probability is None for node in found.nodes[1:])
 
 
@@ -77,14 +117,27 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
     task, cfg, params = setup(max_height=2)
     assert task.fact_selection == "policy"
     atoms, program = derived_atoms(task, 8), explain.build_program(task)
-    search = scorers.search_config(task, cfg, "success", slots=1, beam=256, rows_per_step=256, chunk_size=8)
-    result = score_candidates(search, prover_task.inference_world(task), params, atoms.to(torch.int32)).results
-    found = [explain.most_probable_proof(task, cfg, params, atom, program=program) for atom in atoms]
+    search = scorers.search_config(
+        task, cfg, "success", slots=1, beam=256, rows_per_step=256, chunk_size=8
+    )
+    result = score_candidates(
+        search, prover_task.inference_world(task), params, atoms.to(torch.int32)
+    ).results
+    found = [
+        explain.most_probable_proof(task, cfg, params, atom, program=program)
+        for atom in atoms
+    ]
     assert any(found)
-    for proof, log_prob, n_choices in zip(found, result.best_log_prob.tolist(), result.proof_length.tolist()):
+    for proof, log_prob, n_choices in zip(
+        found, result.best_log_prob.tolist(), result.proof_length.tolist()
+    ):
         assert (proof is not None) == (n_choices > 0)
         if proof is not None:
-            product = math.prod(node.probability for node in proof.nodes if node.probability is not None)
+            product = math.prod(
+                node.probability
+                for node in proof.nodes
+                if node.probability is not None
+            )
             assert product == pytest.approx(math.exp(log_prob), rel=1e-4)
 
 
@@ -99,7 +152,10 @@ def test_an_atom_that_is_not_derivable_has_no_proof(max_height):
     refuted = atoms[fixpoint.atom_height(task.least_model, atoms) < 0]
     assert len(refuted)
     assert explain.most_probable_proof(task, cfg, params, refuted[0]) is None
-    assert explain.smallest_proof(task, refuted[0], explain.build_program(task)) is None
+    assert (
+        explain.smallest_proof(task, refuted[0], explain.build_program(task))
+        is None
+    )
 
 
 def test_a_proof_that_does_not_hold_is_an_error(monkeypatch):
@@ -110,5 +166,7 @@ def test_a_proof_that_does_not_hold_is_an_error(monkeypatch):
     assert found is not None
     wrong = Proof(nodes=found.nodes[:1])
     monkeypatch.setattr(explain, "_prove_by_rule", lambda *_: wrong)
-    with pytest.raises(AssertionError, match="expected a proof that holds, got"):
+    with pytest.raises(
+        AssertionError, match="expected a proof that holds, got"
+    ):
         explain.most_probable_proof(task, cfg, params, atom)

@@ -14,9 +14,23 @@ from funcppo.evaluation import evaluator, ranking, result_log
 from tests.cli.test_train import funcppo
 from tests.evaluation.test_evaluator import make_evaluator
 
-CHECK = next((Path(__file__).parents[2] / "experiments").rglob("check_ranks.py"))
-FORMAT_1 = Path(__file__).parent / "golden" / "format_1.jsonl"  # what the program wrote before format 2
-EVALUATE = ("evaluate", "family_tree:60:0", "--split", "valid", "--score", "noisy-or", "--height", "1", "--details")
+CHECK = next(
+    (Path(__file__).parents[2] / "experiments").rglob("check_ranks.py")
+)
+FORMAT_1 = (
+    Path(__file__).parent / "golden" / "format_1.jsonl"
+)  # what the program wrote before format 2
+EVALUATE = (
+    "evaluate",
+    "family_tree:60:0",
+    "--split",
+    "valid",
+    "--score",
+    "noisy-or",
+    "--height",
+    "1",
+    "--details",
+)
 
 
 def close(got, want):
@@ -40,18 +54,30 @@ def close(got, want):
     ],
 )
 @pytest.mark.parametrize("score", ["exists@1", "noisy-or"])
-def test_a_summary_of_records_is_that_of_the_whole_ranking(name, protocol, score, monkeypatch):
+def test_a_summary_of_records_is_that_of_the_whole_ranking(
+    name, protocol, score, monkeypatch
+):
     monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 3)
     evaluator_ = make_evaluator(name, score, **protocol)
     dataset = evaluator_.task.dataset
     split = dataset.test if len(dataset.test) else dataset.valid
-    ranked = ranking.rank_split(evaluator_.task, split, evaluator_.scorer, evaluator_.protocol)
-    want = ranking.summarise_ranking(ranked, list(dataset.predicates), with_auc=evaluator_.task.is_countries)
-    parts = list(evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split))))
+    ranked = ranking.rank_split(
+        evaluator_.task, split, evaluator_.scorer, evaluator_.protocol
+    )
+    want = ranking.summarise_ranking(
+        ranked, list(dataset.predicates), with_auc=evaluator_.task.is_countries
+    )
+    parts = list(
+        evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split)))
+    )
     assert len(parts) > 1
     found = [record for part in parts for record in part]
-    got = result_log.summarise_records(found[::-1], dataset.predicates, with_auc=evaluator_.task.is_countries)
-    del want["n_scored"]  # atoms of several queries count once there, and once a query here
+    got = result_log.summarise_records(
+        found[::-1], dataset.predicates, with_auc=evaluator_.task.is_countries
+    )
+    del want[
+        "n_scored"
+    ]  # atoms of several queries count once there, and once a query here
     close(got, want)
 
 
@@ -70,60 +96,121 @@ def interrupted(monkeypatch, after: int):
     monkeypatch.setattr(evaluator, "evaluate_chunks", stopped)
 
 
-def test_an_interrupted_evaluation_is_resumed_where_it_stopped(tmp_path, capsys):
+def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
+    tmp_path, capsys
+):
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     with pytest.MonkeyPatch.context() as patch:
-        assert funcppo(patch, *EVALUATE, whole, "--json", tmp_path / "whole.json") == 0
+        assert (
+            funcppo(patch, *EVALUATE, whole, "--json", tmp_path / "whole.json")
+            == 0
+        )
     with pytest.MonkeyPatch.context() as patch:
         interrupted(patch, after=2)
         assert funcppo(patch, *EVALUATE, part) == 130
-    assert "stopped after 4 of" in (out := capsys.readouterr().out) and "--resume" in out
+    assert (
+        "interrupted after 4 of" in (out := capsys.readouterr().out)
+        and "--resume" in out
+    )
     n = len(part.read_text().splitlines())
     assert 0 < n < len(whole.read_text().splitlines())
     with open(part, "a") as file:
-        file.write('{"query_row": 5, "side": "he')  # the line that was being written when the power failed
+        file.write(
+            '{"query_row": 5, "side": "he'
+        )  # the line that was being written when the power failed
     with pytest.MonkeyPatch.context() as patch:
-        assert funcppo(patch, *EVALUATE, part, "--resume", "--json", tmp_path / "part.json") == 0
+        assert (
+            funcppo(
+                patch,
+                *EVALUATE,
+                part,
+                "--resume",
+                "--json",
+                tmp_path / "part.json",
+            )
+            == 0
+        )
     assert part.read_bytes() == whole.read_bytes()
-    one, two = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "part.json"))
+    one, two = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("whole.json", "part.json")
+    )
     for result in (one, two):
-        del result["seconds"], result["peak_bytes"]
+        del result["total_seconds"], result["peak_bytes"]
     assert one == two
 
 
-def test_a_file_of_another_evaluation_is_not_resumed(tmp_path, monkeypatch, capsys):
+def test_a_file_of_another_evaluation_is_not_resumed(
+    tmp_path, monkeypatch, capsys
+):
     path = tmp_path / "ranks.jsonl"
     assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4") == 0
     before = path.read_bytes()
     for extra, expected in [
-        ([], "expected --resume, --overwrite or a new file, got a file that exists"),
-        (["--resume", "--negatives", "3"], "expected a file made with negatives 3, got None"),
-        (["--resume", "--height", "2"], "expected a file made with height 2, got 1"),
-        (["--resume", "--smoothing", "5"], "expected a file made with smoothing 5.0, got None"),
-        (["--resume", "--object-identity"], "expected a file made with object_identity True, got False"),
+        (
+            [],
+            "expected --resume, --overwrite or a new file, got a file that exists",
+        ),
+        (
+            ["--resume", "--negatives", "3"],
+            "expected a file made with negatives 3, got None",
+        ),
+        (
+            ["--resume", "--height", "2"],
+            "expected a file made with height 2, got 1",
+        ),
+        (
+            ["--resume", "--smoothing", "5"],
+            "expected a file made with smoothing 5.0, got None",
+        ),
+        (
+            ["--resume", "--object-identity"],
+            "expected a file made with object_identity True, got False",
+        ),
     ]:
         capsys.readouterr()
-        assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", *extra) == 2
+        assert (
+            funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", *extra) == 2
+        )
         error = capsys.readouterr().err.splitlines()
-        assert expected in error[-1] and sum(line.startswith("funcppo: ") for line in error) == 1
+        assert (
+            expected in error[-1]
+            and sum(line.startswith("funcppo: ") for line in error) == 1
+        )
         assert path.read_bytes() == before
     path.write_text("not a record\n")
-    assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--resume") == 2
+    assert (
+        funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--resume") == 2
+    )
     assert "ranks.jsonl:1: expected a line of JSON" in capsys.readouterr().err
-    assert funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--overwrite") == 0
+    assert (
+        funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--overwrite")
+        == 0
+    )
     assert path.read_bytes() == before
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full on this system"
+)
 def test_a_full_disk_is_one_line(monkeypatch, capsys):
     assert funcppo(monkeypatch, *EVALUATE, "/dev/full", "--queries", "4") == 2
     error = capsys.readouterr().err
-    assert "/dev/full: No space left on device: the records written so far stay" in error and "Traceback" not in error
+    assert (
+        "/dev/full: No space left on device: the records written so far stay"
+        in error
+        and "Traceback" not in error
+    )
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, capsys):
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch, capsys
+):
     for path in (tmp_path / "no" / "such" / "folder.jsonl", tmp_path):
-        assert funcppo(monkeypatch, "evaluate", "no_such_set", "--details", path) == 2
+        assert (
+            funcppo(monkeypatch, "evaluate", "no_such_set", "--details", path)
+            == 2
+        )
         assert "expected a file that can be written" in capsys.readouterr().err
 
 
@@ -132,20 +219,54 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
     folder = tmp_path / "hops"
     folder.mkdir()
-    (folder / "train.txt").write_text("a\thop\tb\nb\thop\tc\nc\thop\td\na\tfar\tc\nc\tfar\td\n")
+    (folder / "train.txt").write_text(
+        "a\thop\tb\nb\thop\tc\nc\thop\td\na\tfar\tc\nc\tfar\td\n"
+    )
     (folder / "valid.txt").write_text("a\thop\td\n")
     (folder / "test.txt").write_text("b\tfar\td\na\tfar\td\n")
-    (folder / "rules.txt").write_text("far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n")
+    (folder / "rules.txt").write_text(
+        "far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n"
+    )
     args = ("evaluate", folder, "--score", "noisy-or", "--height", "1")
-    assert funcppo(monkeypatch, *args, "--all-scores", "--details", path, "--json", summary) == 0
-    check = lambda: subprocess.run([sys.executable, CHECK, path, "--summary", summary], capture_output=True, text=True)
+    assert (
+        funcppo(
+            monkeypatch,
+            *args,
+            "--all-scores",
+            "--details",
+            path,
+            "--json",
+            summary,
+        )
+        == 0
+    )
+    check = lambda: subprocess.run(
+        [sys.executable, CHECK, path, "--summary", summary],
+        capture_output=True,
+        text=True,
+    )
     assert check().returncode == 0, check().stderr
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"proved", "refuted"} <= {row["status"] for row in rows}
-    assert all((row["proof"] is not None) == (row["status"] == "proved") for row in rows)
-    at = next(i for i, row in enumerate(rows) if row["other_quantised_scores"] and row["quantised_score"] is not None)
-    for change in ({"n_better": rows[at]["n_better"] + 1}, {"quantised_score": rows[at]["quantised_score"] - 10**6}):
-        path.write_text("".join(json.dumps(row | (change if i == at else {})) + "\n" for i, row in enumerate(rows)))
+    assert all(
+        (row["proof"] is not None) == (row["status"] == "proved")
+        for row in rows
+    )
+    at = next(
+        i
+        for i, row in enumerate(rows)
+        if row["other_quantised_scores"] and row["quantised_score"] is not None
+    )
+    for change in (
+        {"n_better": rows[at]["n_better"] + 1},
+        {"quantised_score": rows[at]["quantised_score"] - 10**6},
+    ):
+        path.write_text(
+            "".join(
+                json.dumps(row | (change if i == at else {})) + "\n"
+                for i, row in enumerate(rows)
+            )
+        )
         assert check().returncode == 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
     assert check().returncode == 1
@@ -167,71 +288,132 @@ def chains(tmp_path):
     folder.mkdir()
     for name, text in CHAINS.items():
         (folder / name).write_text(text)
-    return ("evaluate", folder, "--score", "exists@1", "--height", "2", "--all-scores", "--details")
+    return (
+        "evaluate",
+        folder,
+        "--score",
+        "exists@1",
+        "--height",
+        "2",
+        "--all-scores",
+        "--details",
+    )
 
 
 def without_proofs(records):
-    return [{name: value for name, value in record.items() if name != "proof"} for record in records]
+    return [
+        {name: value for name, value in record.items() if name != "proof"}
+        for record in records
+    ]
 
 
-def test_a_file_of_format_1_is_read_as_the_same_evaluation_of_today(tmp_path, monkeypatch):
+def test_a_file_of_format_1_is_read_as_the_same_evaluation_of_today(
+    tmp_path, monkeypatch
+):
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
     assert funcppo(monkeypatch, *chains(tmp_path), path, "--json", summary) == 0
     today, old = result_log.read(path), result_log.read(FORMAT_1)
     assert without_proofs(old) == without_proofs(today)
-    assert [list(record) for record in old] == [list(record) for record in today]
-    assert {record["status"] for record in old} == {"proved", "missed", "refuted"}
-    assert [record["proof"] is None for record in old] == [record["proof"] is None for record in today]
-    metrics = result_log.summarise_records(old, ["hop", "near", "far"], with_auc=True)
-    assert metrics["n_missed"] == 2 and metrics["n_scored"] == sum(record["n_scored"] for record in today)
+    assert [list(record) for record in old] == [
+        list(record) for record in today
+    ]
+    assert {record["status"] for record in old} == {
+        "proved",
+        "missed",
+        "refuted",
+    }
+    assert [record["proof"] is None for record in old] == [
+        record["proof"] is None for record in today
+    ]
+    metrics = result_log.summarise_records(
+        old, ["hop", "near", "far"], with_auc=True
+    )
+    assert metrics["n_missed"] == 2 and metrics["n_scored"] == sum(
+        record["n_scored"] for record in today
+    )
     shown = json.loads(summary.read_text())
-    close(shown, {name: value for name, value in metrics.items() if name != "auc_pr"})
+    close(
+        shown,
+        {name: value for name, value in metrics.items() if name != "auc_pr"},
+    )
 
 
-def test_a_file_of_format_1_is_resumed_and_becomes_one_of_format_2(tmp_path, monkeypatch):
+def test_a_file_of_format_1_is_resumed_and_becomes_one_of_format_2(
+    tmp_path, monkeypatch
+):
     """The old file was interrupted within its third query."""
     path, whole = tmp_path / "ranks.jsonl", tmp_path / "whole.jsonl"
     args = chains(tmp_path)
     old_lines = FORMAT_1.read_text().splitlines(keepends=True)
     path.write_text("".join(old_lines[:5]) + old_lines[5][:40])
     settings = path.with_name("ranks.jsonl.settings.json")
-    settings.write_text(FORMAT_1.with_name("format_1.jsonl.settings.json").read_text())
+    settings.write_text(
+        FORMAT_1.with_name("format_1.jsonl.settings.json").read_text()
+    )
     assert funcppo(monkeypatch, *args, path, "--resume", "--seed", "1") == 2
     assert path.read_text().startswith(old_lines[0])
     assert funcppo(monkeypatch, *args, path, "--resume") == 0
     assert funcppo(monkeypatch, *args, whole) == 0
-    resumed, today = ([json.loads(line) for line in file.read_text().splitlines()] for file in (path, whole))
+    resumed, today = (
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in (path, whole)
+    )
     assert without_proofs(resumed) == without_proofs(today)
-    assert json.loads(settings.read_text()) == json.loads(whole.with_name("whole.jsonl.settings.json").read_text())
+    assert json.loads(settings.read_text()) == json.loads(
+        whole.with_name("whole.jsonl.settings.json").read_text()
+    )
     assert json.loads(settings.read_text())["format"] == 2
 
 
-def test_a_file_of_an_unknown_format_is_not_resumed(tmp_path, monkeypatch, capsys):
+def test_a_file_of_an_unknown_format_is_not_resumed(
+    tmp_path, monkeypatch, capsys
+):
     path = tmp_path / "ranks.jsonl"
     args = (*chains(tmp_path), path)
     assert funcppo(monkeypatch, *args) == 0
     settings = path.with_name("ranks.jsonl.settings.json")
-    settings.write_text(settings.read_text().replace('"format": 2', '"format": 3'))
+    settings.write_text(
+        settings.read_text().replace('"format": 2', '"format": 3')
+    )
     assert funcppo(monkeypatch, *args, "--resume") == 2
-    assert "ranks.jsonl.settings.json: expected format 1 or 2, got 3" in capsys.readouterr().err
+    assert (
+        "ranks.jsonl.settings.json: expected format 1 or 2, got 3"
+        in capsys.readouterr().err
+    )
     settings.write_text("3")
     assert funcppo(monkeypatch, *args, "--resume") == 2
-    assert "expected the settings that ranks.jsonl was made with, got none" in capsys.readouterr().err
+    assert (
+        "expected the settings that ranks.jsonl was made with, got none"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_independent_script_reads_format_1(tmp_path):
-    check = lambda path: subprocess.run([sys.executable, CHECK, path], capture_output=True, text=True)
+    check = lambda path: subprocess.run(
+        [sys.executable, CHECK, path], capture_output=True, text=True
+    )
     assert check(FORMAT_1).returncode == 0
     tampered = tmp_path / "tampered.jsonl"
-    tampered.write_text(FORMAT_1.read_text().replace('"equal": 4', '"equal": 3'))
+    tampered.write_text(
+        FORMAT_1.read_text().replace('"equal": 4', '"equal": 3')
+    )
     assert check(tampered).returncode == 1
 
 
 @pytest.mark.parametrize(
-    "line", ["[]", "3", '{"side": "head"}', '{"query": 1, "side": "head", "better": 0, "equal": 0}']
+    "line",
+    [
+        "[]",
+        "3",
+        '{"side": "head"}',
+        '{"query": 1, "side": "head", "better": 0, "equal": 0}',
+    ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     path = tmp_path / "ranks.jsonl"
     path.write_text(f"{FORMAT_1.read_text()}{line}\n")
-    with pytest.raises(ValueError, match=r"ranks.jsonl:9: expected a record with query_row, side, n_better"):
+    with pytest.raises(
+        ValueError,
+        match=r"ranks.jsonl:9: expected a record with query_row, side, n_better",
+    ):
         result_log.read(path)

@@ -9,8 +9,12 @@ import torch
 from funcppo import data, random, train_step
 from funcppo.config import PPOConfig
 from funcppo.evaluation import scorers
-from funcppo.evaluation.slot_scheduler import evaluate_step, score_by_rules, score_candidates
-from funcppo.logic import derivability
+from funcppo.evaluation.slot_scheduler import (
+    evaluate_step,
+    score_by_rules,
+    score_candidates,
+)
+from funcppo.logic import derivability, kb
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime.graphed import GraphedStep
@@ -19,16 +23,35 @@ from funcppo.runtime.graphed import GraphedStep
 @cache
 def untrained(**fields):
     """A task on a small family, a policy that has learnt nothing, and the task's derivable atoms."""
-    fields = {"max_height": 1, "max_depth": 4, "embed_dim": 4, "hidden_dim": 8} | fields
-    task = prover_task.build_task(data.load("family_tree:30:0"), ProverTaskConfig(**fields))
-    cfg = prover_task.build_config(task, PPOConfig(n_envs=4, n_steps=4, n_minibatches=1))
-    params = train_step.init(cfg, prover_task.training_world(task), random.key(0)).params
+    fields = {
+        "max_height": 1,
+        "max_depth": 4,
+        "embed_dim": 4,
+        "hidden_dim": 8,
+    } | fields
+    task = prover_task.build_task(
+        data.load("family_tree:30:0"), ProverTaskConfig(**fields)
+    )
+    cfg = prover_task.build_config(
+        task, PPOConfig(n_envs=4, n_steps=4, n_minibatches=1)
+    )
+    params = train_step.init(
+        cfg, prover_task.training_world(task), random.key(0)
+    ).params
     return task, cfg, params, task.least_model.atoms[::7].to(torch.int32)
 
 
 def search(score, chunk_size=16, **fields):
     task, cfg, _, _ = untrained(**fields)
-    return scorers.search_config(task, cfg, score, slots=6, beam=8, rows_per_step=12, chunk_size=chunk_size)
+    return scorers.search_config(
+        task,
+        cfg,
+        score,
+        slots=6,
+        beam=8,
+        rows_per_step=12,
+        chunk_size=chunk_size,
+    )
 
 
 # -- untrained scores
@@ -36,8 +59,16 @@ def search(score, chunk_size=16, **fields):
 
 def test_untrained_scores_are_worked_by_hand():
     """far(a, c) by rule 0 and far(a, b) by rule 1 with confidences 1 / 2 and 1 / 3; far(a, a) by none."""
-    train = [("a", "hop", "b"), ("b", "hop", "c"), ("c", "hop", "d"), ("b", "far", "d"), ("b", "far", "c")]
-    dataset = data.from_triples(train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)")
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("c", "hop", "d"),
+        ("b", "far", "d"),
+        ("b", "far", "c"),
+    ]
+    dataset = data.from_triples(
+        train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)"
+    )
     task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
     a, b, c = (dataset.entities.index(name) + 1 for name in "abc")
     atoms = torch.tensor([[2, a, a], [2, a, b], [2, a, c]], dtype=torch.int32)
@@ -46,17 +77,61 @@ def test_untrained_scores_are_worked_by_hand():
         ("exists@1", [0, 1, 1]),
         ("max-confidence", [0, 1 / 3, 1 / 2]),
         ("noisy-or", [0, 1 / 3, 1 / 2]),
-        ("noisy-or@2", [0, 1 / 3, 1 / 2]),  # (p^2)^(1/2): powers matter only where several rules count
+        # (p^2)^(1/2): powers matter only where several rules count
+        ("noisy-or@2", [0, 1 / 3, 1 / 2]),
     ):
         log_score = scorers.make_untrained_scorer(task, name)(atoms)
-        torch.testing.assert_close(log_score.exp(), torch.tensor(scores, dtype=torch.float32), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            log_score.exp(),
+            torch.tensor(scores, dtype=torch.float32),
+            rtol=1e-6,
+            atol=0,
+        )
+
+
+@pytest.mark.parametrize("power", [1, 2, 7])
+def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
+    """far(a, c) by both rules: (1 - (1 - p^n) (1 - q^n))^(1 / n) of their confidences p and q."""
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("a", "hop", "c"),
+        ("c", "hop", "d"),
+        ("b", "far", "d"),
+    ]
+    train += [("b", "far", "c")]
+    dataset = data.from_triples(
+        train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)"
+    )
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
+    a, c = (dataset.entities.index(name) + 1 for name in "ac")
+    p, q = kb.rule_confidence(task.kb).tolist()
+    assert 0 < p < 1 and 0 < q < 1
+    score = scorers.make_untrained_scorer(task, f"noisy-or@{power}")(
+        torch.tensor([[2, a, c]], dtype=torch.int32)
+    )
+    expected = (1 - (1 - p**power) * (1 - q**power)) ** (1 / power)
+    assert score.exp().tolist() == [pytest.approx(expected, rel=1e-5)]
 
 
 @pytest.mark.parametrize(
-    "name", ["", "exists", "exists@", "exists@x", "noisy-or@", "noisy-or@0", "noisy-or@100", "best"]
+    "name",
+    [
+        "",
+        "exists",
+        "exists@",
+        "exists@x",
+        "noisy-or@",
+        "noisy-or@0",
+        "noisy-or@100",
+        "best",
+    ],
 )
 def test_an_unknown_score_is_refused(name):
-    with pytest.raises(ValueError, match=rf"score '{name}': expected success, .* P from 1 to 99"):
+    with pytest.raises(
+        ValueError,
+        match=rf"score '{name}': expected success, .* P from 1 to 99",
+    ):
         scorers.make_untrained_scorer(untrained()[0], name)
 
 
@@ -65,7 +140,10 @@ def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):
     task, _, _, atoms = untrained()
     assert task.derivability_index is not None
     without_index = dataclasses.replace(task, derivability_index=None)
-    got, want = (scorers.make_untrained_scorer(t, name)(atoms) for t in (task, without_index))
+    got, want = (
+        scorers.make_untrained_scorer(t, name)(atoms)
+        for t in (task, without_index)
+    )
     torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
 
 
@@ -76,22 +154,38 @@ def test_a_search_is_needed_unless_the_rules_decide():
     """The oracle selects the facts at height 1; `best-proof` counts no choice of facts there."""
     oracle, policy, deep = (
         untrained(**fields)[0]
-        for fields in ({"fact_selection": "oracle"}, {"fact_selection": "policy"}, {"max_height": 2})
+        for fields in (
+            {"fact_selection": "oracle"},
+            {"fact_selection": "policy"},
+            {"max_height": 2},
+        )
     )
-    for task, needed in ((oracle, []), (policy, ["success", "greedy"]), (deep, ["success", "best-proof", "greedy"])):
+    for task, needed in (
+        (oracle, []),
+        (policy, ["success", "greedy"]),
+        (deep, ["success", "best-proof", "greedy"]),
+    ):
         names = ("success", "best-proof", "greedy")
-        assert [name for name in names if scorers.needs_search(task, search(name))] == needed
+        assert [
+            name for name in names if scorers.needs_search(task, search(name))
+        ] == needed
 
 
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
 @pytest.mark.parametrize("chunk_size", [5, 64])
-def test_a_scorer_without_a_search_scores_all_atoms_in_chunks(score, chunk_size):
+def test_a_scorer_without_a_search_scores_all_atoms_in_chunks(
+    score, chunk_size
+):
     """5-atom chunks of 13 atoms: 5, 5 and 3, the last padded to 4."""
     task, _, params, atoms = untrained()
     atoms, cfg = atoms[:13], search(score, chunk_size)
     progress, outcomes = [], []
-    scorer = scorers.make_policy_scorer(cfg, task, params, None, progress.append, lambda *o: outcomes.append(o))
-    expected = score_by_rules(cfg, prover_task.inference_world(task), params, atoms)
+    scorer = scorers.make_policy_scorer(
+        cfg, task, params, None, progress.append, lambda *o: outcomes.append(o)
+    )
+    expected = score_by_rules(
+        cfg, prover_task.inference_world(task), params, atoms
+    )
     torch.testing.assert_close(scorer(atoms), expected, rtol=1e-5, atol=1e-5)
     assert progress == ([5, 10, 13] if chunk_size == 5 else [13])
     assert outcomes == [(None, 13, 14 if chunk_size == 5 else 16)]
@@ -104,26 +198,50 @@ def test_a_scorer_with_a_search_gives_the_scores_of_the_search(score):
     atoms, cfg = atoms[:24], search(score, **fields)
     progress, outcomes = [], []
     scorer = scorers.make_policy_scorer(
-        cfg, task, params, evaluate_step, progress.append, lambda *outcome: outcomes.append(outcome)
+        cfg,
+        task,
+        params,
+        evaluate_step,
+        progress.append,
+        lambda *outcome: outcomes.append(outcome),
     )
-    run = score_candidates(cfg, prover_task.inference_world(task), params, atoms)
-    torch.testing.assert_close(scorer(atoms), run.results.log_score, rtol=0, atol=1e-5)
+    run = score_candidates(
+        cfg, prover_task.inference_world(task), params, atoms
+    )
+    torch.testing.assert_close(
+        scorer(atoms), run.results.log_score, rtol=0, atol=1e-5
+    )
     assert progress[-1] == len(atoms) and len(outcomes) == 1
     result, active_row_steps, row_steps = outcomes[0]
-    assert len(result.log_score) == len(atoms) and 0 < active_row_steps <= row_steps
+    assert (
+        len(result.log_score) == len(atoms)
+        and 0 < active_row_steps <= row_steps
+    )
 
 
 def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
     task, _, params, atoms = untrained()
     without_index = dataclasses.replace(task, derivability_index=None)
-    assert scorers.with_derivations(task, atoms).derivability_index is task.derivability_index
+    assert (
+        scorers.with_derivations(task, atoms).derivability_index
+        is task.derivability_index
+    )
     cfg = search("success")
-    empty = score_by_rules(cfg, prover_task.inference_world(without_index), params, atoms)
-    got = score_by_rules(cfg, scorers.with_derivations(without_index, atoms), params, atoms)
-    expected = score_by_rules(cfg, prover_task.inference_world(task), params, atoms)
+    empty = score_by_rules(
+        cfg, prover_task.inference_world(without_index), params, atoms
+    )
+    got = score_by_rules(
+        cfg, scorers.with_derivations(without_index, atoms), params, atoms
+    )
+    expected = score_by_rules(
+        cfg, prover_task.inference_world(task), params, atoms
+    )
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert not torch.equal(empty, expected)
-    assert isinstance(scorers.with_derivations(without_index, atoms).derivability_index, derivability.DerivabilityIndex)
+    assert isinstance(
+        scorers.with_derivations(without_index, atoms).derivability_index,
+        derivability.DerivabilityIndex,
+    )
 
 
 # -- steps
@@ -133,13 +251,21 @@ def test_a_step_is_graphed_on_a_gpu_alone():
     assert scorers.make_search_step("cpu") is evaluate_step
     graphed = scorers.make_search_step("cuda")
     assert isinstance(graphed, GraphedStep)
-    assert scorers.graph_fallback_notes(graphed) == scorers.graph_fallback_notes(evaluate_step) == []
+    assert (
+        scorers.graph_fallback_notes(graphed)
+        == scorers.graph_fallback_notes(evaluate_step)
+        == []
+    )
 
 
 def test_a_step_that_is_not_replayed_says_why():
     """On a CPU nothing is replayed."""
     task, _, params, atoms = untrained(max_height=2)
     step = GraphedStep(evaluate_step)
-    scorers.make_policy_scorer(search("success", max_height=2), task, params, step)(atoms[:3])
+    scorers.make_policy_scorer(
+        search("success", max_height=2), task, params, step
+    )(atoms[:3])
     (note,) = scorers.graph_fallback_notes(step)
-    assert note.startswith("steps of a search were not replayed as a CUDA graph: ")
+    assert note.startswith(
+        "steps of a search were not replayed as a CUDA graph: "
+    )

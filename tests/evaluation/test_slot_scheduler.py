@@ -20,26 +20,58 @@ from funcppo.runtime.host_transfer import make_async_readback
 from tests.learning import assert_trees_equal
 from tests.logic.test_resolve import C, P, program
 
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking a search takes minutes
+# shrinking a search takes minutes
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 
 
 def setup(seed: int, score: str, max_height: int = 1, **fields):
     """A random program, a policy that prefers nothing in particular, and every ground atom as a candidate."""
     facts, rules, _ = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
-    kb = kb._replace(support=torch.arange(1.0, 6), body_pairs=torch.full((5,), 7.0))
+    kb = kb._replace(
+        support=torch.arange(1.0, 6), body_pairs=torch.full((5,), 7.0)
+    )
     shape = resolve.make_resolve_config(kb, sizes, max_height)
     cfg = net.ProverNetworkConfig(
-        sizes=sizes, n_variables=shape.max_goals * 2, max_height=max_height, embed_dim=4, hidden_dim=8
+        sizes=sizes,
+        n_variables=shape.max_goals * 2,
+        max_height=max_height,
+        embed_dim=4,
+        hidden_dim=8,
     )
     params = net.init(cfg, random.key(seed))
-    params = tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
-    defaults = dict(
-        max_depth=4, slots=6, beam=1 if score == "greedy" else 100, chunk_size=16, rows_per_step=120, refill=True
+    params = tree.map(
+        lambda x: (
+            x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7)
+        ),
+        params,
     )
-    evaluation = SearchConfig(resolve=shape, agent=net.agent(cfg), score=score, **{**defaults, **fields})
-    atoms = np.stack(np.meshgrid(range(1, P + 1), range(1, C + 1), range(1, C + 1), indexing="ij"), -1).reshape(-1, 3)
-    world = prover_env.World(kb, kb.facts, kb.facts[:0], derivability.empty_derivability_index(kb, sizes))
+    defaults = dict(
+        max_depth=4,
+        slots=6,
+        beam=1 if score == "greedy" else 100,
+        chunk_size=16,
+        rows_per_step=120,
+        refill=True,
+    )
+    evaluation = SearchConfig(
+        resolve=shape,
+        agent=net.agent(cfg),
+        score=score,
+        **{**defaults, **fields},
+    )
+    atoms = np.stack(
+        np.meshgrid(
+            range(1, P + 1), range(1, C + 1), range(1, C + 1), indexing="ij"
+        ),
+        -1,
+    ).reshape(-1, 3)
+    world = prover_env.World(
+        kb,
+        kb.facts,
+        kb.facts[:0],
+        derivability.empty_derivability_index(kb, sizes),
+    )
     return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
 
 
@@ -54,21 +86,41 @@ def walk(cfg, world, params, query, visit):
         hard_negative_fraction=0.0,
     )
     S = cfg.resolve.max_successors
-    todo = [(prover_env.initial_state(search, world, query[None], torch.tensor([True])), 0.0, 0.0, True)]
+    todo = [
+        (
+            prover_env.initial_state(
+                search, world, query[None], torch.tensor([True])
+            ),
+            0.0,
+            0.0,
+            True,
+        )
+    ]
     while todo:
         state, path, rules, greedy = todo.pop()
         if state.status[0] != prover_env.RUNNING:
-            visit(path, rules, bool(state.status[0] == prover_env.PROVED), greedy)
+            visit(
+                path, rules, bool(state.status[0] == prover_env.PROVED), greedy
+            )
             continue
         obs = prover_env.observe(search, world, state)
-        logp = torch.log_softmax(cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits, -1)[0]
+        logp = torch.log_softmax(
+            cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits, -1
+        )[0]
         for action in range(S + 1):
             if obs.action_mask[0, action]:
-                after, _ = prover_env.step_functional(search, world, state, torch.tensor([action]), random.key(0))
+                after, _ = prover_env.step_functional(
+                    search, world, state, torch.tensor([action]), random.key(0)
+                )
                 is_rule = action < S and obs.rule[0, action] >= 0
                 step = float(logp[action])
                 todo.append(
-                    (after, path + step, rules + (step if is_rule else 0.0), greedy and action == int(logp.argmax()))
+                    (
+                        after,
+                        path + step,
+                        rules + (step if is_rule else 0.0),
+                        greedy and action == int(logp.argmax()),
+                    )
                 )
 
 
@@ -88,38 +140,78 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
             nonlocal mass, best, greedy_score
             mass += math.exp(path) if proved else 0.0
             best = max(best, rules if proved else -math.inf)
-            greedy_score = path + (0.0 if proved else UNPROVED_PENALTY) if greedy else greedy_score
+            greedy_score = (
+                path + (0.0 if proved else UNPROVED_PENALTY)
+                if greedy
+                else greedy_score
+            )
 
         walk(cfg, world, params, atom, visit)
-        want = {"success": math.log(mass) if mass else -math.inf, "best-proof": best, "greedy": greedy_score}[score]
+        want = {
+            "success": math.log(mass) if mass else -math.inf,
+            "best-proof": best,
+            "greedy": greedy_score,
+        }[score]
         assert float(got.log_score[i]) == pytest.approx(want, abs=1e-4)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 9), st.integers(7, 60), st.booleans(), st.integers(6, 40))
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 9),
+    st.integers(7, 60),
+    st.booleans(),
+    st.integers(6, 40),
+)
 @settings(max_examples=10, phases=PHASES)
-def test_scores_do_not_depend_on_slots_chunks_rows_order_or_refilling(seed, slots, window, refill, rows):
-    cfg, world, params, atoms = setup(seed, "success", beam=6, chunk_size=48, slots=12, rows_per_step=24)
+def test_scores_do_not_depend_on_slots_chunks_rows_order_or_refilling(
+    seed, slots, window, refill, rows
+):
+    cfg, world, params, atoms = setup(
+        seed, "success", beam=6, chunk_size=48, slots=12, rows_per_step=24
+    )
     want, _, _ = score_candidates(cfg, world, params, atoms)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(atoms)))
-    other = dataclasses.replace(cfg, slots=slots, chunk_size=window, refill=refill, rows_per_step=rows)
+    order = torch.from_numpy(
+        np.random.default_rng(seed).permutation(len(atoms))
+    )
+    other = dataclasses.replace(
+        cfg, slots=slots, chunk_size=window, refill=refill, rows_per_step=rows
+    )
     got, _, _ = score_candidates(other, world, params, atoms[order])
-    torch.testing.assert_close(got.log_score, want.log_score[order], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        got.log_score, want.log_score[order], rtol=0, atol=1e-5
+    )
     assert torch.equal(got.n_steps, want.n_steps[order])
 
 
-@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
-@given(st.integers(0, 10_000), st.sampled_from(["success", "best-proof", "greedy"]))
+@pytest.mark.parametrize(
+    "device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+)
+@given(
+    st.integers(0, 10_000), st.sampled_from(["success", "best-proof", "greedy"])
+)
 @settings(max_examples=6, phases=PHASES)
-def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(device, seed, score):
+def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
+    device, seed, score
+):
     """Three chunks, the last not full, with two policies in turn."""
-    cfg, world, params, atoms = setup(seed, score, beam=1 if score == "greedy" else 6, rows_per_step=24)
+    cfg, world, params, atoms = setup(
+        seed, score, beam=1 if score == "greedy" else 6, rows_per_step=24
+    )
     world, params, atoms = (
-        tree.map(lambda x: x.to(device), t) for t in (world, params, atoms[: 2 * cfg.chunk_size + 5])
+        tree.map(lambda x: x.to(device), t)
+        for t in (world, params, atoms[: 2 * cfg.chunk_size + 5])
     )
     step = GraphedStep(slot_scheduler.evaluate_step)
     for policy in (params, tree.map(lambda x: 0.5 * x, params)):
         want, active, _ = score_candidates(cfg, world, policy, atoms)
-        got, also, _ = score_candidates(cfg, world, policy, atoms, step=step, make_readback=make_async_readback)
+        got, also, _ = score_candidates(
+            cfg,
+            world,
+            policy,
+            atoms,
+            step=step,
+            make_readback=make_async_readback,
+        )
         assert_trees_equal(got, want, rtol=0, atol=0)
         assert active == also
 
@@ -129,16 +221,29 @@ def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(device, s
 @settings(max_examples=6, phases=PHASES)
 def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot_scheduler, "NARROW_WIDTHS", (1, 2) if seed % 2 else ())
+        patch.setattr(
+            slot_scheduler, "NARROW_WIDTHS", (1, 2) if seed % 2 else ()
+        )
         patch.setattr(slot_scheduler, "ROW_CAPACITY", 1)
         beam = {"beam": 1} if score == "greedy" else {"beam": 6}
         cfg, world, params, atoms = setup(
-            seed, score, max_height=1 + seed % 2, chunk_size=48, slots=12, rows_per_step=12, **beam
+            seed,
+            score,
+            max_height=1 + seed % 2,
+            chunk_size=48,
+            slots=12,
+            rows_per_step=12,
+            **beam,
         )
         want, _, _ = score_candidates(cfg, world, params, atoms)
-        got, _, _ = slot_scheduler.score_by_width(slot_scheduler.width_schedule(cfg), world, params, atoms)
+        got, _, _ = slot_scheduler.score_by_width(
+            slot_scheduler.width_schedule(cfg), world, params, atoms
+        )
     torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
-    assert torch.equal(got.n_steps, want.n_steps) and torch.isneginf(got.overflow_log_mass).all()
+    assert (
+        torch.equal(got.n_steps, want.n_steps)
+        and torch.isneginf(got.overflow_log_mass).all()
+    )
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8))
@@ -147,10 +252,18 @@ def test_a_narrow_beam_bounds_the_score(seed, beam):
     """1e-6 absolute: rounding of float32 sums."""
     cfg, world, params, atoms = setup(seed, "success")
     exact, _, _ = score_candidates(cfg, world, params, atoms)
-    narrow, _, _ = score_candidates(dataclasses.replace(cfg, beam=beam), world, params, atoms)
+    narrow, _, _ = score_candidates(
+        dataclasses.replace(cfg, beam=beam), world, params, atoms
+    )
     low = narrow.log_score.exp()
     assert (low <= exact.log_score.exp() + 1e-6).all()
-    assert (exact.log_score.exp() <= low + narrow.pruned_log_mass.exp() + narrow.overflow_log_mass.exp() + 1e-6).all()
+    assert (
+        exact.log_score.exp()
+        <= low
+        + narrow.pruned_log_mass.exp()
+        + narrow.overflow_log_mass.exp()
+        + 1e-6
+    ).all()
 
 
 def test_a_trace_replays_to_the_best_proof():
@@ -164,10 +277,18 @@ def test_a_trace_replays_to_the_best_proof():
             torch.zeros((1, cfg.resolve.max_goals, 3), dtype=torch.int32),
             torch.zeros((1, cfg.resolve.max_goals), dtype=torch.int32),
         )
-        goals = goals._replace(atoms=torch.cat([atoms[i][None, None], goals.atoms[:, 1:]], 1))
+        goals = goals._replace(
+            atoms=torch.cat([atoms[i][None, None], goals.atoms[:, 1:]], 1)
+        )
         for code in got.trace[i, : int(got.proof_length[i])].tolist():
-            successors = resolve.resolve(cfg.resolve, world.kb, goals, atoms[i][None])
-            chosen = (successors.rule[0] == code) if code >= 0 else (successors.fact[0] == -1 - code)
+            successors = resolve.resolve(
+                cfg.resolve, world.kb, goals, atoms[i][None]
+            )
+            chosen = (
+                (successors.rule[0] == code)
+                if code >= 0
+                else (successors.fact[0] == -1 - code)
+            )
             slot = int((chosen & successors.mask[0]).nonzero().item())
             goals = tree.map(lambda x, slot=slot: x[:, slot], successors.goals)
         assert int(goals.atoms[0, 0, 0]) == 0

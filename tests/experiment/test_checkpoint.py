@@ -1,11 +1,130 @@
-"""Files put in place whole: what a reader finds is all of one writer's, whoever else writes."""
+"""Checkpoints: what is saved is restored, what does not fit is refused, and files are put in place whole."""
 
+import math
 import subprocess
 import sys
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
+from funcppo import tree
 from funcppo.atomic_io import write_atomically
+from funcppo.experiment import checkpoint, formats
+
+
+class Layer(NamedTuple):
+    weight: Tensor
+    bias: Tensor
+
+
+class State(NamedTuple):
+    layers: tuple[Layer, ...]
+    update: Tensor
+
+
+META = {"fingerprint": "abc", "score": "success"}
+
+
+def state(n_layers=2, width=3):
+    layers = [
+        Layer(torch.randn(width, 2), torch.zeros(2, dtype=torch.float64))
+        for _ in range(n_layers)
+    ]
+    return State(tuple(layers), torch.tensor(7))
+
+
+def test_arrays_are_named_by_their_path_of_fields(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(n_layers=1), META)
+    arrays, meta = checkpoint.read(path)
+    assert set(arrays) == {"layers.0.weight", "layers.0.bias", "update"}
+    assert arrays["update"].shape == () and int(arrays["update"]) == 7
+    assert meta == {
+        "format": formats.FORMAT,
+        "fingerprint": "abc",
+        "score": "success",
+    }
+
+
+DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.bool]
+
+
+@given(
+    leaves=st.lists(
+        st.tuples(
+            st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)
+        ),
+        min_size=1,
+    )
+)
+def test_what_is_restored_is_what_was_saved(leaves, tmp_path_factory):
+    """Every dtype and shape, those without an entry and without an axis included."""
+    path = tmp_path_factory.getbasetemp() / "any.npz"
+    saved = tuple(
+        (torch.arange(math.prod(shape)) % 3).view(shape).to(dtype)
+        for dtype, shape in leaves
+    )
+    checkpoint.save(path, saved, META)
+    restored, meta = checkpoint.restore(path, tree.zeros_like(saved), "abc")
+    assert meta["score"] == "success"
+    for a, b in zip(restored, saved):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: made for another data set: expected fingerprint x, got abc",
+    ):
+        checkpoint.restore(path, state(), "x")
+    with pytest.raises(
+        ValueError, match=r"got layers\.1\.bias in the file only"
+    ):
+        checkpoint.restore(path, state(n_layers=1), "abc")
+    with pytest.raises(
+        ValueError, match=r"got layers\.2\.bias in this configuration only"
+    ):
+        checkpoint.restore(path, state(n_layers=3), "abc")
+    with pytest.raises(
+        ValueError,
+        match=r"layers\.0\.weight: expected torch.float32 \[4, 2\], got torch.float32 \[3, 2\]",
+    ):
+        checkpoint.restore(path, state(width=4), "abc")
+    other_dtype = state()._replace(update=torch.tensor(7.0))
+    with pytest.raises(
+        ValueError,
+        match=r"update: expected torch.float32 \[\], got torch.int64 \[\]",
+    ):
+        checkpoint.restore(path, other_dtype, "abc")
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "c.npz"
+    with pytest.raises(
+        ValueError, match=r"c\.npz: expected a checkpoint, got no file"
+    ):
+        checkpoint.read(path)
+    checkpoint.save(path, state(), META)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: expected a checkpoint, got none or a damaged one",
+    ):
+        checkpoint.read(path)
+    np.savez(path, update=np.zeros(3))
+    with pytest.raises(
+        ValueError,
+        match=r"c\.npz: expected a checkpoint, got none or a damaged one",
+    ):
+        checkpoint.read(path)
+
 
 OTHER = """
 import sys
@@ -16,20 +135,22 @@ write_atomically(Path(sys.argv[1]), lambda file: file.write(b"other"))
 
 
 def test_two_processes_may_write_one_file_at_once(tmp_path):
-    path, seen = tmp_path / "rules.tsv", []
+    path, contents = tmp_path / "rules.tsv", []
 
     def write(file):
         file.write(b"ow")
         subprocess.run([sys.executable, "-c", OTHER, str(path)], check=True)
-        seen.append(path.read_bytes())
+        contents.append(path.read_bytes())
         file.write(b"n")
 
     write_atomically(path, write)
-    assert seen == [b"other"] and path.read_bytes() == b"own"
+    assert contents == [b"other"] and path.read_bytes() == b"own"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path):
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(
+    tmp_path,
+):
     path = tmp_path / "rules.tsv"
     path.write_bytes(b"before")
 

@@ -19,34 +19,51 @@ def ignore(message: str) -> None:
 
 def test_rules_are_mined_once(tmp_path, monkeypatch):
     dataset = load("family_tree:30:1")
-    first = rule_cache.get_or_mine_rules(dataset, SMALL, "cpu", ignore, tmp_path)
+    first = rule_cache.get_or_mine_rules(
+        dataset, SMALL, "cpu", ignore, tmp_path
+    )
     assert "mined in" in first.message and first.path.parent == tmp_path
     monkeypatch.setattr(rule_cache, "mine_dataset", None)
-    again = rule_cache.get_or_mine_rules(dataset, SMALL, "cpu", ignore, tmp_path)
+    again = rule_cache.get_or_mine_rules(
+        dataset, SMALL, "cpu", ignore, tmp_path
+    )
     assert again.path == first.path and "mined before" in again.message
 
 
 def test_other_data_settings_or_miners_have_other_files(tmp_path, monkeypatch):
     dataset = load("family_tree:30:1")
-    mine = lambda data, cfg: rule_cache.get_or_mine_rules(data, cfg, "cpu", ignore, tmp_path).path
+    mine = lambda data, cfg: (
+        rule_cache.get_or_mine_rules(data, cfg, "cpu", ignore, tmp_path).path
+    )
     paths = {
         mine(dataset, SMALL),
         mine(load("family_tree:30:2"), SMALL),
         mine(dataset, dataclasses.replace(SMALL, min_support=3)),
     }
-    monkeypatch.setattr(rule_cache, "MINER_VERSION", rule_cache.MINER_VERSION + 1)
+    monkeypatch.setattr(
+        rule_cache, "MINER_VERSION", rule_cache.MINER_VERSION + 1
+    )
     assert len(paths | {mine(dataset, SMALL)}) == 4
 
 
 def test_the_file_holds_the_rules_that_mining_returns(tmp_path):
     dataset = load("family_tree:30:1")
-    path = rule_cache.get_or_mine_rules(dataset, SMALL, "cpu", ignore, tmp_path).path
+    path = rule_cache.get_or_mine_rules(
+        dataset, SMALL, "cpu", ignore, tmp_path
+    ).path
     mined = rule_cache.mine_dataset(dataset, SMALL)
     again = load("family_tree:30:1", str(path))
-    assert again.rules.tolist() == mined.dataset.rules.tolist() and len(mined.statistics.support) == len(again.rules)
+    assert again.rules.tolist() == mined.dataset.rules.tolist() and len(
+        mined.statistics.support
+    ) == len(again.rules)
 
 
 def test_data_without_a_pattern_are_an_error(tmp_path):
     none = MiningConfig(max_length=1, min_support=10**6)
-    with pytest.raises(ValueError, match=r"none with support 1000000 and confidence 0\.01: expected --rules FILE"):
-        rule_cache.get_or_mine_rules(load("family_tree:30:1"), none, "cpu", ignore, tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=r"none with support 1000000 and confidence 0\.01: expected --rules FILE",
+    ):
+        rule_cache.get_or_mine_rules(
+            load("family_tree:30:1"), none, "cpu", ignore, tmp_path
+        )

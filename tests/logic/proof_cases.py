@@ -23,12 +23,18 @@ def heights_and_derivations(facts, rules, n_constants):
     for height in itertools.count(1):
         new = {}
         for i, (head, *body) in enumerate(rules):
-            variables = sorted({t for a in body for t in a[1:] if t > n_constants})
-            for values in itertools.product(range(1, n_constants + 1), repeat=len(variables)):
+            variables = sorted(
+                {t for a in body for t in a[1:] if t > n_constants}
+            )
+            for values in itertools.product(
+                range(1, n_constants + 1), repeat=len(variables)
+            ):
                 theta = dict(zip(variables, values))
                 instance = [substitute(a, theta) for a in body]
                 if all(a in model for a in instance):
-                    new.setdefault(substitute(head, theta), (height, i, instance))
+                    new.setdefault(
+                        substitute(head, theta), (height, i, instance)
+                    )
         new = {a: how for a, how in new.items() if a not in model}
         if not new:
             return model
@@ -39,12 +45,29 @@ def heights_and_derivations(facts, rules, n_constants):
 def programs(draw):
     """Safe rules over three predicates with recursion, constants and repeated variables; a few facts."""
     constant, term = st.integers(1, C), st.integers(1, V)
-    facts = draw(st.sets(st.tuples(st.integers(1, 3), constant, constant), min_size=3, max_size=8))
+    facts = draw(
+        st.sets(
+            st.tuples(st.integers(1, 3), constant, constant),
+            min_size=3,
+            max_size=8,
+        )
+    )
     rules = []
     for _ in range(draw(st.integers(2, 4))):
-        body = [(draw(st.integers(1, 3)), draw(term), draw(term)) for _ in range(draw(st.integers(1, 2)))]
+        body = [
+            (draw(st.integers(1, 3)), draw(term), draw(term))
+            for _ in range(draw(st.integers(1, 2)))
+        ]
         bound = sorted({t for a in body for t in a[1:]} | {draw(constant)})
-        rules.append([(draw(st.integers(1, 3)), *(draw(st.sampled_from(bound)) for _ in range(2))), *body])
+        rules.append(
+            [
+                (
+                    draw(st.integers(1, 3)),
+                    *(draw(st.sampled_from(bound)) for _ in range(2)),
+                ),
+                *body,
+            ]
+        )
     return proof_builder.make_program(sorted(facts), rules, C)
 
 
@@ -64,7 +87,8 @@ NAMES = ["france", "germany", "europe"]
 
 
 COUNTRIES = proof_builder.make_program(
-    [(1, 1, 2), (2, 2, 3)],  # neighborOf(france, germany), locatedIn(germany, europe)
+    # neighborOf(france, germany), locatedIn(germany, europe)
+    [(1, 1, 2), (2, 2, 3)],
     [[(2, X, Y), (1, X, Z), (2, Z, Y)], [(1, X, Y), (1, Y, X)]],
     C,
 )
@@ -82,8 +106,16 @@ def format_rule(i):
 
 def proved_by_model(program):
     """Proofs of all derivable atoms with their heights."""
-    model = heights_and_derivations(program.fact_set, program.rules, program.n_constants)
+    model = heights_and_derivations(
+        program.fact_set, program.rules, program.n_constants
+    )
     derive = lambda atom: model[atom][1:]
     return [
-        (model[atom][0], proof_builder.from_model(program, derive, atom, leave_one_out=False)) for atom in sorted(model)
+        (
+            model[atom][0],
+            proof_builder.from_model(
+                program, derive, atom, leave_one_out=False
+            ),
+        )
+        for atom in sorted(model)
     ]

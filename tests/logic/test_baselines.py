@@ -18,14 +18,19 @@ from funcppo.prover.config import ProverTaskConfig
 from tests.oracles import Program
 
 SAME = Program(2, (2, 2), ((1, 1, 2),), (((2, 3, 4), (1, 3, 4)),) * 5)
-pairs = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 4)))  # of an atom and a rule
+# of an atom and a rule
+pairs = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 4)))
 
 
 def scored(score, support, found, **settings):
     """The scores of 7 atoms by 5 rules that are right `support` times out of 4, as probabilities."""
     world, _ = kb.build(**SAME.arrays())
-    world = world._replace(support=torch.tensor(support).float(), body_pairs=torch.full((5,), 4.0))
-    atom, rule = torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).unbind(1)
+    world = world._replace(
+        support=torch.tensor(support).float(), body_pairs=torch.full((5,), 4.0)
+    )
+    atom, rule = (
+        torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).unbind(1)
+    )
     parts = [Derivations(atom[:3], rule[:3]), Derivations(atom[3:], rule[3:])]
     return score(world, parts, 7, **settings).exp().tolist()
 
@@ -33,30 +38,55 @@ def scored(score, support, found, **settings):
 def test_by_hand():
     """Atoms derived by rules of confidence 1/2 and 1/4, 1, 0, and none."""
     found = {(0, 0), (0, 1), (1, 2), (2, 3)}
-    assert scored(baselines.max_confidence, [2, 1, 4, 0, 3], found)[:4] == pytest.approx([1 / 2, 1, 0, 0])
-    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=1.0)[:4] == pytest.approx([5 / 8, 1, 0, 0])
+    assert scored(baselines.max_confidence, [2, 1, 4, 0, 3], found)[
+        :4
+    ] == pytest.approx([1 / 2, 1, 0, 0])
+    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=1.0)[
+        :4
+    ] == pytest.approx([5 / 8, 1, 0, 0])
     squared = math.sqrt(1 - (1 - 1 / 4) * (1 - 1 / 16))
-    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=2.0)[:4] == pytest.approx([squared, 1, 0, 0])
+    assert scored(baselines.noisy_or, [2, 1, 4, 0, 3], found, power=2.0)[
+        :4
+    ] == pytest.approx([squared, 1, 0, 0])
 
 
-@given(st.lists(st.integers(0, 4), min_size=5, max_size=5), pairs, st.sampled_from([1.0, 1.5, 3.0]))
+@given(
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    pairs,
+    st.sampled_from([1.0, 1.5, 3.0]),
+)
 @settings(max_examples=100)
 def test_each_atom_is_scored_by_the_rules_that_derive_it(support, found, power):
     own = [[support[r] / 4 for a, r in found if a == atom] for atom in range(7)]
-    assert scored(baselines.max_confidence, support, found) == pytest.approx([max(c, default=0) for c in own])
-    want = [(1 - math.prod(1 - c**power for c in confidences)) ** (1 / power) for confidences in own]
-    assert scored(baselines.noisy_or, support, found, power=power) == pytest.approx(want, abs=1e-6)  # float32
+    assert scored(baselines.max_confidence, support, found) == pytest.approx(
+        [max(c, default=0) for c in own]
+    )
+    want = [
+        (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
+        for confidences in own
+    ]
+    # float32
+    assert scored(
+        baselines.noisy_or, support, found, power=power
+    ) == pytest.approx(want, abs=1e-6)
 
 
 @given(st.lists(st.integers(0, 4), min_size=5, max_size=5), pairs)
 @settings(max_examples=50)
-def test_noisy_or_comes_down_to_the_largest_confidence_as_the_power_rises(support, found):
+def test_noisy_or_comes_down_to_the_largest_confidence_as_the_power_rises(
+    support, found
+):
     """For 5 rules, (1 - (1 - c^p)^5)^(1/p) is at most 5^(1/p) c: 8 % more at p = 20."""
     largest = scored(baselines.max_confidence, support, found)
-    scores = [scored(baselines.noisy_or, support, found, power=power) for power in (1.0, 2.0, 20.0)]
+    scores = [
+        scored(baselines.noisy_or, support, found, power=power)
+        for power in (1.0, 2.0, 20.0)
+    ]
     for low, high in zip(scores[1:], scores):
         assert all(a <= b + 1e-6 for a, b in zip(low, high))
-    assert all(c - 1e-6 <= s <= 1.084 * c + 1e-6 for s, c in zip(scores[-1], largest))
+    assert all(
+        c - 1e-6 <= s <= 1.084 * c + 1e-6 for s, c in zip(scores[-1], largest)
+    )
 
 
 def test_only_what_is_derived_within_the_height_exists():
@@ -64,32 +94,72 @@ def test_only_what_is_derived_within_the_height_exists():
     x, y, z = 4, 5, 6
     rules = (((2, x, y), (1, x, y)), ((2, x, y), (2, x, z), (1, z, y)))
     chain = Program(3, (2, 2), ((1, 1, 2), (1, 2, 3)), rules)
-    model = fixpoint.least_model(*kb.build(**chain.arrays()), max_height=None, max_atoms=100)
-    atoms = torch.tensor([[1, 1, 2], [2, 1, 2], [2, 1, 3], [2, 3, 1]], dtype=torch.int32)
-    for max_height, expected in ((0, [1, 0, 0, 0]), (1, [1, 1, 0, 0]), (2, [1, 1, 1, 0])):
-        assert baselines.exists(model, max_height, atoms).exp().tolist() == expected
+    model = fixpoint.least_model(
+        *kb.build(**chain.arrays()), max_height=None, max_atoms=100
+    )
+    atoms = torch.tensor(
+        [[1, 1, 2], [2, 1, 2], [2, 1, 3], [2, 3, 1]], dtype=torch.int32
+    )
+    for max_height, expected in (
+        (0, [1, 0, 0, 0]),
+        (1, [1, 1, 0, 0]),
+        (2, [1, 1, 1, 0]),
+    ):
+        assert (
+            baselines.exists(model, max_height, atoms).exp().tolist()
+            == expected
+        )
 
 
 def test_a_power_is_named_with_the_score():
-    ready = prover_task.build_task(load("countries_s1"), ProverTaskConfig(max_height=1))
-    one, same, third = (scorers.make_untrained_scorer(ready, f"noisy-or{p}") for p in ("", "@1", "@3.5"))
-    assert torch.equal(one(ready.least_model.atoms), same(ready.least_model.atoms))
+    ready = prover_task.build_task(
+        load("countries_s1"), ProverTaskConfig(max_height=1)
+    )
+    one, same, third = (
+        scorers.make_untrained_scorer(ready, f"noisy-or{p}")
+        for p in ("", "@1", "@3.5")
+    )
+    assert torch.equal(
+        one(ready.least_model.atoms), same(ready.least_model.atoms)
+    )
     assert third(ready.least_model.atoms).isfinite().any()
-    for name in ("noisy-or@0", "noisy-or@x", "noisy-or@", "max-confidence@2", "noisy-and"):
+    for name in (
+        "noisy-or@0",
+        "noisy-or@x",
+        "noisy-or@",
+        "max-confidence@2",
+        "noisy-and",
+    ):
         with pytest.raises(ValueError, match=f"score '{name}': expected"):
             scorers.make_untrained_scorer(ready, name)
 
 
 def test_a_task_is_built_with_the_confidences_and_the_identity_asked_for():
     """Of 6 pairs of siblings, in both orders or one person twice, 2 are known; of those of two people, 2 of 2."""
-    triples = [("ann", "child", "bob"), ("ann", "child", "eve"), ("eve", "child", "joe"), ("joe", "child", "kim")]
+    triples = [
+        ("ann", "child", "bob"),
+        ("ann", "child", "eve"),
+        ("eve", "child", "joe"),
+        ("joe", "child", "kim"),
+    ]
     triples += [("bob", "sibling", "eve"), ("eve", "sibling", "bob")]
-    data = from_triples(triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)")
-    shares = {(None, False): 2 / 6, (None, True): 1.0, (5.0, False): 2 / 11, (5.0, True): 2 / 7}
+    data = from_triples(
+        triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)"
+    )
+    shares = {
+        (None, False): 2 / 6,
+        (None, True): 1.0,
+        (5.0, False): 2 / 11,
+        (5.0, True): 2 / 7,
+    }
     for (smoothing, identity), share in shares.items():
-        settings_ = ProverTaskConfig(max_height=1, smoothing=smoothing, object_identity=identity)
+        settings_ = ProverTaskConfig(
+            max_height=1, smoothing=smoothing, object_identity=identity
+        )
         ready = prover_task.build_task(data, settings_)
         assert kb.rule_confidence(ready.kb).tolist() == pytest.approx([share])
         assert len(ready.least_model.atoms) == (6 if identity else 10)
-    with pytest.raises(ValueError, match=r"smoothing=-1\.0: (want|expected) 0 or more"):
+    with pytest.raises(
+        ValueError, match=r"smoothing=-1\.0: (want|expected) 0 or more"
+    ):
         ProverTaskConfig(smoothing=-1.0)

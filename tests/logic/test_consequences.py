@@ -13,19 +13,29 @@ from hypothesis import given, settings
 
 from funcppo.data import load
 from funcppo.logic import kb
-from funcppo.logic.consequences import collect_consequences, iter_consequences, with_confidence
+from funcppo.logic.consequences import (
+    collect_consequences,
+    iter_consequences,
+    with_confidence,
+)
 from tests import oracles
 from tests.learning import DATA
 from tests.oracles import Program, programs
 
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data sets in {DATA}")
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason=f"no data sets in {DATA}"
+)
 LIKES = 1
 X, Y, Z = 4, 5, 6
-FRIENDS = Program(  # likes(X, Y) :- likes(Y, X).   likes(X, Y) :- likes(X, Z), likes(Z, Y).
+# likes(X, Y) :- likes(Y, X).   likes(X, Y) :- likes(X, Z), likes(Z, Y).
+FRIENDS = Program(
     3,
     (2,),
     ((LIKES, 1, 1), (LIKES, 1, 2), (LIKES, 2, 1), (LIKES, 2, 3)),
-    (((LIKES, X, Y), (LIKES, Y, X)), ((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y))),
+    (
+        ((LIKES, X, Y), (LIKES, Y, X)),
+        ((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y)),
+    ),
 )
 
 
@@ -34,13 +44,29 @@ def build(program):
 
 
 def pairs_of(found):
-    return list(zip(found.rule.tolist(), [tuple(t for t in row if t) for row in found.atoms.tolist()]))
+    return list(
+        zip(
+            found.rule.tolist(),
+            [tuple(t for t in row if t) for row in found.atoms.tolist()],
+        )
+    )
 
 
 def test_consequences_worked_by_hand():
     found = collect_consequences(*build(FRIENDS))
-    assert {a[1:] for i, a in pairs_of(found) if i == 0} == {(1, 1), (2, 1), (1, 2), (3, 2)}
-    assert {a[1:] for i, a in pairs_of(found) if i == 1} == {(1, 1), (1, 2), (2, 1), (2, 2), (1, 3)}
+    assert {a[1:] for i, a in pairs_of(found) if i == 0} == {
+        (1, 1),
+        (2, 1),
+        (1, 2),
+        (3, 2),
+    }
+    assert {a[1:] for i, a in pairs_of(found) if i == 1} == {
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (2, 2),
+        (1, 3),
+    }
     facts = build(FRIENDS)[0].facts
     known = found.fact >= 0
     assert torch.equal(facts[found.fact[known]], found.atoms[known])
@@ -55,8 +81,16 @@ def test_a_fact_left_out_does_not_derive_itself():
     likes(1,2) follows by the second rule only through likes(1,1), likes(1,2), which holds it.
     """
     found = collect_consequences(*build(FRIENDS), leave_one_out=True)
-    assert {a[1:] for i, a in pairs_of(found) if i == 0} == {(2, 1), (1, 2), (3, 2)}
-    assert {a[1:] for i, a in pairs_of(found) if i == 1} == {(1, 1), (2, 2), (1, 3)}
+    assert {a[1:] for i, a in pairs_of(found) if i == 0} == {
+        (2, 1),
+        (1, 2),
+        (3, 2),
+    }
+    assert {a[1:] for i, a in pairs_of(found) if i == 1} == {
+        (1, 1),
+        (2, 2),
+        (1, 3),
+    }
 
 
 def test_confidence_worked_by_hand():
@@ -64,14 +98,18 @@ def test_confidence_worked_by_hand():
     assert world.support.tolist() == [3.0, 3.0]
     assert world.body_pairs.tolist() == [4.0, 5.0]
     assert kb.rule_confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
-    assert kb.rule_confidence(world, leave_one_out=True).tolist() == pytest.approx([2 / 3, 2 / 4])
+    assert kb.rule_confidence(
+        world, leave_one_out=True
+    ).tolist() == pytest.approx([2 / 3, 2 / 4])
 
 
 def test_smoothed_confidence_worked_by_hand():
     """Without likes(1,1), which derives itself, the first rule is right for 2 of 3 pairs; the second for 1 of 3."""
     world = with_confidence(*build(FRIENDS), smoothing=5.0)
     assert kb.rule_confidence(world).tolist() == pytest.approx([2 / 8, 1 / 8])
-    assert kb.rule_confidence(world, torch.tensor([True])).tolist() == pytest.approx([1 / 7, 0])
+    assert kb.rule_confidence(
+        world, torch.tensor([True])
+    ).tolist() == pytest.approx([1 / 7, 0])
 
 
 @given(programs)
@@ -80,20 +118,33 @@ def test_consequences_are_the_heads_of_one_application(program):
     for leave_one_out in (False, True):
         for identity in (False, True):
             world, sizes = build(program)
-            found = collect_consequences(world, sizes, leave_one_out=leave_one_out, object_identity=identity)
+            found = collect_consequences(
+                world,
+                sizes,
+                leave_one_out=leave_one_out,
+                object_identity=identity,
+            )
             pairs, known = pairs_of(found), found.fact >= 0
             assert len(pairs) == len(set(pairs))
-            assert set(pairs) == oracles.consequences(program, leave_one_out, identity)
+            assert set(pairs) == oracles.consequences(
+                program, leave_one_out, identity
+            )
             assert [a in program.facts for _, a in pairs] == known.tolist()
-            assert torch.equal(world.facts[found.fact[known]], found.atoms[known])
+            assert torch.equal(
+                world.facts[found.fact[known]], found.atoms[known]
+            )
 
 
 @given(programs)
 @settings(max_examples=100)
 def test_confidence_counts_each_derived_atom_once_a_rule(program):
-    for smoothing, identity in itertools.product((None, 0.0, 2.5), (False, True)):
+    for smoothing, identity in itertools.product(
+        (None, 0.0, 2.5), (False, True)
+    ):
         pairs = oracles.consequences(program, smoothing is not None, identity)
-        world = with_confidence(*build(program), object_identity=identity, smoothing=smoothing)
+        world = with_confidence(
+            *build(program), object_identity=identity, smoothing=smoothing
+        )
         for i in range(len(program.rules)):
             heads = [a for j, a in pairs if j == i]
             assert world.body_pairs[i] == len(heads) + (smoothing or 0)
@@ -106,9 +157,15 @@ def test_rules_come_one_by_one_in_the_order_asked_for(program):
     world, sizes = build(program)
     ids = list(reversed(range(len(program.rules))))
     parts = list(iter_consequences(world, sizes, rule_ids=ids))
-    assert [set(part.rule.tolist()) <= {i} for i, part in zip(ids, parts, strict=True)] == [True] * len(ids)
+    assert [
+        set(part.rule.tolist()) <= {i}
+        for i, part in zip(ids, parts, strict=True)
+    ] == [True] * len(ids)
     whole = collect_consequences(world, sizes, rule_ids=ids)
-    assert torch.equal(whole.atoms, torch.cat([world.facts[:0], *(part.atoms for part in parts)]))
+    assert torch.equal(
+        whole.atoms,
+        torch.cat([world.facts[:0], *(part.atoms for part in parts)]),
+    )
 
 
 @given(programs)
@@ -118,8 +175,12 @@ def test_a_fact_kept_by_leave_one_out_is_derived_without_it(program):
     world, sizes = build(program)
     kept = set(pairs_of(collect_consequences(world, sizes, leave_one_out=True)))
     for fact in program.facts:
-        others = build(replace(program, facts=tuple(f for f in program.facts if f != fact)))
-        assert {p for p in pairs_of(collect_consequences(*others)) if p[1] == fact} == {p for p in kept if p[1] == fact}
+        others = build(
+            replace(program, facts=tuple(f for f in program.facts if f != fact))
+        )
+        assert {
+            p for p in pairs_of(collect_consequences(*others)) if p[1] == fact
+        } == {p for p in kept if p[1] == fact}
 
 
 @needs_data
@@ -137,11 +198,24 @@ def test_support_and_body_pairs_are_those_of_the_rule_file(name, rules, every):
     """The columns train_support and train_body_pairs, counted elsewhere: exactly."""
     path = DATA / name / rules
     data = load(DATA / name, path)
-    lines = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode().splitlines()
-    columns = np.array([line.split("\t")[1:3] for line in lines if not line.startswith("#")], dtype=float)[::every]
+    lines = (
+        (
+            gzip.decompress(path.read_bytes())
+            if path.suffix == ".gz"
+            else path.read_bytes()
+        )
+        .decode()
+        .splitlines()
+    )
+    columns = np.array(
+        [line.split("\t")[1:3] for line in lines if not line.startswith("#")],
+        dtype=float,
+    )[::every]
     world, sizes = _world(replace(data, rules=data.rules[::every]))
     world = with_confidence(world, sizes)
-    assert np.array_equal(world.support, columns[:, 0]) and np.array_equal(world.body_pairs, columns[:, 1])
+    assert np.array_equal(world.support, columns[:, 0]) and np.array_equal(
+        world.body_pairs, columns[:, 1]
+    )
 
 
 @needs_data
@@ -149,7 +223,9 @@ def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step():
     data = load(DATA / "fb15k-237", DATA / "fb15k-237" / "rules.txt")
     world, sizes = _world(data)
     _, asked = kb.sort_and_index_atoms(
-        torch.from_numpy(data.test).to(torch.int64), sizes.n_predicates, sizes.n_constants
+        torch.from_numpy(data.test).to(torch.int64),
+        sizes.n_predicates,
+        sizes.n_constants,
     )
     derived = torch.zeros(len(asked[-1]), dtype=torch.bool)
     for part in iter_consequences(world, sizes):
@@ -159,4 +235,9 @@ def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step():
 
 
 def _world(data):
-    return kb.build(data.facts, data.rules, n_constants=data.n_constants, n_predicates=data.n_predicates)
+    return kb.build(
+        data.facts,
+        data.rules,
+        n_constants=data.n_constants,
+        n_predicates=data.n_predicates,
+    )

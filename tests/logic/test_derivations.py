@@ -14,7 +14,13 @@ from tests.oracles import Program, programs
 
 def build(program, **options):
     world, sizes = kb.build(**program.arrays())
-    return world, sizes, fixpoint.least_model(world, sizes, max_height=None, max_atoms=MANY, **options)
+    return (
+        world,
+        sizes,
+        fixpoint.least_model(
+            world, sizes, max_height=None, max_atoms=MANY, **options
+        ),
+    )
 
 
 def unpadded(atoms):
@@ -41,16 +47,27 @@ def test_a_ground_body_worked_by_hand():
     """p(1, 2) by p(X, Y) :- p(X, Z), p(Z, Y): only through p(1, 1) or p(2, 2), and so through p(1, 2) itself."""
     x, y, z = 4, 5, 6
     rules = (((1, x, y), (1, x, z), (1, z, y)), ((1, x, y), (2, y, x)))
-    program = Program(3, (2, 2), ((1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 2, 1)), rules)
-    assert find_ground_body(*build(program), (1, 1, 2), rule=0, height=1) is None
-    assert find_ground_body(*build(program), (1, 1, 2), rule=1, height=1) == ((2, 2, 1),)
+    program = Program(
+        3, (2, 2), ((1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 2, 1)), rules
+    )
+    assert (
+        find_ground_body(*build(program), (1, 1, 2), rule=0, height=1) is None
+    )
+    assert find_ground_body(*build(program), (1, 1, 2), rule=1, height=1) == (
+        (2, 2, 1),
+    )
     other = Program(3, (2, 2), (*program.facts, (1, 3, 2)), rules)
-    assert find_ground_body(*build(other), (1, 1, 2), rule=0, height=1) == ((1, 1, 3), (1, 3, 2))
+    assert find_ground_body(*build(other), (1, 1, 2), rule=0, height=1) == (
+        (1, 1, 3),
+        (1, 3, 2),
+    )
 
 
 @given(programs)
 @settings(max_examples=150)
-def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_heights(program):
+def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_heights(
+    program,
+):
     for identity in (False, True):
         world, sizes, model = build(program, object_identity=identity)
         found = heights(model)
@@ -58,9 +75,10 @@ def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_height
             if height:
                 i, body = find_derivation(world, sizes, model, tuple(padded))
                 below = {a for a, h in found.items() if h < height}
-                assert (i, [tuple(t for t in a if t) for a in body]) == _first_derivation(
-                    program, atom, below, identity
-                )
+                assert (
+                    i,
+                    [tuple(t for t in a if t) for a in body],
+                ) == _first_derivation(program, atom, below, identity)
 
 
 @given(programs)
@@ -72,10 +90,16 @@ def test_a_ground_body_is_the_smallest_of_its_rule_without_the_atom(program):
         for padded, atom in zip(model.atoms.tolist(), found):
             for i in range(len(program.rules)):
                 for height in (1, 2):
-                    below = {a for a, h in found.items() if h < height and a != atom}
-                    body = find_ground_body(world, sizes, model, tuple(padded), i, height)
+                    below = {
+                        a for a, h in found.items() if h < height and a != atom
+                    }
+                    body = find_ground_body(
+                        world, sizes, model, tuple(padded), i, height
+                    )
                     expected = _smallest_body(program, i, atom, below, identity)
-                    assert (None if body is None else unpadded(body)) == expected
+                    assert (
+                        None if body is None else unpadded(body)
+                    ) == expected
 
 
 def _first_derivation(program, atom, below, identity):
@@ -89,9 +113,15 @@ def _first_derivation(program, atom, below, identity):
 def _smallest_body(program, i, atom, below, identity):
     rule = program.rules[i]
     bindings = [
-        s for s in oracles.groundings(rule, below, program.n_constants, identity) if oracles.put(rule[0], s) == atom
+        s
+        for s in oracles.groundings(rule, below, program.n_constants, identity)
+        if oracles.put(rule[0], s) == atom
     ]
-    names = list(dict.fromkeys(t for a in rule[1:] for t in a[1:] if t > program.n_constants))
+    names = list(
+        dict.fromkeys(
+            t for a in rule[1:] for t in a[1:] if t > program.n_constants
+        )
+    )
     if not bindings:
         return None
     smallest = min(bindings, key=lambda s: [s[v] for v in names])
@@ -100,7 +130,11 @@ def _smallest_body(program, i, atom, below, identity):
 
 def test_a_fact_and_an_underivable_atom_have_no_derivation():
     world, sizes, model = build(GRAPH)
-    with pytest.raises(ValueError, match="expected a derived atom of the model, got a fact"):
+    with pytest.raises(
+        ValueError, match="expected a derived atom of the model, got a fact"
+    ):
         find_derivation(world, sizes, model, (EDGE, 1, 2))
-    with pytest.raises(ValueError, match="expected a derived atom of the model, got none"):
+    with pytest.raises(
+        ValueError, match="expected a derived atom of the model, got none"
+    ):
         find_derivation(world, sizes, model, (PATH, 4, 1))

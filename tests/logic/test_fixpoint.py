@@ -41,16 +41,38 @@ def heights(model):
 
 
 def model_of(program, max_height=None, max_atoms=MANY, **options):
-    return fixpoint.least_model(*kb.build(**program.arrays()), max_height=max_height, max_atoms=max_atoms, **options)
+    return fixpoint.least_model(
+        *kb.build(**program.arrays()),
+        max_height=max_height,
+        max_atoms=max_atoms,
+        **options,
+    )
 
 
 def test_a_closure_worked_by_hand():
     model = model_of(GRAPH)
-    by_height = [{a for a, h in heights(model).items() if h == step} for step in range(6)]
+    by_height = [
+        {a for a, h in heights(model).items() if h == step} for step in range(6)
+    ]
     assert by_height[0] == set(GRAPH.facts)
-    assert by_height[1] == {(PATH, 1, 2), (PATH, 2, 3), (PATH, 3, 1), (PATH, 3, 4)}
-    assert by_height[2] == {(PATH, 1, 3), (PATH, 2, 1), (PATH, 2, 4), (PATH, 3, 2)}
-    assert by_height[3] == {(PATH, 1, 1), (PATH, 1, 4), (PATH, 2, 2), (PATH, 3, 3)}
+    assert by_height[1] == {
+        (PATH, 1, 2),
+        (PATH, 2, 3),
+        (PATH, 3, 1),
+        (PATH, 3, 4),
+    }
+    assert by_height[2] == {
+        (PATH, 1, 3),
+        (PATH, 2, 1),
+        (PATH, 2, 4),
+        (PATH, 3, 2),
+    }
+    assert by_height[3] == {
+        (PATH, 1, 1),
+        (PATH, 1, 4),
+        (PATH, 2, 2),
+        (PATH, 3, 3),
+    }
     assert by_height[4] == {(LOOP, 1), (LOOP, 2), (LOOP, 3)}
     assert by_height[5] == {(ANY,)}
     assert model.n_atoms_after_step == (4, 8, 12, 16, 19, 20)
@@ -63,7 +85,11 @@ def test_the_model_is_the_least_model_with_its_heights(program):
     model = model_of(program)
     assert heights(model) == oracles.least_model(program)
     assert atoms_of(model.atoms) == sorted(heights(model))
-    assert model.complete and model.reached_fixpoint and model.n_atoms_after_step[-1] == len(model.atoms)
+    assert (
+        model.complete
+        and model.reached_fixpoint
+        and model.n_atoms_after_step[-1] == len(model.atoms)
+    )
 
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
@@ -75,15 +101,25 @@ def test_answers_and_heights_are_prologs(seed):
     program, shifts = oracles.together(several)
     found = heights(model_of(program))
     answers, bounded = prolog.models(program, height=3)
-    wrong = {a[0] for a in set(found) ^ answers | {a for a in found if min(found[a], 4) != bounded.get(a, 4)}}
-    assert not wrong, next(p for p, by in zip(several, shifts) if wrong & set(range(by + 1, by + 1 + len(p.arity))))
+    wrong = {
+        a[0]
+        for a in set(found) ^ answers
+        | {a for a in found if min(found[a], 4) != bounded.get(a, 4)}
+    }
+    assert not wrong, next(
+        p
+        for p, by in zip(several, shifts)
+        if wrong & set(range(by + 1, by + 1 + len(p.arity)))
+    )
     assert sum(h >= 3 for h in found.values()) > 100  # recursion was exercised
 
 
 @given(programs)
 @settings(max_examples=150)
 def test_object_identity_binds_the_variables_of_a_rule_apart(program):
-    assert heights(model_of(program, object_identity=True)) == oracles.least_model(program, object_identity=True)
+    assert heights(
+        model_of(program, object_identity=True)
+    ) == oracles.least_model(program, object_identity=True)
 
 
 @given(programs)
@@ -103,7 +139,9 @@ def test_a_predicate_needs_only_what_its_rules_depend_on(program):
     for p in range(1, len(program.arity) + 1):
         model = model_of(program, predicates=[p])
         assert p in model.predicates
-        assert heights(model) == {a: h for a, h in whole.items() if a[0] in model.predicates}
+        assert heights(model) == {
+            a: h for a, h in whole.items() if a[0] in model.predicates
+        }
 
 
 @given(programs)
@@ -120,20 +158,30 @@ def test_pieces_of_any_size_give_the_same_model(program):
 @given(programs)
 @settings(max_examples=80)
 def test_ids_too_wide_for_one_key_give_the_same_model(program):
-    big = lambda t: t if t <= 0 else t + 2**30 - oracles.N_CONSTANTS  # three such ids take 93 bits
+    # three such ids take 93 bits
+    big = lambda t: t if t <= 0 else t + 2**30 - oracles.N_CONSTANTS
     wide = lambda atom: (atom[0], *map(big, atom[1:]))
     moved = Program(
-        2**30, program.arity, tuple(map(wide, program.facts)), tuple(tuple(map(wide, rule)) for rule in program.rules)
+        2**30,
+        program.arity,
+        tuple(map(wide, program.facts)),
+        tuple(tuple(map(wide, rule)) for rule in program.rules),
     )
-    assert heights(model_of(moved)) == {wide(a): h for a, h in heights(model_of(program)).items()}
+    assert heights(model_of(moved)) == {
+        wide(a): h for a, h in heights(model_of(program)).items()
+    }
 
 
 def test_a_wide_atom_is_no_other_that_shares_its_last_argument():
-    top = 2**30  # three such ids take two keys, the second of which holds the last argument
+    # three such ids take two keys, the second of which holds the last argument
+    top = 2**30
     x, y, z = top + 1, top + 2, top + 3
     facts = ((1, top, 1, 5), (1, top, 3, 5), (2, top, 2, 5), (2, top, 3, 5))
     both = ((3, x, y, z), (1, x, y, z), (2, x, y, z))
-    assert set(heights(model_of(Program(top, (3, 3, 3), facts, (both,))))) == {*facts, (3, top, 3, 5)}
+    assert set(heights(model_of(Program(top, (3, 3, 3), facts, (both,))))) == {
+        *facts,
+        (3, top, 3, 5),
+    }
 
 
 def test_a_join_is_taken_in_pieces(monkeypatch):
@@ -141,12 +189,20 @@ def test_a_join_is_taken_in_pieces(monkeypatch):
     monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 100)
     seen = []
     project = joins.project
-    monkeypatch.setattr(joins, "project", lambda table, *rest: seen.append(table.size) or project(table, *rest))
+    monkeypatch.setattr(
+        joins,
+        "project",
+        lambda table, *rest: seen.append(table.size) or project(table, *rest),
+    )
     facts = tuple((p, 1, c) for p in (1, 2, 3) for c in range(2, 42))
     a, b, c, d = 50, 51, 52, 53
     rule = ((4, b, c), (1, a, b), (2, a, c), (3, a, d), (3, d, d))
-    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule,))).n_atoms_after_step == (120,)
-    assert model_of(Program(49, (2, 2, 2, 2), facts, (rule[:3],))).n_atoms_after_step == (120, 120 + 40 * 40)
+    assert model_of(
+        Program(49, (2, 2, 2, 2), facts, (rule,))
+    ).n_atoms_after_step == (120,)
+    assert model_of(
+        Program(49, (2, 2, 2, 2), facts, (rule[:3],))
+    ).n_atoms_after_step == (120, 120 + 40 * 40)
     assert 0 < max(seen) <= 200
 
 
@@ -168,12 +224,31 @@ def test_max_atoms_stops_after_a_whole_step_and_says_so(program):
 
 
 def test_verdicts_worked_by_hand():
-    asked = torch.tensor([[PATH, 1, 4], [PATH, 4, 1], [EDGE, 1, 2], [LOOP, 4, 0]])
+    asked = torch.tensor(
+        [[PATH, 1, 4], [PATH, 4, 1], [EDGE, 1, 2], [LOOP, 4, 0]]
+    )
     yes, no, open_ = Verdict.PROVED, Verdict.REFUTED, Verdict.UNKNOWN
-    assert fixpoint.verdict(model_of(GRAPH), asked).tolist() == [yes, no, yes, no]
-    assert fixpoint.verdict(model_of(GRAPH, max_height=2), asked).tolist() == [no, no, yes, no]
-    assert fixpoint.verdict(model_of(GRAPH, max_atoms=15), asked).tolist() == [open_, open_, yes, open_]
-    assert fixpoint.verdict(model_of(GRAPH, predicates=[EDGE]), asked).tolist() == [open_, open_, yes, open_]
+    assert fixpoint.verdict(model_of(GRAPH), asked).tolist() == [
+        yes,
+        no,
+        yes,
+        no,
+    ]
+    assert fixpoint.verdict(model_of(GRAPH, max_height=2), asked).tolist() == [
+        no,
+        no,
+        yes,
+        no,
+    ]
+    assert fixpoint.verdict(model_of(GRAPH, max_atoms=15), asked).tolist() == [
+        open_,
+        open_,
+        yes,
+        open_,
+    ]
+    assert fixpoint.verdict(
+        model_of(GRAPH, predicates=[EDGE]), asked
+    ).tolist() == [open_, open_, yes, open_]
 
 
 @given(programs)
@@ -183,10 +258,17 @@ def test_matching_atoms_are_those_that_an_open_atom_matches(program):
     found, random = heights(model), Random(len(program.rules))
     for p, arity in enumerate(program.arity, 1):
         for _ in range(4):
-            goal = (p, *(random.choice([1, 2, n + 1, n + 2]) for _ in range(arity)))
+            goal = (
+                p,
+                *(random.choice([1, 2, n + 1, n + 2]) for _ in range(arity)),
+            )
             padded = goal + (0,) * (model.sizes.atom_width - len(goal))
             atoms, height = fixpoint.matching_atoms(model, padded)
-            expected = {a: h for a, h in found.items() if oracles.match(goal, a, {}, n) is not None}
+            expected = {
+                a: h
+                for a, h in found.items()
+                if oracles.match(goal, a, {}, n) is not None
+            }
             assert dict(zip(atoms_of(atoms), height.tolist())) == expected
 
 
@@ -195,36 +277,60 @@ def test_matching_atoms_are_those_that_an_open_atom_matches(program):
 def test_the_height_of_an_absent_atom_is_minus_one(program):
     model = model_of(program)
     found, width = heights(model), model.sizes.atom_width
-    asked = [(p, *[c] * n, *[0] * (width - 1 - n)) for p, n in enumerate(program.arity, 1) for c in (1, 2, 7, 9)]
+    asked = [
+        (p, *[c] * n, *[0] * (width - 1 - n))
+        for p, n in enumerate(program.arity, 1)
+        for c in (1, 2, 7, 9)
+    ]
     expected = [found.get(tuple(t for t in a if t), -1) for a in asked]
     assert fixpoint.atom_height(model, torch.tensor(asked)).tolist() == expected
 
 
 @given(programs, st.integers(0, 2), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_the_step_after_a_model_derives_what_the_next_model_has_more(program, h, identity):
+def test_the_step_after_a_model_derives_what_the_next_model_has_more(
+    program, h, identity
+):
     world, sizes = kb.build(**program.arrays())
     model, after, whole = (
-        fixpoint.least_model(world, sizes, max_height=steps, max_atoms=MANY, object_identity=identity)
+        fixpoint.least_model(
+            world,
+            sizes,
+            max_height=steps,
+            max_atoms=MANY,
+            object_identity=identity,
+        )
         for steps in (h, h + 1, None)
     )
-    others = whole.atoms.long()[fixpoint.atom_height(model, whole.atoms.long()) < 0]
+    others = whole.atoms.long()[
+        fixpoint.atom_height(model, whole.atoms.long()) < 0
+    ]
     is_derived = fixpoint.derived_in_next_step(world, model, others)
-    assert is_derived.tolist() == (fixpoint.atom_height(after, others) >= 0).tolist()
+    assert (
+        is_derived.tolist()
+        == (fixpoint.atom_height(after, others) >= 0).tolist()
+    )
     assert not fixpoint.derived_in_next_step(world, model, others[:0]).numel()
 
 
 def test_progress_is_reported_after_each_step():
     reports = []
-    model = model_of(GRAPH, progress=lambda step, atoms, seconds: reports.append((step, atoms)))
+    model = model_of(
+        GRAPH,
+        progress=lambda step, atoms, seconds: reports.append((step, atoms)),
+    )
     assert reports == list(enumerate(model.n_atoms_after_step))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_gives_the_same_model():
     random = Random(7)
-    program, _ = oracles.together([oracles.random_program(random) for _ in range(200)])
+    program, _ = oracles.together(
+        [oracles.random_program(random) for _ in range(200)]
+    )
     world, sizes = kb.build(**program.arrays(), device="cuda")
     model = fixpoint.least_model(world, sizes, max_height=None, max_atoms=MANY)
     other = model_of(program)
-    assert torch.equal(model.atoms.cpu(), other.atoms) and torch.equal(model.height.cpu(), other.height)
+    assert torch.equal(model.atoms.cpu(), other.atoms) and torch.equal(
+        model.height.cpu(), other.height
+    )

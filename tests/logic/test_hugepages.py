@@ -12,10 +12,14 @@ from funcppo.logic import hugepages
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
-    table = torch.arange(hugepages.MIN_HUGE_PAGE_BYTES // dtype.itemsize, dtype=dtype).view(2, -1)
+    table = torch.arange(
+        hugepages.MIN_HUGE_PAGE_BYTES // dtype.itemsize, dtype=dtype
+    ).view(2, -1)
     copied = hugepages.on_huge_pages(table)
     assert copied.dtype == dtype and torch.equal(copied, table)
-    assert (copied.data_ptr() != table.data_ptr()) == hasattr(mmap, "MADV_HUGEPAGE")
+    assert (copied.data_ptr() != table.data_ptr()) == hasattr(
+        mmap, "MADV_HUGEPAGE"
+    )
     small = table[:, 1:]
     assert hugepages.on_huge_pages(small) is small
 

@@ -19,7 +19,9 @@ terms = st.sampled_from([1, 2, *VARIABLES])
 
 
 def relation_of(rows) -> Relation:
-    columns = torch.tensor(sorted(rows), dtype=torch.int64).view(-1, 2).unbind(1)
+    columns = (
+        torch.tensor(sorted(rows), dtype=torch.int64).view(-1, 2).unbind(1)
+    )
     return Relation(tuple(column.contiguous() for column in columns), len(rows))
 
 
@@ -27,39 +29,77 @@ def relation_of(rows) -> Relation:
 def queries(draw):
     """Up to three binary literals over four variables, inequalities between them, and some output variables."""
     pair = st.tuples(st.integers(1, N_CONSTANTS), st.integers(1, N_CONSTANTS))
-    atoms = draw(st.lists(st.tuples(st.frozensets(pair, min_size=1, max_size=6), terms, terms), min_size=1, max_size=3))
+    atoms = draw(
+        st.lists(
+            st.tuples(
+                st.frozensets(pair, min_size=1, max_size=6), terms, terms
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
     used = sorted({t for _, *atom in atoms for t in atom if t > N_CONSTANTS})
-    output = tuple(draw(st.lists(st.sampled_from(used), unique=True, max_size=3))) if used else ()
+    output = (
+        tuple(draw(st.lists(st.sampled_from(used), unique=True, max_size=3)))
+        if used
+        else ()
+    )
     several = (
-        st.lists(st.tuples(st.sampled_from(used), st.sampled_from([1, *used])), max_size=2) if used else st.just([])
+        st.lists(
+            st.tuples(st.sampled_from(used), st.sampled_from([1, *used])),
+            max_size=2,
+        )
+        if used
+        else st.just([])
     )
     unequal = [((a,), (b,)) for a, b in draw(several)]
     return atoms, output, unequal
 
 
 def answers_of(atoms, output, unequal):
-    literals = tuple(make_literal(relation_of(rows), (a, b), N_CONSTANTS) for rows, a, b in atoms)
+    literals = tuple(
+        make_literal(relation_of(rows), (a, b), N_CONSTANTS)
+        for rows, a, b in atoms
+    )
     query = ConjunctiveQuery(literals, output, tuple(unequal), N_CONSTANTS)
     tables = list(iter_answers(query))
     assert all(table.size and table.variables == output for table in tables)
-    return {row for table in tables for row in (zip(*(c.tolist() for c in table.columns)) if output else [()])}
+    return {
+        row
+        for table in tables
+        for row in (
+            zip(*(c.tolist() for c in table.columns)) if output else [()]
+        )
+    }
 
 
 def brute_force(atoms, output, unequal):
     used = sorted({t for _, *atom in atoms for t in atom if t > N_CONSTANTS})
     found = set()
-    for values in itertools.product(range(1, N_CONSTANTS + 1), repeat=len(used)):
-        value = dict(zip(used, values)) | {c: c for c in range(1, N_CONSTANTS + 1)}
+    for values in itertools.product(
+        range(1, N_CONSTANTS + 1), repeat=len(used)
+    ):
+        value = dict(zip(used, values)) | {
+            c: c for c in range(1, N_CONSTANTS + 1)
+        }
         holds = all((value[a], value[b]) in rows for rows, a, b in atoms)
-        if holds and all(any(value[x] != value[y] for x, y in zip(*pair)) for pair in unequal):
+        if holds and all(
+            any(value[x] != value[y] for x, y in zip(*pair)) for pair in unequal
+        ):
             found.add(tuple(value[v] for v in output))
     return found
 
 
 def test_a_path_of_two_steps_worked_by_hand():
     edges = {(1, 2), (2, 3), (3, 3)}
-    assert answers_of([(edges, 4, 5), (edges, 5, 6)], (4, 6), []) == {(1, 3), (2, 3), (3, 3)}
-    assert answers_of([(edges, 4, 5), (edges, 5, 6)], (4, 6), [((4,), (6,))]) == {(1, 3), (2, 3)}
+    assert answers_of([(edges, 4, 5), (edges, 5, 6)], (4, 6), []) == {
+        (1, 3),
+        (2, 3),
+        (3, 3),
+    }
+    assert answers_of(
+        [(edges, 4, 5), (edges, 5, 6)], (4, 6), [((4,), (6,))]
+    ) == {(1, 3), (2, 3)}
 
 
 @given(queries())
@@ -83,5 +123,11 @@ def test_ragged_arange_lists_every_position_in_order(counts, chunk):
         patch.setattr(joins, "MAX_CHUNK_ROWS", chunk)
         chunks = list(ragged_arange(start, torch.tensor(counts)))
     assert all(len(row) <= chunk for row, _ in chunks)
-    pairs = [pair for row, position in chunks for pair in zip(row.tolist(), position.tolist())]
-    assert pairs == [(i, 10 * i + j) for i, n in enumerate(counts) for j in range(n)]
+    pairs = [
+        pair
+        for row, position in chunks
+        for pair in zip(row.tolist(), position.tolist())
+    ]
+    assert pairs == [
+        (i, 10 * i + j) for i, n in enumerate(counts) for j in range(n)
+    ]

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from funcppo.data import load
 from funcppo.evaluation import ranking, scorers
 from funcppo.evaluation.ranking import RankingProtocol
-from funcppo.logic import consequences, derivability, fixpoint, kb, partial_fixpoint
+from funcppo.logic import (
+    consequences,
+    derivability,
+    fixpoint,
+    kb,
+    partial_fixpoint,
+)
 from funcppo.logic.consequences import with_confidence
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
@@ -22,33 +28,69 @@ from tests.oracles import programs
 
 @given(programs, st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=100)
-def test_it_holds_the_facts_and_what_agrees_with_a_query_in_an_argument(program, random, identity):
+def test_it_holds_the_facts_and_what_agrees_with_a_query_in_an_argument(
+    program, random, identity
+):
     world, sizes = kb.build(**program.arrays())
-    whole = fixpoint.least_model(world, sizes, max_height=1, max_atoms=10**6, object_identity=identity)
+    whole = fixpoint.least_model(
+        world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
+    )
     rows = [tuple(row) for row in whole.atoms.tolist()]
     queries = random.sample(rows, min(2, len(rows)))
     table = torch.tensor(queries or [[0] * sizes.atom_width])
-    part = partial_fixpoint.restricted_step(world, sizes, table, world.facts[:0], 10**6, identity)
+    part = partial_fixpoint.restricted_step(
+        world, sizes, table, world.facts[:0], 10**6, identity
+    )
     assert part is not None
     model = part[0]
-    wanted = {(place, q[0], q[place]) for q in queries for place in range(1, sizes.atom_width)}
-    near = lambda row: any((place, row[0], row[place]) in wanted for place in range(1, sizes.atom_width))
-    expected = {row: h for row, h in zip(rows, whole.height.tolist()) if h == 0 or near(row)}
-    assert dict(zip(map(tuple, model.atoms.tolist()), model.height.tolist())) == expected
-    assert fixpoint.atom_height(model, model.atoms.long()).tolist() == model.height.tolist()
+    wanted = {
+        (place, q[0], q[place])
+        for q in queries
+        for place in range(1, sizes.atom_width)
+    }
+    near = lambda row: any(
+        (place, row[0], row[place]) in wanted
+        for place in range(1, sizes.atom_width)
+    )
+    expected = {
+        row: h
+        for row, h in zip(rows, whole.height.tolist())
+        if h == 0 or near(row)
+    }
+    assert (
+        dict(zip(map(tuple, model.atoms.tolist()), model.height.tolist()))
+        == expected
+    )
+    assert (
+        fixpoint.atom_height(model, model.atoms.long()).tolist()
+        == model.height.tolist()
+    )
 
 
 def test_a_split_is_ranked_as_with_the_whole():
     data = load("family_tree:60:3")
     ready = prover_task.build_task(data, ProverTaskConfig(max_height=1))
     found = partial_fixpoint.restricted_step(
-        ready.kb, ready.sizes, torch.from_numpy(data.test), ready.kb.facts[:0], 10**6
+        ready.kb,
+        ready.sizes,
+        torch.from_numpy(data.test),
+        ready.kb.facts[:0],
+        10**6,
     )
-    assert found is not None and len(ready.kb.facts) < len(found[0].atoms) < len(ready.least_model.atoms)
+    assert found is not None and len(ready.kb.facts) < len(
+        found[0].atoms
+    ) < len(ready.least_model.atoms)
     counts = []
-    for each in (ready, replace(ready, least_model=found[0], derivability_index=found[1])):
+    for each in (
+        ready,
+        replace(ready, least_model=found[0], derivability_index=found[1]),
+    ):
         scorer = scorers.make_untrained_scorer(each, "noisy-or")
-        counts.append(ranking.rank_split(each, data.test, scorer, RankingProtocol()).counts)
+        counts.append(
+            ranking.rank_split(
+                each, data.test, scorer, RankingProtocol()
+            ).counts
+        )
     assert all(torch.equal(a, b) for a, b in zip(*counts))
 
 
@@ -63,13 +105,19 @@ def test_every_atom_is_held_with_all_rules_that_derive_it(program, n):
     sample = partial_fixpoint.priority_sample(world, sizes, n)
     assert len(sample) == min(n, int((whole.height == 1).sum()))
     assert (fixpoint.atom_height(whole, sample.long()) == 1).all()
-    part = partial_fixpoint.restricted_step(world, sizes, world.facts[:1], sample, 10**6)
+    part = partial_fixpoint.restricted_step(
+        world, sizes, world.facts[:1], sample, 10**6
+    )
     assert part is not None
     model, known = part
     assert (fixpoint.atom_height(model, sample.long()) == 1).all()
     want = consequences.collect_derivations(world, sizes, whole, 1, model.atoms)
-    got = list(derivability.iter_indexed_derivations(known, sizes, model.atoms, 10**6))
-    pairs = lambda parts: sorted(pair for part in parts for pair in zip(*map(torch.Tensor.tolist, part)))
+    got = list(
+        derivability.iter_indexed_derivations(known, sizes, model.atoms, 10**6)
+    )
+    pairs = lambda parts: sorted(
+        pair for part in parts for pair in zip(*map(torch.Tensor.tolist, part))
+    )
     assert pairs(got) == pairs([want])
 
 
@@ -79,12 +127,18 @@ def test_the_sample_is_in_proportion_to_confidence():
     Give or take 100: seven standard deviations of a sum of that many draws.
     """
     people = torch.arange(1, 65)
-    pair = lambda name: torch.cartesian_prod(torch.tensor([name]), people, people)
+    pair = lambda name: torch.cartesian_prod(
+        torch.tensor([name]), people, people
+    )
     facts = torch.cat([pair(1), pair(2)])
     rules = np.array([[[3, 65, 66], [1, 65, 66]], [[4, 65, 66], [2, 65, 66]]])
-    world, sizes = kb.build(facts.numpy(), rules, n_constants=64, n_predicates=4)
+    world, sizes = kb.build(
+        facts.numpy(), rules, n_constants=64, n_predicates=4
+    )
     n_pairs = torch.tensor([4096.0, 4096.0])
-    world = world._replace(support=n_pairs / torch.tensor([5.0, 20.0]), body_pairs=n_pairs)
+    world = world._replace(
+        support=n_pairs / torch.tensor([5.0, 20.0]), body_pairs=n_pairs
+    )
     drawn = partial_fixpoint.priority_sample(world, sizes, 1000)
     assert abs(int((drawn[:, 0] == 3).sum()) - 800) < 100 and len(drawn) == 1000
     by_head = torch.bincount(drawn[:, 1], minlength=65)[1:]
@@ -95,7 +149,13 @@ def test_too_many_derivations_give_none():
     data = load("family_tree:60:3")
     ready = prover_task.build_task(data, ProverTaskConfig(max_height=1))
     assert (
-        partial_fixpoint.restricted_step(ready.kb, ready.sizes, torch.from_numpy(data.facts), ready.kb.facts[:0], 10)
+        partial_fixpoint.restricted_step(
+            ready.kb,
+            ready.sizes,
+            torch.from_numpy(data.facts),
+            ready.kb.facts[:0],
+            10,
+        )
         is None
     )
 
@@ -103,9 +163,23 @@ def test_too_many_derivations_give_none():
 def test_a_budget_passed_at_height_1_leaves_what_is_asked_for_and_a_sample_to_learn_from():
     data = load("family_tree:60:3")
     n = len(data.facts)
-    ready = prover_task.build_task(data, ProverTaskConfig(max_height=1, max_atoms=n + 1, hard_negative_fraction=1.0))
-    assert any("only as far as valid and test ask" in note for note in ready.notes)
-    assert ready.fact_selection == "oracle" and len(prover_task.training_world(ready).hard_negatives)
-    uniform = prover_task.build_task(data, ProverTaskConfig(max_height=1, max_atoms=n + 1, hard_negative_fraction=0.5))
+    ready = prover_task.build_task(
+        data,
+        ProverTaskConfig(
+            max_height=1, max_atoms=n + 1, hard_negative_fraction=1.0
+        ),
+    )
+    assert any(
+        "only as far as valid and test ask" in note for note in ready.notes
+    )
+    assert ready.fact_selection == "oracle" and len(
+        prover_task.training_world(ready).hard_negatives
+    )
+    uniform = prover_task.build_task(
+        data,
+        ProverTaskConfig(
+            max_height=1, max_atoms=n + 1, hard_negative_fraction=0.5
+        ),
+    )
     with pytest.raises(ValueError, match="hard-negative-fraction 1"):
         prover_task.training_world(uniform)

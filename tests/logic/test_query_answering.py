@@ -25,14 +25,26 @@ LOOP = Program(
 )
 
 
-def prove(program, atom, max_height=None, max_atoms=MANY, object_identity=False):
-    limits = dict(max_height=max_height, max_atoms=max_atoms, object_identity=object_identity)
-    return query_answering.prove_ground(*kb.build(**program.arrays()), atom, **limits)
+def prove(
+    program, atom, max_height=None, max_atoms=MANY, object_identity=False
+):
+    limits = dict(
+        max_height=max_height,
+        max_atoms=max_atoms,
+        object_identity=object_identity,
+    )
+    return query_answering.prove_ground(
+        *kb.build(**program.arrays()), atom, **limits
+    )
 
 
 def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
     found = prove(LOOP, (PATH, 1, 1))
-    assert (found.verdict, found.is_fact, found.height) == (Verdict.PROVED, False, 3)
+    assert (found.verdict, found.is_fact, found.height) == (
+        Verdict.PROVED,
+        False,
+        3,
+    )
     goals = [(node.goal, node.rule) for node in found.proof.nodes]
     assert goals == [
         ((PATH, 1, 1), 1),
@@ -46,15 +58,29 @@ def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
 
 def test_what_no_path_reaches_is_refuted_by_the_fixpoint():
     found = prove(LOOP, (PATH, 4, 1))
-    assert (found.verdict, found.proof, found.model.reached_fixpoint) == (Verdict.REFUTED, None, True)
+    assert (found.verdict, found.proof, found.model.reached_fixpoint) == (
+        Verdict.REFUTED,
+        None,
+        True,
+    )
 
 
 def test_a_fact_does_not_prove_itself():
-    stated = dataclasses.replace(LOOP, facts=(*LOOP.facts, (PATH, 1, 3), (PATH, 4, 4)))
+    stated = dataclasses.replace(
+        LOOP, facts=(*LOOP.facts, (PATH, 1, 3), (PATH, 4, 4))
+    )
     found = prove(stated, (PATH, 1, 3))
-    assert (found.is_fact, found.verdict, found.height) == (True, Verdict.PROVED, 2)
+    assert (found.is_fact, found.verdict, found.height) == (
+        True,
+        Verdict.PROVED,
+        2,
+    )
     found = prove(stated, (PATH, 4, 4))
-    assert (found.is_fact, found.verdict, found.proof) == (True, Verdict.REFUTED, None)
+    assert (found.is_fact, found.verdict, found.proof) == (
+        True,
+        Verdict.REFUTED,
+        None,
+    )
 
 
 def test_with_object_identity_a_path_may_not_return_to_where_it_starts():
@@ -68,8 +94,13 @@ def test_the_checker_rejects_a_proof_that_gives_two_variables_one_constant():
     """path(1, 1) by path(X, Y) :- path(X, Z), edge(Z, Y) has X = Y."""
     found = prove(LOOP, (PATH, 1, 1)).proof
     arrays = LOOP.arrays()
-    args = ({tuple(fact) for fact in arrays["facts"].tolist()}, arrays["rules"].tolist())
-    limits = dict(n_constants=LOOP.n_constants, max_height=None, leave_one_out=True)
+    args = (
+        {tuple(fact) for fact in arrays["facts"].tolist()},
+        arrays["rules"].tolist(),
+    )
+    limits = dict(
+        n_constants=LOOP.n_constants, max_height=None, leave_one_out=True
+    )
     assert check_proof(found, *args, **limits) == []
     assert check_proof(found, *args, **limits, object_identity=True) == [
         "root: expected another constant for each variable, got [(5, 1), (6, 1), (7, 3)]"
@@ -78,38 +109,78 @@ def test_the_checker_rejects_a_proof_that_gives_two_variables_one_constant():
 
 @given(programs, st.booleans(), st.data())
 @settings(max_examples=300)
-def test_verdict_and_height_are_those_of_the_least_model_without_the_query(program, object_identity, data):
+def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
+    program, object_identity, data
+):
     predicate = data.draw(st.integers(1, len(program.arity)))
-    args = data.draw(st.tuples(*[st.integers(1, program.n_constants)] * program.arity[predicate - 1]))
+    args = data.draw(
+        st.tuples(
+            *[st.integers(1, program.n_constants)]
+            * program.arity[predicate - 1]
+        )
+    )
     stated = [fact for fact in program.facts if fact[0] == predicate]
-    atom = data.draw(st.sampled_from(stated)) if stated and data.draw(st.booleans()) else (predicate, *args)
+    atom = (
+        data.draw(st.sampled_from(stated))
+        if stated and data.draw(st.booleans())
+        else (predicate, *args)
+    )
     max_height = data.draw(st.none() | st.integers(0, 4))
-    rest = dataclasses.replace(program, facts=tuple(fact for fact in program.facts if fact != atom))
+    rest = dataclasses.replace(
+        program, facts=tuple(fact for fact in program.facts if fact != atom)
+    )
     height = oracles.least_model(rest, max_height, object_identity).get(atom)
     arrays = program.arrays()
     padded = (*atom, *[0] * (arrays["facts"].shape[1] - len(atom)))
     found = prove(program, padded, max_height, object_identity=object_identity)
     assert found.is_fact == (atom in program.facts)
-    assert found.verdict == (Verdict.REFUTED if height is None else Verdict.PROVED)
+    assert found.verdict == (
+        Verdict.REFUTED if height is None else Verdict.PROVED
+    )
     assert found.height == height
     if height is not None:
         facts = {tuple(fact) for fact in arrays["facts"].tolist()}
         rules = arrays["rules"].tolist()
-        limits = dict(n_constants=program.n_constants, leave_one_out=True, object_identity=object_identity)
+        limits = dict(
+            n_constants=program.n_constants,
+            leave_one_out=True,
+            object_identity=object_identity,
+        )
         assert found.proof.nodes[0].goal == padded
-        assert check_proof(found.proof, facts, rules, max_height=height, **limits) == []
-        assert check_proof(found.proof, facts, rules, max_height=height - 1, **limits) != []
+        assert (
+            check_proof(found.proof, facts, rules, max_height=height, **limits)
+            == []
+        )
+        assert (
+            check_proof(
+                found.proof, facts, rules, max_height=height - 1, **limits
+            )
+            != []
+        )
 
 
 @given(programs, st.data())
 @settings(max_examples=100)
 def test_max_atoms_never_reverses_a_verdict(program, data):
     predicate = data.draw(st.integers(1, len(program.arity)))
-    args = data.draw(st.tuples(*[st.integers(1, program.n_constants)] * program.arity[predicate - 1]))
-    padded = (predicate, *args, *[0] * (program.arrays()["facts"].shape[1] - 1 - len(args)))
+    args = data.draw(
+        st.tuples(
+            *[st.integers(1, program.n_constants)]
+            * program.arity[predicate - 1]
+        )
+    )
+    padded = (
+        predicate,
+        *args,
+        *[0] * (program.arrays()["facts"].shape[1] - 1 - len(args)),
+    )
     free, bound = (
         prove(program, padded),
-        prove(program, padded, max_atoms=len(program.facts) + data.draw(st.integers(0, 6))),
+        prove(
+            program,
+            padded,
+            max_atoms=len(program.facts) + data.draw(st.integers(0, 6)),
+        ),
     )
     assert bound.verdict in (free.verdict, Verdict.UNKNOWN)
     assert bound.verdict != Verdict.PROVED or bound.height == free.height
@@ -124,28 +195,48 @@ def test_the_step_past_max_atoms_is_still_taken_for_the_query_alone():
 
 @given(programs, st.booleans())
 @settings(max_examples=150)
-def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(program, object_identity):
+def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
+    program, object_identity
+):
     world, sizes = kb.build(**program.arrays())
-    model = fixpoint.least_model(world, sizes, max_height=1, max_atoms=MANY, object_identity=object_identity)
+    model = fixpoint.least_model(
+        world,
+        sizes,
+        max_height=1,
+        max_atoms=MANY,
+        object_identity=object_identity,
+    )
     atoms = set(oracles.least_model(program, 1, object_identity))
     for fact in program.facts:
         padded = (*fact, *[0] * (sizes.atom_width - len(fact)))
         matching = {
             found.rule.id: found
-            for found in query_answering.matching_rules(world, sizes, padded, object_identity=object_identity)
+            for found in query_answering.matching_rules(
+                world, sizes, padded, object_identity=object_identity
+            )
         }
         for i, (head, *body) in enumerate(program.rules):
             with_head = lambda k: ((), (-1, *head[1:]), *body[:k])  # noqa: B023
             known = atoms | {(-1, *fact[1:])} if head[0] == fact[0] else atoms
             fits = [
-                bool(oracles.groundings(with_head(k), known, program.n_constants, object_identity))
+                bool(
+                    oracles.groundings(
+                        with_head(k),
+                        known,
+                        program.n_constants,
+                        object_identity,
+                    )
+                )
                 for k in range(len(body) + 1)
             ]
             assert fits[0] == (i in matching)
             if fits[0]:
                 found = matching[i]
                 expected = next((k for k, fit in enumerate(fits) if not fit), 0)
-                assert query_answering.unsatisfied_prefix(model, found) == found.rule.body[:expected]
+                assert (
+                    query_answering.unsatisfied_prefix(model, found)
+                    == found.rule.body[:expected]
+                )
 
 
 def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
@@ -168,14 +259,22 @@ def test_an_empty_knowledge_base_refutes():
 
 def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
     one = Program(1, (1, 1, 2), ((1, 1), (3, 1, 1)), (((2, 2), (1, 2)),))
-    model = fixpoint.least_model(*kb.build(**one.arrays()), max_height=None, max_atoms=MANY)
+    model = fixpoint.least_model(
+        *kb.build(**one.arrays()), max_height=None, max_atoms=MANY
+    )
     matched = lambda *atom: fixpoint.matching_atoms(model, atom)[0].tolist()
-    assert (matched(2, 2, 0), matched(3, 2, 3), matched(3, 3, 3)) == ([[2, 1, 0]], [[3, 1, 1]], [[3, 1, 1]])
+    assert (matched(2, 2, 0), matched(3, 2, 3), matched(3, 3, 3)) == (
+        [[2, 1, 0]],
+        [[3, 1, 1]],
+        [[3, 1, 1]],
+    )
     assert prove(one, (2, 1, 0)).height == 1
 
 
 @pytest.mark.parametrize("max_height", [0, 1, 2, 3])
 def test_a_bound_on_the_height_refutes_within_it(max_height):
     found = prove(LOOP, (PATH, 1, 1), max_height)
-    assert found.verdict == (Verdict.PROVED if max_height == 3 else Verdict.REFUTED)
+    assert found.verdict == (
+        Verdict.PROVED if max_height == 3 else Verdict.REFUTED
+    )
     assert len(found.model.n_atoms_after_step) <= max(max_height, 1)

@@ -29,11 +29,15 @@ def test_values_and_runs_are_those_of_python(values):
     tensor = torch.tensor(values, dtype=torch.int64)
     assert typed_torch.int_list(tensor) == values
     assert typed_torch.unique_values(tensor).tolist() == sorted(set(values))
-    assert typed_torch.run_lengths(tensor).tolist() == [len(list(run)) for _, run in itertools.groupby(values)]
+    assert typed_torch.run_lengths(tensor).tolist() == [
+        len(list(run)) for _, run in itertools.groupby(values)
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
 def test_rows_are_those_of_python(rows):
     table = torch.tensor(rows, dtype=torch.int32).reshape(-1, 2)
     assert typed_torch.atom_tuples(table) == rows
-    assert typed_torch.unique_rows(table).tolist() == [list(row) for row in sorted(set(rows))]
+    assert typed_torch.unique_rows(table).tolist() == [
+        list(row) for row in sorted(set(rows))
+    ]

@@ -15,7 +15,12 @@ from tests.oracles import Program
 X, Y, Z = 7, 8, 9  # variables beside six constants
 ALL = dict(min_support=1, min_confidence=0.0)
 graphs = st.builds(
-    lambda random, n: sorted({(random.randint(1, 2), random.randint(1, 6), random.randint(1, 6)) for _ in range(n)}),
+    lambda random, n: sorted(
+        {
+            (random.randint(1, 2), random.randint(1, 6), random.randint(1, 6))
+            for _ in range(n)
+        }
+    ),
     st.randoms(use_true_random=False),
     st.integers(1, 16),
 )
@@ -30,18 +35,26 @@ def edges_of(facts):
 
 
 def mined(facts, **settings):
-    return miner.mine_rules(torch.tensor(facts), 2, 6, MiningConfig(**(ALL | settings)))
+    return miner.mine_rules(
+        torch.tensor(facts), 2, 6, MiningConfig(**(ALL | settings))
+    )
 
 
 def clauses_of(rules):
     """Head and body of each rule, unpadded."""
-    return [tuple(tuple(atom) for atom in rule if atom[0]) for rule in miner.rule_atoms(rules, 6).tolist()]
+    return [
+        tuple(tuple(atom) for atom in rule if atom[0])
+        for rule in miner.rule_atoms(rules, 6).tolist()
+    ]
 
 
 def brute_force(facts, clauses):
     """(support, circular, body pairs, PCA pairs) of each clause, over Python sets."""
     program = Program(6, (2, 2), tuple(facts), tuple(clauses))
-    every, left_out = (oracles.consequences(program, leave_one_out=flag) for flag in (False, True))
+    every, left_out = (
+        oracles.consequences(program, leave_one_out=flag)
+        for flag in (False, True)
+    )
     counts = []
     for i, clause in enumerate(clauses):
         heads = [atom for j, atom in every if j == i]
@@ -49,7 +62,14 @@ def brute_force(facts, clauses):
         sources = {(p, a) for p, a, _ in facts}
         pca = sum((p, a) in sources for p, a, _ in heads)
         assert all(atom[0] == clause[0][0] for atom in heads)
-        counts.append((len(known), sum((i, atom) not in left_out for atom in known), len(heads), pca))
+        counts.append(
+            (
+                len(known),
+                sum((i, atom) not in left_out for atom in known),
+                len(heads),
+                pca,
+            )
+        )
     return counts
 
 
@@ -59,19 +79,42 @@ def path_clauses(max_length):
     for length in range(1, max_length + 1):
         inner = [X, *range(Z, Z + length - 1), Y]
         for head, *labels in itertools.product((1, 2), *[range(4)] * length):
-            ends = [(a, b) if label % 2 == 0 else (b, a) for label, a, b in zip(labels, inner, inner[1:])]
-            found.append(((head, X, Y), *((label // 2 + 1, *pair) for label, pair in zip(labels, ends))))
+            ends = [
+                (a, b) if label % 2 == 0 else (b, a)
+                for label, a, b in zip(labels, inner, inner[1:])
+            ]
+            found.append(
+                (
+                    (head, X, Y),
+                    *(
+                        (label // 2 + 1, *pair)
+                        for label, pair in zip(labels, ends)
+                    ),
+                )
+            )
     return found
 
 
 def constant_clauses():
     """Every rule with constants over two predicates and six constants."""
-    atom = lambda label, x, y: (label // 2 + 1, x, y) if label % 2 == 0 else (label // 2 + 1, y, x)
+    atom = lambda label, x, y: (
+        (label // 2 + 1, x, y) if label % 2 == 0 else (label // 2 + 1, y, x)
+    )
     heads = [atom(label, X, c) for label in range(4) for c in range(1, 7)]
-    bodies = [atom(label, X, d) for label in range(4) for d in (*range(1, 7), Y)]
+    bodies = [
+        atom(label, X, d) for label in range(4) for d in (*range(1, 7), Y)
+    ]
     return [(head, body) for head in heads for body in bodies if head != body]
 
 
 def counts_of(rules):
-    columns = (rules.support, rules.circular_support, rules.body_pairs, rules.pca_pairs)
-    return [tuple(int(v) for v in row) for row in zip(*(column.tolist() for column in columns))]
+    columns = (
+        rules.support,
+        rules.circular_support,
+        rules.body_pairs,
+        rules.pca_pairs,
+    )
+    return [
+        tuple(int(v) for v in row)
+        for row in zip(*(column.tolist() for column in columns))
+    ]

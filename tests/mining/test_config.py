@@ -13,8 +13,14 @@ from funcppo.mining.config import MiningConfig
         ({"min_support": 0}, "min_support=0: expected 1 or more"),
         ({"votes_per_fact": 0}, "votes_per_fact=0: expected 1 or more"),
         ({"max_rows": 0}, "max_rows=0: expected 1 or more"),
-        ({"min_confidence": 1.5}, "min_confidence=1.5: expected a number from 0 to 1"),
-        ({"min_confidence": float("nan")}, "min_confidence=nan: expected a number from 0 to 1"),
+        (
+            {"min_confidence": 1.5},
+            "min_confidence=1.5: expected a number from 0 to 1",
+        ),
+        (
+            {"min_confidence": float("nan")},
+            "min_confidence=nan: expected a number from 0 to 1",
+        ),
         ({"time_limit": 0.0}, "time_limit=0.0: expected more than 0"),
         ({"time_limit": float("nan")}, "time_limit=nan: expected more than 0"),
     ],

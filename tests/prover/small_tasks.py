@@ -12,13 +12,21 @@ from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
 PPO = PPOConfig(n_envs=8, n_steps=6, n_epochs=1, n_minibatches=2)
-SETTINGS = ProverTaskConfig(max_height=2, max_depth=5, embed_dim=4, hidden_dim=8, hard_negative_fraction=0.3)
+SETTINGS = ProverTaskConfig(
+    max_height=2,
+    max_depth=5,
+    embed_dim=4,
+    hidden_dim=8,
+    hard_negative_fraction=0.3,
+)
 
 
 @cache
 def small_task(name="countries_s2", **fields):
     """A task of an embedded data set; `fields` replace those of SETTINGS."""
-    return prover_task.build_task(data.load(name), dataclasses.replace(SETTINGS, **fields))
+    return prover_task.build_task(
+        data.load(name), dataclasses.replace(SETTINGS, **fields)
+    )
 
 
 @cache
@@ -38,4 +46,9 @@ def network_call(cfg, world, state):
 
 def perturbed(params):
     """Params that are nowhere zero, always the same ones."""
-    return tree.map(lambda x: x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7), params)
+    return tree.map(
+        lambda x: (
+            x + 0.3 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7)
+        ),
+        params,
+    )

@@ -11,7 +11,12 @@ from funcppo import tree
 from funcppo.logic.resolve import Goals
 from funcppo.prover import env as prover_env
 from funcppo.prover import network as net
-from tests.prover.small_tasks import network_call, perturbed, small_problem, small_task
+from tests.prover.small_tasks import (
+    network_call,
+    perturbed,
+    small_problem,
+    small_task,
+)
 
 
 def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
@@ -26,9 +31,15 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
     torch.testing.assert_close(net.negative_kl_to_prior(out), want[None])
     cfg, world, state = small_problem()
     untrained = cfg.agent.apply(
-        cfg.agent.cfg, world, state.params, prover_env.observe(cfg.env.cfg, world, state.env_state)
+        cfg.agent.cfg,
+        world,
+        state.params,
+        prover_env.observe(cfg.env.cfg, world, state.env_state),
     )
-    assert not net.negative_kl_to_prior(untrained).any() and untrained.prior_logits.any()
+    assert (
+        not net.negative_kl_to_prior(untrained).any()
+        and untrained.prior_logits.any()
+    )
 
 
 def test_the_mean_successor_is_over_legal_ones_and_zero_without_any():
@@ -36,7 +47,10 @@ def test_the_mean_successor_is_over_legal_ones_and_zero_without_any():
     legal = torch.tensor([[True, False, True], [False, False, False]])
     table = net._SuccessorVectors(vector.view(6, 2), torch.arange(6).view(2, 3))
     for successor in (net._SuccessorVectors(vector, None), table):
-        assert net._masked_mean(successor, legal).tolist() == [[2.0, 3.0], [0.0, 0.0]]
+        assert net._masked_mean(successor, legal).tolist() == [
+            [2.0, 3.0],
+            [0.0, 0.0],
+        ]
 
 
 def test_residual_blocks_add_to_the_state_vector():
@@ -47,11 +61,26 @@ def test_residual_blocks_add_to_the_state_vector():
     assert len(params.residual_blocks) == 2 and not torch.equal(
         params.residual_blocks[0].weight, params.residual_blocks[1].weight
     )
-    params = params._replace(value_head=params.value_head._replace(weight=torch.ones_like(params.value_head.weight)))
-    without = cfg.agent.apply(net, world, params._replace(residual_blocks=()), obs)
-    nothing = cfg.agent.apply(net, world, params._replace(residual_blocks=tree.zeros_like(params.residual_blocks)), obs)
+    params = params._replace(
+        value_head=params.value_head._replace(
+            weight=torch.ones_like(params.value_head.weight)
+        )
+    )
+    without = cfg.agent.apply(
+        net, world, params._replace(residual_blocks=()), obs
+    )
+    nothing = cfg.agent.apply(
+        net,
+        world,
+        params._replace(
+            residual_blocks=tree.zeros_like(params.residual_blocks)
+        ),
+        obs,
+    )
     found = cfg.agent.apply(net, world, params, obs)
-    assert torch.equal(nothing.value, without.value) and torch.equal(found.prior_logits, without.prior_logits)
+    assert torch.equal(nothing.value, without.value) and torch.equal(
+        found.prior_logits, without.prior_logits
+    )
     assert (found.value - without.value).abs().min() > 1e-6
 
 
@@ -59,10 +88,16 @@ def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_fl
     """1e-6 of float32 sums; room for the first half of them, and then for all."""
     cfg, world, state = small_problem()
     _, (plain, _, params, obs) = network_call(cfg, world, state)
-    want, valid = cfg.agent.apply(plain, world, params, obs), int(obs.action_mask[:, :-1].sum())
+    want, valid = (
+        cfg.agent.apply(plain, world, params, obs),
+        int(obs.action_mask[:, :-1].sum()),
+    )
     for capacity in (valid // 2, valid):
         packing = dataclasses.replace(plain, capacity=capacity)
-        got, fits = cfg.agent.apply(packing, world, params, obs), ~net.exceeds_capacity(packing, obs.action_mask)
+        got, fits = (
+            cfg.agent.apply(packing, world, params, obs),
+            ~net.exceeds_capacity(packing, obs.action_mask),
+        )
         room = obs.action_mask[:, :-1].sum(1).cumsum(0) <= capacity
         assert torch.equal(fits, room) and room.any()
         for a, b in zip(got, want):
@@ -70,31 +105,50 @@ def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_fl
 
 
 @pytest.mark.parametrize("hidden_dim", [64, 8])
-def test_rules_embedded_once_equal_successors_with_the_body_as_written(hidden_dim):
+def test_rules_embedded_once_equal_successors_with_the_body_as_written(
+    hidden_dim,
+):
     """Outputs and gradients, of untidy params and of states with hopeless rules, missing ones and others.
 
     As products with a table of all rules where that is less than vectors of each state's, and as vectors.
     """
-    cfg, world, state = small_problem(name="family_tree:40:3", max_height=1, hidden_dim=hidden_dim)
-    as_table = cfg.env.cfg.resolve.max_successors * hidden_dim >= 2 * (1 + cfg.agent.cfg.sizes.n_rules)
+    cfg, world, state = small_problem(
+        name="family_tree:40:3", max_height=1, hidden_dim=hidden_dim
+    )
+    as_table = cfg.env.cfg.resolve.max_successors * hidden_dim >= 2 * (
+        1 + cfg.agent.cfg.sizes.n_rules
+    )
     assert as_table == (hidden_dim == 64)
     params = perturbed(state.params)
     shared = prover_env.observe(cfg.env.cfg, world, state.env_state)
     rule = shared.rule.long()[..., None, None]
     body = torch.where(rule >= 0, world.kb.rules[:, 1:][shared.rule.long()], 0)
-    each = shared._replace(successors=Goals(body, torch.ones_like(body[..., 0])))
+    each = shared._replace(
+        successors=Goals(body, torch.ones_like(body[..., 0]))
+    )
     legal = shared.action_mask[:, :-1]
-    assert not shared.successors.atoms.numel() and (shared.dead_end & legal).any() and (~shared.dead_end & legal).any()
+    assert (
+        not shared.successors.atoms.numel()
+        and (shared.dead_end & legal).any()
+        and (~shared.dead_end & legal).any()
+    )
     assert not legal.all()
 
     def found(obs):
         leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
-        out = cfg.agent.apply(cfg.agent.cfg, world, tree.unflatten(params, leaves), obs)
-        (torch.log_softmax(out.logits, -1)[:, 0] + out.value**2).mean().backward()
+        out = cfg.agent.apply(
+            cfg.agent.cfg, world, tree.unflatten(params, leaves), obs
+        )
+        (
+            torch.log_softmax(out.logits, -1)[:, 0] + out.value**2
+        ).mean().backward()
         return [
             out.logits.detach(),
             out.value.detach(),
-            *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves),
+            *(
+                torch.zeros_like(x) if x.grad is None else x.grad
+                for x in leaves
+            ),
         ]
 
     for got, want in zip(found(shared), found(each)):
@@ -103,7 +157,9 @@ def test_rules_embedded_once_equal_successors_with_the_body_as_written(hidden_di
 
 def test_the_prior_of_a_rule_is_the_log_odds_of_its_clipped_confidence():
     """By hand: two rules with confidences 3/4 and 1; without the query 2/3 and 1; a fact has logit 0."""
-    kb = small_task().kb._replace(support=torch.tensor([3.0, 2.0]), body_pairs=torch.tensor([4.0, 2.0]))
+    kb = small_task().kb._replace(
+        support=torch.tensor([3.0, 2.0]), body_pairs=torch.tensor([4.0, 2.0])
+    )
     assert net.kbase.rule_confidence(kb).tolist() == [0.75, 1.0]
     rule = torch.tensor([[-1, 0, 1], [-1, 0, 1]], dtype=torch.int32)
     logits = net.rule_prior_logits(kb, rule, torch.tensor([[False], [True]]))
@@ -111,29 +167,56 @@ def test_the_prior_of_a_rule_is_the_log_odds_of_its_clipped_confidence():
     clipped = 0.01 + 0.98 * confidence
     expected = torch.log(clipped / (1 - clipped))
     assert logits[:, 0].tolist() == [0.0, 0.0]
-    torch.testing.assert_close(logits[:, 1:].double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits[:, 1:].double(), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_an_untrained_network_outputs_its_prior_and_value_zero():
     fn, args = network_call(*small_problem())
     out = fn(*args)
     assert torch.equal(out.logits, out.prior_logits) and not out.value.any()
+    obs = args[-1]
+    assert (
+        not out.logits[:, -1].any()
+        and not out.logits[:, :-1][
+            (obs.rule < 0) & obs.action_mask[:, :-1]
+        ].any()
+    )
     lowest = torch.finfo(torch.float32).min
-    assert (out.logits[~args[-1].action_mask] == lowest).all() and (out.logits[args[-1].action_mask] > -10).all()
+    assert (out.logits[~args[-1].action_mask] == lowest).all() and (
+        out.logits[args[-1].action_mask] > -10
+    ).all()
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5), st.integers(1, 20))
+@given(
+    st.lists(
+        st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5
+    ),
+    st.integers(1, 20),
+)
 def test_filled_positions_are_those_of_a_python_loop(rows, capacity):
     mask = torch.tensor(rows)
-    positions = [i for i, filled in enumerate(mask.flatten().tolist()) if filled][:capacity]
+    positions = [
+        i for i, filled in enumerate(mask.flatten().tolist()) if filled
+    ][:capacity]
     expected = positions + [mask.numel()] * (capacity - len(positions))
     assert net._filled_positions(mask, capacity).tolist() == expected
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6), st.integers(1, 20))
-def test_capacity_is_exceeded_by_the_rows_whose_successors_do_not_all_fit(rows, capacity):
+@given(
+    st.lists(
+        st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6
+    ),
+    st.integers(1, 20),
+)
+def test_capacity_is_exceeded_by_the_rows_whose_successors_do_not_all_fit(
+    rows, capacity
+):
     """By a Python loop; the last column is END, which needs no capacity."""
-    config = dataclasses.replace(small_problem()[0].agent.cfg, capacity=capacity)
+    config = dataclasses.replace(
+        small_problem()[0].agent.cfg, capacity=capacity
+    )
     expected, n_used = [], 0
     for row in rows:
         n_used += sum(row[:-1])

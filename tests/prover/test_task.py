@@ -16,53 +16,109 @@ from tests.prover.small_tasks import PPO, SETTINGS, small_problem, small_task
 
 def test_every_tensor_of_a_task_is_on_the_requested_device():
     task = prover_task.build_task(data.load("countries_s2"), SETTINGS, "meta")
-    model = task.least_model.atoms, task.least_model.height, task.least_model.atom_index
-    tensors = tree.leaves((task.kb, task.derivability_index, task.filter_index, task.entity_pool, model))
+    model = (
+        task.least_model.atoms,
+        task.least_model.height,
+        task.least_model.atom_index,
+    )
+    tensors = tree.leaves(
+        (
+            task.kb,
+            task.derivability_index,
+            task.filter_index,
+            task.entity_pool,
+            model,
+        )
+    )
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
     """A choice proves its goal exactly where the rule derives it with different constants for different variables."""
-    triples = [(f"p{i // 2}", "child", f"p{i}") for i in range(2, 20)] + [("p2", "sibling", "p3")]
-    family = data.from_triples(triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)")
-    settings_ = dataclasses.replace(SETTINGS, max_height=1, hard_negative_fraction=0.0)
+    triples = [(f"p{i // 2}", "child", f"p{i}") for i in range(2, 20)] + [
+        ("p2", "sibling", "p3")
+    ]
+    family = data.from_triples(
+        triples, rules="sibling(X, Y) :- child(Z, X), child(Z, Y)"
+    )
+    settings_ = dataclasses.replace(
+        SETTINGS, max_height=1, hard_negative_fraction=0.0
+    )
     plain = prover_task.build_task(family, settings_)
-    task = prover_task.build_task(family, dataclasses.replace(settings_, object_identity=True))
-    lost = plain.least_model.atoms[fixpoint.atom_height(task.least_model, plain.least_model.atoms.long()) < 0]
+    task = prover_task.build_task(
+        family, dataclasses.replace(settings_, object_identity=True)
+    )
+    lost = plain.least_model.atoms[
+        fixpoint.atom_height(task.least_model, plain.least_model.atoms.long())
+        < 0
+    ]
     assert len(lost) == 18 and task.fact_selection == "oracle"
-    cfg, world = prover_task.build_config(task, PPO), prover_task.training_world(task)
+    cfg, world = (
+        prover_task.build_config(task, PPO),
+        prover_task.training_world(task),
+    )
     params = train_step.init(cfg, world, random.key(0)).params
-    how = scorers_.search_config(task, cfg, "success", slots=8, beam=64, rows_per_step=64, chunk_size=64)
-    assert scorers_.make_policy_scorer(how, task, params, None)(lost).isneginf().all()
+    how = scorers_.search_config(
+        task, cfg, "success", slots=8, beam=64, rows_per_step=64, chunk_size=64
+    )
+    assert (
+        scorers_.make_policy_scorer(how, task, params, None)(lost)
+        .isneginf()
+        .all()
+    )
     atom = task.least_model.atoms[task.least_model.height > 0][0]
-    assert explain.most_probable_proof(task, cfg, params, atom.long()) is not None
-    with pytest.raises(ValueError, match="object_identity: expected fact_selection=oracle"):
+    assert (
+        explain.most_probable_proof(task, cfg, params, atom.long()) is not None
+    )
+    with pytest.raises(
+        ValueError, match="object_identity: expected fact_selection=oracle"
+    ):
         prover_task.build_config(small_task(object_identity=True), PPO)
 
 
 def test_the_oracle_selects_facts_at_height_1_only():
-    with pytest.raises(ValueError, match="fact_selection=oracle: expected height 1 and all derivations, got height 2"):
+    with pytest.raises(
+        ValueError,
+        match="fact_selection=oracle: expected height 1 and all derivations, got height 2",
+    ):
         small_task(fact_selection="oracle")
     assert (
-        small_task().fact_selection == "policy" and small_task("countries_s1", max_height=1).fact_selection == "oracle"
+        small_task().fact_selection == "policy"
+        and small_task("countries_s1", max_height=1).fact_selection == "oracle"
     )
 
 
 def test_training_keeps_the_structure_and_learning_rate_0_changes_no_params():
     task = small_task()
-    cfg = prover_task.build_config(task, dataclasses.replace(PPO, learning_rate=0.0))
-    state = train_step.init(cfg, prover_task.training_world(task), random.key(2))
-    after, _ = train_step.train_step(cfg, prover_task.training_world(task), state)
-    assert [(x.shape, x.dtype) for x in tree.leaves(after)] == [(x.shape, x.dtype) for x in tree.leaves(state)]
+    cfg = prover_task.build_config(
+        task, dataclasses.replace(PPO, learning_rate=0.0)
+    )
+    state = train_step.init(
+        cfg, prover_task.training_world(task), random.key(2)
+    )
+    after, _ = train_step.train_step(
+        cfg, prover_task.training_world(task), state
+    )
+    assert [(x.shape, x.dtype) for x in tree.leaves(after)] == [
+        (x.shape, x.dtype) for x in tree.leaves(state)
+    ]
     for a, b in zip(tree.leaves(after.params), tree.leaves(state.params)):
         assert torch.equal(a, b)
     cfg, world, state = small_problem()
     learnt, _ = train_step.train_step(cfg, world, state)
-    assert any(not torch.equal(a, b) for a, b in zip(tree.leaves(learnt.params), tree.leaves(state.params)))
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(tree.leaves(learnt.params), tree.leaves(state.params))
+    )
 
 
 CHAIN = "path(X, Y) :- edge(X, Y)\npath(X, Z) :- edge(X, Y), path(Y, Z)"
-EDGES = [("a", "edge", "b"), ("b", "edge", "c"), ("c", "edge", "d"), ("d", "edge", "e")]
+EDGES = [
+    ("a", "edge", "b"),
+    ("b", "edge", "c"),
+    ("c", "edge", "d"),
+    ("d", "edge", "e"),
+]
 
 
 def chain_task(valid, **fields):
@@ -75,16 +131,33 @@ def chain_task(valid, **fields):
 @pytest.mark.parametrize(
     ("valid", "height", "shares"),
     [
-        ([("c", "path", "d"), ("d", "path", "e")], 1, "1.000 at 1, 1.000 at 2, 1.000 at 3"),
-        ([("c", "path", "d"), ("c", "path", "e")], 2, "0.500 at 1, 1.000 at 2, 1.000 at 3"),
-        ([("c", "path", "d"), ("a", "path", "e")], 1, "0.500 at 1, 0.500 at 2, 0.500 at 3"),
+        (
+            [("c", "path", "d"), ("d", "path", "e")],
+            1,
+            "1.000 at 1, 1.000 at 2, 1.000 at 3",
+        ),
+        (
+            [("c", "path", "d"), ("c", "path", "e")],
+            2,
+            "0.500 at 1, 1.000 at 2, 1.000 at 3",
+        ),
+        (
+            [("c", "path", "d"), ("a", "path", "e")],
+            1,
+            "0.500 at 1, 0.500 at 2, 0.500 at 3",
+        ),
     ],
 )
-def test_the_smallest_height_that_proves_as_much_of_valid_is_chosen(valid, height, shares):
+def test_the_smallest_height_that_proves_as_much_of_valid_is_chosen(
+    valid, height, shares
+):
     """By hand: path(c, d) and path(d, e) have height 1, path(c, e) has height 2 and path(a, e) height 4."""
     task = chain_task(valid)
     assert task.max_height == height
-    assert f"height {height} chosen: share of valid provable {shares}" in task.notes
+    assert (
+        f"height {height} chosen: share of valid provable {shares}"
+        in task.notes
+    )
 
 
 def test_without_valid_queries_height_1_is_chosen():
@@ -93,7 +166,9 @@ def test_without_valid_queries_height_1_is_chosen():
 
 def test_a_height_that_is_set_is_not_chosen():
     task = chain_task([("c", "path", "e")], max_height=3)
-    assert task.max_height == 3 and not [note for note in task.notes if "chosen" in note]
+    assert task.max_height == 3 and not [
+        note for note in task.notes if "chosen" in note
+    ]
 
 
 def test_positives_are_the_train_facts_with_a_rule_for_their_predicate():
@@ -106,7 +181,9 @@ def test_positives_are_the_train_facts_with_a_rule_for_their_predicate():
 
 def test_the_false_negative_rate_is_the_share_of_derived_atoms_that_are_held_out():
     """Height 1 derives path(c, d) and path(d, e) by the first rule, path(a, c) by the second; one is in valid."""
-    task = chain_task([("c", "path", "d")], max_height=1, hard_negative_fraction=1.0)
+    task = chain_task(
+        [("c", "path", "d")], max_height=1, hard_negative_fraction=1.0
+    )
     assert len(prover_task.training_world(task).hard_negatives) == 3
     assert prover_task.false_negative_rate(task) == pytest.approx(1 / 3)
     assert prover_task.false_negative_rate(chain_task([], max_height=1)) is None
@@ -115,6 +192,11 @@ def test_the_false_negative_rate_is_the_share_of_derived_atoms_that_are_held_out
 def test_a_task_without_rules_or_without_a_positive_is_refused():
     with pytest.raises(ValueError, match=r"expected rules .* got none"):
         prover_task.build_task(data.from_triples(EDGES), ProverTaskConfig())
-    unused = prover_task.build_task(data.from_triples(EDGES, rules=CHAIN), ProverTaskConfig(max_height=1))
-    with pytest.raises(ValueError, match="expected a train fact with the predicate of a rule's head, got none"):
+    unused = prover_task.build_task(
+        data.from_triples(EDGES, rules=CHAIN), ProverTaskConfig(max_height=1)
+    )
+    with pytest.raises(
+        ValueError,
+        match="expected a train fact with the predicate of a rule's head, got none",
+    ):
         prover_task.training_world(unused)

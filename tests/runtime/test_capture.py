@@ -22,8 +22,15 @@ from funcppo.train_step import init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 HAS_GPU = torch.cuda.is_available()
-GPU = pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"))
-on_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded")
+GPU = pytest.param(
+    "cuda",
+    marks=pytest.mark.skipif(
+        not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"
+    ),
+)
+on_gpu = pytest.mark.skipif(
+    not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"
+)
 devices = pytest.mark.parametrize("device", ["cpu", GPU])
 
 
@@ -35,7 +42,10 @@ class Pair(NamedTuple):
 
 
 def pair(device: str) -> Pair:
-    return Pair(torch.arange(3.0, device=device), 10.0 + torch.arange(3.0, device=device))
+    return Pair(
+        torch.arange(3.0, device=device),
+        10.0 + torch.arange(3.0, device=device),
+    )
 
 
 def swap(s: Pair):
@@ -78,20 +88,28 @@ def test_three_leaves_rotate(device):
     captured = capture(rotate, start)
     for i in range(4):
         assert float(captured.step()) == 2.0 * (i % 3)
-        assert [int(x[0]) for x in captured.state] == [(j + i + 1) % 3 for j in range(3)]
+        assert [int(x[0]) for x in captured.state] == [
+            (j + i + 1) % 3 for j in range(3)
+        ]
 
 
 @given(
-    moves=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=4, max_size=4),
+    moves=st.lists(
+        st.tuples(st.integers(0, 3), st.booleans()), min_size=4, max_size=4
+    ),
     device=st.sampled_from(["cpu", "cuda"] if HAS_GPU else ["cpu"]),
 )
 def test_any_shuffle_of_leaves_equals_the_pure_step(moves, device):
     """Each new leaf is an old one, or a number made from it, and one old leaf is shown."""
 
     def fn(s):
-        return tuple(s[i] * 3 + 1 if fresh else s[i] for i, fresh in moves), s[moves[0][0]]
+        return tuple(s[i] * 3 + 1 if fresh else s[i] for i, fresh in moves), s[
+            moves[0][0]
+        ]
 
-    want = tuple(torch.full((2,), float(i + 1), device=device) for i in range(4))
+    want = tuple(
+        torch.full((2,), float(i + 1), device=device) for i in range(4)
+    )
     captured = capture(fn, want)
     for _ in range(3):
         want, seen = fn(want)
@@ -107,16 +125,23 @@ def test_what_a_step_closes_over_stays_alive(device):
     captured = capture(partial(add, torch.full_like(like, 3.0)), (like,))
     later = [torch.full_like(like, 7.0) for _ in range(8)]
     captured.step()
-    assert torch.equal(captured.state[0], like + 3.0) and torch.equal(later[0], like + 7.0)
+    assert torch.equal(captured.state[0], like + 3.0) and torch.equal(
+        later[0], like + 7.0
+    )
 
 
 @devices
 def test_a_step_alone_keeps_its_state_alive(device):
     """Whoever holds nothing but the step must not find its buffers given to other tensors."""
-    step = capture(lambda s: ((s[0] + 1.0,), s[0].sum()), (torch.zeros(1 << 20, device=device),)).step
+    step = capture(
+        lambda s: ((s[0] + 1.0,), s[0].sum()),
+        (torch.zeros(1 << 20, device=device),),
+    ).step
     for n in range(3):
         later = [torch.full((1 << 20,), 7.0, device=device) for _ in range(8)]
-        assert float(step()) == n * 2.0**20 and all(bool((x == 7.0).all()) for x in later)
+        assert float(step()) == n * 2.0**20 and all(
+            bool((x == 7.0).all()) for x in later
+        )
 
 
 @devices
@@ -126,7 +151,9 @@ def test_the_state_stays_where_it_is(device):
     for _ in range(3):
         captured.step()
     assert [x.data_ptr() for x in tree.leaves(captured.state)] == before
-    assert captured.replay_mode == ("cuda-graph" if device == "cuda" else "none")
+    assert captured.replay_mode == (
+        "cuda-graph" if device == "cuda" else "none"
+    )
 
 
 @devices
@@ -135,14 +162,22 @@ def test_another_state_can_be_loaded(device):
     captured.step()
     captured.load(pair(device))
     assert_trees_equal(captured.state, pair(device), rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^the step changes a: expected float32 \[3\] on .*, got float32 \[2\] on"):
-        captured.load(Pair(torch.zeros(2, device=device), torch.zeros(3, device=device)))
+    with pytest.raises(
+        ValueError,
+        match=r"^the step changes a: expected float32 \[3\] on .*, got float32 \[2\] on",
+    ):
+        captured.load(
+            Pair(torch.zeros(2, device=device), torch.zeros(3, device=device))
+        )
 
 
 @devices
 def test_a_step_that_changes_a_shape_raises_and_names_the_leaf(device):
     """A broadcast would hide it."""
-    with pytest.raises(CaptureError, match=r"the step changes b: expected float32 \[3\] .* got float32 \[1\]"):
+    with pytest.raises(
+        CaptureError,
+        match=r"the step changes b: expected float32 \[3\] .* got float32 \[1\]",
+    ):
         capture(lambda s: (Pair(s.a, s.b[:1]), s.a), pair(device)).step()
     with pytest.raises(CaptureError, match="changes the structure"):
         capture(lambda s: (s.a, s.b), pair(device)).step()
@@ -153,7 +188,9 @@ def test_strict_raises_if_no_graph_can_be_captured():
         capture(swap, pair("cpu"), strict=True)
 
 
-CFG = cartpole_config(max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2)
+CFG = cartpole_config(
+    max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2
+)
 
 
 @cache
@@ -186,22 +223,38 @@ def from_host(s: Pair):
 
 def strange_generator(generator):
     def fn(s: Pair):
-        return Pair(s.a + torch.rand(3, device="cuda", generator=generator), s.b), s.a.sum()
+        return Pair(
+            s.a + torch.rand(3, device="cuda", generator=generator), s.b
+        ), s.a.sum()
 
     return fn
 
 
 REFUSED = {
-    "host sync": (lambda: host_sync, r"waits for the GPU.*test_capture.py:\d+: return Pair\(s.a \+ float"),
-    "host output": (lambda: to_host, r"output : expected a tensor on cuda:0, got one on cpu"),
-    "host input": (lambda: from_host, r"copies from or to the host.*test_capture.py:\d+"),
-    "generator": (lambda: strange_generator(torch.Generator("cuda")), r"torch.Generator that the graph does not know"),
+    "host sync": (
+        lambda: host_sync,
+        r"waits for the GPU.*test_capture.py:\d+: return Pair\(s.a \+ float",
+    ),
+    "host output": (
+        lambda: to_host,
+        r"output : expected a tensor on cuda:0, got one on cpu",
+    ),
+    "host input": (
+        lambda: from_host,
+        r"copies from or to the host.*test_capture.py:\d+",
+    ),
+    "generator": (
+        lambda: strange_generator(torch.Generator("cuda")),
+        r"torch.Generator that the graph does not know",
+    ),
 }
 
 
 @on_gpu
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(name):
+def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(
+    name,
+):
     """The fallback steps like the function, and the next capture, from a new pool, works."""
     make, reason = REFUSED[name]
     captured = capture(make(), pair("cuda"))
@@ -217,12 +270,20 @@ def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(na
 @on_gpu
 def test_a_state_on_two_devices_is_refused():
     state = Pair(torch.zeros(3, device="cuda"), torch.zeros(3))
-    assert "several devices: cpu, cuda:0" in capture(lambda s: (Pair(s.a + 1, s.b + 1), s.a), state).fallback_reason
+    assert (
+        "several devices: cpu, cuda:0"
+        in capture(
+            lambda s: (Pair(s.a + 1, s.b + 1), s.a), state
+        ).fallback_reason
+    )
 
 
 @on_gpu
 def test_captures_share_one_pool_and_keep_apart():
-    first, second = capture(pass_through, pair("cuda")), capture(swap, pair("cuda"))
+    first, second = (
+        capture(pass_through, pair("cuda")),
+        capture(swap, pair("cuda")),
+    )
     want_1, want_2 = pair("cuda"), pair("cuda")
     for _ in range(3):
         want_1, seen_1 = tree.map(torch.clone, pass_through(want_1))
@@ -244,15 +305,31 @@ def test_a_training_step_never_waits_for_the_gpu():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     names = {event.name for event in profile.events()}
-    assert not names & {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"}, names
+    assert not names & {
+        "cudaStreamSynchronize",
+        "cudaEventSynchronize",
+        "cudaMemcpy",
+    }, names
 
 
 @on_gpu
 def test_a_captured_update_is_one_launch():
-    captured = capture(lambda s: train_step(CFG, WORLD, s), start("cuda"), strict=True)
+    captured = capture(
+        lambda s: train_step(CFG, WORLD, s), start("cuda"), strict=True
+    )
     captured.step()
     with torch.profiler.profile() as profile:
         captured.step()
-    calls = [event.name for event in profile.events() if event.name.startswith("cuda")]
+    calls = [
+        event.name
+        for event in profile.events()
+        if event.name.startswith("cuda")
+    ]
     assert calls.count("cudaGraphLaunch") == 1
-    assert not [name for name in calls if "LaunchKernel" in name or "Memcpy" in name or "StreamSynchronize" in name]
+    assert not [
+        name
+        for name in calls
+        if "LaunchKernel" in name
+        or "Memcpy" in name
+        or "StreamSynchronize" in name
+    ]

@@ -30,8 +30,14 @@ from funcppo.runtime.inductor.matmul_pass import MatmulPass
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
-CFG = cartpole_config(max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2)
-BREAKABLE = {"one-graph": "minibatch_step", "two-graphs": "loss_gradient", "forward": "minibatch_loss"}
+CFG = cartpole_config(
+    max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2
+)
+BREAKABLE = {
+    "one-graph": "minibatch_step",
+    "two-graphs": "loss_gradient",
+    "forward": "minibatch_loss",
+}
 
 
 @cache
@@ -40,7 +46,9 @@ def state():
 
 
 def select(parts=EAGER_PARTS, strategy="auto", backend="aot_eager"):
-    return select_strategy(collect, parts, CFG, WORLD, state(), strategy, backend)
+    return select_strategy(
+        collect, parts, CFG, WORLD, state(), strategy, backend
+    )
 
 
 def broken(name: str, why: str = "broken on purpose") -> Any:
@@ -73,7 +81,11 @@ def test_every_strategy_updates_as_eager_does(strategy):
     want, _ = train_step(CFG, WORLD, state())
     got, _ = train_step(CFG, WORLD, state(), parts)
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
-    assert record.strategy == strategy and record.failures == () and record.torch_version == torch.__version__
+    assert (
+        record.strategy == strategy
+        and record.failures == ()
+        and record.torch_version == torch.__version__
+    )
 
 
 def test_inductor_selects_one_graph(monkeypatch, tmp_path):
@@ -97,80 +109,147 @@ def test_inductor_selects_one_graph(monkeypatch, tmp_path):
     got = collect(CFG, WORLD, state())
     for fn, args in sent:
         if fn is EAGER_PARTS.build_batch:
-            assert [x.shape for x in tree.leaves(fn(*args)[0])] == [x.shape for x in tree.leaves(got.batch)]
-    assert (record.strategy, record.failures, record.backend, record.device) == ("one-graph", (), "inductor", "cpu")
-    got, want = train_step(CFG, WORLD, state(), parts), train_step(CFG, WORLD, state())
+            assert [x.shape for x in tree.leaves(fn(*args)[0])] == [
+                x.shape for x in tree.leaves(got.batch)
+            ]
+    assert (
+        record.strategy,
+        record.failures,
+        record.backend,
+        record.device,
+    ) == ("one-graph", (), "inductor", "cpu")
+    got, want = (
+        train_step(CFG, WORLD, state(), parts),
+        train_step(CFG, WORLD, state()),
+    )
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "auto"])
 def test_microbatches_update_as_their_minibatch_does(strategy):
     cfg = replace(CFG, ppo=replace(CFG.ppo, n_microbatches=4))
-    parts, record = select_strategy(collect, EAGER_PARTS, cfg, WORLD, state(), strategy, "aot_eager")
-    assert record.failures == () and record.strategy == ("two-graphs" if strategy == "auto" else strategy)
-    got, want = train_step(cfg, WORLD, state(), parts), train_step(CFG, WORLD, state())
+    parts, record = select_strategy(
+        collect, EAGER_PARTS, cfg, WORLD, state(), strategy, "aot_eager"
+    )
+    assert record.failures == () and record.strategy == (
+        "two-graphs" if strategy == "auto" else strategy
+    )
+    got, want = (
+        train_step(cfg, WORLD, state(), parts),
+        train_step(CFG, WORLD, state()),
+    )
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_broken", [1, 2, 3])
 def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     failing = STRATEGIES[:n_broken]
-    parts, record = select(replace(EAGER_PARTS, **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing}))
+    parts, record = select(
+        replace(
+            EAGER_PARTS,
+            **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing},
+        )
+    )
     assert record.strategy == STRATEGIES[n_broken]
     assert tuple(f.name for f in record.failures) == failing
     for failure in record.failures:
-        assert failure.error_type == "Unsupported" and failure.torch_version == torch.__version__
+        assert (
+            failure.error_type == "Unsupported"
+            and failure.torch_version == torch.__version__
+        )
         assert failure.message and "\n" not in failure.message
-    got, want = train_step(CFG, WORLD, state(), parts)[0], train_step(CFG, WORLD, state())[0]
+    got, want = (
+        train_step(CFG, WORLD, state(), parts)[0],
+        train_step(CFG, WORLD, state())[0],
+    )
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
 
 
 def test_a_strategy_that_is_fast_and_wrong_is_passed_over():
     _, record = select(replace(EAGER_PARTS, minibatch_step=wrong))
     assert record.strategy == "two-graphs"
-    assert [(f.name, f.error_type) for f in record.failures] == [("one-graph", "EquivalenceError")]
+    assert [(f.name, f.error_type) for f in record.failures] == [
+        ("one-graph", "EquivalenceError")
+    ]
     assert "differs from eager" in record.failures[0].message
 
 
 def test_a_strategy_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
     def later(*args, **kwargs):
         after, shown = EAGER_PARTS.minibatch_step(*args, **kwargs)
-        late = 0.1 * args[-2].opt_state.step.float() if torch.compiler.is_compiling() else 0.0
+        late = (
+            0.1 * args[-2].opt_state.step.float()
+            if torch.compiler.is_compiling()
+            else 0.0
+        )
         moved = after.flat_params - args[-2].flat_params
-        return UpdateState(after.flat_params + late * moved, after.opt_state, after.continue_update), shown
+        return UpdateState(
+            after.flat_params + late * moved,
+            after.opt_state,
+            after.continue_update,
+        ), shown
 
     _, record = select(replace(EAGER_PARTS, minibatch_step=later))
-    assert [(f.name, f.error_type) for f in record.failures] == [("one-graph", "EquivalenceError")]
+    assert [(f.name, f.error_type) for f in record.failures] == [
+        ("one-graph", "EquivalenceError")
+    ]
 
 
 def test_a_rollout_with_empty_leaves_is_compiled_too():
     """At height 1 successors have no goals."""
-    made = prover_task.build_task(data.load("countries_s1"), ProverTaskConfig(max_height=1, embed_dim=2, hidden_dim=4))
-    cfg = prover_task.build_config(made, PPOConfig(n_envs=4, n_steps=2, n_minibatches=1, n_epochs=1))
+    made = prover_task.build_task(
+        data.load("countries_s1"),
+        ProverTaskConfig(max_height=1, embed_dim=2, hidden_dim=4),
+    )
+    cfg = prover_task.build_config(
+        made, PPOConfig(n_envs=4, n_steps=2, n_minibatches=1, n_epochs=1)
+    )
     first = init(cfg, prover_task.training_world(made), random.key(0))
     assert any(not x.numel() for x in tree.leaves(first.env_state))
-    _, record = select_strategy(collect, EAGER_PARTS, cfg, prover_task.training_world(made), first, "auto", "aot_eager")
+    _, record = select_strategy(
+        collect,
+        EAGER_PARTS,
+        cfg,
+        prover_task.training_world(made),
+        first,
+        "auto",
+        "aot_eager",
+    )
     assert record.strategy == "one-graph" and record.failures == ()
 
 
-@pytest.mark.parametrize("name", ["sample_randomness", "rollout_step", "build_batch"])
-def test_a_rollout_part_that_is_fast_and_wrong_stays_eager_and_is_recorded(name):
+@pytest.mark.parametrize(
+    "name", ["sample_randomness", "rollout_step", "build_batch"]
+)
+def test_a_rollout_part_that_is_fast_and_wrong_stays_eager_and_is_recorded(
+    name,
+):
     """Half of a float that it gives, or of its integers where it gives no other."""
 
     def halved(*args):
         out = getattr(EAGER_PARTS, name)(*args)
         floats = any(x.dtype.is_floating_point for x in tree.leaves(out))
-        half = lambda x: x / 2 if x.dtype.is_floating_point else x if floats or x.dtype == torch.bool else x // 2
+        half = lambda x: (
+            x / 2
+            if x.dtype.is_floating_point
+            else x
+            if floats or x.dtype == torch.bool
+            else x // 2
+        )
         return tree.map(half, out) if torch.compiler.is_compiling() else out
 
     parts, record = select(replace(EAGER_PARTS, **{name: halved}))
-    assert [(f.name, f.error_type) for f in record.failures] == [(name, "EquivalenceError")]
+    assert [(f.name, f.error_type) for f in record.failures] == [
+        (name, "EquivalenceError")
+    ]
     assert getattr(parts, name) is halved
     with pytest.raises(EquivalenceError):
         select(replace(EAGER_PARTS, **{name: halved}), strategy="one-graph")
 
 
-def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(monkeypatch):
+def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(
+    monkeypatch,
+):
     """An Inductor that cannot take our rewriting of products."""
 
     def refuses(self, graph):
@@ -180,31 +259,45 @@ def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(monkeypa
     fn = lambda x: x @ x
 
     def compile_and_call(use_custom_passes):
-        return compile_function(fn, use_custom_passes=use_custom_passes)(torch.eye(3))
+        return compile_function(fn, use_custom_passes=use_custom_passes)(
+            torch.eye(3)
+        )
 
-    selector = _StrategySelector(backend="inductor", tolerance=DEFAULT_TOLERANCE, raise_on_failure=False)
-    assert torch.equal(selector.compile_with_fallback(compile_and_call, "a product"), torch.eye(3))
-    assert [(f.name, "no such form" in f.message) for f in selector.failures] == [
-        ("a product with custom passes", True)
-    ]
+    selector = _StrategySelector(
+        backend="inductor", tolerance=DEFAULT_TOLERANCE, raise_on_failure=False
+    )
+    assert torch.equal(
+        selector.compile_with_fallback(compile_and_call, "a product"),
+        torch.eye(3),
+    )
+    assert [
+        (f.name, "no such form" in f.message) for f in selector.failures
+    ] == [("a product with custom passes", True)]
 
 
 def test_a_strategy_chosen_by_name_that_fails_raises():
     for strategy, part in BREAKABLE.items():
         with pytest.raises(torch._dynamo.exc.Unsupported):
-            select(replace(EAGER_PARTS, **{part: broken(part)}), strategy=strategy)
+            select(
+                replace(EAGER_PARTS, **{part: broken(part)}), strategy=strategy
+            )
     with pytest.raises(EquivalenceError):
         select(replace(EAGER_PARTS, minibatch_step=wrong), strategy="one-graph")
 
 
 def test_a_rollout_part_that_cannot_be_compiled_stays_eager_and_is_recorded():
-    parts, record = select(replace(EAGER_PARTS, sample_randomness=broken("sample_randomness")))
-    assert record.strategy == "one-graph" and [(f.name, f.error_type) for f in record.failures] == [
-        ("sample_randomness", "Unsupported")
-    ]
+    parts, record = select(
+        replace(EAGER_PARTS, sample_randomness=broken("sample_randomness"))
+    )
+    assert record.strategy == "one-graph" and [
+        (f.name, f.error_type) for f in record.failures
+    ] == [("sample_randomness", "Unsupported")]
     train_step(CFG, WORLD, state(), parts)
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        select(replace(EAGER_PARTS, sample_randomness=broken("sample_randomness")), strategy="two-graphs")
+        select(
+            replace(EAGER_PARTS, sample_randomness=broken("sample_randomness")),
+            strategy="two-graphs",
+        )
 
 
 def test_eager_compiles_nothing():
@@ -217,12 +310,20 @@ def test_an_update_that_fails_eagerly_too_raises():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        select(replace(EAGER_PARTS, minibatch_step=fails, accumulate_gradients=fails, minibatch_loss=fails))
+        select(
+            replace(
+                EAGER_PARTS,
+                minibatch_step=fails,
+                accumulate_gradients=fails,
+                minibatch_loss=fails,
+            )
+        )
 
 
 def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
     with pytest.raises(
-        ValueError, match=r"^strategy: expected auto, one-graph, two-graphs, forward, eager, got 'fast'$"
+        ValueError,
+        match=r"^strategy: expected auto, one-graph, two-graphs, forward, eager, got 'fast'$",
     ):
         select(strategy="fast")
 
@@ -236,7 +337,12 @@ def test_trials_leave_the_state_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "cfg", [AdamConfig(), AdamConfig(weight_decay=0.1), AdamConfig(weight_decay=0.1, decoupled_weight_decay=False)]
+    "cfg",
+    [
+        AdamConfig(),
+        AdamConfig(weight_decay=0.1),
+        AdamConfig(weight_decay=0.1, decoupled_weight_decay=False),
+    ],
 )
 def test_fused_adam_equals_ours_and_writes_to_no_argument(cfg):
     """Ten steps in float32, 1e-6."""
@@ -249,7 +355,10 @@ def test_fused_adam_equals_ours_and_writes_to_no_argument(cfg):
             p, s = update(cfg, grads, s, p, torch.tensor(1e-3))
         results.append((p, s))
     assert_trees_equal(*results, rtol=1e-5, atol=1e-6)
-    assert all(x._version == y._version for x, y in zip(tree.leaves(params), tree.leaves(state().params)))
+    assert all(
+        x._version == y._version
+        for x, y in zip(tree.leaves(params), tree.leaves(state().params))
+    )
 
 
 @dataclass
@@ -263,9 +372,26 @@ class Outcome:
 
 
 def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
-    on_cpu = StrategyRecord(strategy="one-graph", failures=(), torch_version="2.13", device="cpu", backend="inductor")
+    on_cpu = StrategyRecord(
+        strategy="one-graph",
+        failures=(),
+        torch_version="2.13",
+        device="cpu",
+        backend="inductor",
+    )
     on_gpu = replace(on_cpu, device="cuda:0")
-    assert with_capture(on_cpu, Outcome("none", "no CUDA tensor in the state")) == on_cpu
-    assert with_capture(on_gpu, Outcome("cuda-graph")) == replace(on_gpu, replay_mode="cuda-graph")
-    (failure,) = with_capture(on_gpu, Outcome("none", "it waits for the GPU")).failures
-    assert (failure.name, failure.error_type, failure.message) == ("cuda-graph", "CaptureError", "it waits for the GPU")
+    assert (
+        with_capture(on_cpu, Outcome("none", "no CUDA tensor in the state"))
+        == on_cpu
+    )
+    assert with_capture(on_gpu, Outcome("cuda-graph")) == replace(
+        on_gpu, replay_mode="cuda-graph"
+    )
+    (failure,) = with_capture(
+        on_gpu, Outcome("none", "it waits for the GPU")
+    ).failures
+    assert (failure.name, failure.error_type, failure.message) == (
+        "cuda-graph",
+        "CaptureError",
+        "it waits for the GPU",
+    )

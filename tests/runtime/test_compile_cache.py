@@ -39,7 +39,9 @@ def files(folder):
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-def test_another_process_finds_what_this_one_compiled_and_traces_nothing(folder):
+def test_another_process_finds_what_this_one_compiled_and_traces_nothing(
+    folder,
+):
     torch.set_float32_matmul_precision(
         "highest"
     )  # as other tests may have done; the key distinguishes it from the default
@@ -62,7 +64,12 @@ got, norm = CachedFunction(clip_by_global_norm, None)(torch.arange(6.0), torch.t
 assert [event.cache_hit for event in compile_events] == [True]
 print(norm.item(), got.sum().item())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(norm.item()), str(got.sum().item())]
     assert files(folder) == [file] and file.stat().st_mtime_ns == before
@@ -72,7 +79,14 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
     """Shapes, strides, dtypes, one tensor in two places, and global settings of PyTorch."""
     fn = CachedFunction(clip_by_global_norm, None)
     x = torch.rand(4, 4)
-    calls = [(x, LIMIT), (x[:2], LIMIT), (x.t(), LIMIT), (x.double(), LIMIT), ((x, x), LIMIT), ((x, x + 1), LIMIT)]
+    calls = [
+        (x, LIMIT),
+        (x[:2], LIMIT),
+        (x.t(), LIMIT),
+        (x.double(), LIMIT),
+        ((x, x), LIMIT),
+        ((x, x + 1), LIMIT),
+    ]
     with Monitor() as monitor:
         for n, args in enumerate(calls, 1):
             torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
@@ -82,9 +96,19 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
             fn(*calls[-1])
         assert len(files(folder)) == len(calls) + 1
         report = monitor.report()
-    assert (report["compiles"], report["cache_hits"], report["recompiles"]) == (7, 0, 6)
-    assert any("(4, 4)" in why.replace("torch.Size([4, 4])", "(4, 4)") for why in monitor.recompile_reasons)
-    assert monitor.recompile_reasons[-1] == "clip_by_global_norm: PyTorch's settings differ"
+    assert (report["compiles"], report["cache_hits"], report["recompiles"]) == (
+        7,
+        0,
+        6,
+    )
+    assert any(
+        "(4, 4)" in why.replace("torch.Size([4, 4])", "(4, 4)")
+        for why in monitor.recompile_reasons
+    )
+    assert (
+        monitor.recompile_reasons[-1]
+        == "clip_by_global_norm: PyTorch's settings differ"
+    )
 
 
 def test_what_others_wrote_is_compiled_with_guards_and_not_cached(folder):
@@ -103,19 +127,25 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     leaf = x.clone().requires_grad_()
     (got,) = torch.autograd.grad(fn(leaf, LIMIT)[1], leaf)
     torch.testing.assert_close(got, x / x.norm())
-    with pytest.raises(torch._dynamo.exc.Unsupported):  # what `torch.compile` says to it
+    # what `torch.compile` says to it
+    with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
     assert files(folder) == files_before
 
 
 def test_numbers_of_float64_are_inputs_like_others():
-    fn, x = CachedFunction(clip_by_global_norm, None), torch.arange(4.0, dtype=torch.float64)
+    fn, x = (
+        CachedFunction(clip_by_global_norm, None),
+        torch.arange(4.0, dtype=torch.float64),
+    )
     for limit in (1.0, 2.0, 0.5):
         args = x, torch.tensor(limit, dtype=torch.float64)
         torch.testing.assert_close(fn(*args), clip_by_global_norm(*args))
 
 
-def test_settings_without_a_hash_are_compiled_with_guards_and_not_cached(folder):
+def test_settings_without_a_hash_are_compiled_with_guards_and_not_cached(
+    folder,
+):
     class Scale:
         __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -123,16 +153,24 @@ def test_settings_without_a_hash_are_compiled_with_guards_and_not_cached(folder)
             self.by = by
 
     fn = CachedFunction(lambda scale, x: x * scale.by, None)
-    assert fn(Scale(2.0), torch.ones(3)).tolist() == [2.0] * 3 and fn(Scale(3.0), torch.ones(3)).tolist() == [3.0] * 3
+    assert (
+        fn(Scale(2.0), torch.ones(3)).tolist() == [2.0] * 3
+        and fn(Scale(3.0), torch.ones(3)).tolist() == [3.0] * 3
+    )
     assert files(folder) == []
 
 
-def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder, monkeypatch):
+def test_settings_that_are_equal_but_not_alike_have_their_own_code(
+    folder, monkeypatch
+):
     monkeypatch.setattr(scaled, "__module__", optim.__name__)
     monkeypatch.setattr(optim, "scaled", scaled, raising=False)
     x, fn = torch.arange(4), CachedFunction(scaled, None)
     for n, by in enumerate((2, 2.0, True, 0.0, -0.0), 1):
-        got, want = fn(optim.AdamConfig(eps=by), x), scaled(optim.AdamConfig(eps=by), x)
+        got, want = (
+            fn(optim.AdamConfig(eps=by), x),
+            scaled(optim.AdamConfig(eps=by), x),
+        )
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want, equal_nan=True)
         assert len(files(folder)) == n
@@ -141,22 +179,35 @@ def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder, monke
 def test_a_tensor_that_a_function_holds_is_not_taken_for_another(folder):
     """Its values are part of the code, and not of its name."""
     for limit in (1.0, 2.0):
-        fn = CachedFunction(partial(clip_by_global_norm, max_norm=torch.tensor(limit)), None)
-        torch.testing.assert_close(fn(torch.arange(4.0)), clip_by_global_norm(torch.arange(4.0), torch.tensor(limit)))
+        fn = CachedFunction(
+            partial(clip_by_global_norm, max_norm=torch.tensor(limit)), None
+        )
+        torch.testing.assert_close(
+            fn(torch.arange(4.0)),
+            clip_by_global_norm(torch.arange(4.0), torch.tensor(limit)),
+        )
     assert files(folder) == []
 
 
-def test_nothing_is_cached_if_the_sources_changed_since_they_were_imported(folder, monkeypatch):
+def test_nothing_is_cached_if_the_sources_changed_since_they_were_imported(
+    folder, monkeypatch
+):
     monkeypatch.setattr(compile_cache, "_IMPORT_TIME", 0.0)
-    torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0))
+    torch.testing.assert_close(
+        CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1],
+        torch.tensor(3.0),
+    )
     assert files(folder) == []
 
 
-def test_what_cannot_be_compiled_ahead_of_time_is_compiled_with_guards(folder, monkeypatch):
+def test_what_cannot_be_compiled_ahead_of_time_is_compiled_with_guards(
+    folder, monkeypatch
+):
     monkeypatch.setattr(compile_cache, "_trace_and_compile", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="not cached: division by zero"):
         torch.testing.assert_close(
-            CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1], torch.tensor(3.0)
+            CachedFunction(clip_by_global_norm, None)(torch.ones(9), LIMIT)[1],
+            torch.tensor(3.0),
         )
     assert files(folder) == []
 
@@ -165,7 +216,9 @@ def test_compiling_again_fails_where_it_is_not_allowed(folder):
     fn = CachedFunction(clip_by_global_norm, None)
     with torch.compiler.set_stance("fail_on_recompile"):
         fn(torch.ones(3), LIMIT)
-        with pytest.raises(RuntimeError, match="to be compiled again, because 0 differs"):
+        with pytest.raises(
+            RuntimeError, match="to be compiled again, because 0 differs"
+        ):
             fn(torch.ones(4), LIMIT)
 
 
@@ -174,7 +227,10 @@ def test_a_function_is_compiled_so_often_and_no_more(folder):
     with torch._dynamo.config.patch(recompile_limit=2):
         for n in (2, 3):
             fn(torch.ones(n), LIMIT)
-        with pytest.raises(RuntimeError, match=r"compiled 2 times, the last because 0 differs: .*\(3,\).*\(4,\)"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"compiled 2 times, the last because 0 differs: .*\(3,\).*\(4,\)",
+        ):
             fn(torch.ones(4), LIMIT)
 
 
@@ -187,13 +243,20 @@ def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
     assert not other.is_cached(x, LIMIT)
     other(x, LIMIT)
     assert other.is_cached(x, LIMIT)
-    assert not CachedFunction(clip_by_global_norm, {"epilogue_fusion": True}).is_cached(x, LIMIT)
+    assert not CachedFunction(
+        clip_by_global_norm, {"epilogue_fusion": True}
+    ).is_cached(x, LIMIT)
     monkeypatch.setattr(compile_cache, "_SOURCE_DIGEST", "others")
     assert not CachedFunction(clip_by_global_norm, None).is_cached(x, LIMIT)
 
 
-@pytest.mark.parametrize(("name", "found"), [("TRITON_PTXAS_PATH", True), ("TORCHINDUCTOR_MAX_AUTOTUNE", False)])
-def test_what_pytorch_sets_while_it_runs_makes_no_other_code(monkeypatch, name, found):
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("TRITON_PTXAS_PATH", True), ("TORCHINDUCTOR_MAX_AUTOTUNE", False)],
+)
+def test_what_pytorch_sets_while_it_runs_makes_no_other_code(
+    monkeypatch, name, found
+):
     fn, x = CachedFunction(clip_by_global_norm, None), torch.arange(6.0)
     fn(x, LIMIT)
     assert fn.is_cached(x, LIMIT)
@@ -204,7 +267,9 @@ def test_what_pytorch_sets_while_it_runs_makes_no_other_code(monkeypatch, name, 
 def test_equal_settings_have_one_file_whatever_strings_they_share():
     fn, one = CachedFunction(clip_by_global_norm, None), "epoch"
     assert (
-        fn._cache_path((one, one)) == fn._cache_path((one, "".join(["ep", "och"]))) != fn._cache_path((one, "epochs"))
+        fn._cache_path((one, one))
+        == fn._cache_path((one, "".join(["ep", "och"])))
+        != fn._cache_path((one, "epochs"))
     )
 
 
@@ -215,19 +280,29 @@ def test_a_broken_file_is_reported_and_written_again(folder):
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.warns(UserWarning, match="compiled again"):
-        torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
+        torch.testing.assert_close(
+            CachedFunction(clip_by_global_norm, None)(x, LIMIT),
+            clip_by_global_norm(x, LIMIT),
+        )
     assert files(folder) == [file] and file.stat().st_size > len(whole) // 2
 
 
-def test_if_nothing_can_be_written_the_code_runs_and_a_warning_says_so(tmp_path):
+def test_if_nothing_can_be_written_the_code_runs_and_a_warning_says_so(
+    tmp_path,
+):
     (tmp_path / "funcppo").write_text("in the way")
     x = torch.rand(7)
     with pytest.warns(UserWarning, match="not cached"):
-        torch.testing.assert_close(CachedFunction(clip_by_global_norm, None)(x, LIMIT), clip_by_global_norm(x, LIMIT))
+        torch.testing.assert_close(
+            CachedFunction(clip_by_global_norm, None)(x, LIMIT),
+            clip_by_global_norm(x, LIMIT),
+        )
 
 
 def test_inside_another_graph_it_is_the_function_itself():
     inner = CachedFunction(clip_by_global_norm, None)
     x = torch.rand(4)
-    outer = torch.compile(lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True)
+    outer = torch.compile(
+        lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True
+    )
     torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)

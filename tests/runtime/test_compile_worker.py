@@ -25,7 +25,10 @@ def pickled(job: tuple[object, ...]) -> io.BytesIO:
 @pytest.fixture
 def global_settings():
     """Restores what a job sets."""
-    n_threads, precision = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
+    n_threads, precision = (
+        torch.get_num_threads(),
+        torch.backends.cuda.matmul.fp32_precision,
+    )
     yield
     torch.set_num_threads(n_threads)
     torch.set_float32_matmul_precision("highest")
@@ -35,9 +38,20 @@ def global_settings():
 def test_a_tensor_comes_back_as_zeros_with_its_layout():
     """A transposed matrix of 3 columns, an empty tensor, a boolean, and a number."""
     x = torch.rand(4, 3).t()
-    a, b, c, n = TensorSpecUnpickler(pickled((x, torch.ones(0, 2), torch.tensor(True), 7))).load()
-    assert (a.shape, a.stride(), a.dtype) == ((3, 4), (1, 3), torch.float32) and not a.any()
-    assert (b.shape, c.shape, c.dtype, n) == ((0, 2), (), torch.bool, 7) and not c
+    a, b, c, n = TensorSpecUnpickler(
+        pickled((x, torch.ones(0, 2), torch.tensor(True), 7))
+    ).load()
+    assert (a.shape, a.stride(), a.dtype) == (
+        (3, 4),
+        (1, 3),
+        torch.float32,
+    ) and not a.any()
+    assert (b.shape, c.shape, c.dtype, n) == (
+        (0, 2),
+        (),
+        torch.bool,
+        7,
+    ) and not c
 
 
 def test_tensors_are_the_same_one_where_they_were():
@@ -55,18 +69,27 @@ def test_a_job_leaves_its_code_on_disk(tmp_path, monkeypatch, global_settings):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     x = torch.arange(6.0)
     assert not compile_function(clip_by_global_norm).is_cached(x, LIMIT)
-    run_job(pickled((None, torch.get_num_threads(), clip_by_global_norm, (x, LIMIT))))
+    run_job(
+        pickled(
+            (None, torch.get_num_threads(), clip_by_global_norm, (x, LIMIT))
+        )
+    )
     assert compile_function(clip_by_global_norm).is_cached(x, LIMIT)
     assert not compile_function(clip_by_global_norm).is_cached(x[:5], LIMIT)
 
 
-def test_a_job_s_settings_are_those_under_which_it_compiles(tmp_path, monkeypatch, global_settings):
+def test_a_job_s_settings_are_those_under_which_it_compiles(
+    tmp_path, monkeypatch, global_settings
+):
     """The code is found under them, and not under others."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.set_float32_matmul_precision("highest")
     x = torch.arange(6.0)
     run_job(pickled(("high", 2, clip_by_global_norm, (x, LIMIT))))
-    assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == ("high", 2)
+    assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == (
+        "high",
+        2,
+    )
     assert compile_function(clip_by_global_norm).is_cached(x, LIMIT)
     torch.set_num_threads(1)
     assert not compile_function(clip_by_global_norm).is_cached(x, LIMIT)

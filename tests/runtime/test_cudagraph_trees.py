@@ -43,20 +43,40 @@ def test_an_input_that_is_mutated_is_skipped_with_the_reason_until_it_is_returne
         x.add_(1)
         return x * 2
 
-    bad = run(tree_compiled(in_place), [torch.zeros(8, device="cuda") for _ in range(4)])
-    assert bad.cudagraph_recordings == 0 and "mutated inputs" in bad.cudagraph_skip_reasons[0]
-    good = run(tree_compiled(lambda x: (x + 1, (x + 1) * 2)), [torch.zeros(8, device="cuda")] * 4)
+    bad = run(
+        tree_compiled(in_place),
+        [torch.zeros(8, device="cuda") for _ in range(4)],
+    )
+    assert (
+        bad.cudagraph_recordings == 0
+        and "mutated inputs" in bad.cudagraph_skip_reasons[0]
+    )
+    good = run(
+        tree_compiled(lambda x: (x + 1, (x + 1) * 2)),
+        [torch.zeros(8, device="cuda")] * 4,
+    )
     assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
 
 
 def test_a_host_operator_is_skipped_with_the_reason_until_it_is_moved():
     host = torch.arange(8.0)
-    with torch._inductor.config.patch(graph_partition=False):  # which leaves such operators out of the graph
-        bad = run(tree_compiled(lambda x: (x * 2, host * 2)), [torch.zeros(8, device="cuda")] * 4)
-    assert bad.cudagraph_recordings == 0 and "cpu" in bad.cudagraph_skip_reasons[0].lower()
+    # which leaves such operators out of the graph
+    with torch._inductor.config.patch(graph_partition=False):
+        bad = run(
+            tree_compiled(lambda x: (x * 2, host * 2)),
+            [torch.zeros(8, device="cuda")] * 4,
+        )
+    assert (
+        bad.cudagraph_recordings == 0
+        and "cpu" in bad.cudagraph_skip_reasons[0].lower()
+    )
     device = host.cuda()
     assert (
-        run(tree_compiled(lambda x: (x * 2, device * 2)), [torch.zeros(8, device="cuda")] * 4).cudagraph_recordings == 1
+        run(
+            tree_compiled(lambda x: (x * 2, device * 2)),
+            [torch.zeros(8, device="cuda")] * 4,
+        ).cudagraph_recordings
+        == 1
     )
 
 
@@ -96,13 +116,17 @@ def test_an_output_kept_over_a_step_is_lost_until_it_is_cloned():
     kept_clones = []
     for i in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        kept_clones.append(step(torch.full((4,), float(i), device="cuda")).clone())
+        kept_clones.append(
+            step(torch.full((4,), float(i), device="cuda")).clone()
+        )
     assert [float(x[0]) for x in kept_clones] == [0.0, 2.0, 4.0, 6.0]
 
 
 def test_a_batch_of_another_size_is_compiled_and_recorded_again_until_it_is_padded():
     step = torch.compile(lambda x: x * 2, mode="reduce-overhead", dynamic=False)
-    sizes = run(step, [torch.zeros(n, device="cuda") for n in (8, 8, 8, 5, 5, 5)])
+    sizes = run(
+        step, [torch.zeros(n, device="cuda") for n in (8, 8, 8, 5, 5, 5)]
+    )
     assert sizes.cudagraph_recordings == 2 and sizes.compiles == 2
     padded = run(step, [torch.zeros(8, device="cuda") for _ in range(6)])
     assert padded.compiles == 0
@@ -116,7 +140,8 @@ def test_gradients_set_to_none_move_and_gradients_set_to_zero_stay():
         for _ in range(4):
             net(torch.ones(2, 8, device="cuda")).sum().backward()
             homes[to_none].add(net.weight.grad.data_ptr())
-            held.append(torch.empty_like(net.weight))  # something else takes the memory that was let go
+            # something else takes the memory that was let go
+            held.append(torch.empty_like(net.weight))
             net.zero_grad(set_to_none=to_none)
             held.append(torch.empty_like(net.weight))
     assert len(homes[False]) == 1 < len(homes[True])
@@ -133,4 +158,7 @@ def test_two_paths_through_one_function_are_recorded_once_each():
         for i in range(10):
             torch.compiler.cudagraph_mark_step_begin()
             call(torch.zeros(8, device="cuda"), i % 2 == 0)
-    assert monitor.cudagraph_recordings == 2 and monitor.cudagraph_rerecordings == 0
+    assert (
+        monitor.cudagraph_recordings == 2
+        and monitor.cudagraph_rerecordings == 0
+    )

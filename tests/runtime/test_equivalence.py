@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 
-from funcppo.runtime.equivalence import EquivalenceError, check_output, check_update
+from funcppo.runtime.equivalence import (
+    EquivalenceError,
+    check_output,
+    check_update,
+)
 
 LARGE = torch.tensor([1e3, 2e3])
 
@@ -15,7 +19,9 @@ LARGE = torch.tensor([1e3, 2e3])
 def test_a_small_leaf_that_is_wrong_is_named_however_large_the_others():
     want = (LARGE, torch.tensor([1e-3, 2e-3]))
     check_output((LARGE * 1.009, want[1] * 0.992), want)
-    with pytest.raises(EquivalenceError, match=r"^2 of 2 numbers differ from eager in 1$"):
+    with pytest.raises(
+        EquivalenceError, match=r"^2 of 2 numbers differ from eager in 1$"
+    ):
         check_output((LARGE, want[1] * 1.02), want)
     check_output((LARGE, want[1] * 1.02), want, tolerance=0.03)
 
@@ -32,7 +38,11 @@ def test_the_same_infinities_and_no_numbers_are_equal_and_others_are_not():
 def test_one_row_in_a_hundred_may_differ(dtype):
     want = (torch.arange(200) + 1).to(dtype)
     for rows, passes in ((2, True), (3, False)):
-        other = torch.where(torch.arange(200) < rows, ~want if dtype == torch.bool else -100 * want, want)
+        other = torch.where(
+            torch.arange(200) < rows,
+            ~want if dtype == torch.bool else -100 * want,
+            want,
+        )
         if passes:
             check_output(other, want)
         else:
@@ -42,7 +52,14 @@ def test_one_row_in_a_hundred_may_differ(dtype):
 
 def test_numbers_that_are_small_beside_their_like_may_be_lost_and_leaves_may_be_empty():
     want = torch.cat([torch.ones(50), torch.full((50,), 1e-6)])
-    check_output((torch.where(want < 1, 0.0, want), torch.ones(0), torch.ones(0, dtype=torch.int64)), (want, *EMPTY))
+    check_output(
+        (
+            torch.where(want < 1, 0.0, want),
+            torch.ones(0),
+            torch.ones(0, dtype=torch.int64),
+        ),
+        (want, *EMPTY),
+    )
 
 
 def test_what_rounding_leaves_of_equal_numbers_is_no_difference():
@@ -58,12 +75,17 @@ def test_steps_are_compared_over_four_minibatches_and_by_what_they_change():
     start, few, many = torch.tensor([100.0]), torch.arange(3), torch.arange(9)
     check_update(step(1.3), step(1.0), start, few)
     check_update(step(1.03), step(1.0), start, many)
-    with pytest.raises(EquivalenceError, match=r"differs from eager by 0.3 in , where that changes by 4$"):
+    with pytest.raises(
+        EquivalenceError,
+        match=r"differs from eager by 0.3 in , where that changes by 4$",
+    ):
         check_update(step(1.3), step(1.0), start, many)
 
 
 def test_params_that_are_wrong_do_not_hide_behind_a_count_of_steps():
-    step = lambda by: lambda learner, n: ((learner[0] + by, learner[1] + 1.0), None)
+    step = lambda by: (
+        lambda learner, n: ((learner[0] + by, learner[1] + 1.0), None)
+    )
     start = torch.zeros(3), torch.zeros(())
     with pytest.raises(EquivalenceError, match=r" in 0, "):
         check_update(step(1.1e-3), step(1e-3), start, torch.arange(4))

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from funcppo.runtime.capture import capture
-from funcppo.runtime.host_transfer import AsyncReadback, StagingBuffers, prefetch
+from funcppo.runtime.host_transfer import (
+    AsyncReadback,
+    StagingBuffers,
+    prefetch,
+)
 from tests.runtime.test_capture import devices, on_gpu
 
 
@@ -19,7 +23,9 @@ def test_each_step_reads_the_values_put_before_it(device):
     staging = StagingBuffers(torch.zeros(1000), device)
     staging.put(torch.zeros(1000))
     staging.wait_copied()
-    captured = capture(lambda s: (s + staging.data.sum(), s), torch.zeros((), device=device))
+    captured = capture(
+        lambda s: (s + staging.data.sum(), s), torch.zeros((), device=device)
+    )
     for i in range(20):
         staging.put(torch.full((1000,), float(i)))
         staging.wait_copied()
@@ -31,7 +37,10 @@ def test_each_step_reads_the_values_put_before_it(device):
 @devices
 def test_a_leaf_that_does_not_fit_raises_and_is_named(device):
     staging = StagingBuffers((torch.zeros(3), torch.zeros(2)), device)
-    with pytest.raises(ValueError, match=re.escape("1: expected torch.float32 [2], got torch.float32 [3]")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape("1: expected torch.float32 [2], got torch.float32 [3]"),
+    ):
         staging.put((torch.zeros(3), torch.zeros(3)))
 
 
@@ -45,7 +54,9 @@ class Loader(threading.Thread):
     def run(self) -> None:
         try:
             while not self.stop.is_set():
-                torch.empty((1 << 20) + self.rounds % 3).pin_memory().cuda(non_blocking=True)
+                torch.empty((1 << 20) + self.rounds % 3).pin_memory().cuda(
+                    non_blocking=True
+                )
                 torch.cuda.current_stream().synchronize()
                 self.rounds += 1
         except RuntimeError as error:
@@ -78,7 +89,9 @@ def test_a_loader_thread_breaks_a_global_capture_and_not_ours():
     assert capture_beside_a_loader("thread_local") == ("", "")
     loader = Loader()
     loader.start()
-    captured = capture(lambda s: (s + 1, s), torch.zeros(8, device="cuda"), strict=True)
+    captured = capture(
+        lambda s: (s + 1, s), torch.zeros(8, device="cuda"), strict=True
+    )
     captured.step()
     loader.stop.set()
     loader.join()
@@ -90,12 +103,16 @@ def test_a_loader_thread_breaks_a_global_capture_and_not_ours():
 def test_prefetched_chunks_are_the_rows_in_order(n, size, device):
     rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
     parts = [part.clone() for part in prefetch(rows, size, device)]
-    assert all(part.device.type == device and len(part) <= size for part in parts)
+    assert all(
+        part.device.type == device and len(part) <= size for part in parts
+    )
     assert torch.equal(torch.cat(parts).cpu(), rows)
 
 
 @devices
-def test_a_readback_returns_this_value_on_a_cpu_and_the_previous_one_on_a_gpu(device):
+def test_a_readback_returns_this_value_on_a_cpu_and_the_previous_one_on_a_gpu(
+    device,
+):
     readback, seen = AsyncReadback(), []
     for i in range(5):
         numbers = readback(torch.tensor([i, 10 * i], device=device))

@@ -11,7 +11,10 @@ from funcppo.runtime import memory
 
 STATUS = "Name:\tpython\nVmPeak:\t 9 kB\nVmHWM:\t    3072 kB\nVmRSSX:\t 7 kB\nVmRSS:\t    2048 kB\n"
 SIZE = 64 << 20
-on_linux = pytest.mark.skipif(not memory._PROCESS_STATUS.exists(), reason="no /proc: only the peak is known")
+on_linux = pytest.mark.skipif(
+    not memory._PROCESS_STATUS.exists(),
+    reason="no /proc: only the peak is known",
+)
 
 
 def test_a_status_file_is_read_in_bytes(monkeypatch, tmp_path):
@@ -25,17 +28,23 @@ def test_a_status_file_is_read_in_bytes(monkeypatch, tmp_path):
 def test_a_field_that_is_missing_is_named(monkeypatch, tmp_path):
     (tmp_path / "status").write_text("Name:\tpython\n")
     monkeypatch.setattr(memory, "_PROCESS_STATUS", tmp_path / "status")
-    with pytest.raises(ValueError, match=r"status: expected a line that begins with VmRSS:, got none$"):
+    with pytest.raises(
+        ValueError,
+        match=r"status: expected a line that begins with VmRSS:, got none$",
+    ):
         memory.used_bytes("cpu")
 
 
-def test_without_status_files_the_peak_since_the_start_counts(monkeypatch, tmp_path):
+def test_without_status_files_the_peak_since_the_start_counts(
+    monkeypatch, tmp_path
+):
     """Also where the present value is asked for: an upper bound of it."""
     monkeypatch.setattr(memory, "_PROCESS_STATUS", tmp_path / "absent")
     monkeypatch.setattr(memory, "_RESET_PEAK", tmp_path / "absent")
     memory.reset_peak("cpu")
     assert not (tmp_path / "absent").exists()
-    assert memory.used_bytes("cpu") == memory.peak_bytes("cpu") >= 16 << 20  # an interpreter with PyTorch
+    # an interpreter with PyTorch
+    assert memory.used_bytes("cpu") == memory.peak_bytes("cpu") >= 16 << 20
 
 
 @on_linux
@@ -51,7 +60,10 @@ def test_an_allocated_tensor_counts_until_it_is_freed():
 
 
 @on_linux
-@pytest.mark.skipif(not os.access(memory._RESET_PEAK, os.W_OK), reason="the peak cannot be reset here")
+@pytest.mark.skipif(
+    not os.access(memory._RESET_PEAK, os.W_OK),
+    reason="the peak cannot be reset here",
+)
 def test_the_peak_counts_from_its_reset():
     x = torch.ones(SIZE, dtype=torch.uint8)
     del x
@@ -64,10 +76,15 @@ def test_the_peak_counts_from_its_reset():
 
 @on_linux
 def test_the_machine_has_the_memory_that_the_system_says():
-    assert memory.total_bytes("cpu") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory.total_bytes("cpu") == os.sysconf(
+        "SC_PHYS_PAGES"
+    ) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its memory cannot be measured")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU: its memory cannot be measured",
+)
 def test_gpu_memory_is_that_of_allocated_tensors():
     before = memory.used_bytes("cuda")
     memory.reset_peak("cuda")

@@ -20,7 +20,11 @@ def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning()
         fn(torch.zeros(4))
         warning = monitor.warning()
         assert monitor.compiles == 2 and len(monitor.recompile_reasons) == 1
-        assert warning and "compiled again 1 times" in warning and "size mismatch" in warning
+        assert (
+            warning
+            and "compiled again 1 times" in warning
+            and "size mismatch" in warning
+        )
         fn(torch.zeros(5))
         assert monitor.warning() is None
     fn(torch.zeros(6))
@@ -29,7 +33,9 @@ def test_compiling_is_counted_and_compiling_again_has_a_reason_and_one_warning()
 
 def test_reasons_are_collected_after_more_compilations_than_pytorch_remembers():
     for n in range(70):
-        torch.compile(lambda x, n=n: x + n, backend="eager", dynamic=False)(torch.zeros(2))
+        torch.compile(lambda x, n=n: x + n, backend="eager", dynamic=False)(
+            torch.zeros(2)
+        )
     fn = torch.compile(lambda x: x - 1, backend="eager", dynamic=False)
     with Monitor() as monitor:
         fn(torch.zeros(3))
@@ -51,7 +57,9 @@ def test_the_reason_for_a_skipped_graph_is_stored():
     with Monitor() as monitor:
         log.warning("skipping cudagraphs due to mutated inputs (3 instances)")
     log.warning("after the end")
-    assert monitor.cudagraph_skip_reasons == ["skipping cudagraphs due to mutated inputs (3 instances)"]
+    assert monitor.cudagraph_skip_reasons == [
+        "skipping cudagraphs due to mutated inputs (3 instances)"
+    ]
 
 
 def test_times_and_the_fallback_are_reported():
@@ -62,5 +70,11 @@ def test_times_and_the_fallback_are_reported():
             with monitor.timer("replay"):
                 captured.step()
     report = monitor.report()
-    assert report["replay_ms"] >= 0.0 and report["fallback_reason"] == "no CUDA tensor in the state"
-    assert report["cudagraph_recordings"] == report["cudagraph_skips"] == 0 and monitor.median_ms("stage") is None
+    assert (
+        report["replay_ms"] >= 0.0
+        and report["fallback_reason"] == "no CUDA tensor in the state"
+    )
+    assert (
+        report["cudagraph_recordings"] == report["cudagraph_skips"] == 0
+        and monitor.median_ms("stage") is None
+    )

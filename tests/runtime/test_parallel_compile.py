@@ -33,19 +33,28 @@ def test_what_another_process_compiled_is_found_on_disk(tmp_path, monkeypatch):
 
 def test_tensors_are_sent_as_zeros_of_the_same_memory_layout():
     x = torch.rand(4, 3).t()
-    *_, fn, (a, b, n) = received(parallel_compile._serialize_call((doubled, (x, x, 7))) or b"")
+    *_, fn, (a, b, n) = received(
+        parallel_compile._serialize_call((doubled, (x, x, 7))) or b""
+    )
     assert fn is doubled and a is b and n == 7
-    assert (a.shape, a.stride(), a.dtype) == (x.shape, x.stride(), x.dtype) and not a.any()
+    assert (a.shape, a.stride(), a.dtype) == (
+        x.shape,
+        x.stride(),
+        x.dtype,
+    ) and not a.any()
 
 
 @pytest.mark.parametrize("precision", [None, "high"])
 def test_the_precision_of_products_is_sent_if_it_was_set(precision):
     before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "none"  # other tests may have set it
+    # other tests may have set it
+    torch.backends.cuda.matmul.fp32_precision = "none"
     if precision is not None:
         torch.set_float32_matmul_precision(precision)
     try:
-        sent, *_ = received(parallel_compile._serialize_call((doubled, ())) or b"")
+        sent, *_ = received(
+            parallel_compile._serialize_call((doubled, ())) or b""
+        )
     finally:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.fp32_precision = before
@@ -54,13 +63,25 @@ def test_the_precision_of_products_is_sent_if_it_was_set(precision):
 
 def test_a_function_that_cannot_be_sent_is_left_to_this_process(monkeypatch):
     monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 1)
-    monkeypatch.setattr(parallel_compile, "_start_worker", lambda message: pytest.fail("a process was started"))
-    with parallel_compile.compile_in_background([(lambda x: x, (torch.rand(2),))]) as wait:
+    monkeypatch.setattr(
+        parallel_compile,
+        "_start_worker",
+        lambda message: pytest.fail("a process was started"),
+    )
+    with parallel_compile.compile_in_background(
+        [(lambda x: x, (torch.rand(2),))]
+    ) as wait:
         wait()
 
 
 def test_few_cores_start_no_process(monkeypatch):
     monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 0)
-    monkeypatch.setattr(parallel_compile, "_start_worker", lambda message: pytest.fail("a process was started"))
-    with parallel_compile.compile_in_background([(doubled, (torch.rand(2), torch.rand(2)))]) as wait:
+    monkeypatch.setattr(
+        parallel_compile,
+        "_start_worker",
+        lambda message: pytest.fail("a process was started"),
+    )
+    with parallel_compile.compile_in_background(
+        [(doubled, (torch.rand(2), torch.rand(2)))]
+    ) as wait:
         wait()

@@ -15,7 +15,11 @@ from funcppo.train_step import EAGER_PARTS, Parts, RolloutResult, TrainState
 
 
 def members(protocol: type) -> set[str]:
-    return {name for name, value in vars(protocol).items() if isinstance(value, property)}
+    return {
+        name
+        for name, value in vars(protocol).items()
+        if isinstance(value, property)
+    }
 
 
 def fields(record: type) -> set[str]:
@@ -35,12 +39,17 @@ def fields(record: type) -> set[str]:
         (protocols.CaptureOutcome, CapturedStep, 4),
     ],
 )
-def test_each_record_has_the_members_of_its_protocol(protocol, record, n_members):
+def test_each_record_has_the_members_of_its_protocol(
+    protocol, record, n_members
+):
     assert len(members(protocol)) == n_members
     assert members(protocol) <= fields(record)
 
 
 def test_the_parts_are_functions_that_a_runtime_may_replace():
     assert set(ROLLOUT_PARTS) <= members(protocols.TrainingParts)
-    assert all(callable(getattr(EAGER_PARTS, name)) for name in members(protocols.TrainingParts))
+    assert all(
+        callable(getattr(EAGER_PARTS, name))
+        for name in members(protocols.TrainingParts)
+    )
     assert dataclasses.replace(EAGER_PARTS, scan=print).scan is print

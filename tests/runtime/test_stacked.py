@@ -18,7 +18,11 @@ def pair(i: int) -> Pair:
 
 @given(n=st.integers(1, 5), index=st.integers(0, 4))
 def test_items_are_the_trees_that_were_stacked(n, index):
-    trees = tree.map(lambda *leaves: torch.stack(leaves), *[pair(i) for i in range(n)])
+    trees = tree.map(
+        lambda *leaves: torch.stack(leaves), *[pair(i) for i in range(n)]
+    )
     assert stacked.length(trees) == n
-    assert_trees_equal(stacked.item(trees, index % n), pair(index % n), rtol=0, atol=0)
+    assert_trees_equal(
+        stacked.item(trees, index % n), pair(index % n), rtol=0, atol=0
+    )
     assert stacked.item(trees, 0).b.data_ptr() == trees.b.data_ptr()

@@ -7,21 +7,34 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.plug_in import Corridor, config
+from examples import custom_env
 from funcppo import random, rollout
 from funcppo.runtime.compile import compile_function
-from funcppo.runtime.whole_iteration import UNCHECKED_OPTIONS, compile_iteration, graph_scan
+from funcppo.runtime.whole_iteration import (
+    UNCHECKED_OPTIONS,
+    compile_iteration,
+    graph_scan,
+)
 from funcppo.train_step import EAGER_PARTS, init, train_step
 from tests.learning import WORLD, assert_trees_equal
 
 
-def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(monkeypatch):
+def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(
+    monkeypatch,
+):
     """Another shape and another setting are seen, another function in a module is not."""
     step = compile_function(
-        lambda gain, x: gain * rollout.scan(lambda c, x: (c + x, x), x[0], x)[0], **UNCHECKED_OPTIONS
+        lambda gain, x: (
+            gain * rollout.scan(lambda c, x: (c + x, x), x[0], x)[0]
+        ),
+        **UNCHECKED_OPTIONS,
     )
     x = torch.ones(3, 2)
-    assert step(1.0, x).tolist() == [4, 4] and step(2.0, x).tolist() == [8, 8] and step(1.0, x[:2]).tolist() == [3, 3]
+    assert (
+        step(1.0, x).tolist() == [4, 4]
+        and step(2.0, x).tolist() == [8, 8]
+        and step(1.0, x[:2]).tolist() == [3, 3]
+    )
     monkeypatch.setattr(rollout, "scan", lambda fn, carry, xs: (carry, xs))
     assert step(1.0, x).tolist() == [4, 4]
 
@@ -30,21 +43,32 @@ def test_a_scan_in_a_graph_equals_the_loop():
     """A running sum and product of 1 to 5, the carry a NamedTuple."""
 
     def step(carry, x):
-        return rollout.EpisodeStats(carry.total_reward + x, carry.length * x.long()), {"seen": carry.total_reward}[
-            "seen"
-        ]
+        return rollout.EpisodeStats(
+            carry.total_reward + x, carry.length * x.long()
+        ), {"seen": carry.total_reward}["seen"]
 
-    start = rollout.EpisodeStats(torch.zeros(2), torch.ones(2, dtype=torch.int64))
+    start = rollout.EpisodeStats(
+        torch.zeros(2), torch.ones(2, dtype=torch.int64)
+    )
     xs = torch.arange(1.0, 6.0)
-    got = torch.compile(lambda: graph_scan(step, start, xs), fullgraph=True, backend="aot_eager")()
+    got = torch.compile(
+        lambda: graph_scan(step, start, xs), fullgraph=True, backend="aot_eager"
+    )()
     assert_trees_equal(got, rollout.scan(step, start, xs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("n_microbatches", [1, 3])
 def test_a_whole_iteration_is_one_graph_and_equals_eager(n_microbatches):
     """Three updates; the second and third compile nothing. Microbatches are a loop within the loop of minibatches."""
-    cfg = config(Corridor(n_cells=5, max_steps=9))
-    ppo = replace(cfg.ppo, n_envs=4, n_steps=6, n_epochs=2, n_minibatches=2, n_microbatches=n_microbatches)
+    cfg = custom_env.learner.cfg
+    ppo = replace(
+        cfg.ppo,
+        n_envs=4,
+        n_steps=6,
+        n_epochs=2,
+        n_minibatches=2,
+        n_microbatches=n_microbatches,
+    )
     cfg = replace(cfg, ppo=ppo)
     torch._dynamo.utils.counters.clear()
     step = compile_iteration(train_step, EAGER_PARTS, backend="aot_eager")

@@ -34,23 +34,34 @@ MAX_EPISODE_STEPS = 500
 class CartPoleConfig:
     """Settings."""
 
-    max_steps: int = MAX_EPISODE_STEPS  # steps after which an episode is truncated
+    max_steps: int = (
+        MAX_EPISODE_STEPS  # steps after which an episode is truncated
+    )
 
 
 class EnvState(NamedTuple):
     """State of the cart and the pole in each row."""
 
-    motion: F32[Tensor, "B 4"]  # position m, velocity m/s, angle rad, angular velocity rad/s
+    # Position m, velocity m/s, angle rad, angular velocity rad/s.
+    motion: F32[Tensor, "B 4"]
     steps: I64[Tensor, "B"]
 
 
-def reset(cfg: CartPoleConfig, world: NoWorld, key: I64[Tensor, "B 2"]) -> EnvState:
+def reset(
+    cfg: CartPoleConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> EnvState:
     """States near the upright rest: every number is uniform on [-0.05, 0.05)."""
-    return EnvState(random.uniform(key, (4,), -0.05, 0.05), torch.zeros_like(key[:, 0]))
+    return EnvState(
+        random.uniform(key, (4,), -0.05, 0.05), torch.zeros_like(key[:, 0])
+    )
 
 
 def step_functional(
-    cfg: CartPoleConfig, world: NoWorld, state: EnvState, action: I64[Tensor, "B"], key: I64[Tensor, "B 2"]
+    cfg: CartPoleConfig,
+    world: NoWorld,
+    state: EnvState,
+    action: I64[Tensor, "B"],
+    key: I64[Tensor, "B 2"],
 ) -> tuple[EnvState, Timestep]:
     """Make one explicit Euler step; the reward is 1 for every step that begins upright.
 
@@ -61,7 +72,9 @@ def step_functional(
     active = ~(_has_fallen(state) | _is_timed_out(cfg, state))
     force = torch.where(action == 1, PUSH_FORCE, -PUSH_FORCE)
     next_state = EnvState(
-        motion=torch.where(active.unsqueeze(-1), _euler_step(state.motion, force), state.motion),
+        motion=torch.where(
+            active.unsqueeze(-1), _euler_step(state.motion, force), state.motion
+        ),
         steps=torch.where(active, state.steps + 1, state.steps),
     )
     timestep = Timestep(
@@ -72,17 +85,27 @@ def step_functional(
     return next_state, timestep
 
 
-def _euler_step(motion: F32[Tensor, "B 4"], force: F32[Tensor, "B"]) -> F32[Tensor, "B 4"]:
+def _euler_step(
+    motion: F32[Tensor, "B 4"], force: F32[Tensor, "B"]
+) -> F32[Tensor, "B 4"]:
     """The motion after one time step under a force on the cart, N."""
     x, velocity, angle, angular_velocity = motion.unbind(-1)
     total_mass = CART_MASS + POLE_MASS
     moment = POLE_MASS * POLE_HALF_LENGTH
 
     # Equations of Barto, Sutton & Anderson 1983, appendix, without friction.
-    push = (force + moment * angular_velocity * angular_velocity * torch.sin(angle)) / total_mass
-    lever = POLE_HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * torch.cos(angle) * torch.cos(angle) / total_mass)
-    angular_acceleration = (GRAVITY * torch.sin(angle) - torch.cos(angle) * push) / lever
-    acceleration = push - moment * angular_acceleration * torch.cos(angle) / total_mass
+    push = (
+        force + moment * angular_velocity * angular_velocity * torch.sin(angle)
+    ) / total_mass
+    lever = POLE_HALF_LENGTH * (
+        4.0 / 3.0 - POLE_MASS * torch.cos(angle) * torch.cos(angle) / total_mass
+    )
+    angular_acceleration = (
+        GRAVITY * torch.sin(angle) - torch.cos(angle) * push
+    ) / lever
+    acceleration = (
+        push - moment * angular_acceleration * torch.cos(angle) / total_mass
+    )
 
     return torch.stack(
         [
@@ -95,20 +118,26 @@ def _euler_step(motion: F32[Tensor, "B 4"], force: F32[Tensor, "B"]) -> F32[Tens
     )
 
 
-def observe(cfg: CartPoleConfig, world: NoWorld, state: EnvState) -> F32[Tensor, "B 4"]:
+def observe(
+    cfg: CartPoleConfig, world: NoWorld, state: EnvState
+) -> F32[Tensor, "B 4"]:
     """Position, velocity, angle, angular velocity."""
     return state.motion
 
 
 def _has_fallen(state: EnvState) -> Bool[Tensor, "B"]:
-    return (state.motion[:, 0].abs() > X_LIMIT) | (state.motion[:, 2].abs() > ANGLE_LIMIT)
+    return (state.motion[:, 0].abs() > X_LIMIT) | (
+        state.motion[:, 2].abs() > ANGLE_LIMIT
+    )
 
 
 def _is_timed_out(cfg: CartPoleConfig, state: EnvState) -> Bool[Tensor, "B"]:
     return state.steps >= cfg.max_steps
 
 
-def environment(cfg: CartPoleConfig) -> Environment[NoWorld, EnvState, Tensor, EnvState]:
+def environment(
+    cfg: CartPoleConfig,
+) -> Environment[NoWorld, EnvState, Tensor, EnvState]:
     """CartPole-v1 from its settings."""
     return Environment(
         cfg=cfg,
@@ -120,7 +149,9 @@ def environment(cfg: CartPoleConfig) -> Environment[NoWorld, EnvState, Tensor, E
     )
 
 
-def cartpole(*, max_steps: int = MAX_EPISODE_STEPS) -> Environment[NoWorld, EnvState, Tensor, EnvState]:
+def cartpole(
+    *, max_steps: int = MAX_EPISODE_STEPS
+) -> Environment[NoWorld, EnvState, Tensor, EnvState]:
     """CartPole-v1: keep a pole on a cart upright.
 
     Args:

@@ -32,7 +32,8 @@ REWARD_SCALE = 1.0  # Gymnasium's
 class PendulumConfig:
     """Settings."""
 
-    max_steps: int = MAX_EPISODE_STEPS  # steps after which an episode is truncated; nothing else ends it
+    # steps after which an episode is truncated; nothing else ends it
+    max_steps: int = MAX_EPISODE_STEPS
     reward_scale: float = REWARD_SCALE  # factor of the reward
 
 
@@ -43,7 +44,9 @@ class EnvState(NamedTuple):
     steps: I64[Tensor, "B"]
 
 
-def reset(cfg: PendulumConfig, world: NoWorld, key: I64[Tensor, "B 2"]) -> EnvState:
+def reset(
+    cfg: PendulumConfig, world: NoWorld, key: I64[Tensor, "B 2"]
+) -> EnvState:
     """States of any angle, with an angular velocity uniform on [-1, 1)."""
     unit = random.uniform(key, (2,), -1.0, 1.0)
     motion = torch.stack([math.pi * unit[:, 0], unit[:, 1]], -1)
@@ -51,7 +54,11 @@ def reset(cfg: PendulumConfig, world: NoWorld, key: I64[Tensor, "B 2"]) -> EnvSt
 
 
 def step_functional(
-    cfg: PendulumConfig, world: NoWorld, state: EnvState, action: F32[Tensor, "B 1"], key: I64[Tensor, "B 2"]
+    cfg: PendulumConfig,
+    world: NoWorld,
+    state: EnvState,
+    action: F32[Tensor, "B 1"],
+    key: I64[Tensor, "B 2"],
 ) -> tuple[EnvState, Timestep]:
     """Make one semi-implicit Euler step.
 
@@ -71,8 +78,13 @@ def step_functional(
     cost = wrapped_angle**2 + 0.1 * angular_velocity**2 + 0.001 * torque**2
 
     # The new velocity moves the angle: that is what makes the step semi-implicit.
-    acceleration = 1.5 * GRAVITY / LENGTH * torch.sin(angle) + 3.0 / (MASS * LENGTH**2) * torque
-    next_velocity = (angular_velocity + TIME_STEP * acceleration).clamp(-MAX_ANGULAR_VELOCITY, MAX_ANGULAR_VELOCITY)
+    acceleration = (
+        1.5 * GRAVITY / LENGTH * torch.sin(angle)
+        + 3.0 / (MASS * LENGTH**2) * torque
+    )
+    next_velocity = (angular_velocity + TIME_STEP * acceleration).clamp(
+        -MAX_ANGULAR_VELOCITY, MAX_ANGULAR_VELOCITY
+    )
     motion = torch.stack([angle + TIME_STEP * next_velocity, next_velocity], -1)
 
     next_state = EnvState(
@@ -88,13 +100,19 @@ def step_functional(
     return next_state, timestep
 
 
-def observe(cfg: PendulumConfig, world: NoWorld, state: EnvState) -> F32[Tensor, "B 3"]:
+def observe(
+    cfg: PendulumConfig, world: NoWorld, state: EnvState
+) -> F32[Tensor, "B 3"]:
     """Cosine and sine of the angle, angular velocity."""
     angle, angular_velocity = state.motion.unbind(-1)
-    return torch.stack([torch.cos(angle), torch.sin(angle), angular_velocity], -1)
+    return torch.stack(
+        [torch.cos(angle), torch.sin(angle), angular_velocity], -1
+    )
 
 
-def environment(cfg: PendulumConfig) -> Environment[NoWorld, EnvState, Tensor, EnvState]:
+def environment(
+    cfg: PendulumConfig,
+) -> Environment[NoWorld, EnvState, Tensor, EnvState]:
     """Pendulum-v1 from its settings."""
     return Environment(
         cfg=cfg,
@@ -102,7 +120,9 @@ def environment(cfg: PendulumConfig) -> Environment[NoWorld, EnvState, Tensor, E
         step_functional=step_functional,
         observe=observe,
         truncates=True,
-        spec=EnvironmentSpec(observation_size=3, action_size=1, continuous_actions=True),
+        spec=EnvironmentSpec(
+            observation_size=3, action_size=1, continuous_actions=True
+        ),
     )
 
 
@@ -115,4 +135,6 @@ def pendulum(
       max_steps: steps after which an episode is truncated.
       reward_scale: factor of the reward.
     """
-    return environment(PendulumConfig(max_steps=max_steps, reward_scale=reward_scale))
+    return environment(
+        PendulumConfig(max_steps=max_steps, reward_scale=reward_scale)
+    )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SUPPORTED_DIMS = (16, 32, 64, 128)  # K and N that the kernel takes: Triton's block sizes are powers of two
+# K and N that the kernel takes: Triton's block sizes are powers of two
+SUPPORTED_DIMS = (16, 32, 64, 128)
 MAX_MATRIX_ELEMENTS = 1 << 13  # K * N that one block can hold in registers
 MIN_BATCH_SIZE = 128  # products that occupy a GPU, one a block
 
@@ -30,7 +31,11 @@ def supports_skinny_bmm(a: Tensor, b: Tensor, max_m: int) -> bool:
 
     batch_size, m = a.shape[:2]
     k, n = b.shape[1:]
-    fits_kernel = k in SUPPORTED_DIMS and n in SUPPORTED_DIMS and k * n <= MAX_MATRIX_ELEMENTS
+    fits_kernel = (
+        k in SUPPORTED_DIMS
+        and n in SUPPORTED_DIMS
+        and k * n <= MAX_MATRIX_ELEMENTS
+    )
     return fits_kernel and 1 < m <= max_m and batch_size >= MIN_BATCH_SIZE
 
 
@@ -44,13 +49,17 @@ def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
     """
     if not a.is_cuda:
         return torch.bmm(a, b)
-    from funcppo.runtime.inductor.triton_kernels import skinny_bmm_kernel  # Triton comes with CUDA builds only
+    from funcppo.runtime.inductor.triton_kernels import (
+        skinny_bmm_kernel,  # Triton comes with CUDA builds only
+    )
 
     batch_size, m, _ = a.shape
     _, k, n = b.shape
     out = a.new_empty((batch_size, m, n))
     grid = (batch_size,)
-    skinny_bmm_kernel[grid](a, b, out, *a.stride(), *b.stride(), m, n, k, num_warps=1)
+    skinny_bmm_kernel[grid](
+        a, b, out, *a.stride(), *b.stride(), m, n, k, num_warps=1
+    )
     return out
 
 

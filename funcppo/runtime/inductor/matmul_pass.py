@@ -25,7 +25,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.custom_graph_pass import (
+    CustomGraphPass,
+    get_hash_for_files,
+)
 
 from funcppo.runtime.inductor import batched_gemm
 
@@ -38,15 +41,22 @@ _NARROW_N = 4  # columns up to which a product counts as narrow
 class RewriteThresholds:
     """Shapes at which one form becomes faster than another; m, k and n as in [m, k] @ [k, n]."""
 
-    mul_sum_max_macs: int  # multiply-accumulates up to which a product is written as multiply and sum
-    mul_sum_max_k: int  # k up to which it is so written whatever its size: the sum needs no reduction kernel
-    narrow_mul_sum_max_macs: int  # as mul_sum_max_macs, for products with n <= 4
+    # multiply-accumulates up to which a product is written as multiply and sum
+    mul_sum_max_macs: int
+    # k up to which it is so written whatever its size: the sum needs no reduction kernel
+    mul_sum_max_k: int
+    # as mul_sum_max_macs, for products with n <= 4
+    narrow_mul_sum_max_macs: int
     split_k_min_k: int  # k from which a product is split along k
     split_k_chunk_size: int  # k of each part of a split product
-    skinny_max_m: int  # m up to which a product of a large batch uses `skinny_bmm`
-    transpose_max_n: int  # n up to which a product with a transposed left factor is computed as (b^T a^T)^T
-    rowwise_max_n: int  # n up to which multiply and sum reads contiguous rows of both factors
-    cat_as_sum_max_elements: int  # elements up to which a concatenation is written as a sum of padded parts
+    # m up to which a product of a large batch uses `skinny_bmm`
+    skinny_max_m: int
+    # n up to which a product with a transposed left factor is computed as (b^T a^T)^T
+    transpose_max_n: int
+    # n up to which multiply and sum reads contiguous rows of both factors
+    rowwise_max_n: int
+    # elements up to which a concatenation is written as a sum of padded parts
+    cat_as_sum_max_elements: int
     tanh_from_exp: bool  # whether tanh is computed from an exponential
 
 
@@ -77,7 +87,9 @@ CPU_THRESHOLDS = replace(
 class Rewrite(Protocol):
     """One way to compute a node's value by other nodes."""
 
-    def __call__(self, graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+    def __call__(
+        self, graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+    ) -> fx.Node:
         """Insert nodes that compute what `node` does, and return the last of them."""
         ...
 
@@ -85,7 +97,11 @@ class Rewrite(Protocol):
 class MatmulPass(CustomGraphPass):
     """The pass, with thresholds for each type of device."""
 
-    def __init__(self, gpu: RewriteThresholds = GPU_THRESHOLDS, cpu: RewriteThresholds = CPU_THRESHOLDS) -> None:
+    def __init__(
+        self,
+        gpu: RewriteThresholds = GPU_THRESHOLDS,
+        cpu: RewriteThresholds = CPU_THRESHOLDS,
+    ) -> None:
         self.thresholds = {"cuda": gpu, "cpu": cpu}
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -105,10 +121,14 @@ class MatmulPass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """Identifier of the pass in Inductor's cache: a hash of the sources and the thresholds."""
-        return get_hash_for_files((__file__, batched_gemm.__file__), repr(self.thresholds))
+        return get_hash_for_files(
+            (__file__, batched_gemm.__file__), repr(self.thresholds)
+        )
 
 
-def _choose_matmul_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
+def _choose_matmul_rewrite(
+    node: fx.Node, thresholds: RewriteThresholds
+) -> Rewrite | None:
     """The form that a product's shape asks for; None where it stays as it is."""
     a, b = (_value(arg) for arg in node.args)
     m, k = a.shape[-2:]
@@ -122,7 +142,11 @@ def _choose_matmul_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewr
 
     batch_size = a.shape[:-2].numel()
     macs = batch_size * m * k * n
-    max_macs = thresholds.narrow_mul_sum_max_macs if n <= _NARROW_N else thresholds.mul_sum_max_macs
+    max_macs = (
+        thresholds.narrow_mul_sum_max_macs
+        if n <= _NARROW_N
+        else thresholds.mul_sum_max_macs
+    )
     if k <= thresholds.mul_sum_max_k or macs <= max_macs:
         has_contiguous_rows = a.stride(-1) == 1
         if n <= thresholds.rowwise_max_n and has_contiguous_rows:
@@ -134,7 +158,9 @@ def _choose_matmul_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewr
     return None
 
 
-def _transposed_matmul(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+def _transposed_matmul(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+) -> fx.Node:
     """(b^T a^T)^T, the inner product in the form that its own shape asks for."""
     a, b = _factors(node)
     b_transposed = _transpose(graph, b)
@@ -149,7 +175,9 @@ def _transposed_matmul(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresh
     return _transpose(graph, rewritten)
 
 
-def _mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+def _mul_sum(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+) -> fx.Node:
     """sum_k a[.., m, k, 1] b[.., 1, k, n]"""
     a, b = _factors(node)
     left = _unsqueeze(graph, a, -1)
@@ -160,7 +188,9 @@ def _mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> f
     return _sum(graph, products, -2)
 
 
-def _rowwise_mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+def _rowwise_mul_sum(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+) -> fx.Node:
     """sum_k a[.., m, 1, k] b^T[.., 1, n, k]"""
     a, b = _factors(node)
     left = _unsqueeze(graph, a, -2)
@@ -170,7 +200,9 @@ def _rowwise_mul_sum(graph: fx.Graph, node: fx.Node, thresholds: RewriteThreshol
     return _sum(graph, products, -1)
 
 
-def _split_k(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+def _split_k(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+) -> fx.Node:
     """sum_c a[.., m, c k'] b[.., c k', n] over chunks c of k, as one batch of products and a sum."""
     a, b = _factors(node)
     *batch, m, k = _value(a).shape
@@ -190,16 +222,22 @@ def _split_k(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> f
     return _sum(graph, by_chunk, -3)
 
 
-def _skinny_bmm(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+def _skinny_bmm(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+) -> fx.Node:
     """The kernel of `batched_gemm.py`."""
     return _call(graph, torch.ops.funcppo.skinny_bmm.default, *node.args)
 
 
-def _choose_tanh_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
+def _choose_tanh_rewrite(
+    node: fx.Node, thresholds: RewriteThresholds
+) -> Rewrite | None:
     return _tanh_from_exp if thresholds.tanh_from_exp else None
 
 
-def _tanh_from_exp(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds) -> fx.Node:
+def _tanh_from_exp(
+    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
+) -> fx.Node:
     """1 - 2 / (exp(2 x) + 1)"""
     x = node.all_input_nodes[0]
     exponent = _mul(graph, x, 2.0)
@@ -210,7 +248,9 @@ def _tanh_from_exp(graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
     return _add(graph, fraction, 1.0)
 
 
-def _choose_cat_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite | None:
+def _choose_cat_rewrite(
+    node: fx.Node, thresholds: RewriteThresholds
+) -> Rewrite | None:
     """A sum of padded parts for a small stack; None for a large one, or for parts longer than 1 along the axis."""
     value = _value(node)
     if value.numel() > thresholds.cat_as_sum_max_elements:
@@ -222,11 +262,17 @@ def _choose_cat_rewrite(node: fx.Node, thresholds: RewriteThresholds) -> Rewrite
     lengths = {_value(part).shape[dim] for part in parts}
     if lengths != {1}:
         return None
-    return partial(_cat_as_padded_sum, parts=parts, n_inner_axes=value.ndim - 1 - dim)
+    return partial(
+        _cat_as_padded_sum, parts=parts, n_inner_axes=value.ndim - 1 - dim
+    )
 
 
 def _cat_as_padded_sum(
-    graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds, parts: list[fx.Node], n_inner_axes: int
+    graph: fx.Graph,
+    node: fx.Node,
+    thresholds: RewriteThresholds,
+    parts: list[fx.Node],
+    n_inner_axes: int,
 ) -> fx.Node:
     """sum_i part_i between i and n - 1 - i zeros; a -0.0 comes out as 0.0."""
     total: fx.Node | None = None
@@ -241,7 +287,9 @@ def _cat_as_padded_sum(
     return total
 
 
-REWRITES: dict[object, Callable[[fx.Node, RewriteThresholds], Rewrite | None]] = {
+REWRITES: dict[
+    object, Callable[[fx.Node, RewriteThresholds], Rewrite | None]
+] = {
     aten.mm.default: _choose_matmul_rewrite,
     aten.bmm.default: _choose_matmul_rewrite,
     aten.tanh.default: _choose_tanh_rewrite,
@@ -275,8 +323,16 @@ def _make_contiguous(graph: fx.Graph, x: fx.Node) -> fx.Node:
         return x
 
     # `as_strided` makes Inductor store the copy; otherwise it would compute the copy again at every use.
-    copy = _call(graph, aten.clone.default, x, memory_format=torch.contiguous_format)
-    return _call(graph, aten.as_strided.default, copy, list(value.shape), list(_value(copy).stride()))
+    copy = _call(
+        graph, aten.clone.default, x, memory_format=torch.contiguous_format
+    )
+    return _call(
+        graph,
+        aten.as_strided.default,
+        copy,
+        list(value.shape),
+        list(_value(copy).stride()),
+    )
 
 
 def _reshape(graph: fx.Graph, x: fx.Node, shape: list[int]) -> fx.Node:

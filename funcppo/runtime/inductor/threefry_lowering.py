@@ -18,13 +18,19 @@ from torch._inductor.virtualized import ops
 
 from funcppo import random
 
-MIN_WORDS_TO_REALIZE = 1024  # output words from which a kernel of their own costs less than recomputing them
+# output words from which a kernel of their own costs less than recomputing them
+MIN_WORDS_TO_REALIZE = 1024
 
 _Word = Any  # a value in Inductor's virtualized arithmetic
-_Loader = Callable[[Sequence[_Word]], _Word]  # reads one element of an input, given its index
+# reads one element of an input, given its index
+_Loader = Callable[[Sequence[_Word]], _Word]
 
 
-@register_lowering(torch.ops.funcppo.threefry2x32.default, broadcast=True, type_promotion_kind=None)
+@register_lowering(
+    torch.ops.funcppo.threefry2x32.default,
+    broadcast=True,
+    type_promotion_kind=None,
+)
 def _threefry2x32(*words: TensorBox) -> list[TensorBox]:
     """Both output words of the operator; `words` are its two key words and its two counter words."""
     loaders = [word.make_loader() for word in words]
@@ -39,16 +45,23 @@ def _threefry2x32(*words: TensorBox) -> list[TensorBox]:
 
 
 def _pointwise_output(
-    loaders: list[_Loader], output_index: int, device: torch.device | None, size: Sequence[_Word]
+    loaders: list[_Loader],
+    output_index: int,
+    device: torch.device | None,
+    size: Sequence[_Word],
 ) -> TensorBox:
     """One output word as a pointwise expression of the four input words."""
 
     def compute(index: Sequence[_Word]) -> _Word:
         key_and_counter = (load(index) for load in loaders)
-        words = random.threefry_rounds(*key_and_counter, constant=_constant, rotate_left=_rotate_left)
+        words = random.threefry_rounds(
+            *key_and_counter, constant=_constant, rotate_left=_rotate_left
+        )
         return words[output_index]
 
-    return Pointwise.create(device=device, dtype=torch.int64, inner_fn=compute, ranges=size)
+    return Pointwise.create(
+        device=device, dtype=torch.int64, inner_fn=compute, ranges=size
+    )
 
 
 def _constant(n: int) -> _Word:

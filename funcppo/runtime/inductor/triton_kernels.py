@@ -9,7 +9,18 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 def _skinny_bmm_kernel(
-    a, b, out, a_n, a_m, a_k, b_n, b_k, b_c, rows: tl.constexpr, columns: tl.constexpr, inner: tl.constexpr
+    a,
+    b,
+    out,
+    a_n,
+    a_m,
+    a_k,
+    b_n,
+    b_k,
+    b_c,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    inner: tl.constexpr,
 ):
     """out[n, m] = sum over k of a[n, m, k] b[n, k], for one n a block; `out` is contiguous."""
     n = tl.program_id(0).to(tl.int64)

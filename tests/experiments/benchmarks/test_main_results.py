@@ -62,7 +62,7 @@ def test_the_best_trial_is_the_run_at_seed_0():
             "seed": 0,
             "learning_rate_0": False,
             "options": options,
-            "results": {"best_valid": valid},
+            "results": {"best_valid_metric": valid},
         }
         main_results.add_trial(stored, row)
     assert [row["options"] for row in stored["runs"]] == [first] and len(

@@ -8,13 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo import random
-from funcppo.runtime.inductor.batched_gemm import MIN_BATCH_SIZE, SUPPORTED_DIMS, skinny_bmm, supports_skinny_bmm
+from funcppo.runtime.inductor.batched_gemm import (
+    MIN_BATCH_SIZE,
+    SUPPORTED_DIMS,
+    skinny_bmm,
+    supports_skinny_bmm,
+)
 from tests.runtime.test_capture import devices
 
 
 def test_the_product_of_one_row_by_hand():
     """(1, 2) by ((1, 10), (100, 1000)) is (201, 2010), on a CPU for any dimensions."""
-    a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[1.0, 10.0], [100.0, 1000.0]]])
+    a, b = (
+        torch.tensor([[[1.0, 2.0]]]),
+        torch.tensor([[[1.0, 10.0], [100.0, 1000.0]]]),
+    )
     assert skinny_bmm(a, b).tolist() == [[[201.0, 2010.0]]]
 
 
@@ -29,14 +37,23 @@ def test_the_product_of_one_row_by_hand():
 def test_the_product_is_that_of_float64(device, batch, m, k, n, is_transposed):
     """1e-6 a term of float32 sums of normal numbers."""
     a = random.normal(random.key(0), (batch, m, k)).to(device)
-    b = random.normal(random.key(1), (batch, n, k) if is_transposed else (batch, k, n)).to(device)
+    b = random.normal(
+        random.key(1), (batch, n, k) if is_transposed else (batch, k, n)
+    ).to(device)
     b = b.mT if is_transposed else b
-    torch.testing.assert_close(skinny_bmm(a, b).double(), a.double() @ b.double(), rtol=0, atol=1e-6 * k)
+    torch.testing.assert_close(
+        skinny_bmm(a, b).double(),
+        a.double() @ b.double(),
+        rtol=0,
+        atol=1e-6 * k,
+    )
 
 
 def test_the_operator_is_registered_as_pytorch_wants_it():
     """Schema, fake tensors and tracing."""
-    torch.library.opcheck(skinny_bmm, (torch.ones(3, 2, 16), torch.ones(3, 16, 32)))
+    torch.library.opcheck(
+        skinny_bmm, (torch.ones(3, 2, 16), torch.ones(3, 16, 32))
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,4 +79,6 @@ def test_which_products_the_kernel_takes(batch, m, k, n, supported):
 
 
 def test_a_product_without_a_batch_is_not_taken():
-    assert not supports_skinny_bmm(torch.empty(128, 4), torch.empty(4, SUPPORTED_DIMS[0]), max_m=8)
+    assert not supports_skinny_bmm(
+        torch.empty(128, 4), torch.empty(4, SUPPORTED_DIMS[0]), max_m=8
+    )

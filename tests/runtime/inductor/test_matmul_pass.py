@@ -37,7 +37,11 @@ def rewritten(*args, thresholds=THRESHOLDS, fn=torch.matmul):
 
 
 def named(graph) -> set[str]:
-    names = {str(n.target).split(".")[1] for n in graph.graph.nodes if n.op == "call_function"}
+    names = {
+        str(n.target).split(".")[1]
+        for n in graph.graph.nodes
+        if n.op == "call_function"
+    }
     return names & {"mm", "bmm", "sum", "mul", "permute", "clone", "skinny_bmm"}
 
 
@@ -54,41 +58,77 @@ def normal(seed, *shape):
 )
 def test_every_form_has_the_value_of_the_product(batch, m, k, n, turned):
     """1e-12 in float64; the left factor contiguous, or transposed as a weight gradient's is."""
-    a = normal(0, *batch, k, m).transpose(-1, -2) if turned else normal(0, *batch, m, k)
+    a = (
+        normal(0, *batch, k, m).transpose(-1, -2)
+        if turned
+        else normal(0, *batch, m, k)
+    )
     b = normal(1, *batch, k, n)
-    torch.testing.assert_close(rewritten(a, b)(a, b), a @ b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        rewritten(a, b)(a, b), a @ b, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_the_form_follows_the_shape():
     """Small, short inside, long inside, none of these; small and narrow, and not small enough."""
     summed, cut, left = {"mul", "sum"}, {"permute", "bmm", "sum"}, {"mm"}
-    cases = {(2, 4, 5): summed, (100, 3, 100): summed, (8, 64, 8): cut, (8, 20, 8): left}
+    cases = {
+        (2, 4, 5): summed,
+        (100, 3, 100): summed,
+        (8, 64, 8): cut,
+        (8, 20, 8): left,
+    }
     cases |= {(4, 20, 2): {"permute", "clone", *summed}, (8, 20, 2): left}
     for (m, k, n), want in cases.items():
-        assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (m, k, n)
+        assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (
+            m,
+            k,
+            n,
+        )
 
 
 @devices
 @given(
-    batch=st.sampled_from([128, 300]), m=st.integers(2, 9), k=st.sampled_from([16, 32, 64, 128]), turned=st.booleans()
+    batch=st.sampled_from([128, 300]),
+    m=st.integers(2, 9),
+    k=st.sampled_from([16, 32, 64, 128]),
+    turned=st.booleans(),
 )
 @settings(max_examples=10)
-def test_skinny_bmms_of_a_large_batch_have_a_form_of_their_own(device, batch, m, k, turned):
+def test_skinny_bmms_of_a_large_batch_have_a_form_of_their_own(
+    device, batch, m, k, turned
+):
     """Up to 8 rows; 1e-6 of float32 sums of up to 128 terms, against the sum in float64."""
-    a, b = normal(0, batch, m, k).to(device), normal(1, batch, 64, k).mT if turned else normal(1, batch, k, 64)
+    a, b = (
+        normal(0, batch, m, k).to(device),
+        normal(1, batch, 64, k).mT if turned else normal(1, batch, k, 64),
+    )
     b = b.to(device)
     graph = rewritten(
-        a.float(), b.float(), thresholds=replace(THRESHOLDS, mul_sum_max_macs=0, split_k_min_k=1 << 30, skinny_max_m=8)
+        a.float(),
+        b.float(),
+        thresholds=replace(
+            THRESHOLDS,
+            mul_sum_max_macs=0,
+            split_k_min_k=1 << 30,
+            skinny_max_m=8,
+        ),
     )
     assert named(graph) == ({"skinny_bmm"} if m <= 8 else {"bmm"})
-    torch.testing.assert_close(graph(a.float(), b.float()).double(), a @ b, rtol=0, atol=1e-6 * k)
+    torch.testing.assert_close(
+        graph(a.float(), b.float()).double(), a @ b, rtol=0, atol=1e-6 * k
+    )
 
 
 def test_a_narrow_product_of_a_transposed_matrix_is_turned():
     """Large, and small enough to be a sum besides; one that is not transposed, or not narrow, is not."""
     a = normal(0, 20, 30).T  # [30, 20], columns first
     assert named(rewritten(a, normal(1, 20, 2))) == {"mm", "permute"}
-    assert named(rewritten(a[:4, :4], normal(1, 4, 2))) == {"mul", "sum", "permute"}
+    assert named(rewritten(a[:4, :4], normal(1, 4, 2))) == {
+        "mul",
+        "sum",
+        "permute",
+    }
     assert named(rewritten(a.contiguous(), normal(1, 20, 2))) == {"mm"}
     assert named(rewritten(a, normal(1, 20, 3))) == {"mm"}
 
@@ -96,36 +136,67 @@ def test_a_narrow_product_of_a_transposed_matrix_is_turned():
 def test_a_sum_reads_contiguous_rows_on_a_cpu():
     """Those of b^T where b is narrow, and else of b: copied where they do not lie so."""
     copied = lambda a, b: "clone" in named(rewritten(a, b))
-    long, short, narrow, wide = normal(0, 4, 20), normal(0, 2, 3), normal(1, 20, 2), normal(1, 3, 7)
+    long, short, narrow, wide = (
+        normal(0, 4, 20),
+        normal(0, 2, 3),
+        normal(1, 20, 2),
+        normal(1, 3, 7),
+    )
     assert copied(long, narrow) and not copied(long, narrow.T.contiguous().T)
     assert copied(short, wide.T.contiguous().T) and not copied(short, wide)
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((4,), 0), ((4,), -1), ((2, 3), 1), ((2, 3), 0), ((1,), 0)])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((4,), 0), ((4,), -1), ((2, 3), 1), ((2, 3), 0), ((1,), 0)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_a_small_stack_is_a_sum(shape, dim, dtype):
     """Bit for bit, of numbers that are no numbers too; a larger one stays, and so does what is no stack."""
     parts = [(10 * normal(i, *shape)).to(dtype) for i in range(3)]
     if dtype is torch.float32:
         parts[0].view(-1)[0], parts[1].view(-1)[0] = torch.inf, torch.nan
-    stack = lambda *x: torch.cat([y.unsqueeze(dim) for y in x], dim)  # as it reaches Inductor
+    # as it reaches Inductor
+    stack = lambda *x: torch.cat([y.unsqueeze(dim) for y in x], dim)
     graph = rewritten(*parts, fn=stack)
     assert "constant_pad_nd" in graph.code and "cat" not in graph.code
-    torch.testing.assert_close(graph(*parts), stack(*parts), rtol=0, atol=0, equal_nan=True)
-    assert "constant_pad_nd" not in rewritten(*[x.expand(9, *shape) for x in parts], fn=stack).code
-    assert "constant_pad_nd" not in rewritten(torch.ones(2), torch.ones(2), fn=lambda *x: torch.cat(x)).code
+    torch.testing.assert_close(
+        graph(*parts), stack(*parts), rtol=0, atol=0, equal_nan=True
+    )
+    assert (
+        "constant_pad_nd"
+        not in rewritten(*[x.expand(9, *shape) for x in parts], fn=stack).code
+    )
+    assert (
+        "constant_pad_nd"
+        not in rewritten(
+            torch.ones(2), torch.ones(2), fn=lambda *x: torch.cat(x)
+        ).code
+    )
 
 
 def test_tanh_by_its_exponential_is_tanh():
     """1e-15 in float64, 2e-7 in float32; exact at 0 and where it is flat, and what is not a number stays so."""
-    wide = torch.cat([20 * normal(0, 1000), normal(1, 1000), 1e-3 * normal(2, 1000)])
+    wide = torch.cat(
+        [20 * normal(0, 1000), normal(1, 1000), 1e-3 * normal(2, 1000)]
+    )
     for x, near in ((wide, 1e-15), (wide.float(), 2e-7)):
         graph = rewritten(x, fn=torch.tanh)
         assert "tanh" not in graph.code
         torch.testing.assert_close(graph(x), torch.tanh(x), rtol=0, atol=near)
     ends = torch.tensor([-torch.inf, -1e4, 0.0, 1e4, torch.inf, torch.nan])
-    torch.testing.assert_close(rewritten(ends, fn=torch.tanh)(ends), torch.tanh(ends), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        rewritten(ends, fn=torch.tanh)(ends),
+        torch.tanh(ends),
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
 
 
 def test_other_thresholds_are_another_entry_of_the_compiler_s_cache():
-    assert MatmulPass().uuid() == MatmulPass().uuid() != MatmulPass(gpu=THRESHOLDS).uuid()
+    assert (
+        MatmulPass().uuid()
+        == MatmulPass().uuid()
+        != MatmulPass(gpu=THRESHOLDS).uuid()
+    )

@@ -1,0 +1,143 @@
+"""Parts that several programs share: errors, JSON output, Ctrl-C, and checks of options before any work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NoReturn, TypeAlias
+
+# version of the keys in results.json and in the output of every --json; 1 had no version
+JSON_FORMAT = 2
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
+
+JsonObject: TypeAlias = dict[str, Any]
+
+
+def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
+    """Print one line on standard error and exit."""
+    print(f"funcppo: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def write_json(destination: str | None, value: JsonObject) -> None:
+    """Write an object, with the version of its format, where `--json` says.
+
+    Args:
+      destination: path of a file; - for standard output; None for nowhere.
+      value: the object without its version.
+    """
+    if destination is None:
+        return
+    text = (
+        json.dumps(
+            {"format": JSON_FORMAT, **value}, indent=2, ensure_ascii=False
+        )
+        + "\n"
+    )
+    if destination == "-":
+        sys.stdout.write(text)
+        return
+
+    from funcppo.atomic_io import write_atomically
+
+    write_atomically(Path(destination), lambda file: file.write(text.encode()))
+
+
+def check_output_path(
+    option: str,
+    path: Path,
+    expected: str = "expected a file in a folder that exists",
+) -> None:
+    """Check that a file can be written, before a program works for an hour.
+
+    Args:
+      option: the option that names the file, for the error.
+      expected: what the option takes, for the error.
+
+    Raises:
+      ValueError: the path is a folder, its folder is missing, or permission is missing.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: {expected}")
+
+    # A device or a pipe is written to directly. Any other file is replaced, which takes permission for its folder.
+    is_device = path.exists() and not path.is_file()
+    written = path if is_device else path.resolve().parent
+    if not os.access(written, os.W_OK):
+        raise ValueError(f"{option} {path}: no permission to write it")
+
+
+def check_device(device: str) -> None:
+    """Check that PyTorch has the device.
+
+    Raises:
+      ValueError: the device is cuda and PyTorch finds no GPU.
+    """
+    if device != "cuda":
+        return
+
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda: expected a CUDA device, PyTorch found none"
+        )
+
+
+def resolve_device(
+    device: Literal["auto", "cpu", "cuda"],
+) -> Literal["cpu", "cuda"]:
+    """Return the device itself, or for auto a GPU if there is one."""
+    if device != "auto":
+        return device
+
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def package_version(package: str) -> str:
+    """Return the version of an installed package, or "not installed"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """Whether the user has pressed Ctrl-C."""
+
+    requested: bool = False
+    """True after the first Ctrl-C."""
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[Interrupt]:
+    """Record a first Ctrl-C in the object that is yielded, so that work can end cleanly; a second raises at once.
+
+    Raises:
+      KeyboardInterrupt: at the second Ctrl-C.
+    """
+    interrupt = Interrupt()
+
+    def handle_signal(signal_number: int, frame: FrameType | None) -> None:
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
+    previous_handler = signal.signal(signal.SIGINT, handle_signal)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)

@@ -1,0 +1,429 @@
+"""Prepare an evaluation: the scorer, the evaluator, the memory limit and the settings that identify the result log.
+
+`prepare_evaluation` does so from the options of `funcppo evaluate`; `search_notes` describes the work afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from funcppo.cli.common import JsonObject, check_device
+from funcppo.cli.target import is_run_folder
+from funcppo.prover.config import ProverTaskConfig
+
+if (
+    TYPE_CHECKING
+):  # PyTorch takes seconds to import, and --help is not to wait for it
+    import numpy as np
+    from torch import Tensor
+
+    from funcppo.cli.evaluate import Evaluate
+    from funcppo.evaluation.beam_search import (
+        ScoreName,
+        SearchConfig,
+        SearchResult,
+    )
+    from funcppo.evaluation.evaluator import Evaluator
+    from funcppo.evaluation.ranking import RankingProtocol, Scorer
+    from funcppo.experiment.training import Run
+    from funcppo.logic.proof import Proof
+    from funcppo.prover.task import ProverTask
+
+POLICY_SCORES = ("success", "best-proof", "greedy")
+UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
+TUNING_SAMPLE_SIZE = (
+    2048  # queries of the split on which the batch size is tuned
+)
+MEMORY_UNITS = {
+    "": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSetup:
+    """An evaluator that is ready to rank, and what to report with its results."""
+
+    evaluator: Evaluator
+    """Ranks queries and proves their answers."""
+    score: str
+    """Name of the score."""
+    log_settings: JsonObject
+    """What the ranks depend on, written beside the result log; --resume compares it."""
+    search_stats: SearchStats
+    """Counts that the scorer adds up while it runs."""
+    notes: list[str]
+    """Lines on the batch size that was chosen."""
+    memory_limit: int
+    """Bytes."""
+    fallback_reasons: Callable[[], list[str]]
+    """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
+
+
+@dataclass(slots=True)
+class SearchStats:
+    """Counts of the work of a scorer, added up call by call."""
+
+    active_row_steps: int = 0
+    """Row-steps of the search that held a partial proof."""
+    row_steps: int = 0
+    """All row-steps of the search, idle ones included."""
+    n_pruned: int = 0
+    """Candidates whose beam dropped partial proofs."""
+    n_overflowed: int = 0
+    """Candidates with a state that had more successors than fit."""
+
+    def add(
+        self, result: SearchResult | None, active_row_steps: int, row_steps: int
+    ) -> None:
+        """Add one call of the scorer, whose result is None if it needed no search."""
+        self.active_row_steps += active_row_steps
+        self.row_steps += row_steps
+        if result is not None:
+            self.n_pruned += int(result.pruned_log_mass.isfinite().sum())
+            self.n_overflowed += int(result.overflow_log_mass.isfinite().sum())
+
+    def as_metrics(self) -> JsonObject:
+        """Return the counts for the JSON of --json; empty if nothing was computed."""
+        if not self.row_steps:
+            return {}
+        return {
+            "row_steps": self.row_steps,
+            "active_fraction": self.active_row_steps / self.row_steps,
+            "n_pruned": self.n_pruned,
+            "n_overflowed": self.n_overflowed,
+        }
+
+
+class _Subject(NamedTuple):
+    """What is evaluated."""
+
+    task: ProverTask
+    score: str
+    policy_run: (
+        Run | None
+    )  # the run whose policy gives the scores; None for a score without a policy
+
+
+class _PolicyScorer(NamedTuple):
+    """A scorer by a policy."""
+
+    scorer: Scorer
+    notes: list[str]  # on its batch size
+
+
+def prepare_evaluation(options: Evaluate) -> EvaluationSetup:
+    """Load the run or data set, build its scorer for this machine, and build the evaluator.
+
+    Args:
+      options: the command line of `funcppo evaluate`.
+
+    Returns:
+      The evaluator, the settings that tell this evaluation from others, and what to report of it.
+
+    Raises:
+      ValueError: an option is bad or does not fit the target, or the memory limit is too small.
+    """
+    from funcppo.evaluation import scorers
+    from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
+    from funcppo.prover.task import with_ranking_on
+
+    check_device(options.device)
+    n_negatives = _parse_negatives(options.negatives)
+    memory_limit = _parse_memory(options.memory, options.device)
+    task, score, policy_run = _load_subject(options)
+
+    search_stats = SearchStats()
+    if policy_run is None:
+        scorer = scorers.make_untrained_scorer(task, score)
+        notes: list[str] = []
+        fallback_reasons: Callable[[], list[str]] = list
+        _check_memory(memory_limit, options.device)
+    else:
+        split = getattr(task.dataset, options.split)
+        scorer, notes = _make_policy_scorer(
+            policy_run, score, split, memory_limit, search_stats
+        )
+        fallback_reasons = partial(
+            scorers.graph_fallback_notes, policy_run.evaluate_step
+        )
+        task = with_ranking_on(task, "cpu")
+
+    protocol = RankingProtocol(
+        sides=ranked_sides(task),
+        n_negatives=n_negatives,
+        score_unprovable=score == "greedy",
+        seed=options.seed,
+    )
+    subject = _Subject(task, score, policy_run)
+    return EvaluationSetup(
+        evaluator=_build_evaluator(options, subject, scorer, protocol),
+        score=score,
+        log_settings=_log_settings(options, subject, n_negatives),
+        search_stats=search_stats,
+        notes=notes,
+        memory_limit=memory_limit,
+        fallback_reasons=fallback_reasons,
+    )
+
+
+def search_notes(result: JsonObject) -> list[str]:
+    """Return lines on the work of an evaluation and on what it may have missed.
+
+    Args:
+      result: the JSON of --json.
+    """
+    lines = []
+    if result["peak_bytes"] > result["memory_limit_bytes"]:
+        lines.append(
+            f"the peak of {result['peak_bytes'] / 1e6:,.0f} MB exceeds the limit of --memory"
+        )
+    if "row_steps" not in result:
+        return lines
+
+    lines.append(
+        f"slot utilisation: {result['active_fraction']:.1%} of {result['row_steps']:,} row-steps"
+    )
+    if result["n_pruned"]:
+        lines.append(
+            f"the beam pruned partial proofs of {result['n_pruned']:,} candidates"
+        )
+    if result["n_overflowed"]:
+        lines.append(
+            f"successors of {result['n_overflowed']:,} candidates did not fit"
+        )
+    if result["n_missed"]:
+        lines.append(
+            f"{result['n_missed']:,} provable answers were not found by the search"
+        )
+    return lines
+
+
+def _parse_negatives(text: str) -> int | None:
+    """The number of corruptions of each query and side; None for all entities."""
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(
+            f"--negatives {text}: expected all, or a number of 1 or more"
+        )
+    return int(text)
+
+
+def _parse_memory(text: str | None, device: str) -> int:
+    """The bytes that --memory allows; by default three quarters of what the device has."""
+    from funcppo.runtime import memory
+
+    if text is None:
+        return memory.total_bytes(device) * 3 // 4
+    match = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", text.strip().lower()
+    )
+    if match is None or match[2] not in MEMORY_UNITS:
+        units = ", ".join(unit for unit in MEMORY_UNITS if unit)
+        raise ValueError(
+            f"--memory {text}: expected bytes, or a number with {units}"
+        )
+    return int(float(match[1]) * MEMORY_UNITS[match[2]])
+
+
+def _check_memory(memory_limit: int, device: str) -> None:
+    """Check that the process is not beyond its limit before the evaluation."""
+    from funcppo.runtime import memory
+
+    used_bytes = memory.used_bytes(device)
+    if used_bytes > memory_limit:
+        raise ValueError(
+            f"--memory {memory_limit}: expected at least {used_bytes} bytes, which the data and T_P take by themselves"
+        )
+
+
+def _load_subject(options: Evaluate) -> _Subject:
+    """Load the run or the data set of an evaluation and choose its score."""
+    from funcppo import data
+    from funcppo.experiment import training
+    from funcppo.prover.task import build_task
+
+    if is_run_folder(options.target):
+        for name in ("rules", "height", "smoothing", "object_identity"):
+            if getattr(options, name) not in (None, False):
+                option = name.replace("_", "-")
+                raise ValueError(
+                    f"--{option}: {options.target} is a trained run, which has its own"
+                )
+        run = training.open_run(Path(options.target), options.device)
+        score = run.score if options.score == "auto" else options.score
+        return _Subject(
+            run.task, score, run if score in POLICY_SCORES else None
+        )
+
+    if options.score in POLICY_SCORES:
+        raise ValueError(
+            f"--score {options.score}: {options.target} is no trained run, expected {UNTRAINED_SCORES}"
+        )
+    settings = ProverTaskConfig(
+        max_height=options.height,
+        smoothing=options.smoothing,
+        object_identity=options.object_identity,
+    )
+    task = build_task(
+        data.load(options.target, options.rules), settings, options.device
+    )
+    return _Subject(
+        task,
+        "max-confidence" if options.score == "auto" else options.score,
+        None,
+    )
+
+
+def _make_policy_scorer(
+    run: Run,
+    score: str,
+    split: np.ndarray,
+    memory_limit: int,
+    search_stats: SearchStats,
+) -> _PolicyScorer:
+    """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit."""
+    from funcppo.evaluation import scorers
+
+    cfg, notes = _tune_batch_size(
+        run, cast("ScoreName", score), split, memory_limit
+    )
+    scorer = scorers.make_policy_scorer(
+        cfg,
+        run.task,
+        run.state.best_params,
+        run.evaluate_step,
+        on_scored=search_stats.add,
+    )
+    return _PolicyScorer(scorer, notes)
+
+
+def _tune_batch_size(
+    run: Run, score: ScoreName, split: np.ndarray, memory_limit: int
+) -> tuple[SearchConfig, list[str]]:
+    """The settings that score fastest on this machine within the memory limit, and a note on them."""
+    import torch
+
+    from funcppo.evaluation import autotune, scorers
+    from funcppo.experiment import training
+    from funcppo.prover.task import inference_world
+
+    task = run.task
+    params = run.state.best_params
+    cfg = training.run_search_config(run, score)
+    if not len(split):
+        return cfg, []
+
+    sample = torch.unique(
+        torch.from_numpy(split[:TUNING_SAMPLE_SIZE]), dim=0
+    ).to(task.kb.facts.device)
+    if scorers.needs_search(task, cfg):
+        make_step = partial(scorers.make_search_step, run.run_config.device)
+        cfg, trials = autotune.tune_slots(
+            cfg, inference_world(task), params, sample, memory_limit, make_step
+        )
+        batch = f"{cfg.slots} slots, {cfg.rows_per_step} rows a step"
+    else:
+        world = scorers.with_derivations(task, sample)
+        cfg, trials = autotune.tune_chunk_size(
+            cfg, world, params, sample, memory_limit
+        )
+        batch = f"chunks of {cfg.chunk_size} candidates"
+
+    best = autotune.select_trial(trials)
+    speed = f"the smallest of {len(trials)} sizes that is nearly the fastest: {best.rows_per_second:,.0f} rows/s"
+    memory = f"{best.peak_bytes / 1e6:,.0f} of {memory_limit / 1e6:,.0f} MB"
+    return cfg, [f"{batch}, {speed}, {memory}"]
+
+
+def _build_evaluator(
+    options: Evaluate,
+    subject: _Subject,
+    scorer: Scorer,
+    protocol: RankingProtocol,
+) -> Evaluator:
+    """The evaluator; its proofs are those of the policy, or without a policy the smallest ones."""
+    from funcppo.evaluation.beam_search import UNPROVED_PENALTY
+    from funcppo.evaluation.evaluator import Evaluator
+
+    # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
+    proof_threshold = (
+        UNPROVED_PENALTY if subject.score == "greedy" else -float("inf")
+    )
+    return Evaluator(
+        task=subject.task,
+        protocol=protocol,
+        scorer=scorer,
+        prove=_make_prover(options, subject),
+        proof_threshold=proof_threshold,
+        all_scores=options.all_scores,
+    )
+
+
+def _make_prover(
+    options: Evaluate, subject: _Subject
+) -> Callable[[Tensor], Proof | None]:
+    """A function from an answer to its proof; to None if no file holds the proofs."""
+    from funcppo.evaluation import explain
+
+    if options.details is None or not options.proofs:
+        return _no_proof
+
+    program = explain.build_program(subject.task)
+    run = subject.policy_run
+    if run is None:
+        return partial(explain.smallest_proof, subject.task, program=program)
+    return partial(
+        explain.most_probable_proof,
+        subject.task,
+        run.cfg,
+        run.state.best_params,
+        program=program,
+    )
+
+
+def _no_proof(atom: Tensor) -> None:
+    """Return None."""
+
+
+def _log_settings(
+    options: Evaluate, subject: _Subject, n_negatives: int | None
+) -> JsonObject:
+    """What the rank of a query depends on, beside the split."""
+    run = subject.policy_run
+    return {
+        "dataset": subject.task.dataset.name,
+        "fingerprint": subject.task.dataset.fingerprint,
+        "height": subject.task.max_height,
+        "smoothing": subject.task.cfg.smoothing,
+        "object_identity": subject.task.cfg.object_identity,
+        "score": subject.score,
+        "params_digest": None
+        if run is None
+        else _digest(run.state.best_params),
+        "negatives": n_negatives,
+        "seed": options.seed,
+        "all_scores": options.all_scores,
+    }
+
+
+def _digest(params: object) -> str:
+    """A hash of the parameters, 16 hexadecimal digits."""
+    from funcppo import tree
+
+    digest = hashlib.sha256()
+    for leaf in tree.leaves(params):
+        digest.update(leaf.numpy(force=True).tobytes())
+    return digest.hexdigest()[:16]

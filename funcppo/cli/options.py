@@ -1,0 +1,164 @@
+"""How options are declared, parsed and described in --help; one style for all programs.
+
+A program is a frozen dataclass: a field is an option, the docstring below the field is its help. `parse_options` reads
+the command line of one program. The configs nested in a program (`--ppo.*`, `--prover.*`) get the same style.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import (
+    Annotated,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
+
+from funcppo.config import PPOConfig
+
+DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
+TargetArgument: TypeAlias = Annotated[
+    Positional[str], arg(metavar="RUN|DATASET")
+]
+OptionalFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
+JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
+
+HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
+DEFAULT_NAMES = {"None": "none", "True": "on", "False": "off"}
+
+
+class Program(Protocol):
+    """A program with its options."""
+
+    @property
+    def json(self) -> str | None:
+        """Where the result is written as JSON: a file, - for standard output, None for nowhere."""
+        ...
+
+    def run(self) -> int:
+        """Run the program and return its exit status."""
+        ...
+
+
+ProgramT = TypeVar("ProgramT", bound=Program)
+
+
+def parse_options(
+    program: type[ProgramT], arguments: Sequence[str], prog: str | None = None
+) -> ProgramT:
+    """Return a program with the options of a command line.
+
+    Args:
+      program: the class of the program.
+      arguments: the command line without the name of the program.
+      prog: the name of the program in --help and in errors.
+
+    Raises:
+      SystemExit: after --help, with status 0; after a bad option, whose error is on standard error.
+    """
+    return tyro.cli(
+        program, prog=prog, args=arguments, registry=_make_registry()
+    )
+
+
+def _make_registry() -> ConstructorRegistry:
+    """The rules of tyro, and one that styles the options of dataclasses."""
+    registry = ConstructorRegistry()
+    active: list[StructTypeInfo] = []
+
+    def style_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
+        # The nested call must come to tyro's own rule.
+        if active or not dataclasses.is_dataclass(info.type):
+            return None
+        active.append(info)
+        try:
+            spec = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            active.pop()
+
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        hidden = HIDDEN_OPTIONS.get(info.type, set())
+        fields = tuple(
+            _style_field(field)
+            for field in spec.fields
+            if field.name not in hidden
+        )
+        return dataclasses.replace(spec, fields=fields)
+
+    registry.struct_rule(style_dataclass)
+    return registry
+
+
+def _style_field(field: StructFieldSpec) -> StructFieldSpec:
+    """A field with a uniform metavar, a help text without line breaks, and no `--no-` twin of a flag that is off."""
+    describe = _one_line(field.helptext)
+    settings = [
+        arg(
+            metavar=_metavar(field.type),
+            help_behavior_hint=_default_hint(describe),
+        )
+    ]
+    if field.default is False:
+        settings.append(FlagCreatePairsOff)
+    styled_type = Annotated[(field.type, *settings)]  # pyright: ignore[reportInvalidTypeForm]
+    return dataclasses.replace(field, type=styled_type, helptext=describe)
+
+
+def _one_line(
+    helptext: str | Callable[[], str | None] | None,
+) -> Callable[[], str | None]:
+    """The help text of a field on one line: the docstring below a field has the line breaks of the source."""
+
+    def describe() -> str | None:
+        text = helptext() if callable(helptext) else helptext
+        return None if text is None else " ".join(text.split())
+
+    return describe
+
+
+def _default_hint(describe: Callable[[], str | None]) -> Callable[[str], str]:
+    """A function from the text of a default to what --help says of it: nothing, where the help text says it."""
+
+    def hint(default: str) -> str:
+        if "Default" in (describe() or ""):
+            return ""
+        return f"(default: {DEFAULT_NAMES.get(default, default)})"
+
+    return hint
+
+
+def _metavar(annotation: object) -> str | None:
+    """The metavar of a type, None where an annotation or tyro gives one."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        metavars = [
+            value.metavar
+            for value in metadata
+            if getattr(value, "metavar", None)
+        ]
+        return metavars[-1] if metavars else _metavar(inner)
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [
+            member
+            for member in get_args(annotation)
+            if member is not type(None)
+        ]
+        return _metavar(members[0]) if len(members) == 1 else None
+    return METAVARS.get(annotation) if isinstance(annotation, type) else None

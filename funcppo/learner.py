@@ -1,0 +1,256 @@
+"""A learner in three lines: `ppo` binds an environment, a network and settings; `compile` makes its step fast.
+
+    ppo = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(64, 64), n_envs=8)
+    state = ppo.init(fp.random.key(0))
+    state, metrics = ppo.step(state)
+
+The functions behind it are `train_step.init` and `train_step.train_step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    TypedDict,
+    Unpack,
+    cast,
+    overload,
+)
+
+import torch
+from torch import Tensor
+
+from funcppo import train_step, tree
+from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.interfaces import (
+    Agent,
+    AnyAgent,
+    AnyEnvironment,
+    Environment,
+    NetworkFactory,
+    NoWorld,
+)
+from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
+from funcppo.types import I64, Obs, Params, State, World
+
+if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
+    from funcppo.runtime.capture import CapturedStep
+    from funcppo.runtime.compile import StrategyRecord
+
+
+class PPOOptions(TypedDict, total=False):
+    """The fields of `PPOConfig`, as keyword arguments; meanings and defaults stand there."""
+
+    n_envs: int
+    n_steps: int
+    n_updates: int
+    n_epochs: int
+    n_minibatches: int
+    n_microbatches: int
+    learning_rate: float
+    gamma: float
+    gae_lambda: float
+    clip_eps: float
+    value_coef: float
+    entropy_coef: float
+    max_grad_norm: float
+    learning_rate_schedule: Schedule
+    clip_eps_schedule: Schedule
+    entropy_coef_schedule: Schedule
+    adam: AdamConfig
+    advantage_ddof: int | None
+    value_loss: Literal["plain", "clipped_max", "clipped_only"]
+    half_value_loss: bool
+    target_kl: float | None
+    kl_stop: Literal["epoch", "minibatch"]
+    bootstrap_truncated: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Learner(Generic[Params, State]):
+    """Proximal policy optimisation of one network in one environment: two pure functions, `init` and `step`."""
+
+    cfg: Config
+    world: object  # tensors of the environment that no step changes
+
+    def init(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
+        """The state before the first update, on the device of the key.
+
+        Raises:
+          TypeError: params, or the state of the environment, are no NamedTuple of tensors.
+        """
+        return train_step.init(self.cfg, self.world, key)
+
+    def step(
+        self, state: TrainState[Params, State]
+    ) -> tuple[TrainState[Params, State], Metrics]:
+        """Make one update: a rollout of n_steps, then n_epochs over it. The state handed in stays as it is.
+
+        Returns:
+          The state after the update, and its metrics.
+        """
+        return train_step.train_step(self.cfg, self.world, state)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CompiledLearner(Generic[Params, State]):
+    """A learner whose step is compiled and, on a GPU, replayed as a CUDA graph."""
+
+    # which strategy is in use, how it is replayed, and why no faster one is
+    record: StrategyRecord
+    # The step and the buffers that it works in.
+    captured: CapturedStep[TrainState[Params, State], Metrics]
+
+    def step(
+        self, state: TrainState[Params, State]
+    ) -> tuple[TrainState[Params, State], Metrics]:
+        """Make one update, as `Learner.step`.
+
+        The state that is returned lives in buffers that the next call overwrites. So call `state, metrics =
+        fast.step(state)` in a loop, and copy a state that must outlive the next call: `fp.tree.map(torch.clone,
+        state)`. A state from elsewhere (of `Learner.init`, a copy, a checkpoint) is copied into the buffers first and
+        stays as it is. The metrics are the caller's to hold.
+
+        Raises:
+          ValueError: the state has other shapes, dtypes or devices than the one that the learner was compiled for.
+        """
+        if state is not self.captured.state:
+            self.captured.load(state)
+        metrics = self.captured.step()
+        return self.captured.state, tree.map(torch.clone, metrics)
+
+
+@overload
+def ppo(
+    *,
+    env: Environment[World, State, Obs, Any],
+    network: Agent[World, Params, Obs, Any],
+    world: World | None = None,
+    **options: Unpack[PPOOptions],
+) -> Learner[Params, State]: ...
+@overload
+def ppo(
+    *,
+    env: Environment[World, State, Any, Any],
+    network: NetworkFactory,
+    world: World | None = None,
+    **options: Unpack[PPOOptions],
+) -> Learner[Any, State]: ...
+def ppo(
+    *, env: object, network: object, world: object = None, **options: Any
+) -> Learner[Any, Any]:
+    """Proximal policy optimisation of a network in an environment.
+
+    Args:
+      env: the environment, e.g. `fp.envs.cartpole()` or one of your own (`funcppo.interfaces`).
+      network: an `Agent`, or a function that builds one for the environment's `spec`, e.g. `fp.nets.mlp(64, 64)`.
+      world: tensors of the environment that no step changes; None if it needs none.
+      options: fields of `PPOConfig`, e.g. `n_envs=8`.
+
+    Returns:
+      A learner with the pure functions `init(key) -> state` and `step(state) -> (state, metrics)`.
+
+    Raises:
+      TypeError: an argument is of the wrong kind, or an option is unknown.
+      ValueError: an option is out of range, or a network cannot be built for the environment.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347.
+    """
+    if not isinstance(env, Environment):
+        raise TypeError(f"env: expected an Environment, got {_describe(env)}")
+    env = cast(AnyEnvironment, env)
+    cfg = Config(
+        ppo=_ppo_config(options), env=env, agent=_build_agent(network, env)
+    )
+    return Learner(cfg=cfg, world=NoWorld() if world is None else world)
+
+
+def _ppo_config(options: dict[str, Any]) -> PPOConfig:
+    names = [field.name for field in fields(PPOConfig)]
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{name}: expected one of the options {', '.join(names)}"
+            )
+    return PPOConfig(**options)
+
+
+def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
+    if isinstance(network, Agent):
+        return cast(AnyAgent, network)
+    if not callable(network):
+        raise TypeError(
+            f"network: expected an Agent or a function of an EnvironmentSpec, got {_describe(network)}"
+        )
+    if env.spec is None:
+        raise ValueError(
+            "env.spec: expected an EnvironmentSpec to build the network for, got None; or hand in an Agent"
+        )
+    agent: object = network(env.spec)
+    if not isinstance(agent, Agent):
+        raise TypeError(
+            f"network: expected a function that returns an Agent, got {_describe(agent)}"
+        )
+    return cast(AnyAgent, agent)
+
+
+def _describe(value: object) -> str:
+    """What a value is, for an error text: the name of a function or class, else the type."""
+    name = getattr(value, "__qualname__", None)
+    kind = type(value).__name__
+    return f"the {kind} {name}" if isinstance(name, str) else kind
+
+
+def compile(
+    learner: Learner[Params, State],
+    state: TrainState[Params, State],
+    *,
+    strategy: str = "auto",
+    backend: str = "inductor",
+    tolerance: float | None = None,
+) -> CompiledLearner[Params, State]:
+    """Compile the step of a learner by the fastest strategy that works here, and capture it as a CUDA graph on a GPU.
+
+    A strategy is used only if its results equal those of the eager step. Compiling takes a minute or two the first
+    time; results are cached on disk.
+
+    Args:
+      state: a state of the learner, to try strategies on; it is copied, and left as it is.
+      strategy: "auto", or one of `runtime.compile.STRATEGIES`.
+      backend: a backend of `torch.compile`.
+      tolerance: largest relative difference from the eager step; `runtime.equivalence.BF16_TOLERANCE` for matrix
+        products in bfloat16. None: the default of `runtime.equivalence`.
+
+    Returns:
+      A learner with a `step` of the same contract, and the `record` of what was tried.
+
+    Raises:
+      ValueError: there is no such strategy.
+      Exception: whatever a strategy that is chosen by name raises.
+    """
+    from funcppo.runtime.capture import capture, with_capture
+    from funcppo.runtime.compile import select_strategy
+    from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
+
+    parts, record = select_strategy(
+        train_step.collect,
+        EAGER_PARTS,
+        learner.cfg,
+        learner.world,
+        state,
+        strategy,
+        backend,
+        DEFAULT_TOLERANCE if tolerance is None else tolerance,
+    )
+    captured = capture(
+        partial(train_step.train_step, learner.cfg, learner.world, parts=parts),
+        state,
+    )
+    return CompiledLearner(
+        record=with_capture(record, captured), captured=captured
+    )

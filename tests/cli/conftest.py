@@ -1,0 +1,27 @@
+"""A small training run that several files read."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.runner import SMALL, funcppo
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a run of four updates on Countries S1."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        args = (
+            "train",
+            "countries_s1",
+            "--out",
+            out,
+            "--steps",
+            "128",
+            "--strategy",
+            "eager",
+            *SMALL,
+        )
+        assert funcppo(monkeypatch, *args) == 0
+    return out

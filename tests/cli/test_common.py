@@ -1,0 +1,115 @@
+"""Shared parts of the programs: errors, JSON, output paths, devices, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from funcppo.cli import common
+
+
+def test_an_error_is_one_line_and_an_exit_status(capsys):
+    with pytest.raises(SystemExit) as stop:
+        common.exit_with_error("no such file")
+    assert (stop.value.code, capsys.readouterr().err) == (
+        2,
+        "funcppo: no such file\n",
+    )
+    with pytest.raises(SystemExit) as stop:
+        common.exit_with_error("interrupted", status=130)
+    assert stop.value.code == 130
+
+
+def test_json_starts_with_the_version_of_its_format(tmp_path, capsys):
+    common.write_json(str(tmp_path / "result.json"), {"name": "Zoë", "n": 1})
+    text = (tmp_path / "result.json").read_text()
+    assert "Zoë" in text
+    assert list(json.loads(text).items()) == [
+        ("format", common.JSON_FORMAT),
+        ("name", "Zoë"),
+        ("n", 1),
+    ]
+    common.write_json("-", {"n": 1})
+    assert json.loads(capsys.readouterr().out) == {"format": 2, "n": 1}
+    common.write_json(None, {"n": 1})
+    assert capsys.readouterr().out == ""
+
+
+def test_an_output_path_is_a_file_in_a_folder_that_exists(
+    tmp_path, monkeypatch
+):
+    common.check_output_path("--out", tmp_path / "new")
+    (tmp_path / "old").write_text("")
+    common.check_output_path("--out", tmp_path / "old")
+    for path in (tmp_path, tmp_path / "none" / "new"):
+        with pytest.raises(
+            ValueError,
+            match=f"^--out {path}: expected a file in a folder that exists$",
+        ):
+            common.check_output_path("--out", path)
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # to root all folders are open
+    with pytest.raises(ValueError, match="no permission to write it"):
+        common.check_output_path("--out", tmp_path / "new")
+
+
+def test_permission_is_that_of_the_folder_or_of_the_device_itself(
+    tmp_path, monkeypatch
+):
+    """A file is replaced, so its folder counts; a pipe is written to, so it counts itself."""
+    os.mkfifo(tmp_path / "pipe")
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: not asked.append(path))
+    common.check_output_path("--out", tmp_path / "new")
+    common.check_output_path("--out", tmp_path / "pipe")
+    assert asked == [tmp_path, tmp_path / "pipe"]
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_device_is_checked_and_auto_resolved(has_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    common.check_device("cpu")
+    common.check_device("auto")
+    if has_gpu:
+        common.check_device("cuda")
+    else:
+        with pytest.raises(
+            ValueError,
+            match=r"^--device cuda: expected a CUDA device, PyTorch found none$",
+        ):
+            common.check_device("cuda")
+    assert common.resolve_device("auto") == ("cuda" if has_gpu else "cpu")
+    assert (common.resolve_device("cpu"), common.resolve_device("cuda")) == (
+        "cpu",
+        "cuda",
+    )
+
+
+def test_the_version_of_a_package_that_is_not_installed():
+    assert common.package_version("torch") == torch.__version__
+    assert common.package_version("no-such-package-of-ours") == "not installed"
+
+
+def test_a_first_ctrl_c_is_deferred_and_a_second_raises():
+    before = signal.getsignal(signal.SIGINT)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        common.defer_interrupt() as interrupt,
+    ):
+        assert not interrupt.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.requested
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_handler_of_ctrl_c_is_restored():
+    before = signal.getsignal(signal.SIGINT)
+    with common.defer_interrupt():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before

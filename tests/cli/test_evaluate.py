@@ -1,0 +1,188 @@
+"""`evaluate`: the metrics and the lines of --details, every score, bad input, Ctrl-C."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from funcppo.evaluation import evaluator
+from tests.cli.runner import contains, funcppo
+
+
+def test_the_metrics_are_those_of_the_lines_in_details(
+    trained, monkeypatch, capsys, tmp_path
+):
+    details = tmp_path / "ranks.jsonl"
+    assert (
+        funcppo(
+            monkeypatch,
+            "evaluate",
+            trained,
+            "--json",
+            "-",
+            "--details",
+            details,
+        )
+        == 0
+    )
+    result = json.loads(capsys.readouterr().out)
+    keys = (
+        "mrr",
+        "hits@1",
+        "hits@3",
+        "hits@10",
+        "n_tied",
+        "ceiling",
+        "n_queries",
+        "n_candidates",
+        "total_seconds",
+        "score",
+    )
+    assert all(key in result for key in keys)
+    lines = [json.loads(line) for line in details.read_text().splitlines()]
+    expected = [
+        np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)])
+        for x in lines
+    ]
+    assert result["mrr"] == pytest.approx(np.mean(expected), abs=1e-12)
+    proved = [line for line in lines if line["status"] == "proved"]
+    assert proved and all(
+        0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved
+    )
+
+
+@pytest.mark.parametrize(
+    "score", ["exists@1", "max-confidence", "noisy-or@3", "greedy", "success"]
+)
+def test_every_score_ranks(trained, monkeypatch, capsys, score):
+    args = (
+        "evaluate",
+        trained,
+        "--score",
+        score,
+        "--negatives",
+        "3",
+        "--split",
+        "valid",
+        "--json",
+        "-",
+    )
+    assert funcppo(monkeypatch, *args) == 0
+    assert json.loads(capsys.readouterr().out)["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (
+            ("{run}", "--negatives", "-3"),
+            "--negatives -3: expected all, or a number",
+        ),
+        (
+            ("{run}", "--negatives", "some"),
+            "--negatives some: expected all, or a number",
+        ),
+        (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
+        (
+            ("{run}", "--object-identity"),
+            "--object-identity: ... is a trained run, which has its own",
+        ),
+        (
+            ("{run}", "--height", "1"),
+            "--height: ... is a trained run, which has its own",
+        ),
+        (
+            ("countries_s1", "--smoothing", "-1"),
+            "smoothing=-1.0: ... 0 or more",
+        ),
+        (
+            ("countries_s1", "--score", "success"),
+            "no trained run, expected exists@H",
+        ),
+        (("countries_s1", "--queries", "0"), "--queries 0: expected 1 or more"),
+        (
+            ("countries_s1", "--resume"),
+            "--resume, --overwrite: expected --details FILE",
+        ),
+        (("{tmp}",), "train.txt"),
+        (("countries_s1", "--memory", "1MB"), "--memory 1000000: ... at least"),
+        (("{run}", "--memory", "1MB"), "--memory 1000000: ... at least"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    trained, monkeypatch, capsys, tmp_path, args, line
+):
+    assert (
+        funcppo(
+            monkeypatch,
+            "evaluate",
+            *(arg.format(tmp=tmp_path, run=trained) for arg in args),
+        )
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert contains(error, line)
+    assert error.startswith("funcppo: ") and error.count("\n") == 1
+
+
+def test_an_empty_split_is_bad_input(monkeypatch, capsys, tmp_path):
+    """A program has facts and rules, and no split."""
+    (tmp_path / "a.pl").write_text("r(a, b). s(X, Y) :- r(Y, X).")
+    assert (
+        funcppo(monkeypatch, "evaluate", tmp_path / "a.pl", "--height", "1")
+        == 2
+    )
+    assert "its test split is empty" in capsys.readouterr().err
+
+
+def test_some_queries_are_ranked_and_only_these_are_counted(
+    monkeypatch, capsys
+):
+    args = (
+        "evaluate",
+        "family_tree:60:0",
+        "--split",
+        "valid",
+        "--score",
+        "exists@1",
+        "--height",
+        "1",
+    )
+    assert funcppo(monkeypatch, *args, "--queries", "5", "--json", "-") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["n_queries"], result["height"], result["split"]) == (
+        10,
+        1,
+        "valid",
+    )  # both sides of 5 queries
+
+
+def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
+    monkeypatch, capsys, tmp_path
+):
+    """Without --details the text says how to make it resumable."""
+    rank_in_parts = evaluator.evaluate_chunks
+
+    def interrupt_first_part(*args):
+        for part in rank_in_parts(*args):
+            os.kill(os.getpid(), signal.SIGINT)
+            yield part
+
+    monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 2)
+    monkeypatch.setattr(evaluator, "evaluate_chunks", interrupt_first_part)
+    args = (
+        "evaluate",
+        "family_tree:60:0",
+        "--score",
+        "exists@1",
+        "--height",
+        "1",
+    )
+    assert funcppo(monkeypatch, *args) == 130
+    output = " ".join(capsys.readouterr().out.split())
+    assert contains(
+        output,
+        "interrupted after 2 of ... queries; with --details FILE, --resume could continue",
+    )

@@ -1,0 +1,168 @@
+"""The set-up of an evaluation: options as numbers, counts of the search, and the notes on them."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from funcppo.cli import evaluation_setup
+from funcppo.cli.evaluate import Evaluate
+from funcppo.cli.evaluation_setup import (
+    SearchStats,
+    prepare_evaluation,
+    search_notes,
+)
+from funcppo.evaluation import scorers
+from funcppo.runtime import memory
+
+RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "n_missed": 0}
+SEARCHED = RESULT | {
+    "row_steps": 2000,
+    "active_fraction": 0.5,
+    "n_pruned": 0,
+    "n_overflowed": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("1000", 1000),
+        ("2GB", 2 * 10**9),
+        ("2 gb", 2 * 10**9),
+        ("1.5KiB", 1536),
+        ("512MiB", 2**29),
+        (" 3kb ", 3000),
+    ],
+)
+def test_memory_is_a_number_with_a_unit(text, n_bytes):
+    assert evaluation_setup._parse_memory(text, "cpu") == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1 tonne", "1e3", "1.GB"])
+def test_memory_that_is_no_number_of_bytes_is_an_error(text):
+    with pytest.raises(
+        ValueError,
+        match="expected bytes, or a number with kb, mb, gb, kib, mib, gib",
+    ):
+        evaluation_setup._parse_memory(text, "cpu")
+
+
+def test_the_default_memory_is_three_quarters_of_the_total(monkeypatch):
+    monkeypatch.setattr(memory, "total_bytes", lambda device: 1000)
+    assert evaluation_setup._parse_memory(None, "cpu") == 750
+
+
+def test_negatives_are_all_or_a_number():
+    assert evaluation_setup._parse_negatives("all") is None
+    assert evaluation_setup._parse_negatives("50") == 50
+    for text in ("0", "-1", "many", "1.5", ""):
+        with pytest.raises(
+            ValueError, match="expected all, or a number of 1 or more"
+        ):
+            evaluation_setup._parse_negatives(text)
+
+
+def test_search_stats_add_up_call_by_call():
+    """A finite logarithm is a mass above 0: candidates that lost something."""
+    none = float("-inf")
+    stats = SearchStats()
+    assert stats.as_metrics() == {}
+    result = Mock(
+        pruned_log_mass=torch.tensor([none, -1.0, 0.0]),
+        overflow_log_mass=torch.tensor([none, none, -2.0]),
+    )
+    stats.add(result, 3, 8)
+    stats.add(None, 1, 8)
+    assert stats.as_metrics() == {
+        "row_steps": 16,
+        "active_fraction": 0.25,
+        "n_pruned": 2,
+        "n_overflowed": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("result", "notes"),
+    [
+        (RESULT, []),
+        (
+            RESULT | {"peak_bytes": 3e6},
+            ["the peak of 3 MB exceeds the limit of --memory"],
+        ),
+        (SEARCHED, ["slot utilisation: 50.0% of 2,000 row-steps"]),
+        (
+            SEARCHED | {"n_pruned": 7, "n_overflowed": 8, "n_missed": 9},
+            [
+                "slot utilisation: 50.0% of 2,000 row-steps",
+                "the beam pruned partial proofs of 7 candidates",
+                "successors of 8 candidates did not fit",
+                "9 provable answers were not found by the search",
+            ],
+        ),
+    ],
+)
+def test_notes_say_what_the_search_may_have_missed(
+    result: dict[str, Any], notes: list[str]
+):
+    assert search_notes(result) == notes
+
+
+def test_an_untrained_score_has_no_policy_and_no_search():
+    setup = prepare_evaluation(
+        Evaluate(target="countries_s1", height=1, negatives="4", seed=5)
+    )
+    assert (setup.score, setup.notes, setup.fallback_reasons()) == (
+        "max-confidence",
+        [],
+        [],
+    )
+    protocol = setup.evaluator.protocol
+    assert (protocol.n_negatives, protocol.seed, protocol.score_unprovable) == (
+        4,
+        5,
+        False,
+    )
+    assert (
+        setup.log_settings["params_digest"] is None
+        and setup.log_settings["negatives"] == 4
+    )
+    assert setup.evaluator.prove(torch.tensor([1, 1, 2])) is None
+
+
+def test_the_policy_of_a_run_is_tuned_and_identified(trained, monkeypatch):
+    setups = [
+        prepare_evaluation(Evaluate(target=str(trained), score=score))
+        for score in ("auto", "greedy")
+    ]
+    assert [setup.score for setup in setups] == ["best-proof", "greedy"]
+    assert [setup.evaluator.protocol.score_unprovable for setup in setups] == [
+        False,
+        True,
+    ]
+    assert (
+        setups[0].log_settings["params_digest"]
+        == setups[1].log_settings["params_digest"]
+        is not None
+    )
+    assert all(
+        "of 4,000 MB" in "".join(setup.notes)
+        for setup in [
+            prepare_evaluation(Evaluate(target=str(trained), memory="4GB"))
+        ]
+    )
+    monkeypatch.setattr(
+        scorers, "graph_fallback_notes", lambda step: ["not replayed"]
+    )
+    assert prepare_evaluation(
+        Evaluate(target=str(trained))
+    ).fallback_reasons() == ["not replayed"]
+    assert (
+        prepare_evaluation(
+            Evaluate(target=str(trained), score="noisy-or")
+        ).log_settings["params_digest"]
+        is None
+    )

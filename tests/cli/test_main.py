@@ -1,0 +1,241 @@
+"""The entry point: overview, version, exit statuses, one line for bad input, closed pipes; nothing loads PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+from unittest.mock import Mock
+
+import pytest
+
+from funcppo import cli
+from tests.cli.runner import funcppo
+
+PYTHON = [sys.executable, "-m", "funcppo"]
+
+
+@pytest.fixture(autouse=True)
+def buffered_output(monkeypatch):
+    """A buffer holds what a program prints until it ends, and so hides a closed pipe until then."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
+def test_the_overview_names_each_program_with_its_summary(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert funcppo(monkeypatch, "--help") == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for name, summary in cli.PROGRAMS.items():
+        assert any(
+            line.startswith(f"{name} ") and line.endswith(summary)
+            for line in lines
+        )
+
+
+@pytest.mark.parametrize("name", cli.PROGRAMS)
+def test_a_summary_is_the_first_line_of_the_programs_docstring(name):
+    program = getattr(
+        importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
+    )
+    assert program.__doc__.splitlines()[0] == cli.PROGRAMS[name]
+
+
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+    assert funcppo(monkeypatch, "--version") == 0
+    assert (
+        capsys.readouterr().out
+        == f"funcppo {importlib.metadata.version('funcppo')}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], *([name, "--help"] for name in cli.PROGRAMS)],
+    ids=" ".join,
+)
+def test_the_help_comes_without_torch(arguments):
+    code = "import atexit, sys; from funcppo.cli import main; sys.argv = ['funcppo', *sys.argv[1:]]\n"
+    code += "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    assert done.stdout.startswith("usage: funcppo ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["prove", "countries_s1", "locatedIn(france, europe)"], 0),
+        (["prove", "countries_s1", "locatedIn(france, asia)"], 1),
+        (["prove", "countries_s1", "locatedIn(france, atlantis)"], 2),
+        (["prove", "countries_s1"], 2),
+        (["provable", "countries_s1", "--json", "-"], 0),
+        (["provable", "nowhere"], 2),
+        (["magic"], 2),
+        ([], 2),
+        (["--magic"], 2),
+    ],
+)
+def test_the_program_exits_with_that_status_and_without_a_traceback(
+    arguments, status, monkeypatch, capsys
+):
+    assert funcppo(monkeypatch, *arguments) == status
+    seen = capsys.readouterr()
+    assert "Traceback" not in seen.err + seen.out
+    assert (seen.out == "") == (status == 2)
+    assert status != 2 or (
+        seen.err.startswith("funcppo: ") and seen.err.count("\n") == 1
+    )
+
+
+def test_an_unknown_program_is_named_beside_the_known_ones(monkeypatch, capsys):
+    funcppo(monkeypatch, "magic")
+    error = capsys.readouterr().err
+    assert all(name in error for name in ("magic", *cli.PROGRAMS))
+
+
+def test_bad_input_is_one_line_of_the_process():
+    done = subprocess.run(
+        [*PYTHON, "prove", "countries_s3", "locatedIn(france"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr.startswith("funcppo: query 'locatedIn(france': expected ")
+        and done.stderr.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
+    arguments = [
+        *PYTHON,
+        "prove",
+        "countries_s3",
+        "p(a)",
+        "--max-atoms",
+        "many",
+    ]
+    done = subprocess.run(
+        arguments,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    line = "funcppo: --max-atoms: invalid literal for int() with base 10: 'many' (see --help)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["prove", "countries_s1", "locatedIn(X, europe)"],
+        ["provable", "countries_s1"],
+    ],
+)
+def test_a_file_for_the_json_that_cannot_be_written_is_an_error_before_any_work(
+    program, tmp_path, monkeypatch, capsys
+):
+    for target in (tmp_path, tmp_path / "none" / "x.json"):
+        line = f"funcppo: --json {target}: expected a file in a folder that exists, or -\n"
+        assert funcppo(monkeypatch, *program, "--json", target) == 2
+        assert capsys.readouterr() == ("", line)
+
+
+def test_ctrl_c_while_a_program_is_loaded_is_one_line(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(
+        cli, "_parse_program", Mock(side_effect=KeyboardInterrupt)
+    )
+    assert (
+        funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r")
+        == 130
+    )
+    assert capsys.readouterr().err == "funcppo: interrupted\n"
+
+
+def test_a_missing_extra_is_one_line(monkeypatch, capsys):
+    error = ModuleNotFoundError("No module named 'tyro'", name="tyro")
+    monkeypatch.setattr(cli.importlib, "import_module", Mock(side_effect=error))
+    assert funcppo(monkeypatch, "doctor") == 2
+    assert (
+        "needs the extra `cli` (pip install 'funcppo[cli]')"
+        in capsys.readouterr().err
+    )
+
+
+# Closed pipes.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "--help"],
+        ["prove", "countries_s1", "locatedIn(france, europe)"],
+        ["prove", "countries_s1", "locatedIn(X, europe)", "--json", "-"],
+        ["provable", "countries_s1"],
+        ["doctor", "--quick"],
+    ],
+    ids=" ".join,
+)
+def test_a_closed_pipe_ends_a_program_silently(arguments):
+    """Standard output has no reader: the first write fails, as behind `| head -1` sooner or later."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*PYTHON, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    lines = [
+        line
+        for line in done.stderr.splitlines()
+        if not line.startswith("note: ")
+    ]
+    assert (done.returncode, lines) == (141, [])
+
+
+def test_head_takes_the_first_line_and_no_traceback_follows():
+    command = f"{sys.executable} -m funcppo train --help | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout.startswith("usage: funcppo train")
+        and done.stdout.count("\n") == 1
+    )
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
+)
+def test_a_full_disk_behind_standard_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PYTHON, "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "funcppo: standard output: No space left on device\n",
+    )
+
+
+def test_a_closed_pipe_to_a_named_file_is_an_error_with_its_name(
+    monkeypatch, capsys
+):
+    error = BrokenPipeError(32, "Broken pipe", "rules.fifo")
+    monkeypatch.setattr(
+        cli,
+        "_parse_program",
+        lambda *_: Mock(json=None, run=Mock(side_effect=error)),
+    )
+    assert funcppo(monkeypatch, "mine") == 2
+    assert capsys.readouterr().err == "funcppo: rules.fifo: Broken pipe\n"

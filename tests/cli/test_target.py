@@ -1,0 +1,79 @@
+"""Targets: the folder of a run is told from a data set; a run brings its own data set and rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
+from funcppo.data import load
+from funcppo.experiment import training
+from funcppo.experiment.config import RunConfig
+
+RULE = "0.5\tlocatedIn(X, Y) :- neighborOf(X, Y)\n"
+
+
+@pytest.fixture
+def rule_file(tmp_path):
+    path = tmp_path / "other.txt"
+    path.write_text(RULE)
+    return str(path)
+
+
+def test_the_folder_of_a_run_holds_a_config(tmp_path):
+    assert not is_run_folder(str(tmp_path))
+    assert not is_run_folder("countries_s1")
+    training.write_config(RunConfig(dataset="countries_s1"), tmp_path)
+    assert is_run_folder(str(tmp_path))
+
+
+def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
+    tmp_path, rule_file
+):
+    training.write_config(
+        RunConfig(dataset="countries_s1", rules=rule_file), tmp_path
+    )
+    dataset = open_dataset(str(tmp_path), None)
+    expected = load("countries_s1", rule_file)
+    assert (
+        dataset.fingerprint
+        == expected.fingerprint
+        != load("countries_s1").fingerprint
+    )
+    with pytest.raises(
+        ValueError,
+        match="is a trained run, expected the rules it was trained with",
+    ):
+        open_dataset(str(tmp_path), rule_file)
+
+
+def test_the_rules_of_a_data_set_are_replaced_by_those_of_a_file(rule_file):
+    assert open_dataset("countries_s2", rule_file).rule_weights.tolist() == [
+        0.5
+    ]
+    assert len(open_dataset("countries_s2", None).rules) == len(
+        load("countries_s2").rules
+    )
+
+
+def test_the_notes_of_a_data_set_are_printed_on_standard_error(
+    tmp_path, capsys
+):
+    """A relation of the valid split that no training triple has is worth a note."""
+    for name, text in {
+        "train": "a\tr\tb\n",
+        "valid": "a\ts\tc\n",
+        "test": "a\tr\tb\n",
+    }.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    dataset = open_dataset(str(tmp_path), None)
+    assert dataset.notes
+    assert capsys.readouterr() == (
+        "",
+        "".join(f"note: {line}\n" for line in dataset.notes),
+    )
+
+
+def test_progress_off_a_terminal_prints_no_steps(capsys):
+    with fixpoint_progress() as show_step:
+        show_step(3, 1234, 0.5)
+    assert "T_P" not in capsys.readouterr().out

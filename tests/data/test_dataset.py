@@ -1,0 +1,159 @@
+"""Dataset: ids, splits and rules worked out by hand; names that read back; the fingerprint."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcppo.data import from_text, from_triples, parse_query
+from funcppo.data.dataset import from_splits, unknown_name_message, with_rules
+from tests.data.clause_strategies import NAMES
+from tests.data.python_datalog import triples
+
+
+def test_a_program_gives_facts_and_rules_of_any_arity():
+    d = from_text(
+        "edge(a, b). path(X,Y) :- edge(X,Y). hot. r(7, a, b).\npath(X,Y) :- path(X,Z), edge(Z,Y)."
+    )
+    assert (d.entities, d.predicates, d.arities) == (
+        ("a", "b", "7"),
+        ("edge", "path", "hot", "r"),
+        (2, 2, 0, 3),
+    )
+    assert (
+        d.train.tolist()
+        == d.facts.tolist()
+        == [[1, 1, 2, 0], [3, 0, 0, 0], [4, 3, 1, 2]]
+    )
+    assert d.rules.tolist()[0] == [[2, 4, 5, 0], [1, 4, 5, 0], [0] * 4]
+    assert len(d.valid) == len(d.test) == 0
+    assert parse_query(d, "hot").tolist() == [3, 0, 0, 0]
+
+
+def test_the_fingerprint_tells_order_rules_and_splits_apart_but_not_weights():
+    a, b = ("a", "r", "b"), ("b", "r", "a")
+    sets = [
+        from_triples([a, b]),
+        from_triples([b, a]),
+        from_triples([a], [b]),
+        from_triples([a], [], [b]),
+    ]
+    sets += [from_triples([a, b], rules="r(X,Y) :- r(Y,X)")]
+    assert len({d.fingerprint for d in sets}) == 5
+    assert (
+        from_triples([a, b], rules="1\tr(X,Y) :- r(Y,X)").fingerprint
+        == sets[-1].fingerprint
+    )
+
+
+def test_the_ids_of_triples_follow_first_occurrence_worked_by_hand():
+    splits = {
+        "train": [("a", "r", "b"), ("b", "s", "a"), ("a", "r", "b")],
+        "valid": [("c", "r", "a")],
+        "test": [("a", "t", "d"), ("d", "t", "c")],
+        "facts": [("b", "s", "a"), ("a", "s", "e")],
+    }
+    d = from_splits("by hand", splits)
+    assert (d.entities, d.predicates, d.arities) == (
+        ("a", "b", "c", "d", "e"),
+        ("r", "s", "t"),
+        (2, 2, 2),
+    )
+    assert d.train.tolist() == [[1, 1, 2], [2, 2, 1]]
+    assert (d.valid.tolist(), d.test.tolist()) == (
+        [[1, 3, 1]],
+        [[3, 1, 4], [3, 4, 3]],
+    )
+    assert d.facts.tolist() == [[1, 1, 2], [2, 2, 1], [2, 1, 5]]
+    assert (
+        d.n_constants,
+        d.n_predicates,
+        d.atom_width,
+        d.n_duplicates,
+        d.n_unseen_entities,
+    ) == (5, 3, 3, 1, 2)
+    assert d.notes == (
+        "train: 1 lines repeat another and were dropped",
+        "valid, test: 2 entities occur in no known fact; they are kept",
+        "valid, test: 1 relations occur in no known fact; they are kept",
+    )
+
+
+def test_only_entities_count_as_unseen_entities():
+    d = from_triples([("a", "r", "b")], [("a", relation, "b") for relation in "stuvw"], [("b", "r", "c")])
+    assert (d.n_predicates, d.n_unseen_entities) == (6, 1)
+
+
+TRIPLES = st.lists(st.tuples(NAMES, NAMES, NAMES), max_size=6)
+
+
+@given(TRIPLES, TRIPLES, TRIPLES)
+def test_the_names_of_the_ids_are_the_triples(train, valid, test):
+    d = from_triples(train, valid, test)
+    assert triples(d, d.train) == triples(d, d.facts) == set(train) and len(
+        d.train
+    ) == len(set(train))
+    assert triples(d, d.valid) == set(valid) and triples(d, d.test) == set(test)
+    assert (len(d.valid), len(d.test)) == (len(valid), len(test))
+    unseen = {name for h, _, t in valid + test for name in (h, t)} - {
+        name for h, _, t in train for name in (h, t)
+    }
+    assert d.n_unseen_entities == len(unseen)
+
+
+def test_rules_that_define_relations_add_them_and_widen_all_atoms():
+    d = from_triples(
+        [("a", "r", "b")],
+        rules="s(X, Y, Z) :- r(X, Y), r(Y, Z)\nt(X) :- u(X, X)\nu(X, Y) :- r(Y, X)",
+    )
+    assert dict(zip(d.predicates, d.arities)) == {
+        "r": 2,
+        "s": 3,
+        "t": 1,
+        "u": 2,
+    }
+    # fingerprints of stored runs hold this order
+    assert d.predicates == ("r", "u", "t", "s")
+    assert d.atom_width == 4 and d.train.tolist() == [[1, 1, 2, 0]]
+    assert d.rules.tolist() == [
+        [[4, 3, 4, 5], [1, 3, 4, 0], [1, 4, 5, 0]],
+        [[3, 3, 0, 0], [2, 3, 3, 0], [0, 0, 0, 0]],
+        [[2, 3, 4, 0], [1, 4, 3, 0], [0, 0, 0, 0]],
+    ]
+    # lines of the rules
+    assert [note.split(":")[1] for note in d.notes] == ["3", "2", "1"]
+
+
+def test_no_rules_are_an_empty_table_and_replace_those_that_were_there():
+    d = from_triples([("a", "r", "b")], rules="0.5\tr(X,Y) :- r(Y,X)")
+    assert (d.rules.shape, d.rule_weights.tolist()) == ((1, 2, 3), [0.5])
+    bare = with_rules(d, [], "none")
+    assert (bare.rules.shape, bare.rule_weights.shape) == ((0, 1, 3), (0,))
+    assert bare.fingerprint == from_triples([("a", "r", "b")]).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ("r(a, b)", [1, 1, 2]),
+        ("r(X, 'b').", [1, 3, 2]),
+        ("r(X, Y)", [1, 3, 4]),
+        ("r(X, X)", [1, 3, 3]),
+        ("r(_, _)", [1, 3, 4]),
+        ("s(b, X)", [2, 2, 3]),
+    ],
+)
+def test_a_query_worked_by_hand(query, ids):
+    d = from_triples([("a", "r", "b")], rules="s(X,Y) :- r(Y,X)")
+    atom = parse_query(d, query)
+    assert atom.tolist() == ids and atom.dtype == np.int64
+
+
+def test_a_name_of_similar_spelling_is_suggested():
+    assert unknown_name_message(
+        "entity", "fance", ["france", "spain"]
+    ).endswith("(close: 'france')")
+    assert unknown_name_message("entity", "zzz", ["france", "spain"]).endswith(
+        "(none of 2 is spelled like it)"
+    )
+    assert "none of 1" in unknown_name_message("entity", "a" * 101, ["a" * 101])

@@ -1,0 +1,135 @@
+"""Rule tables: worked lines of each format, and files that read back as the same rules."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcppo.data import from_triples
+from funcppo.data.rule_tables import (
+    AMIE_HEADER,
+    RULE_FILE_FORMATS,
+    TSV_HEADER,
+    RuleStatistics,
+    compatibility_notes,
+    format_rule_table,
+    with_encoded_rules,
+)
+from tests.data.clause_strategies import NAMES
+
+TRIPLES = [("ann", "knows", "bob"), ("bob", "likes", "cid")]
+
+
+def statistics(*rows):
+    """Statistics of rules, one row of eight numbers each."""
+    return RuleStatistics(*np.array(rows, np.float64).reshape(-1, 8).T)
+
+
+def test_the_lines_of_each_format_worked_by_hand():
+    """Support 6 of 8 body pairs, 2 of them circular, 7.2 PCA pairs, 12 facts of the head."""
+    d = from_triples(TRIPLES, rules="likes(X,Y) :- knows(Y,Z), likes(Z,X)")
+    counts = statistics([0.4, 6, 8, 2, 7.2, 12, 0.125, 0])
+    header, line = format_rule_table(d, counts, "tsv").splitlines()
+    assert header.split("\t") == TSV_HEADER.split(" ")
+    numbers = [
+        "0.4",
+        "6",
+        "8",
+        "0.75",
+        "0.833333",
+        "0.5",
+        "4",
+        "0.666667",
+        "0.125",
+        "0",
+    ]
+    assert line.split("\t") == [
+        *numbers,
+        "likes(X, Y) :- knows(Y, Z), likes(Z, X)",
+    ]
+    assert (
+        format_rule_table(d, counts, "AnyBURL")
+        == "8\t6\t0.75\tlikes(X,Y) <= knows(Y,A), likes(A,X)\n"
+    )
+    header, line = format_rule_table(d, counts, "AMIE").splitlines()
+    assert header.split("\t") == AMIE_HEADER.split(",")
+    rule = "?y  knows  ?z  ?z  likes  ?x   => ?x  likes  ?y"
+    assert line.split("\t") == [
+        rule,
+        "0.5",
+        "0.75",
+        "0.833333",
+        "6",
+        "8",
+        "7",
+        "?x",
+    ]
+
+
+def test_a_rule_without_predictions_has_confidence_zero():
+    d = from_triples(TRIPLES, rules="likes(X,Y) :- knows(Y,X)")
+    line = format_rule_table(d, statistics([0] * 8), "tsv").splitlines()[1]
+    assert line.split("\t")[:-1] == ["0"] * 10
+
+
+@pytest.mark.parametrize("file_format", RULE_FILE_FORMATS)
+def test_a_table_without_rules_is_its_header(file_format):
+    text = format_rule_table(from_triples(TRIPLES), statistics(), file_format)
+    assert len(text.splitlines()) == (file_format != "AnyBURL")
+
+
+@given(st.lists(NAMES, min_size=4, max_size=4, unique=True), st.floats(0, 1))
+def test_a_table_reads_back_as_the_same_rules_and_weights(names, weight):
+    a, b, relation, other = names
+    known = [(a, relation, b), (b, other, a)]
+    table = np.zeros((3, 3, 3), np.int32)
+    table[0, :2] = [[1, 3, 4], [2, 4, 3]]
+    table[1] = [[2, 3, 4], [1, 3, 5], [1, 5, 4]]
+    table[2, :2] = [[1, 3, 1], [2, 2, 3]]  # relation(X, a) :- other(b, X)
+    counts = statistics(*[[weight, 3, 4, 0, 4, 6, 0, 0]] * 3)
+    d = with_encoded_rules(from_triples(known), table, counts)
+    for file_format in RULE_FILE_FORMATS:
+        again = from_triples(
+            known, rules=format_rule_table(d, counts, file_format)
+        )
+        assert again.rules.tolist() == table.tolist()
+        expected = weight if file_format == "tsv" else 0.75
+        # files hold six digits
+        assert again.rule_weights == pytest.approx([expected] * 3, rel=1e-5)
+
+
+def test_encoded_rules_are_cut_to_the_longest_and_padded_to_the_atoms_of_the_data():
+    wide = from_triples(TRIPLES, rules="p(X,Y,Z) :- knows(X,Y), likes(Y,Z)")
+    atoms = np.zeros((2, 5, 3), np.int32)
+    atoms[:, 0] = [1, 4, 5]
+    atoms[:, 1] = [2, 5, 4]
+    d = with_encoded_rules(wide, atoms, statistics([0.5] * 8, [0.25] * 8))
+    assert d.rules.tolist() == [[[1, 4, 5, 0], [2, 5, 4, 0]]] * 2
+    assert d.rule_weights.tolist() == [0.5, 0.25]
+    assert with_encoded_rules(wide, atoms[:0], statistics()).rules.shape == (
+        0,
+        1,
+        4,
+    )
+
+
+def test_names_that_a_tool_would_misread_are_counted():
+    known = [("ann lee", "knows", "b"), ("b", "likes", "X")]
+    rules = "knows(X,b) :- likes(X,'X')\nknows(X,Y) :- likes(Y,X)\nknows(X,'ann lee') :- likes(X,Y)"
+    d = from_triples(known, rules=rules)
+    assert compatibility_notes(d, "tsv") == []
+    (anyburl,) = compatibility_notes(d, "AnyBURL")
+    assert (
+        anyburl.startswith("2 rules hold names in quotes or of one character: ")
+        and "AnyBURL takes them" in anyburl
+    )
+    (amie,) = compatibility_notes(d, "AMIE")
+    assert amie.startswith("1 rules hold names in quotes: ")
+    plain = from_triples(
+        [("ann", "knows", "bob")], rules="knows(X,ann) :- knows(bob,X)"
+    )
+    assert (
+        compatibility_notes(plain, "AnyBURL")
+        == compatibility_notes(plain, "AMIE")
+        == []
+    )

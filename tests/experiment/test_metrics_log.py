@@ -1,0 +1,132 @@
+"""The metrics log: what its rows hold, and that it is read, truncated and continued in every format."""
+
+import json
+
+import pytest
+import torch
+
+from funcppo.experiment import metrics_log
+from funcppo.losses import LossMetrics
+from funcppo.train_step import Metrics, RolloutMetrics
+
+
+def metrics(n_episodes=4.0, dropped_fraction=()):
+    """Metrics of one update with a different number in every field."""
+    scalar = torch.tensor
+    return Metrics(
+        rollout=RolloutMetrics(
+            n_episodes=scalar(n_episodes),
+            episode_return_sum=scalar(2.0 if n_episodes else 0.0),
+            episode_length_sum=scalar(10.0 if n_episodes else 0.0),
+            n_truncated_episodes=scalar(1.0),
+            explained_variance=scalar(0.25),
+        ),
+        loss=LossMetrics(
+            loss=scalar(-1.0),
+            policy_loss=scalar(-2.0),
+            value_loss=scalar(3.0),
+            entropy=scalar(0.5),
+            approx_kl=scalar(0.125),
+            clip_fraction=scalar(0.75),
+            dropped_fraction=dropped_fraction,
+        ),
+        grad_norm=scalar(6.0),
+        n_applied_minibatches=scalar(7.0),
+        n_nonfinite_minibatches=scalar(8.0),
+        learning_rate=scalar(0.0625),
+    )
+
+
+def test_a_row_holds_every_metric_under_its_name():
+    assert metrics_log.to_scalars(metrics()) == {
+        "n_episodes": 4.0,
+        "episode_return": 0.5,
+        "episode_length": 2.5,
+        "n_truncated_episodes": 1.0,
+        "explained_variance": 0.25,
+        "loss": -1.0,
+        "policy_loss": -2.0,
+        "value_loss": 3.0,
+        "entropy": 0.5,
+        "approx_kl": 0.125,
+        "clip_fraction": 0.75,
+        "grad_norm": 6.0,
+        "learning_rate": 0.0625,
+        "n_applied_minibatches": 7.0,
+        "n_nonfinite_minibatches": 8.0,
+    }
+
+
+def test_the_dropped_fraction_is_there_where_it_is_measured():
+    assert (
+        metrics_log.to_scalars(metrics(dropped_fraction=torch.tensor(0.5)))[
+            "dropped_fraction"
+        ]
+        == 0.5
+    )
+
+
+def test_means_over_no_episode_are_zero():
+    scalars = metrics_log.to_scalars(metrics(n_episodes=0.0))
+    assert (
+        scalars["n_episodes"]
+        == scalars["episode_return"]
+        == scalars["episode_length"]
+        == 0.0
+    )
+
+
+def test_a_log_starts_with_its_format_and_returns_its_rows(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics_log.truncate(path, 0)
+    for update in (1, 2):
+        metrics_log.append(path, {"update": update, "loss": 0.5 / update})
+    assert json.loads(path.read_text().splitlines()[0]) == {"format": 2}
+    assert metrics_log.read(path) == [
+        {"update": 1, "loss": 0.5},
+        {"update": 2, "loss": 0.25},
+    ]
+
+
+@pytest.mark.parametrize("has_format", [True, False])
+@pytest.mark.parametrize("last_update", [0, 1, 2, 3, 9])
+def test_truncation_drops_the_rows_after_the_checkpoint(
+    has_format, last_update, tmp_path
+):
+    path = tmp_path / "metrics.jsonl"
+    name = "episode_return" if has_format else "return"
+    lines = [json.dumps({"update": update, name: 0.5}) for update in (1, 2, 3)]
+    path.write_text(
+        "".join(line + "\n" for line in ['{"format": 2}'] * has_format + lines)
+    )
+    metrics_log.truncate(path, last_update)
+    metrics_log.append(
+        path, {"update": last_update + 1, "episode_return": 0.75}
+    )
+    rows = [
+        {"update": update, "episode_return": 0.5}
+        for update in (1, 2, 3)
+        if update <= last_update
+    ]
+    assert metrics_log.read(path) == [
+        *rows,
+        {"update": last_update + 1, "episode_return": 0.75},
+    ]
+    assert path.read_text().count("format") == 1
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"format": 2}\n{"update": 1}\n{"update": 2, "los')
+    assert metrics_log.read(path) == [{"update": 1}]
+    metrics_log.truncate(path, 1)
+    metrics_log.append(path, {"update": 2})
+    assert metrics_log.read(path) == [{"update": 1}, {"update": 2}]
+
+
+@pytest.mark.parametrize("line", ["{", "3", '{"loss": 1}'])
+def test_a_bad_line_is_named(line, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"format": 2}}\n{{"update": 1}}\n{line}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:3: expected "):
+        metrics_log.read(path)

@@ -1,0 +1,330 @@
+"""Training runs: resumed bit for bit, validated at the right updates, stopped where numbers are not finite."""
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import data, tree
+from funcppo.config import PPOConfig
+from funcppo.experiment import checkpoint, metrics_log, training
+from funcppo.experiment.config import CHECKPOINT_FILE, METRICS_FILE, RunConfig
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.runtime import compile as compilation
+from funcppo.runtime.monitor import Monitor
+from funcppo.train_step import EAGER_PARTS
+
+CONFIG = RunConfig(
+    dataset="countries_s1",
+    steps=64,
+    strategy="eager",
+    score="best-proof",
+    n_validations=2,
+    n_validation_queries=3,
+    prover=ProverTaskConfig(max_height=1, embed_dim=4, hidden_dim=4),
+    ppo=PPOConfig(
+        n_envs=4, n_steps=4, n_epochs=1, n_minibatches=2, learning_rate=0.01
+    ),
+)
+N_UPDATES = 4  # 64 steps of 4 environments in rollouts of 4
+
+
+@pytest.fixture
+def run(tmp_path):
+    return training.prepare_run(CONFIG, tmp_path, resume=False)
+
+
+def trained(run, folder, should_stop=lambda: False):
+    """The run after its last update, and the metrics of each."""
+    captured, _ = training.prepare_train_step(run)
+    rows = []
+    for after, metrics in training.train(
+        run, folder, captured, should_stop, Monitor()
+    ):
+        run = after
+        rows.append(metrics)
+    return run, rows
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The folder of a run that was trained to its end."""
+    folder = tmp_path_factory.mktemp("run")
+    training.write_config(CONFIG, folder)
+    trained(training.prepare_run(CONFIG, folder, resume=False), folder)
+    return folder
+
+
+@pytest.mark.parametrize("last_update", [1, 2, 3])
+def test_a_run_stopped_anywhere_resumes_bit_for_bit(
+    last_update, uninterrupted, run, tmp_path
+):
+    stops = iter([False] * (last_update - 1) + [True])
+    trained(run, tmp_path, lambda: next(stops))
+    resumed = training.prepare_run(CONFIG, tmp_path, resume=True)
+    assert int(resumed.state.train_state.update) == last_update
+    _, metrics = trained(resumed, tmp_path)
+    assert len(metrics) == N_UPDATES - last_update
+
+    whole = checkpoint.read(uninterrupted / CHECKPOINT_FILE).arrays
+    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
+    assert set(arrays) == set(whole)
+    for name in whole:
+        assert np.array_equal(arrays[name], whole[name]), name
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    whole_rows = metrics_log.read(uninterrupted / METRICS_FILE)
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert [row["loss"] for row in rows] == [row["loss"] for row in whole_rows]
+
+
+def test_validations_are_spread_evenly_and_the_last_update_has_one(
+    uninterrupted,
+):
+    rows = metrics_log.read(uninterrupted / METRICS_FILE)
+    assert [row["update"] for row in rows if "best_valid_metric" in row] == [
+        2,
+        4,
+    ]
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_a_yielded_run_is_at_the_update_just_made(run, tmp_path):
+    captured, _ = training.prepare_train_step(run)
+    updates = []
+    for after, _ in training.train(
+        run, tmp_path, captured, lambda: False, Monitor()
+    ):
+        updates.append(int(after.state.train_state.update))
+        assert after.state.train_state is captured.state
+    assert updates == [1, 2, 3, 4]
+
+
+def test_the_best_parameters_are_kept_while_training_continues(
+    run, monkeypatch, tmp_path
+):
+    """Valid quality 0.1 before training, 0.5 after update 2, 0.2 after update 4."""
+    quality = iter([0.1, 0.5, 0.2])
+    monkeypatch.setattr(
+        training, "evaluate_policy", lambda *_: {"auc_pr": next(quality)}
+    )
+    captured, _ = training.prepare_train_step(run)
+    params = [tree.ravel(run.state.train_state.params)]
+    for after, _ in training.train(
+        run, tmp_path, captured, lambda: False, Monitor()
+    ):
+        run = after
+        params.append(tree.ravel(run.state.train_state.params))
+    assert (
+        int(run.state.best_update) == 2
+        and float(run.state.best_valid_metric) == 0.5
+    )
+    assert torch.equal(
+        tree.ravel(run.state.best_params), params[2]
+    ) and not torch.equal(params[2], params[4])
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_better"), [(0.25, False), (0.5, False), (0.75, True)]
+)
+def test_only_a_better_metric_replaces_the_best(
+    metric, is_better, run, monkeypatch
+):
+    monkeypatch.setattr(
+        training, "evaluate_policy", lambda *_: {"auc_pr": metric}
+    )
+    moved = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
+        update=torch.tensor(9),
+    )
+    before = run.state._replace(
+        train_state=moved, best_valid_metric=torch.tensor(0.5)
+    )
+    after = training.validate(replace(run, state=before)).state
+    assert float(after.best_valid_metric) == max(metric, 0.5)
+    assert int(after.best_update) == (9 if is_better else 0)
+    best = moved.params if is_better else before.best_params
+    assert torch.equal(tree.ravel(after.best_params), tree.ravel(best))
+
+
+def test_without_valid_queries_the_last_parameters_are_kept(run):
+    dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
+    moved = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
+        update=torch.tensor(9),
+    )
+    run = replace(
+        run,
+        task=replace(run.task, dataset=dataset),
+        state=run.state._replace(train_state=moved),
+    )
+    after = training.validate(run).state
+    assert (
+        int(after.best_update) == 9 and float(after.best_valid_metric) == -1.0
+    )
+    assert torch.equal(tree.ravel(after.best_params), tree.ravel(moved.params))
+    assert (
+        tree.leaves(after.best_params)[0].data_ptr()
+        != tree.leaves(moved.params)[0].data_ptr()
+    )
+
+
+def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
+    monkeypatch, tmp_path
+):
+    """Targets are infinite from update 2 on; two bad updates in a row are allowed."""
+    n_calls = 0
+
+    def poisoned(*args):
+        nonlocal n_calls
+        n_calls += 1
+        batch, metrics = EAGER_PARTS.build_batch(*args)
+        factor = 1.0 if n_calls < 2 else float("inf")
+        return batch._replace(value_target=batch.value_target * factor), metrics
+
+    config = replace(CONFIG, max_nonfinite_updates=2, n_validations=4)
+    run = training.prepare_run(config, tmp_path, resume=False)
+    monkeypatch.setattr(
+        training, "EAGER_PARTS", replace(EAGER_PARTS, build_batch=poisoned)
+    )
+    message = r"not finite in each of the 2 updates up to 3; .*checkpoint\.npz holds update 1"
+    with pytest.raises(training.DivergenceError, match=message):
+        trained(run, tmp_path)
+    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
+    assert int(arrays["train_state.update"]) == 1
+    assert all(
+        np.isfinite(array).all()
+        for array in arrays.values()
+        if array.dtype.kind == "f"
+    )
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 2, 2]
+    assert [row["n_applied_minibatches"] for row in rows] == [2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "strategy", "selected"),
+    [
+        (5_100_000, "auto", "eager"),
+        (5_120_000, "auto", "auto"),
+        (1, "one-graph", "one-graph"),
+    ],
+)
+def test_a_run_is_compiled_if_it_is_long_or_a_strategy_is_set(
+    steps, strategy, selected, run, monkeypatch
+):
+    """By hand: an update has 8 rollout steps and 2 * 4 minibatches, and 5,120,000 / (256 * 8) updates make 40,000."""
+    asked = []
+
+    def select_strategy(*args, tolerance):
+        asked.append(args[-1])
+        raise LookupError
+
+    monkeypatch.setattr(compilation, "select_strategy", select_strategy)
+    run_config = replace(
+        CONFIG, steps=steps, strategy=strategy, ppo=RunConfig(dataset="").ppo
+    )
+    cfg = training._learner_config(run_config, run.task)
+    with pytest.raises(LookupError):
+        training.prepare_train_step(
+            replace(run, run_config=run_config, cfg=cfg)
+        )
+    assert asked == [selected]
+
+
+def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):
+    params = tree.ravel(
+        training.initial_params(training.open_run(uninterrupted))
+    )
+    assert torch.equal(params, tree.ravel(run.state.best_params))
+    assert not torch.equal(
+        params,
+        tree.ravel(training.open_run(uninterrupted).state.train_state.params),
+    )
+
+
+def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
+    assert [
+        training._learner_config(
+            replace(CONFIG, steps=steps), run.task
+        ).ppo.n_updates
+        for steps in (1, 16, 17)
+    ] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("success", "best_proof", "chosen"),
+    [(0.5, 0.4, "success"), (0.4, 0.5, "best-proof")],
+)
+def test_the_score_that_ranks_valid_better_is_chosen(
+    success, best_proof, chosen, run, monkeypatch
+):
+    mrr = {"success": success, "best-proof": best_proof}
+    run = replace(run, run_config=replace(CONFIG, score="auto"))
+    monkeypatch.setattr(
+        training, "evaluate_policy", lambda *args: {"mrr": mrr[args[-1]]}
+    )
+    score, (note,) = training._choose_score(run)
+    assert score == chosen and note.startswith(
+        f"score {chosen} chosen: MRR on valid {success:.4f} by success"
+    )
+
+
+def test_equal_scores_choose_success_and_a_set_score_is_taken(run, monkeypatch):
+    monkeypatch.setattr(training, "evaluate_policy", lambda *_: {"mrr": 0.5})
+    assert (
+        training._choose_score(
+            replace(run, run_config=replace(CONFIG, score="auto"))
+        )[0]
+        == "success"
+    )
+    assert training._choose_score(run) == ("best-proof", [])
+
+
+def test_success_is_not_tried_where_a_validation_would_take_too_long(
+    monkeypatch, tmp_path
+):
+    prover = dataclasses.replace(CONFIG.prover, max_height=2)
+    run = training.prepare_run(
+        replace(CONFIG, prover=prover), tmp_path, resume=False
+    )
+    run = replace(run, run_config=replace(run.run_config, score="auto"))
+    monkeypatch.setattr(training, "MAX_VALIDATION_SUCCESSORS", 1.0)
+    monkeypatch.setattr(training, "evaluate_policy", None)
+    score, (note,) = training._choose_score(run)
+    assert score == "best-proof" and "success would compute about" in note
+
+
+def test_the_search_settings_bound_rows_and_successors(run):
+    """By hand: 4096 successors in all, at most 512 rows, 16 times as many on a GPU, not below the beam of 64."""
+    env_cfg = run.cfg.env.cfg
+
+    def settings(max_successors, score, device="cpu"):
+        resolve = replace(env_cfg.resolve, max_successors=max_successors)
+        cfg = replace(
+            run.cfg,
+            env=replace(run.cfg.env, cfg=replace(env_cfg, resolve=resolve)),
+        )
+        run_config = replace(CONFIG, device=device)
+        config = training.run_search_config(
+            replace(run, cfg=cfg, run_config=run_config), score
+        )
+        return config.rows_per_step, config.beam, config.slots
+
+    assert settings(4, "success") == (512, 64, 256)
+    assert settings(16, "success") == (256, 64, 128)
+    assert settings(1024, "best-proof") == (64, 64, 32)
+    assert settings(1024, "greedy") == (4, 1, 4)
+    assert settings(16, "success", "cuda") == (16 * 256, 64, 16 * 128)
+
+
+def test_validation_queries_are_a_fixed_sample(run):
+    first, again = (
+        training.validation_queries(run),
+        training.validation_queries(run),
+    )
+    assert len(first) == 3 and np.array_equal(first, again)
+    assert {tuple(query) for query in first} <= {
+        tuple(query) for query in data.load("countries_s1").valid
+    }

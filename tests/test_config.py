@@ -1,0 +1,71 @@
+"""Settings that cannot work are refused when they are made, with the name of the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from tests.learning import cartpole_config
+
+
+def test_the_number_of_minibatches_must_divide_the_batch():
+    with pytest.raises(
+        ValueError,
+        match=r"n_minibatches: expected a divisor of n_envs \* n_steps = 512, got 3",
+    ):
+        PPOConfig(n_minibatches=3)
+
+
+def test_the_number_of_microbatches_must_divide_the_minibatch():
+    assert PPOConfig(n_minibatches=4, n_microbatches=64).n_microbatches == 64
+    with pytest.raises(
+        ValueError,
+        match="n_microbatches: expected a divisor of the 128 rows of a minibatch, got 3",
+    ):
+        PPOConfig(n_minibatches=4, n_microbatches=3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "n_envs",
+        "n_steps",
+        "n_updates",
+        "n_epochs",
+        "n_minibatches",
+        "n_microbatches",
+    ],
+)
+def test_a_count_is_at_least_1(name):
+    with pytest.raises(ValueError, match=f"{name}: expected 1 or more, got 0"):
+        PPOConfig(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    "cfg", [PPOConfig(), AdamConfig(), Schedule(), cartpole_config()]
+)
+def test_a_config_is_hashable_and_equal_by_value(cfg):
+    """A compiled graph is looked up by it."""
+    assert cfg == dataclasses.replace(cfg) and hash(cfg) == hash(
+        dataclasses.replace(cfg)
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(cfg, dataclasses.fields(cfg)[0].name, None)
+
+
+def test_settings_are_read_without_importing_torch():
+    """The command line's help does so."""
+    code = "import sys, funcppo.config; sys.exit('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False).returncode
+        == 0
+    )
+
+
+def test_a_problem_is_acted_and_learnt_with_the_same_agent_by_default():
+    cfg = cartpole_config()
+    assert isinstance(cfg, Config) and cfg.update_agent is None

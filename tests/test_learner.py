@@ -1,0 +1,352 @@
+"""`fp.ppo` is the full form with less to write; what cannot work is refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, get_type_hints
+
+import optree
+import pytest
+import torch
+from torch import Tensor
+
+import funcppo as fp
+from funcppo import train_step, tree
+from funcppo.config import PPOConfig
+from funcppo.learner import PPOOptions
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    pendulum_config,
+)
+
+SMALL = {
+    "n_envs": 4,
+    "n_steps": 8,
+    "n_updates": 10,
+    "n_epochs": 2,
+    "n_minibatches": 2,
+}
+KEY = fp.random.key(0)
+
+
+def small(env=None, network=None, **options):
+    return fp.ppo(
+        env=env or fp.envs.cartpole(),
+        network=network or fp.nets.mlp(64, 64),
+        **SMALL,
+        **options,
+    )
+
+
+def test_the_options_are_the_fields_of_the_config():
+    assert get_type_hints(PPOOptions) == {
+        f.name: get_type_hints(PPOConfig)[f.name] for f in fields(PPOConfig)
+    }
+
+
+@pytest.mark.parametrize(
+    ("env", "cfg"),
+    [
+        (fp.envs.cartpole(), cartpole_config(**SMALL)),
+        (fp.envs.pendulum(), pendulum_config(**SMALL)),
+    ],
+    ids=["cartpole", "pendulum"],
+)
+def test_a_learner_is_the_full_form(env, cfg):
+    learner, state = small(env), train_step.init(cfg, WORLD, KEY)
+    assert learner.cfg.ppo == cfg.ppo and learner.cfg.agent == cfg.agent
+    assert_trees_equal(learner.init(KEY), state, rtol=0, atol=0)
+    assert_trees_equal(
+        learner.step(state),
+        train_step.train_step(cfg, WORLD, state),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_an_agent_may_be_handed_in_and_so_may_a_world():
+    class Gain(NamedTuple):
+        gain: Tensor
+
+    seen = []
+    env = fp.envs.cartpole()
+    observe = lambda cfg, world, state: (
+        seen.append(world) or world.gain * state.motion
+    )
+    learner = small(
+        replace(env, observe=observe),
+        cartpole_config().agent,
+        world=Gain(torch.tensor(0.0)),
+    )
+    learner.step(learner.init(KEY))
+    assert seen and all(isinstance(world, Gain) for world in seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (
+            {"env": fp.envs.cartpole},
+            TypeError,
+            "env: expected an Environment, got the function cartpole",
+        ),
+        (
+            {"network": 64},
+            TypeError,
+            "network: expected an Agent or a function of an EnvironmentSpec, got int",
+        ),
+        (
+            {"network": lambda spec: None},
+            TypeError,
+            "network: expected a function that returns an Agent, got NoneType",
+        ),
+        (
+            {"env": replace(fp.envs.cartpole(), spec=None)},
+            ValueError,
+            "env.spec: expected an EnvironmentSpec",
+        ),
+        (
+            {"n_env": 3},
+            TypeError,
+            "n_env: expected one of the options n_envs, ",
+        ),
+        (
+            {"gae_lambda": 1.0, "n_microbatches": 0},
+            ValueError,
+            "n_microbatches: expected 1 or more, got 0",
+        ),
+    ],
+    ids=["env", "network", "factory", "spec", "option", "value"],
+)
+def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
+    with pytest.raises(error) as raised:
+        fp.ppo(
+            **(
+                {"env": fp.envs.cartpole(), "network": fp.nets.mlp(8)}
+                | arguments
+            )
+        )
+    assert text in str(raised.value) and "\n" not in str(raised.value)
+
+
+@dataclass
+class Motion:
+    """A state as a dataclass: no tree, unless it is registered."""
+
+    motion: Tensor
+    steps: Tensor
+
+
+@tree.register_dataclass
+@dataclass
+class Registered(Motion):
+    """The same, registered with optree and PyTorch."""
+
+
+def children(record):
+    return (record.motion, record.steps), None
+
+
+def as_state(make):
+    """CartPole whose state is of another kind."""
+    env = fp.envs.cartpole(max_steps=5)
+
+    def named(state):
+        return env.reset(env.cfg, WORLD, fp.random.split(KEY, 1))._replace(
+            motion=state.motion, steps=state.steps
+        )
+
+    def step(cfg, world, state, action, key):
+        after, timestep = env.step_functional(
+            cfg, world, named(state), action, key
+        )
+        return make(*after), timestep
+
+    return replace(
+        env,
+        reset=lambda cfg, world, key: make(*env.reset(cfg, world, key)),
+        step_functional=step,
+        observe=lambda cfg, world, state: env.observe(cfg, world, named(state)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (Motion, "got Motion; register it by fp.tree.register_dataclass"),
+        (lambda motion, steps: {"motion": motion, "steps": steps}, "got dict"),
+        (lambda motion, steps: (motion, {"steps": steps}), "got dict at"),
+        (lambda motion, steps: (motion, None), "got NoneType at"),
+        (lambda motion, steps: (motion, steps.tolist()), "got int at"),
+    ],
+    ids=["dataclass", "dict", "nested dict", "None", "numbers"],
+)
+def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
+    with pytest.raises(TypeError) as raised:
+        small(as_state(make)).init(KEY)
+    assert str(raised.value).startswith(
+        "state of the environment: expected a NamedTuple of tensors"
+    )
+    assert got in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_registered_dataclass_is_a_state_that_works():
+    learner, named = (
+        small(as_state(Registered)),
+        small(fp.envs.cartpole(max_steps=5)),
+    )
+    state, _ = learner.step(learner.init(KEY))
+    assert isinstance(state.env_state, Registered)
+    assert_trees_equal(
+        state.params, named.step(named.init(KEY))[0].params, rtol=0, atol=0
+    )
+
+
+def test_a_dataclass_that_only_optree_knows_is_refused():
+    @dataclass
+    class Half(Motion):
+        pass
+
+    optree.register_pytree_node(
+        Half,
+        children,
+        lambda _, xs: Half(*xs),
+        namespace=optree.registry.__GLOBAL_NAMESPACE,
+    )
+    with pytest.raises(
+        TypeError, match="got Half, whose leaves PyTorch does not see"
+    ):
+        small(as_state(Half)).init(KEY)
+
+
+def linear(make, read):
+    """A linear network whose params are of another kind."""
+
+    def init(cfg, key):
+        return make(0.01 * fp.random.normal(key, (4, 2)), torch.zeros(4))
+
+    def apply(cfg, world, params, obs):
+        policy, value = read(params)
+        return fp.PolicyValue(obs @ policy, obs @ value)
+
+    return fp.Agent(cfg=None, init=init, apply=apply)
+
+
+def test_params_that_are_no_tree_of_tensors_are_refused_in_one_line():
+    by_name = linear(
+        lambda w, v: {"w": w, "v": v}, lambda params: (params["w"], params["v"])
+    )
+    by_field = linear(Motion, lambda params: (params.motion, params.steps))
+    for network, got in (
+        (by_name, "got dict"),
+        (by_field, "got Motion; register"),
+    ):
+        with pytest.raises(
+            TypeError,
+            match=f"^params of the network: expected a NamedTuple of tensors .*{got}",
+        ):
+            small(network=network).init(KEY)
+
+
+def test_a_registered_dataclass_holds_params_that_are_learnt():
+    registered = small(
+        network=linear(Registered, lambda params: (params.motion, params.steps))
+    )
+    pair = small(network=linear(lambda *xs: xs, lambda params: params))
+    state, _ = registered.step(registered.init(KEY))
+    assert isinstance(state.params, Registered) and state.params.steps.any()
+    assert_trees_equal(
+        tuple(children(state.params)[0]),
+        pair.step(pair.init(KEY))[0].params,
+        rtol=0,
+        atol=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def fast():
+    learner = small()
+    return learner, fp.compile(learner, learner.init(KEY), backend="aot_eager")
+
+
+def test_a_compiled_learner_takes_the_same_steps_and_says_how(fast):
+    learner, compiled = fast
+    state = want = learner.init(fp.random.key(1))
+    for _ in range(3):
+        state, metrics = compiled.step(state)
+        want, expected = learner.step(want)
+        assert_trees_equal(
+            (state, metrics), (want, expected), rtol=1e-4, atol=1e-5
+        )
+    assert (
+        compiled.record.strategy == "one-graph"
+        and compiled.record.failures == ()
+    )
+    assert (
+        compiled.record.replay_mode == "none"
+        and compiled.record.backend == "aot_eager"
+    )
+
+
+def test_a_state_from_elsewhere_and_metrics_are_left_alone_and_the_returned_state_is_not(
+    fast,
+):
+    """The contract on buffers that `CompiledLearner.step` states."""
+    learner, compiled = fast
+    given = learner.init(fp.random.key(2))
+    copy = tree.map(torch.clone, given)
+    first, metrics = compiled.step(given)
+    held, metrics_copy = (
+        tree.map(torch.clone, first),
+        tree.map(torch.clone, metrics),
+    )
+    second, _ = compiled.step(first)
+    assert_trees_equal(given, copy, rtol=0, atol=0)
+    assert_trees_equal(metrics, metrics_copy, rtol=0, atol=0)
+    assert second is first and int(first.update) == 2 and int(held.update) == 1
+    again, _ = compiled.step(held)
+    assert int(held.update) == 1 and int(again.update) == 2
+
+
+def test_a_returned_state_with_one_part_replaced_goes_on_from_there(fast):
+    learner, compiled = fast
+    state, _ = compiled.step(learner.init(fp.random.key(3)))
+    slower = state.scalars._replace(learning_rate=torch.tensor(0.0))
+    params = tree.map(torch.clone, state.params)
+    state, metrics = compiled.step(state._replace(scalars=slower))
+    assert float(metrics.learning_rate) == 0
+    assert_trees_equal(state.params, params, rtol=0, atol=0)
+
+
+def test_a_state_of_another_learner_is_refused(fast):
+    with pytest.raises(ValueError, match="expected"):
+        fast[1].step(small(network=fp.nets.mlp(8)).init(KEY))
+
+
+def test_an_unknown_strategy_is_refused(fast):
+    with pytest.raises(ValueError, match="strategy"):
+        fp.compile(fast[0], fast[0].init(KEY), strategy="fastest")
+
+
+def test_a_learner_is_a_frozen_value():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        small().cfg = None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
+    learner = small()
+    state = want = learner.init(fp.random.key(1, "cuda"))
+    compiled = fp.compile(learner, state, strategy="eager")
+    assert compiled.record.replay_mode == "manual graph"
+    held = []
+    for _ in range(3):
+        state, metrics = compiled.step(state)
+        want, expected = learner.step(want)
+        held.append((metrics, expected))
+    assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
+    for metrics, expected in held:
+        assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,178 @@
+"""One minibatch: autograd and torch.optim.Adam as the oracle, microbatches, the KL limit, non-finite numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from funcppo import losses, minibatch, random, rollout, tree
+from funcppo.runtime import compile_cache
+from funcppo.train_step import collect, init, minibatch_step
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    compiled,
+    double,
+)
+
+SMALL = {
+    "n_envs": 4,
+    "n_steps": 8,
+    "n_updates": 10,
+    "n_epochs": 3,
+    "n_minibatches": 2,
+    "learning_rate": 1e-2,
+}
+
+
+def learning_problem(cfg, seed=0):
+    """A learner about to learn from a real trajectory, float64: (params, batch, scalars, learner, minibatches)."""
+    state = double(init(cfg, WORLD, random.key(seed)))
+    got = collect(cfg, WORLD, state)
+    return (
+        state.params,
+        got.batch,
+        got.scalars,
+        got.update_state,
+        got.minibatches,
+    )
+
+
+def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
+    """The same minibatches by autograd and torch.optim.Adam, with `break` where `stop` says so."""
+    leaves = [p.clone().requires_grad_() for p in tree.leaves(params)]
+    adam = torch.optim.Adam(
+        leaves, lr=float(scalars.learning_rate), eps=cfg.ppo.adam.eps
+    )
+    for i, index in enumerate(rows):
+        minibatch = tree.map(lambda x, index=index: x[index], batch)
+        loss, metrics = losses.loss_fn(
+            cfg, WORLD, tree.unflatten(params, leaves), minibatch, scalars
+        )
+        kl = float(metrics.approx_kl)
+        if stop(i, kl, "before"):
+            break
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(leaves, float(scalars.max_grad_norm))
+        adam.step()
+        if stop(i, kl, "after"):
+            break
+    return tree.ravel([p.detach() for p in leaves])
+
+
+def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_adam():
+    """Three updates in float64, 1e-10: one graph, no break, nothing compiled again."""
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, learner, minibatches = learning_problem(cfg)
+    want = torch_learner(cfg, params, batch, scalars, minibatches.rows[:3])
+    first, *rest = (
+        tree.map(lambda x, i=i: x[i], minibatches) for i in range(3)
+    )
+    torch._dynamo.utils.counters.clear()
+    before = len(compile_cache.compile_events)
+    step = compiled(minibatch_step)
+    with torch.no_grad():
+        learner, _ = step(cfg, WORLD, params, batch, scalars, learner, first)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for minibatch in rest:
+                learner, _ = step(
+                    cfg, WORLD, params, batch, scalars, learner, minibatch
+                )
+    torch.testing.assert_close(learner.flat_params, want, rtol=0, atol=1e-10)
+    assert [made.name for made in compile_cache.compile_events[before:]] == [
+        "minibatch_step"
+    ]
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
+    """In float64, 1e-12; advantages are normalised over the whole minibatch, whose parts have other means."""
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, _, minibatches = learning_problem(cfg)
+    rows = minibatches.rows[0]
+    want = minibatch.accumulate_gradients(
+        cfg, WORLD, params, batch, rows, scalars
+    )
+    for n in (2, 16):
+        cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n))
+        got = minibatch.accumulate_gradients(
+            cfg, WORLD, params, batch, rows, scalars
+        )
+        assert_trees_equal(got, want, rtol=0, atol=1e-12)
+    with pytest.raises(
+        ValueError,
+        match="n_microbatches: expected a divisor of the 16 rows of a minibatch, got 3",
+    ):
+        replace(cfg.ppo, n_microbatches=3)
+
+
+@pytest.mark.parametrize("target_kl", [1e-9, 0.002, 0.01, 1e9])
+@pytest.mark.parametrize("kl_stop", ["epoch", "minibatch"])
+def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
+    """CleanRL breaks after an epoch whose last estimate is beyond; Stable-Baselines3 before the step itself."""
+    cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
+    params, batch, scalars, learner, minibatches = learning_problem(cfg)
+
+    def stop(i, kl, when):
+        here = (
+            when == "before"
+            if kl_stop == "minibatch"
+            else when == "after" and bool(minibatches.ends_epoch[i])
+        )
+        return here and kl > target_kl
+
+    want = torch_learner(cfg, params, batch, scalars, minibatches.rows, stop)
+    got, _ = rollout.scan(
+        partial(minibatch_step, cfg, WORLD, params, batch, scalars),
+        learner,
+        minibatches,
+    )
+    torch.testing.assert_close(got.flat_params, want, rtol=0, atol=1e-10)
+
+
+def test_the_kl_limits_of_the_test_above_stop_at_different_places():
+    made = []
+    for kl_stop in ("epoch", "minibatch"):
+        for target_kl in (1e-9, 0.002, 1e9):
+            cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
+            params, batch, scalars, learner, xs = learning_problem(cfg)
+            step = partial(minibatch_step, cfg, WORLD, params, batch, scalars)
+            made.append(int(rollout.scan(step, learner, xs)[0].opt_state.step))
+    assert (
+        made[0] == 2
+        and made[2] == made[5] == 6
+        and 1 <= made[3] < 6
+        and made[3] <= made[4]
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_minibatch_that_is_not_finite_moves_nothing_and_the_next_one_does(
+    value,
+):
+    """The third of six meets it; the other five end where they end without it."""
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, learner, minibatches = learning_problem(cfg)
+    step = partial(minibatch_step, cfg, WORLD, params)
+    got = want = learner
+    for i in range(6):
+        minibatch = tree.map(lambda x, i=i: x[i], minibatches)
+        bad = (
+            batch._replace(
+                value_target=torch.full_like(batch.value_target, value)
+            )
+            if i == 2
+            else batch
+        )
+        before, (got, learnt) = got, step(bad, scalars, got, minibatch)
+        assert bool(learnt.all_finite) == bool(learnt.applied) == (i != 2)
+        if i == 2:
+            assert_trees_equal(got, before, rtol=0, atol=0)
+        else:
+            want, _ = step(batch, scalars, want, minibatch)
+    assert_trees_equal(got, want, rtol=0, atol=0)
