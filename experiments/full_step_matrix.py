@@ -23,13 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-TEXT = ROOT / "INVESTIGATION.md"
-sys.path[:0] = [str(ROOT)]
+import torch
 
-import torch  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 
-from experiments.matrix import (  # noqa: E402, F401
+from experiments import paths
+from experiments.matrix import (  # noqa: F401
     baselines,
     hopes,
     measure,
@@ -44,6 +43,7 @@ from experiments.matrix import (  # noqa: E402, F401
     routes_traced,
     tables,
 )
+from experiments.provenance import current_commit
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.worker:
         return worker(args.worker, args.device)
     if args.report:
-        tables.publish(TEXT, record.RESULTS)
+        tables.publish(paths.INVESTIGATION, record.RESULTS)
         return 0
     file = record.path(args.out, torch.__version__, record.device())
     committed = record.load(
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     now = run(args, file, {name: cells[name] for name in todo})
     file.with_suffix(".md").write_text(tables.whole(now))
     if args.out.resolve() == record.RESULTS:
-        tables.publish(TEXT, record.RESULTS)
+        tables.publish(paths.INVESTIGATION, record.RESULTS)
     changed = record.changes(committed, now)
     for line in changed:
         print(f"changed: {line}")
@@ -99,7 +99,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        default=ROOT / "runs" / "matrix",
+        default=paths.ROOT / "runs" / "matrix",
         help="folder of the record",
     )
     parser.add_argument(
@@ -170,7 +170,7 @@ def run(
 ) -> dict[str, Any]:
     """The record with these cells in it, saved after each."""
     args.out.mkdir(parents=True, exist_ok=True)
-    commit, progress = record.commit(), Progress(len(todo))
+    commit, progress = current_commit(), Progress(len(todo))
 
     def done(name: str, result: dict[str, Any]) -> None:
         now = record.load(file)  # another run may have added to it

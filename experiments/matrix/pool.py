@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.paths import ROOT
+
 MARK = "@cell "  # begins a line that is meant for the parent
 TIMING_LIMIT = 60.0  # seconds
-SCRIPT = Path(__file__).parents[1] / "full_step_matrix.py"
+SCRIPT = ROOT / "experiments" / "full_step_matrix.py"
 Result = dict[str, Any]
 
 

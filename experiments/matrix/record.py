@@ -8,19 +8,18 @@ import hashlib
 import json
 import os
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from experiments import paths
 from experiments.matrix import polyfills, problem
 from experiments.matrix.measure import TOLERANCE, parity_ok
 from experiments.matrix.registry import Cell, Way
+from experiments.provenance import cpu_model
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "results"
+RESULTS = paths.RESULTS
 COMPARED = ("status", "graphs", "parity_ok")
 MATHS = (
     "losses",
@@ -57,7 +56,7 @@ def empty() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": device(),
-        "processor": _processor(),
+        "processor": cpu_model(),
         "seed": 0,
         "threads": 1,
         "shape": {
@@ -74,28 +73,13 @@ def empty() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in lines
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-
-
 def load(file: Path) -> dict[str, Any]:
     """A record; an empty one where there is no file."""
     return json.loads(file.read_text()) if file.exists() else empty()
 
 
 def resumed(file: Path) -> dict[str, Any]:
-    """A record to go on with; ValueError when another machine, or another Python, made it."""
+    """A record to complete; ValueError when another machine, or another Python, made it."""
     found, here = load(file), empty()
     differs = [
         key for key in here if key != "cells" and found[key] != here[key]
@@ -167,19 +151,6 @@ def _words(outcome: tuple[Any, ...]) -> str:
     return ", ".join(f"{key} {value}" for key, value in zip(COMPARED, outcome))
 
 
-def commit() -> str:
-    """The commit of the working tree; FUNCPPO_COMMIT names it where there is no repository."""
-    if "FUNCPPO_COMMIT" in os.environ or shutil.which("git") is None:
-        return os.environ.get("FUNCPPO_COMMIT", "")
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    return found.stdout.strip()
-
-
 def source(way: Way) -> str:
     """A hash of the code that a cell runs, docstrings apart: with another one it is run again."""
     files = {_file(f"funcppo.{name}") for name in MATHS}
@@ -210,7 +181,7 @@ def _code(file: str) -> str:
 
 def _file(module: str) -> str:
     """The file of a module of the project; empty for others."""
-    stem = ROOT / module.replace(".", "/")
+    stem = paths.ROOT / module.replace(".", "/")
     candidates = (stem.with_suffix(".py"), stem / "__init__.py")
     return next((str(file) for file in candidates if file.exists()), "")
 
