@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn, TypeAlias
 
+import funcppo
+
 # version of the keys in results.json and in the output of every --json; 1 had no version
 JSON_FORMAT = 2
 EXIT_BAD_INPUT = 2
@@ -107,7 +109,12 @@ def resolve_device(
 
 
 def package_version(package: str) -> str:
-    """Return the version of an installed package, or "not installed"."""
+    """Return the version of an installed package, or "not installed".
+
+    The version of funcppo is that of the code that runs, installed or not.
+    """
+    if package == "funcppo":
+        return funcppo.__version__
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 
+import funcppo
 from funcppo.cli import common
 
 
@@ -92,6 +93,7 @@ def test_a_device_is_checked_and_auto_resolved(has_gpu, monkeypatch):
 
 def test_the_version_of_a_package_that_is_not_installed():
     assert common.package_version("torch") == torch.__version__
+    assert common.package_version("funcppo") == funcppo.__version__
     assert common.package_version("no-such-package-of-ours") == "not installed"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from funcppo import cli
+from funcppo import __version__, cli
 from tests.cli.runner import funcppo
 
 PYTHON = [sys.executable, "-m", "funcppo"]
@@ -44,10 +43,7 @@ def test_a_summary_is_the_first_line_of_the_programs_docstring(name):
 
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert funcppo(monkeypatch, "--version") == 0
-    assert (
-        capsys.readouterr().out
-        == f"funcppo {importlib.metadata.version('funcppo')}\n"
-    )
+    assert capsys.readouterr().out == f"funcppo {__version__}\n"
 
 
 @pytest.mark.parametrize(
