@@ -218,12 +218,13 @@ def grouped_metrics_to_dict(grouped: GroupedMetrics, relation_names: list[str]) 
       "ceiling": ...}.
     """
     tables = {name: table.tolist() for name, table in grouped._asdict().items()}
-    relations: Metrics = {}
-    for row, name in enumerate(relation_names, 1):
-        sides = _side_groups_to_dict(tables, row)
-        if sides:
-            relations[name] = sides
-    return {"all": _side_groups_to_dict(tables, 0), "relations": relations}
+    n_rows = 1 + len(relation_names)
+    overall, *by_relation = [_side_groups_to_dict(tables, row) for row in range(n_rows)]
+    relations = dict(zip(relation_names, by_relation))
+    return {
+        "all": overall,
+        "relations": {name: sides for name, sides in relations.items() if sides},
+    }
 
 
 def average_precision(score: I64[Tensor, "L"], label: Bool[Tensor, "L"]) -> F32[Tensor, ""]:
@@ -276,23 +277,22 @@ def _sum_by_group(values: Tensor, side: Tensor, relation: Tensor, n_predicates: 
 
 def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
     """The groups of a relation that are not empty, by name of the side."""
-    groups: Metrics = {}
-    for column, name in enumerate(SIDE_GROUPS):
-        if tables["n_queries"][row][column]:
-            groups[name] = _group_to_dict({field: table[row][column] for field, table in tables.items()})
-    return groups
+    groups = {name: _group_to_dict(tables, row, column) for column, name in enumerate(SIDE_GROUPS)}
+    return {name: group for name, group in groups.items() if group["n_queries"]}
 
 
-def _group_to_dict(fields: Metrics) -> Metrics:
+def _group_to_dict(tables: Metrics, row: int, column: int) -> Metrics:
     """The metrics of one group."""
-    group: Metrics = {"mrr": _by_tie_policy(fields["mrr"])}
-    for k, values in zip(HITS_AT, fields["hits"]):
-        group[f"hits@{k}"] = _by_tie_policy(values)
-    group["n_queries"] = int(fields["n_queries"])
-    group["n_tied"] = int(fields["n_tied"])
-    group["mean_candidates"] = fields["mean_candidates"]
-    group["ceiling"] = fields["ceiling"]
-    return group
+    cells = {name: table[row][column] for name, table in tables.items()}
+    hits = {f"hits@{k}": _by_tie_policy(values) for k, values in zip(HITS_AT, cells["hits"])}
+    return {
+        "mrr": _by_tie_policy(cells["mrr"]),
+        **hits,
+        "n_queries": int(cells["n_queries"]),
+        "n_tied": int(cells["n_tied"]),
+        "mean_candidates": cells["mean_candidates"],
+        "ceiling": cells["ceiling"],
+    }
 
 
 def _by_tie_policy(values: list[float]) -> dict[str, float]:

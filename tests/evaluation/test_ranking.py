@@ -126,14 +126,13 @@ def test_where_all_scores_are_equal_every_candidate_ties(family):
 def test_a_query_that_cannot_be_ranked_is_refused(family):
     """A Countries head is no region, so it is not in the pool; an id above C is no constant."""
     countries = prover_task.build_task(data.load("countries_s1"), ProverTaskConfig(max_height=1))
-    scorer = hashed_scorer(3)
     with pytest.raises(ValueError, match="expected an answer among the 5 candidates, got query 0"):
-        ranking.rank_split(countries, countries.dataset.test, scorer, RankingProtocol(sides=(HEAD,)))
-    ranking.rank_split(countries, countries.dataset.test, scorer, RankingProtocol(sides=(TAIL,)))
+        ranking.check_split(countries, countries.dataset.test, RankingProtocol(sides=(HEAD,)))
+    ranking.check_split(countries, countries.dataset.test, RankingProtocol(sides=(TAIL,)))
     unknown = family.dataset.test[:2].copy()
     unknown[1, TAIL] = family.dataset.n_constants + 1
     with pytest.raises(ValueError, match=r"expected two arguments, .* got query 1"):
-        ranking.rank_split(family, unknown, scorer, RankingProtocol())
+        ranking.check_split(family, unknown, RankingProtocol())
     assert ranking.ranked_sides(countries) == (TAIL,) and ranking.ranked_sides(family) == (HEAD, TAIL)
     assert ranking.selection_metric(countries) == "auc_pr" and ranking.selection_metric(family) == "mrr"
 
