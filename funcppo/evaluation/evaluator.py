@@ -68,7 +68,11 @@ def evaluate_chunks(
     Args:
       split: atoms [n, W].
       rows: rows of the split to rank.
+
+    Raises:
+      ValueError: before the first chunk, if a query cannot be ranked (see `ranking.check_split`).
     """
+    ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
     start, size = 0, FIRST_CHUNK_QUERIES
     while start < len(rows):
         start_time = time.perf_counter()
