@@ -42,9 +42,8 @@ from funcppo.experiment.config import (
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help does not wait for it.
+if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.experiment.training import Run
@@ -480,7 +479,7 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
 
 
 def _print_proof(run: Run, console: Console) -> None:
-    """Print the policy's most probable proof of the first query that has one."""
+    """Print the longest of the policy's most probable proofs of the first queries."""
     import torch
 
     from funcppo.data.writers import proof_names
@@ -489,16 +488,24 @@ def _print_proof(run: Run, console: Console) -> None:
 
     dataset = run.task.dataset
     split = dataset.test if len(dataset.test) else dataset.train
+    longest: proof.Proof | None = None
     for row in split[:MAX_PROOF_QUERIES]:
-        atom = torch.from_numpy(row).long()
-        found = explain.most_probable_proof(
-            run.task, run.cfg, run.state.best_params, atom
+        candidate = explain.most_probable_proof(
+            run.task,
+            run.cfg,
+            run.state.best_params,
+            torch.from_numpy(row).long(),
         )
-        if found is not None:
-            console.print("a proof:")
-            console.print(proof.to_text(found, *proof_names(dataset)))
-            return
-    console.print(
-        f"none of the first {MAX_PROOF_QUERIES} queries has a proof",
-        style="dim",
-    )
+        if candidate is None:
+            continue
+        if longest is None or len(candidate.nodes) > len(longest.nodes):
+            longest = candidate
+
+    if longest is None:
+        console.print(
+            f"none of the first {MAX_PROOF_QUERIES} queries has a proof",
+            style="dim",
+        )
+        return
+    console.print("a proof:")
+    console.print(proof.to_text(longest, *proof_names(dataset)))

@@ -19,19 +19,27 @@ from torch import Tensor
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.types import F32, I64, Bool
 
-# nested names and numbers, as they are written to JSON
-Metrics = dict[str, Any]
+Metrics = dict[
+    str, Any
+]  # nested names and numbers, as they are written to JSON
 
-# the headline is the last
-TIE_POLICIES = ("optimistic", "pessimistic", "realistic", "expected")
+TIE_POLICIES = (
+    "optimistic",
+    "pessimistic",
+    "realistic",
+    "expected",
+)  # the headline is the last
 HITS_AT = (1, 3, 10)
 SIDE_GROUPS = ("both", *SIDE_NAMES.values())
-# nats; scores are compared after rounding to multiples of this
-SCORE_GRID_STEP = 1e-4
-# quantised score 0, whose logarithm is -inf
-ZERO_SCORE = torch.iinfo(torch.int64).min + 1
-# quantised NaN or +inf: ranked below everything
-INVALID_SCORE = torch.iinfo(torch.int64).min
+SCORE_GRID_STEP = (
+    1e-4  # nats; scores are compared after rounding to multiples of this
+)
+ZERO_SCORE = (
+    torch.iinfo(torch.int64).min + 1
+)  # quantised score 0, whose logarithm is -inf
+INVALID_SCORE = torch.iinfo(
+    torch.int64
+).min  # quantised NaN or +inf: ranked below everything
 
 
 class RankCounts(NamedTuple):
@@ -46,11 +54,13 @@ class GroupedMetrics(NamedTuple):
     """Metrics of groups of queries: row 0 is every relation, column 0 both sides; means are NaN for an empty group."""
 
     mrr: F32[Tensor, "P1 3 4"]  # mean reciprocal rank, by tie policy
-    # share of queries of rank at most k, for k in HITS_AT, by tie policy
-    hits: F32[Tensor, "P1 3 3 4"]
+    hits: F32[
+        Tensor, "P1 3 3 4"
+    ]  # share of queries of rank at most k, for k in HITS_AT, by tie policy
     n_queries: F32[Tensor, "P1 3"]  # number of queries
-    # number of queries whose answer shares its score with another candidate
-    n_tied: F32[Tensor, "P1 3"]
+    n_tied: F32[
+        Tensor, "P1 3"
+    ]  # number of queries whose answer shares its score with another candidate
     mean_candidates: F32[Tensor, "P1 3"]  # mean number of candidates
     ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
 
@@ -244,12 +254,17 @@ def grouped_metrics_to_dict(
       "ceiling": ...}.
     """
     tables = {name: table.tolist() for name, table in grouped._asdict().items()}
-    relations: Metrics = {}
-    for row, name in enumerate(relation_names, 1):
-        sides = _side_groups_to_dict(tables, row)
-        if sides:
-            relations |= {name: sides}
-    return {"all": _side_groups_to_dict(tables, 0), "relations": relations}
+    n_rows = 1 + len(relation_names)
+    overall, *by_relation = [
+        _side_groups_to_dict(tables, row) for row in range(n_rows)
+    ]
+    relations = dict(zip(relation_names, by_relation))
+    return {
+        "all": overall,
+        "relations": {
+            name: sides for name, sides in relations.items() if sides
+        },
+    }
 
 
 def average_precision(
@@ -306,26 +321,28 @@ def _sum_by_group(
 
 def _side_groups_to_dict(tables: Metrics, row: int) -> Metrics:
     """The groups of a relation that are not empty, by name of the side."""
-    groups: Metrics = {}
-    for column, name in enumerate(SIDE_GROUPS):
-        if tables["n_queries"][row][column]:
-            group = {
-                field: table[row][column] for field, table in tables.items()
-            }
-            groups |= {name: _group_to_dict(group)}
-    return groups
+    groups = {
+        name: _group_to_dict(tables, row, column)
+        for column, name in enumerate(SIDE_GROUPS)
+    }
+    return {name: group for name, group in groups.items() if group["n_queries"]}
 
 
-def _group_to_dict(fields: Metrics) -> Metrics:
+def _group_to_dict(tables: Metrics, row: int, column: int) -> Metrics:
     """The metrics of one group."""
-    group: Metrics = {"mrr": _by_tie_policy(fields["mrr"])}
-    for k, values in zip(HITS_AT, fields["hits"]):
-        group |= {f"hits@{k}": _by_tie_policy(values)}
-    group["n_queries"] = int(fields["n_queries"])
-    group["n_tied"] = int(fields["n_tied"])
-    group["mean_candidates"] = fields["mean_candidates"]
-    group["ceiling"] = fields["ceiling"]
-    return group
+    cells = {name: table[row][column] for name, table in tables.items()}
+    hits = {
+        f"hits@{k}": _by_tie_policy(values)
+        for k, values in zip(HITS_AT, cells["hits"])
+    }
+    return {
+        "mrr": _by_tie_policy(cells["mrr"]),
+        **hits,
+        "n_queries": int(cells["n_queries"]),
+        "n_tied": int(cells["n_tied"]),
+        "mean_candidates": cells["mean_candidates"],
+        "ceiling": cells["ceiling"],
+    }
 
 
 def _by_tie_policy(values: list[float]) -> dict[str, float]:

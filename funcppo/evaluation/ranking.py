@@ -64,8 +64,9 @@ class Ranking(NamedTuple):
     listed_score: I64[Tensor, "L"]  # quantised score of a listed candidate
     listed_row: I64[Tensor, "L"]  # the row that it is a candidate of, below Q
     is_answer: Bool[Tensor, "L"]  # it is the answer itself
-    # on another machine its score could round to the next line of the grid
-    near_boundary: Bool[Tensor, "L"]
+    near_boundary: Bool[
+        Tensor, "L"
+    ]  # on another machine its score could round to the next line of the grid
     scored_atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
     log_score: F32[Tensor, "N"]  # natural logarithm of their scores
 
@@ -75,8 +76,9 @@ class _ScoredAtoms(NamedTuple):
 
     atom: I64[Tensor, "N W"]
     log_score: F32[Tensor, "N"]
-    # of each listed atom: its row among the distinct ones
-    row: I64[Tensor, "L"]
+    row: I64[
+        Tensor, "L"
+    ]  # of each listed atom: its row among the distinct ones
 
 
 class _SideRanks(NamedTuple):
@@ -96,18 +98,9 @@ def rank_split(
     """Rank queries of a task's split, filtered by the triples of all splits.
 
     Args:
-      split: the queries, atoms [Q, W].
+      split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
       query_id: their rows in the split; None means the first ones.
-
-    Raises:
-      ValueError: a query cannot be ranked (see `check_queries`).
     """
-    queries = torch.from_numpy(np.ascontiguousarray(split))
-    for side in ranking_protocol.sides:
-        check_queries(
-            queries, side, task.entity_pool.cpu(), task.sizes.n_constants
-        )
-
     if query_id is None:
         query_id = np.arange(len(split))
     device = task.entity_pool.device
@@ -115,11 +108,25 @@ def rank_split(
         ranking_protocol,
         task.least_model,
         task.filter_index,
-        queries.to(device),
+        torch.from_numpy(np.ascontiguousarray(split)).to(device),
         torch.from_numpy(np.ascontiguousarray(query_id)).to(device),
         task.entity_pool,
         scorer,
     )
+
+
+def check_split(
+    task: ProverTask, split: np.ndarray, ranking_protocol: RankingProtocol
+) -> None:
+    """Check that all queries of a split can be ranked.
+
+    Raises:
+      ValueError: a query, which the message names, is not binary or not ground, or the pool does not hold its answer.
+    """
+    queries = torch.from_numpy(np.ascontiguousarray(split))
+    pool = task.entity_pool.cpu()
+    for side in ranking_protocol.sides:
+        check_queries(queries, side, pool, task.sizes.n_constants)
 
 
 def rank_queries(
@@ -134,7 +141,7 @@ def rank_queries(
     """Rank every query on every side of the protocol.
 
     Args:
-      queries: binary and ground, with answers in the pool (`check_queries`; not checked here).
+      queries: binary and ground, with answers in the pool; not checked here, see `check_queries`.
       query_id: the number by which the corruptions of a query are sampled, so that they do not depend on the batch.
       pool: the entities to rank against, ascending.
     """

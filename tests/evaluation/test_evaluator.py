@@ -163,8 +163,15 @@ def test_records_hold_the_ranking_of_the_whole_split(first_chunk, monkeypatch):
 def test_a_query_that_cannot_be_ranked_is_refused_before_the_first_chunk():
     """A Countries head is no region, so it is not in the pool."""
     evaluator_ = make_evaluator("countries_s1", "exists@1", sides=(1,))
-    with pytest.raises(ValueError, match="expected an answer among the 5 candidates, got query 0"):
-        next(evaluator.evaluate_chunks(evaluator_, evaluator_.task.dataset.test, np.arange(4)))
+    with pytest.raises(
+        ValueError,
+        match="expected an answer among the 5 candidates, got query 0",
+    ):
+        next(
+            evaluator.evaluate_chunks(
+                evaluator_, evaluator_.task.dataset.test, np.arange(4)
+            )
+        )
 
 
 def test_a_chunk_takes_the_target_time_and_holds_no_more_candidates_than_allowed():

@@ -18,7 +18,9 @@ from funcppo.prover.config import ProverTaskConfig
 
 @pytest.fixture(scope="module")
 def family():
-    return prover_task.build_task(data.load("family_tree:30:0"), ProverTaskConfig(max_height=2))
+    return prover_task.build_task(
+        data.load("family_tree:30:0"), ProverTaskConfig(max_height=2)
+    )
 
 
 def hashed_scorer(n_levels):
@@ -36,9 +38,16 @@ def hashed_scorer(n_levels):
 
 def test_a_query_is_ranked_by_hand():
     """far(b, d): of the tails, far(b, a) is a train fact; b, c and d are left; c and d are derived, c scores more."""
-    train = [("a", "hop", "b"), ("b", "hop", "c"), ("c", "hop", "d"), ("b", "far", "a")]
+    train = [
+        ("a", "hop", "b"),
+        ("b", "hop", "c"),
+        ("c", "hop", "d"),
+        ("b", "far", "a"),
+    ]
     dataset = data.from_triples(
-        train, rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)", valid=[("b", "far", "d")]
+        train,
+        rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)",
+        valid=[("b", "far", "d")],
     )
     task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
     c = dataset.entities.index("c") + 1
@@ -48,21 +57,45 @@ def test_a_query_is_ranked_by_hand():
         seen.append(atoms.tolist())
         return torch.where(atoms[:, 2] == c, -0.25, -1.0)
 
-    ranked = ranking.rank_split(task, dataset.valid, scorer, RankingProtocol(sides=(TAIL,)))
+    ranked = ranking.rank_split(
+        task, dataset.valid, scorer, RankingProtocol(sides=(TAIL,))
+    )
     assert seen == [[[2, 2, 3], [2, 2, 4]]]  # one call, each atom once
     assert [counts.tolist() for counts in ranked.counts] == [[1], [0], [3]]
-    assert ranked.answer_score.tolist() == [-10000] and ranked.listed_score.tolist() == [-2500, -10000]
-    assert ranked.is_answer.tolist() == [False, True] and ranked.answer_provable.tolist() == [True]
-    metrics = ranking.summarise_ranking(ranked, list(dataset.predicates), with_auc=True)
-    assert (metrics["mrr"], metrics["hits@1"], metrics["hits@3"], metrics["auc_pr"]) == (0.5, 0, 1, 0.5)
-    assert (metrics["n_candidates"], metrics["n_scored"], metrics["n_tied"], metrics["ceiling"]) == (3, 2, 0, 1)
+    assert ranked.answer_score.tolist() == [
+        -10000
+    ] and ranked.listed_score.tolist() == [-2500, -10000]
+    assert ranked.is_answer.tolist() == [
+        False,
+        True,
+    ] and ranked.answer_provable.tolist() == [True]
+    metrics = ranking.summarise_ranking(
+        ranked, list(dataset.predicates), with_auc=True
+    )
+    assert (
+        metrics["mrr"],
+        metrics["hits@1"],
+        metrics["hits@3"],
+        metrics["auc_pr"],
+    ) == (0.5, 0, 1, 0.5)
+    assert (
+        metrics["n_candidates"],
+        metrics["n_scored"],
+        metrics["n_tied"],
+        metrics["ceiling"],
+    ) == (3, 2, 0, 1)
     assert list(metrics["by_group"]["relations"]) == ["far"]
 
 
 def test_pooled_average_precision_by_hand():
     """Scores 3 (answer), 2, 1 (answer), and of 2 unlisted candidates at the bottom 1 answer: 1/3 (1 + 2/3 + 3/5)."""
-    listed, is_answer = torch.tensor([2, 3, 1]), torch.tensor([False, True, True])
-    got = ranking.pooled_average_precision(listed, is_answer, n_candidates=5, n_answers=3)
+    listed, is_answer = (
+        torch.tensor([2, 3, 1]),
+        torch.tensor([False, True, True]),
+    )
+    got = ranking.pooled_average_precision(
+        listed, is_answer, n_candidates=5, n_answers=3
+    )
     assert got == pytest.approx((1 + 2 / 3 + 3 / 5) / 3, abs=1e-12)
 
 
@@ -71,9 +104,13 @@ def test_pooled_average_precision_by_hand():
 
 @given(st.integers(1, 50), st.booleans())
 @settings(max_examples=20)
-def test_rank_counts_are_those_of_one_query_at_a_time(family, n_levels, score_unprovable):
+def test_rank_counts_are_those_of_one_query_at_a_time(
+    family, n_levels, score_unprovable
+):
     dataset, scorer = family.dataset, hashed_scorer(n_levels)
-    splits = np.concatenate([dataset.facts, dataset.train, dataset.valid, dataset.test])
+    splits = np.concatenate(
+        [dataset.facts, dataset.train, dataset.valid, dataset.test]
+    )
     true = {tuple(triple) for triple in splits.tolist()}
     queries = dataset.test[:5]
     protocol = RankingProtocol(score_unprovable=score_unprovable)
@@ -83,7 +120,11 @@ def test_rank_counts_are_those_of_one_query_at_a_time(family, n_levels, score_un
         assert int(ranked.query_row[row]) == row % len(queries)
         atoms = np.repeat(query[None], dataset.n_constants, 0)
         atoms[:, side] = np.arange(1, dataset.n_constants + 1)
-        atoms = [atom for atom in atoms if tuple(atom.tolist()) not in true or (atom == query).all()]
+        atoms = [
+            atom
+            for atom in atoms
+            if tuple(atom.tolist()) not in true or (atom == query).all()
+        ]
         atoms = torch.from_numpy(np.stack(atoms))
         score = torch.round(scorer(atoms).double() * 10_000).long()
         provable = fixpoint.atom_height(family.least_model, atoms.long()) >= 0
@@ -91,11 +132,20 @@ def test_rank_counts_are_those_of_one_query_at_a_time(family, n_levels, score_un
             score = torch.where(provable, score, ZERO_SCORE)
         is_answer = (atoms == torch.from_numpy(query)).all(1)
         answer, others = score[is_answer], score[~is_answer]
-        expected = (int((others > answer).sum()), int((others == answer).sum()), len(atoms))
+        expected = (
+            int((others > answer).sum()),
+            int((others == answer).sum()),
+            len(atoms),
+        )
         assert tuple(int(counts[row]) for counts in ranked.counts) == expected
-        assert ranked.answer_score[row] == answer and ranked.answer_provable[row] == provable[is_answer]
+        assert (
+            ranked.answer_score[row] == answer
+            and ranked.answer_provable[row] == provable[is_answer]
+        )
         listed = ranked.listed_row == row
-        assert listed.sum() == (len(atoms) if score_unprovable else provable.sum())
+        assert listed.sum() == (
+            len(atoms) if score_unprovable else provable.sum()
+        )
         assert ranked.listed_score[listed & ranked.is_answer].tolist() == (
             answer.tolist() if score_unprovable or provable[is_answer] else []
         )
@@ -105,10 +155,17 @@ def test_rank_counts_are_those_of_one_query_at_a_time(family, n_levels, score_un
 @settings(max_examples=10)
 def test_a_rank_does_not_depend_on_the_batch(family, order, n):
     """Sampled corruptions are keyed by `query_id`."""
-    scorer, protocol = hashed_scorer(5), RankingProtocol(n_negatives=4, score_unprovable=True)
-    every = ranking.rank_split(family, family.dataset.test[:8], scorer, protocol)
+    scorer, protocol = (
+        hashed_scorer(5),
+        RankingProtocol(n_negatives=4, score_unprovable=True),
+    )
+    every = ranking.rank_split(
+        family, family.dataset.test[:8], scorer, protocol
+    )
     rows = np.array(order[:n])
-    some = ranking.rank_split(family, family.dataset.test[rows], scorer, protocol, query_id=rows)
+    some = ranking.rank_split(
+        family, family.dataset.test[rows], scorer, protocol, query_id=rows
+    )
     for some_counts, counts in zip(some.counts, every.counts):
         assert torch.equal(some_counts.view(2, n), counts.view(2, 8)[:, rows])
 
@@ -118,23 +175,44 @@ def test_a_rank_does_not_depend_on_the_batch(family, order, n):
 
 def test_where_all_scores_are_equal_every_candidate_ties(family):
     protocol = RankingProtocol(score_unprovable=True)
-    ranked = ranking.rank_split(family, family.dataset.test, lambda atoms: torch.zeros(len(atoms)), protocol)
+    ranked = ranking.rank_split(
+        family,
+        family.dataset.test,
+        lambda atoms: torch.zeros(len(atoms)),
+        protocol,
+    )
     assert not ranked.counts.n_better.any()
     assert torch.equal(ranked.counts.n_equal, ranked.counts.n_candidates - 1)
 
 
 def test_a_query_that_cannot_be_ranked_is_refused(family):
     """A Countries head is no region, so it is not in the pool; an id above C is no constant."""
-    countries = prover_task.build_task(data.load("countries_s1"), ProverTaskConfig(max_height=1))
-    with pytest.raises(ValueError, match="expected an answer among the 5 candidates, got query 0"):
-        ranking.check_split(countries, countries.dataset.test, RankingProtocol(sides=(HEAD,)))
-    ranking.check_split(countries, countries.dataset.test, RankingProtocol(sides=(TAIL,)))
+    countries = prover_task.build_task(
+        data.load("countries_s1"), ProverTaskConfig(max_height=1)
+    )
+    with pytest.raises(
+        ValueError,
+        match="expected an answer among the 5 candidates, got query 0",
+    ):
+        ranking.check_split(
+            countries, countries.dataset.test, RankingProtocol(sides=(HEAD,))
+        )
+    ranking.check_split(
+        countries, countries.dataset.test, RankingProtocol(sides=(TAIL,))
+    )
     unknown = family.dataset.test[:2].copy()
     unknown[1, TAIL] = family.dataset.n_constants + 1
-    with pytest.raises(ValueError, match=r"expected two arguments, .* got query 1"):
+    with pytest.raises(
+        ValueError, match=r"expected two arguments, .* got query 1"
+    ):
         ranking.check_split(family, unknown, RankingProtocol())
-    assert ranking.ranked_sides(countries) == (TAIL,) and ranking.ranked_sides(family) == (HEAD, TAIL)
-    assert ranking.selection_metric(countries) == "auc_pr" and ranking.selection_metric(family) == "mrr"
+    assert ranking.ranked_sides(countries) == (TAIL,) and ranking.ranked_sides(
+        family
+    ) == (HEAD, TAIL)
+    assert (
+        ranking.selection_metric(countries) == "auc_pr"
+        and ranking.selection_metric(family) == "mrr"
+    )
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=40), st.integers(0, 50))
