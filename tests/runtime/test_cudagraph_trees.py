@@ -31,7 +31,7 @@ def run(fn, inputs) -> Monitor:
         for x in inputs:
             torch.compiler.cudagraph_mark_step_begin()
             fn(x)
-            return monitor
+    return monitor
 
 
 def scaled(weight):
