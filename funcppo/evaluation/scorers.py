@@ -64,7 +64,7 @@ class _RuleScores(NamedTuple):
     n_computed: int  # scores computed, those of padding included
 
 
-class _BaselineScore(Protocol):
+class RuleScore(Protocol):
     """A score of atoms from their derivations."""
 
     def __call__(
@@ -190,7 +190,7 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
     """Make a scorer that needs no training.
 
     Args:
-      name: `exists@H`, `max-confidence`, `noisy-or` or `noisy-or@P`, of confidences to the power P.
+      name: `exists@H`, or a name that `rule_score` takes.
 
     Raises:
       ValueError: another name.
@@ -198,18 +198,25 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
     kind, _, number = name.partition("@")
     if kind == "exists" and number.isdigit():
         return partial(_score_existence, task, int(number))
+    return partial(_score_derivations, task, rule_score(name))
+
+
+def rule_score(name: str) -> RuleScore:
+    """Return the score of atoms from the confidences of the rules that derive them.
+
+    Args:
+      name: `max-confidence`, `noisy-or` or `noisy-or@P`, of confidences to the power P.
+
+    Raises:
+      ValueError: another name.
+    """
+    kind, _, number = name.partition("@")
     if name == "max-confidence":
-        return partial(_score_derivations, task, baselines.max_confidence)
+        return baselines.max_confidence
     if name == "noisy-or":
-        return partial(
-            _score_derivations, task, partial(baselines.noisy_or, power=1.0)
-        )
+        return partial(baselines.noisy_or, power=1.0)
     if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
-        return partial(
-            _score_derivations,
-            task,
-            partial(baselines.noisy_or, power=float(number)),
-        )
+        return partial(baselines.noisy_or, power=float(number))
     names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
     raise ValueError(f"score {name!r}: expected {names}, P from 1 to 99")
 
@@ -275,7 +282,7 @@ def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
 
 
 def _score_derivations(
-    task: ProverTask, score: _BaselineScore, atoms: Tensor, /
+    task: ProverTask, score: RuleScore, atoms: Tensor, /
 ) -> Tensor:
     """Score atoms by their derivations: from the index where it holds them all, else by joins."""
     if task.max_height == 1 and task.derivability_index is not None:

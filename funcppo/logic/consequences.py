@@ -23,7 +23,7 @@ from torch import Tensor
 
 from funcppo.logic import joins, row_index
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import Inequality
+from funcppo.logic.joins import Inequality, RowBudget
 from funcppo.logic.kb import (
     KBSizes,
     KnowledgeBase,
@@ -34,6 +34,7 @@ from funcppo.logic.kb import (
 from funcppo.logic.relations import (
     Columns,
     Relation,
+    Table,
     find_rows,
     make_literal,
 )
@@ -74,6 +75,7 @@ def iter_consequences(
     rule_ids: Iterable[int] | None = None,
     leave_one_out: bool = False,
     object_identity: bool = False,
+    budget: RowBudget | None = None,
 ) -> Iterator[Consequences]:
     """Yield the consequences of one rule after another, so that only one rule's are in memory.
 
@@ -81,6 +83,10 @@ def iter_consequences(
       rule_ids: the rules to apply, in order; None for all, in file order.
       leave_one_out: omit a fact that the rule derives only from bodies that contain the fact itself.
       object_identity: different variables of a rule bind different constants.
+      budget: bounds the rows that the joins make; None for no bound.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     device = kb.facts.device
     relations = relations_by_predicate(kb.facts)
@@ -92,10 +98,12 @@ def iter_consequences(
             if object_identity
             else []
         )
-        columns = _derive_heads(rule, relations, sizes, inequalities, device)
+        columns = _derive_heads(
+            rule, relations, sizes, inequalities, device, budget
+        )
         if leave_one_out:
             circular = _circular_heads(
-                rule, relations, sizes, inequalities, device
+                rule, relations, sizes, inequalities, device, budget
             )
             columns = _exclude_rows(columns, circular, sizes)
 
@@ -137,6 +145,7 @@ def with_confidence(
     *,
     object_identity: bool = False,
     smoothing: float | None = None,
+    budget: RowBudget | None = None,
 ) -> KnowledgeBase:
     """The knowledge base with `support` and `body_pairs` counted from its facts.
 
@@ -145,6 +154,10 @@ def with_confidence(
       smoothing: None for plain counts. Otherwise a fact that a rule derives only from bodies that contain the fact
         itself does not count, and this number is added to the body pairs, so that few examples give less confidence
         (the miner ranks rules in this way).
+      budget: bounds the rows that the joins make; None for no bound.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     counts: list[tuple[int, int]] = []
     leave_one_out = smoothing is not None
@@ -153,6 +166,7 @@ def with_confidence(
         sizes,
         leave_one_out=leave_one_out,
         object_identity=object_identity,
+        budget=budget,
     ):
         support = int((part.fact >= 0).sum())
         counts.append((support, len(part.fact)))
@@ -265,6 +279,7 @@ def _derive_heads(
     sizes: KBSizes,
     inequalities: Sequence[Inequality],
     device: torch.device,
+    budget: RowBudget | None,
 ) -> Columns:
     """The argument columns of a rule's heads, each head once."""
     no_head = torch.empty(0, dtype=torch.int64, device=device)
@@ -276,8 +291,18 @@ def _derive_heads(
         [relations[atom[0]] for atom in rule.body],
         sizes.n_constants,
         inequalities,
+        budget=budget,
     )
-    tables = list(joins.iter_answers(query))
+
+    # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
+    tables: list[Table] = []
+    n_pending, n_distinct = 0, 0
+    for table in joins.iter_answers(query):
+        tables.append(table)
+        n_pending += table.size
+        if n_pending > max(joins.MAX_CHUNK_ROWS, n_distinct):
+            tables = [joins.union(tables, query.constant_bits)]
+            n_pending, n_distinct = 0, tables[0].size
     if not tables:
         return no_heads
     answers = joins.union(tables, query.constant_bits)
@@ -290,6 +315,7 @@ def _circular_heads(
     sizes: KBSizes,
     inequalities: Sequence[Inequality],
     device: torch.device,
+    budget: RowBudget | None,
 ) -> Columns:
     """The heads of a rule that are facts and that the rule derives from no body without that fact."""
     n_constants = sizes.n_constants
@@ -301,7 +327,9 @@ def _circular_heads(
         unifier = most_general_unifier(rule.head, atom, n_constants)
         if unifier is not None:
             instance = substitute_rule(rule, unifier)
-            parts.append(_derive_heads(instance, relations, sizes, [], device))
+            parts.append(
+                _derive_heads(instance, relations, sizes, [], device, budget)
+            )
     suspects = _distinct_rows(parts, sizes, device)
     if not suspects[0].numel():
         return suspects
@@ -312,6 +340,7 @@ def _circular_heads(
         [relations[atom[0]] for atom in rule.body],
         n_constants,
         inequalities,
+        budget=budget,
     )
     is_suspect = make_literal(_relation(suspects), rule.head[1:], n_constants)
     differs_from_head = [(rule.head[1:], atom[1:]) for atom in same_predicate]

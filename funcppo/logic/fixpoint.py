@@ -25,7 +25,11 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import joins, row_index
-from funcppo.logic.joins import ConjunctiveQuery
+from funcppo.logic.joins import (
+    ConjunctiveQuery,
+    RowBudget,
+    RowBudgetExceeded,
+)
 from funcppo.logic.kb import (
     AtomIndex,
     KBSizes,
@@ -114,6 +118,7 @@ def least_model(
     predicates: Collection[int] | None = None,
     object_identity: bool = False,
     progress: StepCallback | None = None,
+    budget: RowBudget | None = None,
 ) -> LeastModel:
     """Derive what `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
 
@@ -124,6 +129,8 @@ def least_model(
       predicates: derive only these and those that their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants.
       progress: is called before each step; None for no reports.
+      budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
+        bound.
 
     Returns:
       The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
@@ -136,16 +143,24 @@ def least_model(
     while not (stop_reason or reached_fixpoint or state.step == max_height):
         if progress is not None:
             progress(state.step, state.counts[-1], time.perf_counter() - start)
-        queries = _semi_naive_queries(rules, state, sizes, object_identity)
-        new = _derive_new_heads(
-            queries,
-            state.known,
-            sizes,
-            max_atoms - state.counts[-1],
-            kb.facts.device,
+        queries = _semi_naive_queries(
+            rules, state, sizes, object_identity, budget
         )
+        try:
+            new = _derive_new_heads(
+                queries,
+                state.known,
+                sizes,
+                max_atoms - state.counts[-1],
+                kb.facts.device,
+            )
+        except RowBudgetExceeded as error:
+            stop_reason = _describe_stop(state, f"takes {error}")
+            break
         if new is None:
-            stop_reason = _describe_stop(state, max_atoms)
+            stop_reason = _describe_stop(
+                state, f"exceeds max_atoms {max_atoms}"
+            )
         elif not new:
             reached_fixpoint = True
         else:
@@ -384,15 +399,19 @@ def _advance(state: _State, new: Relations, sizes: KBSizes) -> _State:
     )
 
 
-def _describe_stop(state: _State, max_atoms: int) -> str:
-    """Why the evaluation stops when the next step has too many atoms."""
+def _describe_stop(state: _State, obstacle: str) -> str:
+    """Why the evaluation stops before the next step, which an obstacle prevents."""
     n_atoms = state.counts[-1]
     next_step = state.step + 1
-    return f"stopped at {n_atoms} atoms: step {next_step} exceeds max_atoms {max_atoms}, unknown beyond"
+    return f"stopped at {n_atoms} atoms: step {next_step} {obstacle}, unknown beyond"
 
 
 def _semi_naive_queries(
-    rules: _RuleSet, state: _State, sizes: KBSizes, object_identity: bool
+    rules: _RuleSet,
+    state: _State,
+    sizes: KBSizes,
+    object_identity: bool,
+    budget: RowBudget | None,
 ) -> Iterator[tuple[Rule, ConjunctiveQuery]]:
     """Yield queries whose answers are the bodies that hold an atom of the last step, with their rules.
 
@@ -409,7 +428,9 @@ def _semi_naive_queries(
         predicates = [atom[0] for atom in rule.body]
         # a rule without a body fires in the first step
         if not predicates and not state.previous:
-            query = body_query(rule, [], sizes.n_constants, inequalities)
+            query = body_query(
+                rule, [], sizes.n_constants, inequalities, budget=budget
+            )
             yield rule, query
 
         for i in range(len(predicates)):
@@ -425,7 +446,11 @@ def _semi_naive_queries(
                     present.append(source[predicate])
             if len(present) == len(predicates):
                 query = body_query(
-                    rule, present, sizes.n_constants, inequalities
+                    rule,
+                    present,
+                    sizes.n_constants,
+                    inequalities,
+                    budget=budget,
                 )
                 yield rule, query
 

@@ -2,7 +2,7 @@
 
 Literals are joined one at a time, the one with the fewest resulting rows first. A variable that nothing needs any more
 is projected away at once and the remaining rows are made distinct, so a chain of binary literals never holds more than
-pairs. A step with more than `MAX_CHUNK_ROWS` resulting rows is computed in chunks.
+pairs. A step with more than `MAX_CHUNK_ROWS` resulting rows is computed in chunks. A `RowBudget` bounds the work.
 
 Runs on the device of the relations, in a loop on the host: the sizes depend on the data. `iter_answers` is the entry
 point.
@@ -31,8 +31,40 @@ from funcppo.logic.relations import (
 # rows of an intermediate result held at once, 8 bytes a row and column
 MAX_CHUNK_ROWS = 1 << 20
 
+# rows that a join costs beside those that it makes: what starting its kernels takes, in the time of a row
+JOIN_OVERHEAD_ROWS = 5_000
+
 # two tuples of terms that must differ in some position
 Inequality = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class RowBudgetExceeded(Exception):
+    """Joins have made more rows than their budget allows."""
+
+
+@dataclass(slots=True)
+class RowBudget:
+    """A bound on the rows that joins make, which does not depend on the speed of the machine.
+
+    Attributes:
+      max_rows: the rows allowed, those of intermediate results and `JOIN_OVERHEAD_ROWS` for each join included.
+      n_rows: the rows made so far.
+    """
+
+    max_rows: int
+    n_rows: int = 0
+
+    def spend(self, n_rows: int) -> None:
+        """Count rows.
+
+        Raises:
+          RowBudgetExceeded: they are more than allowed.
+        """
+        self.n_rows += n_rows
+        if self.n_rows > self.max_rows:
+            raise RowBudgetExceeded(
+                f"more than {self.max_rows:,} rows of joins"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +88,7 @@ class ConjunctiveQuery:
     output_variables: tuple[int, ...]
     inequalities: tuple[Inequality, ...]
     n_constants: int  # terms above are variables
+    budget: RowBudget | None = None  # None: no bound
 
     @property
     def constant_bits(self) -> int:
@@ -91,6 +124,9 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     """Yield non-empty tables over the output variables whose union is the answer; a row may come more than once.
 
     Groups of literals that share no variable are solved apart and multiplied.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the query's budget allows.
     """
     if any(left == right for left, right in query.inequalities):
         return
@@ -123,6 +159,8 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
         _extend(UNIT_TABLE, subqueries[-1]) if subqueries else [UNIT_TABLE]
     ):
         for product in _multiply(tables, chunk):
+            if query.budget is not None:
+                query.budget.spend(product.size)
             answer = project(
                 _filter(product, crossing, query), query.output_variables, query
             )
@@ -207,8 +245,11 @@ def _subquery(
             and query.variables_in(*inequality) <= variables
         ):
             inside.append(inequality)
-    return ConjunctiveQuery(
-        tuple(literals), tuple(sorted(output)), tuple(inside), query.n_constants
+    return replace(
+        query,
+        literals=tuple(literals),
+        output_variables=tuple(sorted(output)),
+        inequalities=tuple(inside),
     )
 
 
@@ -257,6 +298,8 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
     # Merge chunks until they are large enough to be worth a recursion of their own.
     chunks: list[Table] = []
     for joined in _join(table, step):
+        if query.budget is not None:
+            query.budget.spend(joined.size + JOIN_OVERHEAD_ROWS)
         chunks.append(
             project(_filter(joined, now, query), kept_variables, query)
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from funcppo.logic.consequences import iter_consequences
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.joins import RowBudget
 from funcppo.logic.kb import (
     KBSizes,
     KnowledgeBase,
@@ -85,6 +86,7 @@ def restricted_step(
     sample: I32[Tensor, "n W"],
     max_derivations: int,
     object_identity: bool = False,
+    budget: RowBudget | None = None,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive the facts, the sample, and the consequences of one step that some query may have as a candidate.
 
@@ -95,10 +97,14 @@ def restricted_step(
       sample: derived atoms, distinct, in lexicographic order.
       max_derivations: the most pairs of an atom and a rule that derives it to hold.
       object_identity: different variables of a rule bind different constants.
+      budget: bounds the rows that the joins make; None for no bound.
 
     Returns:
       The model of these atoms, of height 0 or 1 and never complete, and the index of the rules that derive each of them
       (leave-one-out); None instead of both if there are more than `max_derivations` pairs.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     start = time.perf_counter()
     is_queried = _queried_arguments(queries, sizes, kb.facts.device)
@@ -110,7 +116,11 @@ def restricted_step(
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0
     for part in iter_consequences(
-        kb, sizes, leave_one_out=True, object_identity=object_identity
+        kb,
+        sizes,
+        leave_one_out=True,
+        object_identity=object_identity,
+        budget=budget,
     ):
         is_fact = part.fact >= 0
         codes = _argument_codes(part.atoms, sizes)

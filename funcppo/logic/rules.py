@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from funcppo.logic.joins import ConjunctiveQuery, Inequality
+from funcppo.logic.joins import ConjunctiveQuery, Inequality, RowBudget
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.relations import Columns, Relation, Table, make_literal
 from funcppo.types import I32
@@ -66,6 +66,7 @@ def body_query(
     n_constants: int,
     inequalities: Sequence[Inequality],
     output_variables: tuple[int, ...] | None = None,
+    budget: RowBudget | None = None,
 ) -> ConjunctiveQuery:
     """The query over a rule's body, each atom read from a relation of its own.
 
@@ -73,6 +74,7 @@ def body_query(
       relations: one for each atom of the body.
       inequalities: pairs of term tuples that must differ.
       output_variables: variables of the answer; None for those of the head.
+      budget: bounds the rows that the joins make; None for no bound.
     """
     literals = tuple(
         make_literal(relation, atom[1:], n_constants)
@@ -81,7 +83,7 @@ def body_query(
     if output_variables is None:
         output_variables = atom_variables(rule.head, n_constants)
     return ConjunctiveQuery(
-        literals, output_variables, tuple(inequalities), n_constants
+        literals, output_variables, tuple(inequalities), n_constants, budget
     )
 
 

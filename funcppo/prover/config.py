@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 RewardScheme = Literal["proof", "signed", "balanced"]
 FactSelection = Literal["policy", "oracle"]
@@ -28,8 +28,8 @@ class ProverTaskConfig:
     """Settings of the proof search and of the prover network."""
 
     max_height: int | None = None
-    """Maximum height of a proof: rule applications on one branch. Default: the smallest of 1, 2, 3 that proves nearly
-    as much of the valid split as 3."""
+    """Maximum height of a proof: rule applications on one branch. Default: the one of 1, 2, 3 that ranks the valid
+    split best."""
 
     max_depth: int = 20
     """Maximum number of resolution steps in one search; beyond it the search counts as not proved."""
@@ -67,13 +67,14 @@ class ProverTaskConfig:
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
     atoms, and a larger --prover.max-height is an error."""
 
-    smoothing: float | None = None
+    smoothing: float | Literal["auto"] | None = None
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is
-    computed. Default: plain counts, without leave-one-out."""
+    computed. None: plain counts, without leave-one-out; auto: the one of None, 5 and 20 that ranks the valid split
+    best."""
 
-    object_identity: bool = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
-    off."""
+    object_identity: bool | Literal["auto"] = False
+    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). auto: what
+    ranks the valid split best."""
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -87,9 +88,32 @@ class ProverTaskConfig:
                 raise ValueError(f"{name}={value}: expected 1 or more")
         for name in _MIN_ZERO:
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value not in (None, "auto") and value < 0:
                 raise ValueError(f"{name}={value}: expected 0 or more")
         if not 0.0 <= self.hard_negative_fraction <= 1.0:
             raise ValueError(
                 f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1"
             )
+
+
+class ProofSettings(NamedTuple):
+    """What counts as a proof, and how confidences are counted."""
+
+    max_height: int
+    smoothing: float | None
+    object_identity: bool
+
+
+def proof_settings(cfg: ProverTaskConfig) -> ProofSettings:
+    """Return the settings of a config in which nothing is left to choose.
+
+    Raises:
+      ValueError: a setting is not chosen yet; the message names it.
+    """
+    if cfg.max_height is None:
+        raise ValueError("max_height: expected a height, got none")
+    if cfg.smoothing == "auto":
+        raise ValueError("smoothing: expected a number or None, got auto")
+    if cfg.object_identity == "auto":
+        raise ValueError("object_identity: expected true or false, got auto")
+    return ProofSettings(cfg.max_height, cfg.smoothing, cfg.object_identity)

@@ -32,19 +32,20 @@ from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import ResolveConfig
 from funcppo.prover import env as prover_env
 from funcppo.prover import network
-from funcppo.prover.config import FactSelection, ProverTaskConfig
+from funcppo.prover.config import (
+    FactSelection,
+    ProofSettings,
+    ProverTaskConfig,
+    proof_settings,
+)
 from funcppo.prover.env import World
 from funcppo.types import I32, I64
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
-# heights that are tried if the valid split chooses
-CANDIDATE_HEIGHTS = (1, 2, 3)
 # the derivability index holds at most this many derivations times `max_atoms`
 MAX_DERIVATIONS_PER_ATOM = 20
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
-# a greater height must prove more than this share of valid in addition to be chosen
-MIN_HEIGHT_GAIN = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class ProverTask:
     """T_P up to `max_height`; a part of it if T_P is too large to hold."""
 
     max_height: int
-    """Maximum height of a proof, as set or as chosen on the valid split."""
+    """Maximum height of a proof."""
 
     derivability_index: DerivabilityIndex | None
     """The rules that derive each atom; None if there are too many derivations to hold."""
@@ -91,14 +92,6 @@ class ProverTask:
     """What was chosen or left out, one line each."""
 
 
-class _HeightChoice(NamedTuple):
-    """A maximum height, T_P up to it, and how it was chosen."""
-
-    height: int
-    model: LeastModel
-    notes: list[str]
-
-
 class _DerivedAtoms(NamedTuple):
     """What the rules derive, as far as it can be held."""
 
@@ -117,12 +110,15 @@ def build_task(
 
     Args:
       dataset: triples and rules.
-      cfg: what the data set does not fix.
+      cfg: what the data set does not fix, with a height, a smoothing and an object identity; `choose_settings` of
+        `funcppo.evaluation.settings_choice` chooses those that are open.
       device: where searches, training and ranking read the task's tensors.
 
     Raises:
-      ValueError: there are no rules, or T_P up to the requested height exceeds `cfg.max_atoms`.
+      ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
+        `cfg.max_atoms`.
     """
+    settings = proof_settings(cfg)
     if not len(dataset.rules):
         raise ValueError(
             f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none"
@@ -134,28 +130,27 @@ def build_task(
         n_predicates=dataset.n_predicates,
     )
     kb = with_confidence(
-        kb, sizes, object_identity=cfg.object_identity, smoothing=cfg.smoothing
+        kb,
+        sizes,
+        object_identity=settings.object_identity,
+        smoothing=settings.smoothing,
     )
 
     # What the rules derive, and who selects facts.
-    choice = _choose_height(dataset, cfg, kb, sizes)
-    derived = _derived_atoms(dataset, cfg, kb, sizes, choice)
+    derived = _derived_atoms(dataset, cfg, kb, sizes, settings)
     fact_selection = _choose_fact_selection(
-        dataset, cfg, choice.height, derived.derivability_index
+        dataset, cfg, settings.max_height, derived.derivability_index
     )
-    notes = [*dataset.notes, *choice.notes, *derived.notes]
+    notes = [*dataset.notes, *derived.notes]
     if derived.derivability_index is None:
         notes.append(
             "too many derivations to hold: the policy does not see which rules derive its goal"
         )
 
     # What queries are ranked against.
-    entity_pool, is_countries = _entity_pool(dataset)
-    known_triples = np.concatenate(
-        [dataset.facts, dataset.train, dataset.valid, dataset.test]
-    )
+    pool, is_countries = entity_pool(dataset)
     filter_index = triple_index.build_filter_index(
-        sizes, derived.model, torch.from_numpy(known_triples), entity_pool
+        sizes, derived.model, torch.from_numpy(known_triples(dataset)), pool
     )
 
     host_task = ProverTask(
@@ -164,11 +159,11 @@ def build_task(
         kb=kb,
         sizes=sizes,
         least_model=derived.model,
-        max_height=choice.height,
+        max_height=settings.max_height,
         derivability_index=derived.derivability_index,
         derived_sample=derived.sample,
         fact_selection=fact_selection,
-        entity_pool=entity_pool,
+        entity_pool=pool,
         filter_index=filter_index,
         is_countries=is_countries,
         notes=tuple(notes),
@@ -188,68 +183,30 @@ def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
     )
 
 
-def _choose_height(
-    dataset: Dataset, cfg: ProverTaskConfig, kb: KnowledgeBase, sizes: KBSizes
-) -> _HeightChoice:
-    """The height that is set or that the valid split chooses.
+def _least_model(
+    dataset: Dataset,
+    settings: ProofSettings,
+    max_atoms: int,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+) -> LeastModel:
+    """T_P up to the height of the settings; at height 1 perhaps only the facts, if one step cannot be held.
 
-    Height 1 with T_P up to 0 is returned if not even one step of T_P can be held.
+    Raises:
+      ValueError: T_P up to a greater height cannot be held.
     """
-
-    def run(max_height: int) -> LeastModel:
-        return fixpoint.least_model(
-            kb,
-            sizes,
-            max_height=max_height,
-            max_atoms=cfg.max_atoms,
-            object_identity=cfg.object_identity,
+    model = fixpoint.least_model(
+        kb,
+        sizes,
+        max_height=settings.max_height,
+        max_atoms=max_atoms,
+        object_identity=settings.object_identity,
+    )
+    if not model.complete and settings.max_height > 1:
+        raise ValueError(
+            f"{dataset.name}: T_P to height {settings.max_height} {model.stop_reason}"
         )
-
-    if cfg.max_height is not None:
-        model = run(cfg.max_height)
-        if not model.complete and cfg.max_height > 1:
-            raise ValueError(
-                f"{dataset.name}: T_P to height {cfg.max_height} {model.stop_reason}"
-            )
-        return _HeightChoice(cfg.max_height, model, [])
-
-    model = run(max(CANDIDATE_HEIGHTS))
-    deepest = len(model.n_atoms_after_step) - 1
-    if deepest == 0 and not model.reached_fixpoint:
-        return _HeightChoice(1, model, [])
-
-    # The smallest height that proves nearly as much of valid as the best one.
-    shares = _provable_shares(model, dataset.valid, CANDIDATE_HEIGHTS[:deepest])
-    sufficient = [
-        height
-        for height, share in enumerate(shares, 1)
-        if share >= max(shares) - MIN_HEIGHT_GAIN
-    ]
-    chosen = sufficient[0]
-    listing = ", ".join(
-        f"{share:.3f} at {height}" for height, share in enumerate(shares, 1)
-    )
-    return _HeightChoice(
-        chosen,
-        run(chosen),
-        [f"height {chosen} chosen: share of valid provable {listing}"],
-    )
-
-
-def _provable_shares(
-    model: LeastModel, split: np.ndarray, heights: tuple[int, ...]
-) -> list[float]:
-    """The share of a split that is provable within each height; [0.0] if there are no heights."""
-    if not heights:
-        return [0.0]
-    if not len(split):
-        return [0.0] * len(heights)
-    atom_height = fixpoint.atom_height(model, torch.from_numpy(split).long())
-    shares = []
-    for height in heights:
-        provable = (atom_height >= 0) & (atom_height <= height)
-        shares.append(float(provable.float().mean()))
-    return shares
+    return model
 
 
 def _derived_atoms(
@@ -257,9 +214,9 @@ def _derived_atoms(
     cfg: ProverTaskConfig,
     kb: KnowledgeBase,
     sizes: KBSizes,
-    choice: _HeightChoice,
+    settings: ProofSettings,
 ) -> _DerivedAtoms:
-    """All that the rules derive up to the chosen height; a part of it if T_P is too large to hold.
+    """All that the rules derive up to the height of the settings; a part of it if T_P is too large to hold.
 
     The part is what valid and test need at height 1, and a sample to train on.
 
@@ -267,19 +224,20 @@ def _derived_atoms(
       ValueError: even the part is too large.
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
-    if choice.model.complete:
+    model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes)
+    if model.complete:
         index = derivability.build_derivability_index(
-            kb, sizes, choice.model, choice.height, max_derivations
+            kb, sizes, model, settings.max_height, max_derivations
         )
-        return _DerivedAtoms(choice.model, index, None, [])
+        return _DerivedAtoms(model, index, None, [])
 
-    stop_reason = choice.model.stop_reason
+    stop_reason = model.stop_reason
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
     sample = partial_fixpoint.priority_sample(
-        kb, sizes, MAX_SAMPLED_ATOMS, cfg.object_identity
+        kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
     )
     part = partial_fixpoint.restricted_step(
-        kb, sizes, queries, sample, max_derivations, cfg.object_identity
+        kb, sizes, queries, sample, max_derivations, settings.object_identity
     )
     if part is None:
         raise ValueError(
@@ -317,8 +275,8 @@ def _choose_fact_selection(
     )
 
 
-def _entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
-    """The entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
+def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
+    """Return the entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
     entity_ids = {name: i for i, name in enumerate(dataset.entities, 1)}
     has_regions = all(region in entity_ids for region in COUNTRIES_REGIONS)
     is_countries = dataset.name.lower().startswith("countries") and has_regions
@@ -327,6 +285,13 @@ def _entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
     else:
         pool = list(range(1, dataset.n_constants + 1))
     return torch.tensor(pool), is_countries
+
+
+def known_triples(dataset: Dataset) -> np.ndarray:
+    """Return all that is known to be true, [N, W]: the facts and the triples of all splits, with repetitions."""
+    return np.concatenate(
+        [dataset.facts, dataset.train, dataset.valid, dataset.test]
+    )
 
 
 def build_config(

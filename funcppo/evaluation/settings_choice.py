@@ -1,0 +1,392 @@
+"""Choose the height, object identity, smoothing and score of a data set by how well they rank its valid split.
+
+Every combination ranks the same sample of valid queries by rule confidences alone; `choose_settings` takes the one with
+the best MRR. What is set stays as it is. The work is bounded by a number of rows of joins, so that the choice does not
+depend on the speed of the machine.
+
+At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
+query may have as candidates are held (`partial_fixpoint.restricted_step`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.data import Dataset
+from funcppo.evaluation import rank_metrics, ranking, scorers
+from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.logic import (
+    derivability,
+    fixpoint,
+    joins,
+    partial_fixpoint,
+    triple_index,
+)
+from funcppo.logic import kb as kbase
+from funcppo.logic.consequences import with_confidence
+from funcppo.logic.derivability import DerivabilityIndex
+from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import (
+    MAX_DERIVATIONS_PER_ATOM,
+    entity_pool,
+    known_triples,
+)
+from funcppo.types import I32, I64
+
+HEIGHTS = (1, 2, 3)
+SMOOTHINGS = (None, 5.0, 20.0)
+SCORES = ("max-confidence", "noisy-or", "noisy-or@2", "noisy-or@3")
+# queries of the valid split that are ranked
+MAX_QUERIES = 1000
+# rows of joins that the combinations of one height and object identity may make
+MAX_TRIAL_ROWS = 100_000_000
+# A simpler combination is preferred to one whose MRR is better by no more than this.
+MIN_GAIN = 0.0005
+
+# What is used without valid queries to choose by.
+DEFAULT_HEIGHT = 1
+DEFAULT_SMOOTHING = 5.0
+DEFAULT_SCORE = "noisy-or@3"
+
+
+class Trial(NamedTuple):
+    """One combination and how well it ranks."""
+
+    height: int
+    object_identity: bool
+    smoothing: float | None
+    score: str
+    mrr: float  # on the sampled queries, filtered, ties in random order
+
+
+class SettingsChoice(NamedTuple):
+    """The settings of a data set, and how they were chosen."""
+
+    settings: (
+        ProverTaskConfig  # with a height, a smoothing and an object identity
+    )
+    score: str  # of rule confidences, a name that `make_untrained_scorer` takes
+    trials: tuple[Trial, ...]  # what was compared
+    notes: tuple[str, ...]  # one line for each setting that was chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A data set as tensors, and the queries that are ranked."""
+
+    kb: KnowledgeBase
+    sizes: KBSizes
+    rules: np.ndarray
+    queries: I64[Tensor, "Q W"]
+    known_triples: I32[Tensor, "N W"]
+    pool: I64[Tensor, "E"]
+    protocol: RankingProtocol
+    max_atoms: int
+
+
+class _Candidates(NamedTuple):
+    """What the rules derive at a height that the queries may have as candidates."""
+
+    model: LeastModel
+    derivability: DerivabilityIndex
+    filter_index: FilterIndex
+
+
+class _Options(NamedTuple):
+    """The values that are tried."""
+
+    heights: tuple[int, ...]
+    object_identity: tuple[bool, ...]
+    smoothings: tuple[float | None, ...]
+    scores: tuple[str, ...]
+
+
+def choose_settings(
+    dataset: Dataset, cfg: ProverTaskConfig, score: str | None = None
+) -> SettingsChoice:
+    """Choose what `cfg` leaves open by the MRR of untrained scores on the valid split.
+
+    Args:
+      dataset: triples and rules.
+      cfg: settings. `max_height` None, `smoothing` "auto" and `object_identity` "auto" are chosen; unless it is set,
+        object identity is tried at height 1 alone, where a policy can keep it.
+      score: an untrained score that is set; None chooses one too.
+
+    Returns:
+      The settings, with a height, a smoothing and an object identity.
+    """
+    options = _options(cfg, score)
+    if not len(dataset.valid) or all(len(values) == 1 for values in options):
+        return _without_choice(dataset, cfg, options)
+
+    sample = _draw_sample(dataset, cfg)
+    trials: list[Trial] = []
+    notes: list[str] = []
+    for height in options.heights:
+        is_alone = len(options.heights) > 1 and height > 1
+        identities = (
+            (False,)
+            if is_alone and len(options.object_identity) > 1
+            else options.object_identity
+        )
+        for object_identity in identities:
+            try:
+                trials += _try_scores(sample, options, height, object_identity)
+            except RowBudgetExceeded as error:
+                notes.append(_not_tried(height, object_identity, str(error)))
+        if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
+            break
+    if not trials:
+        choice = _without_choice(dataset, cfg, options)
+        return choice._replace(notes=(*notes, *choice.notes))
+
+    best = _simplest_of_the_best(trials)
+    return SettingsChoice(
+        settings=_resolved(cfg, best),
+        score=best.score,
+        trials=tuple(trials),
+        notes=(*_describe(best, trials, options, len(sample.queries)), *notes),
+    )
+
+
+def _options(cfg: ProverTaskConfig, score: str | None) -> _Options:
+    """What is tried: the one value that is set, or else all, the simplest first."""
+    identity = cfg.object_identity
+    return _Options(
+        heights=HEIGHTS if cfg.max_height is None else (cfg.max_height,),
+        object_identity=(False, True) if identity == "auto" else (identity,),
+        smoothings=SMOOTHINGS if cfg.smoothing == "auto" else (cfg.smoothing,),
+        scores=SCORES if score is None else (score,),
+    )
+
+
+def _without_choice(
+    dataset: Dataset, cfg: ProverTaskConfig, options: _Options
+) -> SettingsChoice:
+    """The settings where nothing can be compared: as set, and else the defaults."""
+    default = Trial(
+        height=DEFAULT_HEIGHT,
+        object_identity=False,
+        smoothing=DEFAULT_SMOOTHING,
+        score=DEFAULT_SCORE,
+        mrr=float("nan"),
+    )
+    trial = default._replace(
+        **{
+            name: values[0]
+            for name, values in zip(Trial._fields, options)
+            if len(values) == 1
+        }
+    )
+    notes = []
+    if any(len(values) > 1 for values in options):
+        reason = (
+            "nothing to choose by" if len(dataset.valid) else "no valid split"
+        )
+        notes = [
+            f"{reason}: height {trial.height}, smoothing {_value_text(trial.smoothing)}, "
+            f"object identity {_value_text(trial.object_identity)}, score {trial.score}"
+        ]
+    return SettingsChoice(_resolved(cfg, trial), trial.score, (), tuple(notes))
+
+
+def _resolved(cfg: ProverTaskConfig, trial: Trial) -> ProverTaskConfig:
+    """The settings with the values of a trial."""
+    return replace(
+        cfg,
+        max_height=trial.height,
+        smoothing=trial.smoothing,
+        object_identity=trial.object_identity,
+    )
+
+
+# -- trials
+
+
+def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
+    """The knowledge base, and a uniform sample of the valid queries, always the same one."""
+    order = np.random.default_rng(0).permutation(len(dataset.valid))
+    rows = np.sort(order[:MAX_QUERIES])
+    kb, sizes = kbase.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+    )
+    pool, is_countries = entity_pool(dataset)
+    return _Sample(
+        kb=kb,
+        sizes=sizes,
+        rules=dataset.rules,
+        queries=torch.from_numpy(dataset.valid[rows]).long(),
+        known_triples=torch.from_numpy(known_triples(dataset)),
+        pool=pool,
+        protocol=RankingProtocol(
+            sides=(TAIL,) if is_countries else (HEAD, TAIL)
+        ),
+        max_atoms=cfg.max_atoms,
+    )
+
+
+def _try_scores(
+    sample: _Sample, options: _Options, height: int, object_identity: bool
+) -> list[Trial]:
+    """The trials of all smoothings and scores at a height.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS`, or there are too many derivations to hold.
+    """
+    budget = RowBudget(MAX_TRIAL_ROWS)
+    candidates = _list_candidates(sample, height, object_identity, budget)
+    trials = []
+    for smoothing in options.smoothings:
+        kb = with_confidence(
+            sample.kb,
+            sample.sizes,
+            object_identity=object_identity,
+            smoothing=smoothing,
+            budget=budget,
+        )
+        for score in options.scores:
+            mrr = _mean_reciprocal_rank(sample, candidates, kb, score)
+            trials.append(Trial(height, object_identity, smoothing, score, mrr))
+    return trials
+
+
+def _list_candidates(
+    sample: _Sample, height: int, object_identity: bool, budget: RowBudget
+) -> _Candidates:
+    """What one application of the rules to T_P of the height below derives for the queries."""
+    sizes = sample.sizes
+    facts_kb = sample.kb
+    if height > 1:
+        below = fixpoint.least_model(
+            sample.kb,
+            sizes,
+            max_height=height - 1,
+            max_atoms=sample.max_atoms,
+            object_identity=object_identity,
+            budget=budget,
+        )
+        if not below.complete:
+            raise RowBudgetExceeded(f"T_P {below.stop_reason}")
+        facts_kb, _ = kbase.build(
+            below.atoms.numpy(),
+            sample.rules,
+            n_constants=sizes.n_constants,
+            n_predicates=sizes.n_predicates,
+        )
+    max_derivations = MAX_DERIVATIONS_PER_ATOM * sample.max_atoms
+    part = partial_fixpoint.restricted_step(
+        facts_kb,
+        sizes,
+        sample.queries,
+        facts_kb.facts[:0],
+        max_derivations,
+        object_identity,
+        budget,
+    )
+    if part is None:
+        raise RowBudgetExceeded(f"more than {max_derivations:,} derivations")
+    model, index = part
+    filter_index = triple_index.build_filter_index(
+        sizes, model, sample.known_triples, sample.pool
+    )
+    return _Candidates(model, index, filter_index)
+
+
+def _mean_reciprocal_rank(
+    sample: _Sample, candidates: _Candidates, kb: KnowledgeBase, score: str
+) -> float:
+    """The MRR of a score, ties in random order."""
+    rule_score = scorers.rule_score(score)
+
+    def score_atoms(atoms: Tensor, /) -> Tensor:
+        derivations = derivability.iter_indexed_derivations(
+            candidates.derivability, sample.sizes, atoms, joins.MAX_CHUNK_ROWS
+        )
+        return rule_score(kb, derivations, len(atoms))
+
+    counts = ranking.rank_queries(
+        sample.protocol,
+        candidates.model,
+        candidates.filter_index,
+        sample.queries,
+        torch.arange(len(sample.queries)),
+        sample.pool,
+        score_atoms,
+    ).counts
+    harmonics = rank_metrics.harmonic_numbers(int(counts.n_candidates.max()))
+    expected = rank_metrics.reciprocal_ranks(counts, harmonics)[:, -1]
+    return float(expected.mean())
+
+
+# -- the choice and its description
+
+
+def _best_mrr(trials: list[Trial], height: int) -> float:
+    """The best MRR at a height; -1 if nothing was tried there."""
+    return max(
+        (trial.mrr for trial in trials if trial.height == height), default=-1.0
+    )
+
+
+def _simplest_of_the_best(trials: list[Trial]) -> Trial:
+    """The first trial that is not worse than the best by more than `MIN_GAIN`."""
+    best = max(trial.mrr for trial in trials)
+    return next(trial for trial in trials if trial.mrr >= best - MIN_GAIN)
+
+
+def _describe(
+    best: Trial, trials: list[Trial], options: _Options, n_queries: int
+) -> list[str]:
+    """One line for each setting that was chosen: the value, and the MRR of each other value."""
+    names = ("height", "object identity", "smoothing", "score")
+    notes = []
+    for position, (name, values) in enumerate(zip(names, options)):
+        if len(values) == 1:
+            continue
+        listing = []
+        for value in dict.fromkeys(trial[position] for trial in trials):
+            mrr = _comparable_mrr(best, trials, position, value)
+            listing.append(f"{_value_text(value)} {mrr:.4f}")
+        notes.append(
+            f"{name} {_value_text(best[position])} chosen by MRR on {n_queries} valid queries: {', '.join(listing)}"
+        )
+    return notes
+
+
+def _comparable_mrr(
+    best: Trial, trials: list[Trial], position: int, value: object
+) -> float:
+    """The best MRR with a value of one setting: of the trials that agree with the best one in the settings before."""
+    return max(
+        trial.mrr
+        for trial in trials
+        if trial[position] == value
+        and (position == 0 or trial.height == best.height)
+    )
+
+
+def _not_tried(height: int, object_identity: bool, reason: str) -> str:
+    """That a height was left out, and why."""
+    identity = " with object identity" if object_identity else ""
+    return f"height {height}{identity} not tried: {reason}"
+
+
+def _value_text(value: object) -> str:
+    """The value of a setting in words."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
