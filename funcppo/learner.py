@@ -63,7 +63,7 @@ class PPOOptions(TypedDict, total=False):
     clip_eps_schedule: Schedule
     entropy_coef_schedule: Schedule
     adam: AdamConfig
-    advantage_ddof: int | None
+    advantage_ddof: Literal[0, 1] | None
     value_loss: Literal["plain", "clipped_max", "clipped_only"]
     half_value_loss: bool
     target_kl: float | None
@@ -233,8 +233,8 @@ def compile(
       ValueError: there is no such strategy.
       Exception: whatever a strategy that is chosen by name raises.
     """
-    from funcppo.runtime.capture import capture, with_capture
-    from funcppo.runtime.compile import select_strategy
+    from funcppo.runtime.capture import capture
+    from funcppo.runtime.compile import select_strategy, with_capture
     from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 
     parts, record = select_strategy(

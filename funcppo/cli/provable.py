@@ -13,9 +13,8 @@ from funcppo.cli.common import JsonObject, write_json
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.cli.target import fixpoint_progress, open_dataset
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
     from torch import Tensor
@@ -180,7 +179,7 @@ def _count_by_height(
     The heights go up to `max_height`, or to the fixpoint, or to the step that would have exceeded the atoms to hold:
     that step is evaluated for the split only.
     """
-    from funcppo.logic import fixpoint, query_answering
+    from funcppo.logic import fixpoint
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
@@ -190,7 +189,7 @@ def _count_by_height(
 
     if model.stop_reason:
         last_height += 1
-        derived_next = query_answering.derived_in_next_step(
+        derived_next = fixpoint.derived_in_next_step(
             knowledge_base, model, atoms
         )
         height = height.where((height >= 0) | ~derived_next, last_height)
@@ -264,9 +263,8 @@ def _table_rows(result: JsonObject) -> list[list[str]]:
     n_queries = result["n_queries"]
     n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
     if len(result["n_derivable_by_height"]) == len(n_atoms):
-        n_atoms.append(
-            "too many"
-        )  # the step that was evaluated for the split only
+        # The last step was evaluated for the split only.
+        n_atoms.append("too many")
 
     rows = []
     for step, atoms in enumerate(n_atoms):

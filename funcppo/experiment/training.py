@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,22 +36,21 @@ from funcppo.evaluation.ranking import (
     selection_metric,
     stratified_sample,
 )
-from funcppo.evaluation.slot_scheduler import SchedulerState
+from funcppo.evaluation.slot_scheduler import SearchStep
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
-from funcppo.experiment.config import CHECKPOINT_FILE as CHECKPOINT_FILE
-from funcppo.experiment.config import CONFIG_FILE as CONFIG_FILE
-from funcppo.experiment.config import METRICS_FILE as METRICS_FILE
-from funcppo.experiment.config import RESULTS_FILE as RESULTS_FILE
-from funcppo.experiment.config import RunConfig
-from funcppo.experiment.config import read_config as read_config
-from funcppo.experiment.config import write_config as write_config
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    RunConfig,
+    read_config,
+)
 from funcppo.prover import task as prover_task
 from funcppo.prover.network import Params
 from funcppo.prover.task import ProverTask
 from funcppo.runtime import compile as compilation
-from funcppo.runtime.capture import CapturedStep, capture, with_capture
-from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
@@ -111,7 +110,7 @@ class Run:
     notes: tuple[str, ...]
     """What was chosen or left out, one line each."""
 
-    evaluate_step: Callable[..., SchedulerState]
+    search_step: SearchStep
     """A step of the search for scores, as it runs on the run's device."""
 
 
@@ -136,10 +135,13 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
       resume: continue from the checkpoint in the folder; otherwise start anew.
 
     Raises:
-      ValueError: bad data or settings, or a checkpoint that does not belong to them.
+      ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
+        belong to them.
     """
     dataset = data.load(run_config.dataset, run_config.rules)
     task = prover_task.build_task(dataset, run_config.prover, run_config.device)
+    if not resume:
+        _check_splits(task)
     cfg = _learner_config(run_config, task)
     train_state = _initial_train_state(cfg, task, run_config)
     run = Run(
@@ -149,7 +151,7 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
         score="best-proof",
         state=_initial_run_state(train_state),
         notes=task.notes,
-        evaluate_step=scorers.make_search_step(run_config.device),
+        search_step=scorers.make_search_step(run_config.device),
     )
     if resume:
         state, meta = checkpoint.restore(
@@ -168,6 +170,21 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
     """
     run_config = dataclasses.replace(read_config(folder), device=device)
     return prepare_run(run_config, folder, resume=True)
+
+
+def _check_splits(task: ProverTask) -> None:
+    """Check that the queries of valid and test can be ranked.
+
+    Raises:
+      ValueError: naming the split and the query, if one cannot.
+    """
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    dataset = task.dataset
+    for name, split in (("valid", dataset.valid), ("test", dataset.test)):
+        try:
+            ranking.check_split(task, split, protocol)
+        except ValueError as error:
+            raise ValueError(f"{dataset.name}: {name}: {error}") from None
 
 
 def _learner_config(run_config: RunConfig, task: ProverTask) -> Config:
@@ -375,27 +392,25 @@ def validate(run: Run) -> Run:
     Without valid queries the current parameters are kept.
     """
     state = run.state
-    valid_metric = None
+    valid_metric = state.best_valid_metric
     if len(run.task.dataset.valid):
         protocol = RankingProtocol(sides=ranked_sides(run.task))
         quality = evaluate_policy(
             run, state.train_state.params, validation_queries(run), protocol
         )
-        valid_metric = quality[selection_metric(run.task)]
-        if valid_metric <= float(state.best_valid_metric):
+        # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
+        valid_metric = torch.full_like(
+            state.best_valid_metric, quality[selection_metric(run.task)]
+        )
+        if valid_metric <= state.best_valid_metric:
             return run
 
     # Clones, because the next update overwrites the leaves of the training state.
     best = state._replace(
         best_params=tree.map(torch.clone, state.train_state.params),
+        best_valid_metric=valid_metric,
         best_update=state.train_state.update.clone(),
     )
-    if valid_metric is not None:
-        best = best._replace(
-            best_valid_metric=torch.full_like(
-                state.best_valid_metric, valid_metric
-            )
-        )
     return dataclasses.replace(run, state=best)
 
 
@@ -417,7 +432,11 @@ def evaluate_policy(
 
     Returns:
       The metrics of `ranking.summarise_ranking`, such as "mrr"; for Countries also "auc_pr".
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
+    ranking.check_split(run.task, split, ranking_protocol)
     scorer = run_policy_scorer(run, params, score or run.score)
     ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
     return ranking.summarise_ranking(
@@ -438,7 +457,7 @@ def run_policy_scorer(
 ) -> ranking.Scorer:
     """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
     cfg = run_search_config(run, score)
-    return scorers.make_policy_scorer(cfg, run.task, params, run.evaluate_step)
+    return scorers.make_policy_scorer(cfg, run.task, params, run.search_step)
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
@@ -501,7 +520,7 @@ def _choose_score(run: Run) -> tuple[ScoreName, list[str]]:
             run, run.state.best_params, queries, protocol, score
         )
         mrr[score] = quality["mrr"]
-    # the first one, if they are equal
+    # The first one is chosen if they are equal.
     chosen = max(candidates, key=lambda score: mrr[score])
     listing = ", ".join(
         f"{value:.4f} by {score}" for score, value in mrr.items()
