@@ -65,17 +65,18 @@ class Evaluate:
     score: str = "auto"
     """Score of a candidate. For a run: success, best-proof or greedy. For both: exists@H (derivable within height H),
     max-confidence, noisy-or, or noisy-or@P (confidences raised to the power P, so that many weak rules add up to less).
-    Default: auto, the run's own score, or max-confidence for a data set."""
+    Default: auto, the run's own score; for a data set the one that ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     height: int | None = None
     """Maximum height of a proof: rule applications on one branch (data sets only). Default: chosen on the valid
     split."""
-    smoothing: float | None = None
-    """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only). Default: plain
-    counts, without leave-one-out."""
-    object_identity: bool = False
-    """Different variables of a rule must bind different constants, as AnyBURL counts (data sets only). Default: off."""
+    smoothing: float | Literal["auto"] | None = "auto"
+    """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only); None: plain
+    counts, without leave-one-out. Default: auto, chosen on the valid split."""
+    object_identity: bool | Literal["auto"] = "auto"
+    """Different variables of a rule must bind different constants, as AnyBURL counts (data sets only). Default: auto,
+    chosen on the valid split."""
     queries: int | None = None
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
     seed: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 from funcppo.cli.common import JsonObject, check_device
 from funcppo.cli.target import is_run_folder
@@ -65,9 +65,9 @@ class EvaluationOptions(Protocol):
     @property
     def height(self) -> int | None: ...
     @property
-    def smoothing(self) -> float | None: ...
+    def smoothing(self) -> float | Literal["auto"] | None: ...
     @property
-    def object_identity(self) -> bool: ...
+    def object_identity(self) -> bool | Literal["auto"]: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -144,6 +144,7 @@ class _Subject(NamedTuple):
     score: str
     # the run whose policy gives the scores; None for a score without a policy
     policy_run: Run | None
+    notes: list[str]  # what was chosen, one line each
 
 
 class _PolicyScorer(NamedTuple):
@@ -172,12 +173,11 @@ def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
     check_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
     memory_limit = _parse_memory(options.memory, options.device)
-    task, score, policy_run = _load_subject(options)
+    task, score, policy_run, notes = _load_subject(options)
 
     search_stats = SearchStats()
     if policy_run is None:
         scorer = scorers.make_untrained_scorer(task, score)
-        notes: list[str] = []
         fallback_reasons: Callable[[], list[str]] = list
         _check_memory(memory_limit, options.device)
     else:
@@ -196,7 +196,7 @@ def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
-    subject = _Subject(task, score, policy_run)
+    subject = _Subject(task, score, policy_run, notes)
     return EvaluationSetup(
         evaluator=_build_evaluator(options, subject, scorer, protocol),
         score=score,
@@ -282,12 +282,13 @@ def _check_memory(memory_limit: int, device: str) -> None:
 def _load_subject(options: EvaluationOptions) -> _Subject:
     """Load the run or the data set of an evaluation and choose its score."""
     from funcppo import data
+    from funcppo.evaluation.settings_choice import choose_settings
     from funcppo.experiment import training
     from funcppo.prover.task import build_task
 
     if is_run_folder(options.target):
         for name in ("rules", "height", "smoothing", "object_identity"):
-            if getattr(options, name) not in (None, False):
+            if getattr(options, name) not in (None, "auto"):
                 option = name.replace("_", "-")
                 raise ValueError(
                     f"--{option}: {options.target} is a trained run, which has its own"
@@ -295,26 +296,49 @@ def _load_subject(options: EvaluationOptions) -> _Subject:
         run = training.open_run(Path(options.target), options.device)
         score = run.score if options.score == "auto" else options.score
         return _Subject(
-            run.task, score, run if score in POLICY_SCORES else None
+            run.task, score, run if score in POLICY_SCORES else None, []
         )
 
     if options.score in POLICY_SCORES:
         raise ValueError(
             f"--score {options.score}: {options.target} is no trained run, expected {UNTRAINED_SCORES}"
         )
-    settings = ProverTaskConfig(
-        max_height=options.height,
-        smoothing=options.smoothing,
-        object_identity=options.object_identity,
+    dataset = data.load(options.target, options.rules)
+    choice = choose_settings(
+        dataset,
+        ProverTaskConfig(
+            max_height=_height_option(options),
+            smoothing=options.smoothing,
+            object_identity=options.object_identity,
+        ),
+        _rule_score_option(options),
     )
-    task = build_task(
-        data.load(options.target, options.rules), settings, options.device
-    )
-    return _Subject(
-        task,
-        "max-confidence" if options.score == "auto" else options.score,
-        None,
-    )
+    task = build_task(dataset, choice.settings, options.device)
+    score = choice.score if options.score == "auto" else options.score
+    return _Subject(task, score, None, list(choice.notes.values()))
+
+
+def _height_option(options: EvaluationOptions) -> int | None:
+    """The height that is set, if only by the score exists@H.
+
+    Raises:
+      ValueError: exists@H asks for more than --height.
+    """
+    kind, _, number = options.score.partition("@")
+    if kind != "exists" or not number.isdigit():
+        return options.height
+    height = max(int(number), 1)
+    if options.height is not None and options.height < height:
+        raise ValueError(
+            f"--score {options.score}: expected --height {height} or more, got {options.height}"
+        )
+    return height if options.height is None else options.height
+
+
+def _rule_score_option(options: EvaluationOptions) -> str | None:
+    """The score of rule confidences that is set; None for auto and for one that reads no confidences."""
+    is_open = options.score == "auto" or options.score.startswith("exists@")
+    return None if is_open else options.score
 
 
 def _make_policy_scorer(

@@ -99,6 +99,9 @@ class Train:
     score: Literal["auto", "success", "best-proof"] = _DEFAULT.score
     """How the policy scores a candidate. success: probability that its search ends in a proof; best-proof: probability
     of its most probable proof; auto: the one with the better ranking on the valid split."""
+    rule_score: str = _DEFAULT.rule_score
+    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P. Default:
+    auto, the best of them on the valid split."""
     resume: bool = False
     """Continue from the checkpoint in RUN; all other settings are read from its config.json. Default: off."""
     overwrite: bool = False
@@ -192,7 +195,7 @@ class Train:
         self.out.mkdir(parents=True, exist_ok=True)
         for name in (CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
             (self.out / name).unlink(missing_ok=True)
-        write_config(config, self.out)
+        write_config(run.run_config, self.out)
         return run
 
     def _run_config(self) -> RunConfig:
@@ -433,7 +436,13 @@ def _test_metrics(run: Run) -> dict[str, JsonObject]:
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
 
     metrics = {}
-    for name in (f"exists@{task.max_height}", "max-confidence", "noisy-or"):
+    names = (
+        f"exists@{task.max_height}",
+        "max-confidence",
+        "noisy-or",
+        run.run_config.rule_score,
+    )
+    for name in dict.fromkeys(names):
         ranked = ranking.rank_split(
             task, test, scorers.make_untrained_scorer(task, name), protocol
         )

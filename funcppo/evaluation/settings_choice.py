@@ -66,17 +66,28 @@ class Trial(NamedTuple):
     smoothing: float | None
     score: str
     mrr: float  # on the sampled queries, filtered, ties in random order
+    n_atoms: int  # distinct candidates that were scored
+
+
+class HeightCandidate(NamedTuple):
+    """The best settings of a height."""
+
+    settings: ProverTaskConfig
+    atoms_per_query: float  # distinct candidates that are derived, a query
 
 
 class SettingsChoice(NamedTuple):
     """The settings of a data set, and how they were chosen."""
 
-    settings: (
-        ProverTaskConfig  # with a height, a smoothing and an object identity
-    )
-    score: str  # of rule confidences, a name that `make_untrained_scorer` takes
+    # with a height, a smoothing and an object identity
+    settings: ProverTaskConfig
+    # of rule confidences, a name that `make_untrained_scorer` takes
+    score: str
+    # for each height that was tried, ascending
+    by_height: tuple[HeightCandidate, ...]
     trials: tuple[Trial, ...]  # what was compared
-    notes: tuple[str, ...]  # one line for each setting that was chosen
+    # a line for each setting that was chosen, by its name, and for what was not tried
+    notes: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +141,7 @@ def choose_settings(
 
     sample = _draw_sample(dataset, cfg)
     trials: list[Trial] = []
-    notes: list[str] = []
+    not_tried: dict[str, str] = {}
     for height in options.heights:
         is_alone = len(options.heights) > 1 and height > 1
         identities = (
@@ -142,19 +153,30 @@ def choose_settings(
             try:
                 trials += _try_scores(sample, options, height, object_identity)
             except RowBudgetExceeded as error:
-                notes.append(_not_tried(height, object_identity, str(error)))
+                name = _trial_name(height, object_identity)
+                not_tried[name] = f"{name} not tried: {error}"
         if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
             break
     if not trials:
         choice = _without_choice(dataset, cfg, options)
-        return choice._replace(notes=(*notes, *choice.notes))
+        return choice._replace(notes=not_tried | choice.notes)
 
     best = _simplest_of_the_best(trials)
+    by_height = [
+        _simplest_of_the_best([t for t in trials if t.height == height])
+        for height in dict.fromkeys(trial.height for trial in trials)
+    ]
     return SettingsChoice(
         settings=_resolved(cfg, best),
         score=best.score,
+        by_height=tuple(
+            HeightCandidate(
+                _resolved(cfg, trial), trial.n_atoms / len(sample.queries)
+            )
+            for trial in by_height
+        ),
         trials=tuple(trials),
-        notes=(*_describe(best, trials, options, len(sample.queries)), *notes),
+        notes=_describe(best, trials, options, len(sample.queries)) | not_tried,
     )
 
 
@@ -179,6 +201,7 @@ def _without_choice(
         smoothing=DEFAULT_SMOOTHING,
         score=DEFAULT_SCORE,
         mrr=float("nan"),
+        n_atoms=0,
     )
     trial = default._replace(
         **{
@@ -187,16 +210,18 @@ def _without_choice(
             if len(values) == 1
         }
     )
-    notes = []
+    notes: dict[str, str] = {}
     if any(len(values) > 1 for values in options):
         reason = (
             "nothing to choose by" if len(dataset.valid) else "no valid split"
         )
-        notes = [
+        notes["defaults"] = (
             f"{reason}: height {trial.height}, smoothing {_value_text(trial.smoothing)}, "
             f"object identity {_value_text(trial.object_identity)}, score {trial.score}"
-        ]
-    return SettingsChoice(_resolved(cfg, trial), trial.score, (), tuple(notes))
+        )
+    settings = _resolved(cfg, trial)
+    by_height = (HeightCandidate(settings, 0.0),)
+    return SettingsChoice(settings, trial.score, by_height, (), notes)
 
 
 def _resolved(cfg: ProverTaskConfig, trial: Trial) -> ProverTaskConfig:
@@ -257,8 +282,10 @@ def _try_scores(
             budget=budget,
         )
         for score in options.scores:
-            mrr = _mean_reciprocal_rank(sample, candidates, kb, score)
-            trials.append(Trial(height, object_identity, smoothing, score, mrr))
+            mrr, n_atoms = _rank(sample, candidates, kb, score)
+            trials.append(
+                Trial(height, object_identity, smoothing, score, mrr, n_atoms)
+            )
     return trials
 
 
@@ -304,10 +331,10 @@ def _list_candidates(
     return _Candidates(model, index, filter_index)
 
 
-def _mean_reciprocal_rank(
+def _rank(
     sample: _Sample, candidates: _Candidates, kb: KnowledgeBase, score: str
-) -> float:
-    """The MRR of a score, ties in random order."""
+) -> tuple[float, int]:
+    """The MRR of a score, ties in random order, and the number of atoms that were scored."""
     rule_score = scorers.rule_score(score)
 
     def score_atoms(atoms: Tensor, /) -> Tensor:
@@ -316,7 +343,7 @@ def _mean_reciprocal_rank(
         )
         return rule_score(kb, derivations, len(atoms))
 
-    counts = ranking.rank_queries(
+    ranked = ranking.rank_queries(
         sample.protocol,
         candidates.model,
         candidates.filter_index,
@@ -324,10 +351,11 @@ def _mean_reciprocal_rank(
         torch.arange(len(sample.queries)),
         sample.pool,
         score_atoms,
-    ).counts
+    )
+    counts = ranked.counts
     harmonics = rank_metrics.harmonic_numbers(int(counts.n_candidates.max()))
     expected = rank_metrics.reciprocal_ranks(counts, harmonics)[:, -1]
-    return float(expected.mean())
+    return float(expected.mean()), len(ranked.scored_atom)
 
 
 # -- the choice and its description
@@ -348,10 +376,10 @@ def _simplest_of_the_best(trials: list[Trial]) -> Trial:
 
 def _describe(
     best: Trial, trials: list[Trial], options: _Options, n_queries: int
-) -> list[str]:
-    """One line for each setting that was chosen: the value, and the MRR of each other value."""
+) -> dict[str, str]:
+    """A line for each setting that was chosen: the value, and the MRR of each other value."""
     names = ("height", "object identity", "smoothing", "score")
-    notes = []
+    notes: dict[str, str] = {}
     for position, (name, values) in enumerate(zip(names, options)):
         if len(values) == 1:
             continue
@@ -359,7 +387,7 @@ def _describe(
         for value in dict.fromkeys(trial[position] for trial in trials):
             mrr = _comparable_mrr(best, trials, position, value)
             listing.append(f"{_value_text(value)} {mrr:.4f}")
-        notes.append(
+        notes[name] = (
             f"{name} {_value_text(best[position])} chosen by MRR on {n_queries} valid queries: {', '.join(listing)}"
         )
     return notes
@@ -377,10 +405,10 @@ def _comparable_mrr(
     )
 
 
-def _not_tried(height: int, object_identity: bool, reason: str) -> str:
-    """That a height was left out, and why."""
+def _trial_name(height: int, object_identity: bool) -> str:
+    """The settings that decide what is derived, in words."""
     identity = " with object identity" if object_identity else ""
-    return f"height {height}{identity} not tried: {reason}"
+    return f"height {height}{identity}"
 
 
 def _value_text(value: object) -> str:

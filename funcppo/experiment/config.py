@@ -25,7 +25,7 @@ RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
 
 
-_DEFAULT_PROVER = ProverTaskConfig()
+_DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
 _DEFAULT_PPO = PPOConfig(
     n_envs=256,
     n_steps=8,
@@ -68,6 +68,10 @@ class RunConfig:
 
     score: Literal["auto", "success", "best-proof"] = "auto"
     """How the policy scores a candidate: success, best-proof, or auto (the better of the two on the valid split)."""
+
+    rule_score: str = "auto"
+    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or, noisy-or@P, or auto (the
+    best of them on the valid split)."""
 
     n_validations: int = 12
     """Number of evaluations on the valid split during training; the best parameters are kept."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from funcppo import data, random, train_step, tree
 from funcppo.config import Config, PPOConfig
+from funcppo.data import Dataset
 from funcppo.evaluation import ranking, scorers
 from funcppo.evaluation.beam_search import (
     ScoreName,
@@ -36,6 +37,11 @@ from funcppo.evaluation.ranking import (
     selection_metric,
     stratified_sample,
 )
+from funcppo.evaluation.settings_choice import (
+    MIN_GAIN,
+    HeightCandidate,
+    choose_settings,
+)
 from funcppo.evaluation.slot_scheduler import SearchStep
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
@@ -45,6 +51,8 @@ from funcppo.experiment.config import (
     RunConfig,
     read_config,
 )
+from funcppo.experiment.stored_height import with_stored_height
+from funcppo.logic import resolve
 from funcppo.prover import task as prover_task
 from funcppo.prover.network import Params
 from funcppo.prover.task import ProverTask
@@ -64,8 +72,10 @@ if TYPE_CHECKING:
 # and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.
 COMPILE_MIN_CALLS = 40_000
 
-# Validation by `success` is left out if it would compute more successors than this, by a rough count.
+# A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
+# the minimum.
 MAX_VALIDATION_SUCCESSORS = 3e7
+MIN_VALIDATION_QUERIES = 20
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
 
@@ -113,6 +123,17 @@ class Run:
     search_step: SearchStep
     """A step of the search for scores, as it runs on the run's device."""
 
+    n_validation_queries: int
+    """How many valid queries a validation ranks."""
+
+
+class _ScoredRun(NamedTuple):
+    """A run before its first update, with its score."""
+
+    run: Run
+    mrr: float  # of the untrained policy on valid; -1 without valid queries
+    notes: list[str]  # on the score
+
 
 class StopRequest(Protocol):
     """Whether training should save and stop after the current update."""
@@ -130,7 +151,7 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
     """Build the run that a config describes.
 
     Args:
-      run_config: the settings.
+      run_config: the settings. A new run has those of the prover chosen on the valid split that are open.
       folder: the folder of the run; read only if `resume`.
       resume: continue from the checkpoint in the folder; otherwise start anew.
 
@@ -139,27 +160,14 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
         belong to them.
     """
     dataset = data.load(run_config.dataset, run_config.rules)
-    task = prover_task.build_task(dataset, run_config.prover, run_config.device)
     if not resume:
-        _check_splits(task)
-    cfg = _learner_config(run_config, task)
-    train_state = _initial_train_state(cfg, task, run_config)
-    run = Run(
-        run_config=run_config,
-        task=task,
-        cfg=cfg,
-        score="best-proof",
-        state=_initial_run_state(train_state),
-        notes=task.notes,
-        search_step=scorers.make_search_step(run_config.device),
+        return _choose_run(run_config, dataset)
+
+    run = _build_run(with_stored_height(run_config, dataset), dataset)
+    state, meta = checkpoint.restore(
+        folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
     )
-    if resume:
-        state, meta = checkpoint.restore(
-            folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
-        )
-        return dataclasses.replace(run, score=meta["score"], state=state)
-    score, notes = _choose_score(run)
-    return dataclasses.replace(run, score=score, notes=(*task.notes, *notes))
+    return dataclasses.replace(run, score=meta["score"], state=state)
 
 
 def open_run(folder: Path, device: str = "cpu") -> Run:
@@ -170,6 +178,78 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
     """
     run_config = dataclasses.replace(read_config(folder), device=device)
     return prepare_run(run_config, folder, resume=True)
+
+
+def _build_run(run_config: RunConfig, dataset: Dataset) -> Run:
+    """A run before its first update, whose score is not chosen yet."""
+    task = prover_task.build_task(dataset, run_config.prover, run_config.device)
+    _check_splits(task)
+    cfg = _learner_config(run_config, task)
+    n_queries = _n_validation_queries(run_config, task, cfg)
+    notes = list(task.notes)
+    if n_queries < min(
+        run_config.n_validation_queries, len(task.dataset.valid)
+    ):
+        notes.append(
+            f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
+            f"more would compute over {MAX_VALIDATION_SUCCESSORS:.0e} successors"
+        )
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score="best-proof",
+        state=_initial_run_state(_initial_train_state(cfg, task, run_config)),
+        notes=tuple(notes),
+        search_step=scorers.make_search_step(run_config.device),
+        n_validation_queries=n_queries,
+    )
+
+
+def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
+    """A new run with the settings and the score by which the untrained policy ranks valid best.
+
+    Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
+    one must rank better, and none is tried after one that does not.
+    """
+    rule_score = run_config.rule_score
+    choice = choose_settings(
+        dataset,
+        run_config.prover,
+        None if rule_score == "auto" else rule_score,
+    )
+    run_config = dataclasses.replace(run_config, rule_score=choice.score)
+    notes = [
+        note
+        for setting, note in choice.notes.items()
+        if setting not in ("height", "score")
+    ]
+
+    best: _ScoredRun | None = None
+    listing: list[str] = []
+    for candidate in choice.by_height:
+        settings = candidate.settings
+        if best is not None and _search_is_long(best.run.task, candidate):
+            notes.append(
+                f"height {settings.max_height} not tried: a validation by search would compute "
+                f"over {MAX_VALIDATION_SUCCESSORS:.0e} successors"
+            )
+            break
+        config = dataclasses.replace(run_config, prover=settings)
+        scored = _choose_score(_build_run(config, dataset))
+        listing.append(f"{settings.max_height} {scored.mrr:.4f}")
+        if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
+            break
+        best = scored
+
+    assert best is not None, "a choice has settings for a height"
+    if len(listing) > 1:
+        notes.append(
+            f"height {best.run.task.max_height} chosen by MRR of the untrained policy on valid: {', '.join(listing)}"
+        )
+    return dataclasses.replace(
+        best.run, notes=(*notes, *best.run.notes, *best.notes)
+    )
 
 
 def _check_splits(task: ProverTask) -> None:
@@ -482,7 +562,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
 def validation_queries(run: Run) -> np.ndarray:
     """The valid queries that every validation ranks: a fixed sample, stratified by relation."""
     valid = run.task.dataset.valid
-    return valid[stratified_sample(valid, run.run_config.n_validation_queries)]
+    return valid[stratified_sample(valid, run.n_validation_queries)]
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
@@ -494,51 +574,76 @@ def save_checkpoint(run: Run, folder: Path) -> None:
     checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
 
 
-def _choose_score(run: Run) -> tuple[ScoreName, list[str]]:
-    """The score of a run, and notes: as set, or the one that ranks valid better before any training.
-
-    `success` is not tried if a validation by it would take too long.
-    """
-    if run.run_config.score != "auto":
-        return run.run_config.score, []
+def _choose_score(run: Run) -> _ScoredRun:
+    """The run with the score that is set, or with the one that ranks valid better before any training."""
     queries = validation_queries(run)
-    protocol = RankingProtocol(sides=ranked_sides(run.task))
     if not len(queries):
-        return "best-proof", [
-            "score best-proof: there are no valid queries to choose by"
-        ]
-    if run.task.fact_selection == "policy":
-        n_successors = _estimate_validation_successors(run, queries, protocol)
-        if n_successors > MAX_VALIDATION_SUCCESSORS:
-            note = f"score best-proof: success would compute about {n_successors:.0e} successors a validation"
-            return "best-proof", [note]
+        score = run.run_config.score
+        if score != "auto":
+            return _ScoredRun(dataclasses.replace(run, score=score), -1.0, [])
+        note = "score best-proof: there are no valid queries to choose by"
+        return _ScoredRun(run, -1.0, [note])
 
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
     candidates: tuple[ScoreName, ...] = ("success", "best-proof")
+    if run.run_config.score != "auto":
+        candidates = (run.run_config.score,)
     mrr: dict[ScoreName, float] = {}
     for score in candidates:
         quality = evaluate_policy(
             run, run.state.best_params, queries, protocol, score
         )
         mrr[score] = quality["mrr"]
+
     # The first one is chosen if they are equal.
     chosen = max(candidates, key=lambda score: mrr[score])
-    listing = ", ".join(
-        f"{value:.4f} by {score}" for score, value in mrr.items()
+    notes: list[str] = []
+    if len(candidates) > 1:
+        listing = ", ".join(
+            f"{score} {value:.4f}" for score, value in mrr.items()
+        )
+        notes = [
+            f"score {chosen} chosen by MRR on {len(queries)} valid queries: {listing}"
+        ]
+    return _ScoredRun(
+        dataclasses.replace(run, score=chosen), mrr[chosen], notes
     )
-    return chosen, [f"score {chosen} chosen: MRR on valid {listing}"]
 
 
-def _estimate_validation_successors(
-    run: Run, queries: np.ndarray, protocol: RankingProtocol
+def _n_validation_queries(
+    run_config: RunConfig, task: ProverTask, cfg: Config
 ) -> int:
-    """A rough count of the successors that ranking these queries by `success` computes."""
-    ranked = ranking.rank_split(run.task, queries, _zero_scores, protocol)
-    n_candidates = len(ranked.scored_atom)
-    max_successors = run.cfg.env.cfg.resolve.max_successors
-    # partial proofs of a candidate at a time
+    """How many valid queries a validation ranks: as set, or as many as keep a search within its bound."""
+    valid = task.dataset.valid
+    n_queries = min(run_config.n_validation_queries, len(valid))
+    if not n_queries or task.fact_selection == "oracle":
+        return n_queries
+
+    queries = valid[stratified_sample(valid, n_queries)]
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    ranked = ranking.rank_split(task, queries, _zero_scores, protocol)
+    n_successors = len(ranked.scored_atom) * _n_search_successors(
+        cfg.env.cfg.resolve.max_successors, task.max_height
+    )
+    if n_successors <= MAX_VALIDATION_SUCCESSORS:
+        return n_queries
+    share = MAX_VALIDATION_SUCCESSORS / n_successors
+    return max(int(n_queries * share), min(MIN_VALIDATION_QUERIES, n_queries))
+
+
+def _search_is_long(task: ProverTask, candidate: HeightCandidate) -> bool:
+    """Whether even the smallest validation by search at a height would exceed its bound, by a rough count."""
+    height = candidate.settings.max_height or 1
+    shape = resolve.make_resolve_config(task.kb, task.sizes, height)
+    n_successors = _n_search_successors(shape.max_successors, height)
+    n_atoms = candidate.atoms_per_query * MIN_VALIDATION_QUERIES
+    return height > 1 and n_atoms * n_successors > MAX_VALIDATION_SUCCESSORS
+
+
+def _n_search_successors(max_successors: int, height: int) -> int:
+    """A rough count of the successors in the search for one candidate: of its partial proofs, at every step."""
     n_proofs = min(BEAM_WIDTH, max_successors)
-    n_steps = STEPS_PER_HEIGHT * run.task.max_height
-    return n_candidates * n_proofs * max_successors * n_steps
+    return n_proofs * max_successors * STEPS_PER_HEIGHT * height
 
 
 def _zero_scores(atoms: Tensor) -> F32[Tensor, "N"]:
