@@ -282,7 +282,10 @@ def _check_memory(memory_limit: int, device: str) -> None:
 def _load_subject(options: EvaluationOptions) -> _Subject:
     """Load the run or the data set of an evaluation and choose its score."""
     from funcppo import data
-    from funcppo.evaluation.settings_choice import choose_settings
+    from funcppo.evaluation.settings_choice import (
+        choose_settings,
+        describe_choice,
+    )
     from funcppo.experiment import training
     from funcppo.prover.task import build_task
 
@@ -315,7 +318,7 @@ def _load_subject(options: EvaluationOptions) -> _Subject:
     )
     task = build_task(dataset, choice.settings, options.device)
     score = choice.score if options.score == "auto" else options.score
-    return _Subject(task, score, None, list(choice.notes.values()))
+    return _Subject(task, score, None, describe_choice(choice, task.max_height))
 
 
 def _height_option(options: EvaluationOptions) -> int | None:

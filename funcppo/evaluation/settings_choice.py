@@ -10,6 +10,7 @@ query may have as candidates are held (`partial_fixpoint.restricted_step`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -86,8 +87,10 @@ class SettingsChoice(NamedTuple):
     # for each height that was tried, ascending
     by_height: tuple[HeightCandidate, ...]
     trials: tuple[Trial, ...]  # what was compared
-    # a line for each setting that was chosen, by its name, and for what was not tried
-    notes: dict[str, str]
+    n_queries: int  # of valid that were ranked
+    notes: tuple[
+        str, ...
+    ]  # a line on each height that was not tried, or on why none was
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ def choose_settings(
 
     sample = _draw_sample(dataset, cfg)
     trials: list[Trial] = []
-    not_tried: dict[str, str] = {}
+    not_tried: list[str] = []
     for height in options.heights:
         is_alone = len(options.heights) > 1 and height > 1
         identities = (
@@ -153,13 +156,15 @@ def choose_settings(
             try:
                 trials += _try_scores(sample, options, height, object_identity)
             except RowBudgetExceeded as error:
-                name = _trial_name(height, object_identity)
-                not_tried[name] = f"{name} not tried: {error}"
+                identity = " with object identity" if object_identity else ""
+                not_tried.append(
+                    f"height {height}{identity} not tried: {error}"
+                )
         if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
             break
     if not trials:
         choice = _without_choice(dataset, cfg, options)
-        return choice._replace(notes=not_tried | choice.notes)
+        return choice._replace(notes=(*not_tried, *choice.notes))
 
     best = _simplest_of_the_best(trials)
     by_height = [
@@ -176,7 +181,39 @@ def choose_settings(
             for trial in by_height
         ),
         trials=tuple(trials),
-        notes=_describe(best, trials, options, len(sample.queries)) | not_tried,
+        n_queries=len(sample.queries),
+        notes=tuple(not_tried),
+    )
+
+
+def describe_choice(choice: SettingsChoice, height: int) -> list[str]:
+    """Return a line for each setting that had more than one value, with the MRR of each.
+
+    Args:
+      height: the height at which the other settings are compared, that of the choice or one that another score prefers.
+    """
+    at_height = [trial for trial in choice.trials if trial.height == height]
+    notes = [_compare("height", choice, choice.trials)]
+    for name in ("object_identity", "smoothing", "score"):
+        notes.append(_compare(name, choice, at_height))
+    return [*filter(None, notes), *choice.notes]
+
+
+def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
+    """The best MRR with each value of a setting; empty if there is one value."""
+    best: dict[object, float] = {}
+    for trial in trials:
+        value = getattr(trial, name)
+        best[value] = max(trial.mrr, best.get(value, -1.0))
+    if len(best) < 2:
+        return ""
+    chosen = getattr(_simplest_of_the_best(trials), name)
+    listing = ", ".join(
+        f"{_value_text(value)} {mrr:.4f}" for value, mrr in best.items()
+    )
+    return (
+        f"{name.replace('_', ' ')} {_value_text(chosen)} chosen by MRR on "
+        f"{choice.n_queries} valid queries: {listing}"
     )
 
 
@@ -210,18 +247,18 @@ def _without_choice(
             if len(values) == 1
         }
     )
-    notes: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
     if any(len(values) > 1 for values in options):
         reason = (
             "nothing to choose by" if len(dataset.valid) else "no valid split"
         )
-        notes["defaults"] = (
+        notes = (
             f"{reason}: height {trial.height}, smoothing {_value_text(trial.smoothing)}, "
-            f"object identity {_value_text(trial.object_identity)}, score {trial.score}"
+            f"object identity {_value_text(trial.object_identity)}, score {trial.score}",
         )
     settings = _resolved(cfg, trial)
     by_height = (HeightCandidate(settings, 0.0),)
-    return SettingsChoice(settings, trial.score, by_height, (), notes)
+    return SettingsChoice(settings, trial.score, by_height, (), 0, notes)
 
 
 def _resolved(cfg: ProverTaskConfig, trial: Trial) -> ProverTaskConfig:
@@ -358,7 +395,7 @@ def _rank(
     return float(expected.mean()), len(ranked.scored_atom)
 
 
-# -- the choice and its description
+# -- the choice
 
 
 def _best_mrr(trials: list[Trial], height: int) -> float:
@@ -368,47 +405,10 @@ def _best_mrr(trials: list[Trial], height: int) -> float:
     )
 
 
-def _simplest_of_the_best(trials: list[Trial]) -> Trial:
+def _simplest_of_the_best(trials: Sequence[Trial]) -> Trial:
     """The first trial that is not worse than the best by more than `MIN_GAIN`."""
     best = max(trial.mrr for trial in trials)
     return next(trial for trial in trials if trial.mrr >= best - MIN_GAIN)
-
-
-def _describe(
-    best: Trial, trials: list[Trial], options: _Options, n_queries: int
-) -> dict[str, str]:
-    """A line for each setting that was chosen: the value, and the MRR of each other value."""
-    names = ("height", "object identity", "smoothing", "score")
-    notes: dict[str, str] = {}
-    for position, (name, values) in enumerate(zip(names, options)):
-        if len(values) == 1:
-            continue
-        listing = []
-        for value in dict.fromkeys(trial[position] for trial in trials):
-            mrr = _comparable_mrr(best, trials, position, value)
-            listing.append(f"{_value_text(value)} {mrr:.4f}")
-        notes[name] = (
-            f"{name} {_value_text(best[position])} chosen by MRR on {n_queries} valid queries: {', '.join(listing)}"
-        )
-    return notes
-
-
-def _comparable_mrr(
-    best: Trial, trials: list[Trial], position: int, value: object
-) -> float:
-    """The best MRR with a value of one setting: of the trials that agree with the best one in the settings before."""
-    return max(
-        trial.mrr
-        for trial in trials
-        if trial[position] == value
-        and (position == 0 or trial.height == best.height)
-    )
-
-
-def _trial_name(height: int, object_identity: bool) -> str:
-    """The settings that decide what is derived, in words."""
-    identity = " with object identity" if object_identity else ""
-    return f"height {height}{identity}"
 
 
 def _value_text(value: object) -> str:

@@ -41,6 +41,7 @@ from funcppo.evaluation.settings_choice import (
     MIN_GAIN,
     HeightCandidate,
     choose_settings,
+    describe_choice,
 )
 from funcppo.evaluation.slot_scheduler import SearchStep
 from funcppo.experiment import checkpoint, metrics_log
@@ -74,7 +75,7 @@ COMPILE_MIN_CALLS = 40_000
 
 # A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
 # the minimum.
-MAX_VALIDATION_SUCCESSORS = 3e7
+MAX_VALIDATION_SUCCESSORS = 5e6
 MIN_VALIDATION_QUERIES = 20
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
@@ -219,14 +220,9 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
         None if rule_score == "auto" else rule_score,
     )
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
-    notes = [
-        note
-        for setting, note in choice.notes.items()
-        if setting not in ("height", "score")
-    ]
-
     best: _ScoredRun | None = None
     listing: list[str] = []
+    notes: list[str] = []
     for candidate in choice.by_height:
         settings = candidate.settings
         if best is not None and _search_is_long(best.run.task, candidate):
@@ -245,10 +241,11 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
     assert best is not None, "a choice has settings for a height"
     if len(listing) > 1:
         notes.append(
-            f"height {best.run.task.max_height} chosen by MRR of the untrained policy on valid: {', '.join(listing)}"
+            f"height {best.run.task.max_height} chosen for the policy: MRR on valid, untrained, {', '.join(listing)}"
         )
+    chosen = describe_choice(choice, best.run.task.max_height)
     return dataclasses.replace(
-        best.run, notes=(*notes, *best.run.notes, *best.notes)
+        best.run, notes=(*chosen, *notes, *best.run.notes, *best.notes)
     )
 
 
