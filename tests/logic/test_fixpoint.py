@@ -223,6 +223,21 @@ def test_max_atoms_stops_after_a_whole_step_and_says_so(program):
         )
 
 
+def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
+    whole = model_of(GRAPH)
+    spent = joins.RowBudget(10**9)
+    assert model_of(GRAPH, max_height=2, budget=spent).complete
+    budget = joins.RowBudget(spent.n_rows)
+    model = model_of(GRAPH, budget=budget)
+    assert not model.complete and len(model.n_atoms_after_step) == 3
+    n_atoms = whole.n_atoms_after_step[2]
+    assert heights(model) == {a: h for a, h in heights(whole).items() if h <= 2}
+    assert (
+        model.stop_reason
+        == f"stopped at {n_atoms} atoms: step 3 takes more than {spent.n_rows:,} rows of joins, unknown beyond"
+    )
+
+
 def test_verdicts_worked_by_hand():
     asked = torch.tensor(
         [[PATH, 1, 4], [PATH, 4, 1], [EDGE, 1, 2], [LOOP, 4, 0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -131,3 +132,29 @@ def test_ragged_arange_lists_every_position_in_order(counts, chunk):
     assert pairs == [
         (i, 10 * i + j) for i, n in enumerate(counts) for j in range(n)
     ]
+
+
+# -- the budget
+
+
+def test_a_budget_counts_rows_and_ends_a_join_that_exceeds_it():
+    edges = relation_of({(a, b) for a in (1, 2, 3) for b in (1, 2, 3)})
+    query = ConjunctiveQuery(
+        tuple(
+            make_literal(edges, terms, N_CONSTANTS)
+            for terms in ((4, 5), (5, 6))
+        ),
+        (4, 6),
+        (),
+        N_CONSTANTS,
+    )
+    # 9 rows of the first literal, 27 of the join, and the overhead of both
+    n_rows = 9 + 27 + 2 * joins.JOIN_OVERHEAD_ROWS
+    budget = joins.RowBudget(n_rows)
+    within = dataclasses.replace(query, budget=budget)
+    assert sum(table.size for table in iter_answers(within)) == 9
+    assert budget.n_rows == n_rows
+
+    beyond = dataclasses.replace(query, budget=joins.RowBudget(n_rows - 1))
+    with pytest.raises(joins.RowBudgetExceeded, match=f"{n_rows - 1:,} rows"):
+        list(iter_answers(beyond))

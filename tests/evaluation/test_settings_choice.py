@@ -1,0 +1,169 @@
+"""Settings chosen on the valid split: every trial's MRR is that of the task built with its settings."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from funcppo import data
+from funcppo.evaluation import ranking, scorers, settings_choice
+from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
+from funcppo.evaluation.settings_choice import (
+    SCORES,
+    SMOOTHINGS,
+    choose_settings,
+    describe_choice,
+)
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import build_task
+
+OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
+RULES = """
+r(X, Y) :- s(X, Y)
+r(X, Y) :- s(X, Z), r(Z, Y)
+r(X, Y) :- r(Y, X)
+r(X, Y) :- s(Z, X), s(Z, Y)
+"""
+
+
+def random_graph(seed=0, n_valid=12):
+    """Two relations over nine entities, a rule of each kind, and a valid split."""
+    rng = np.random.default_rng(seed)
+    pairs = [(i, j) for i in range(9) for j in range(9)]
+    order = rng.permutation(len(pairs))
+    r = [pairs[i] for i in order[:34]]
+    s = [pairs[i] for i in rng.permutation(len(pairs))[:20]]
+
+    def triples(rows, relation):
+        return [(f"e{i}", relation, f"e{j}") for i, j in rows]
+
+    return data.from_triples(
+        triples(r[n_valid:], "r") + triples(s, "s"),
+        triples(r[:n_valid], "r"),
+        rules=RULES,
+    )
+
+
+@pytest.fixture(scope="module")
+def choice():
+    return choose_settings(random_graph(), OPEN)
+
+
+def task_mrr(dataset, settings, score):
+    """The MRR by the ordinary path: the whole task, all valid queries."""
+    task = build_task(dataset, settings)
+    ranked = ranking.rank_split(
+        task,
+        dataset.valid,
+        scorers.make_untrained_scorer(task, score),
+        RankingProtocol(sides=ranked_sides(task)),
+    )
+    return ranking.summarise_ranking(ranked, ["r", "s"], with_auc=False)["mrr"]
+
+
+def test_every_trial_ranks_as_the_task_with_its_settings(choice):
+    heights = {trial.height for trial in choice.trials}
+    assert {1, 2} <= heights
+    for trial in choice.trials[::5]:
+        settings = replace(
+            OPEN,
+            max_height=trial.height,
+            smoothing=trial.smoothing,
+            object_identity=trial.object_identity,
+        )
+        mrr = task_mrr(random_graph(), settings, trial.score)
+        assert mrr == pytest.approx(trial.mrr, abs=1e-12), trial
+
+
+def test_the_best_trial_is_chosen(choice):
+    best = max(trial.mrr for trial in choice.trials)
+    settings = choice.settings
+    chosen = [
+        trial
+        for trial in choice.trials
+        if trial[:4]
+        == (
+            settings.max_height,
+            settings.object_identity,
+            settings.smoothing,
+            choice.score,
+        )
+    ]
+    assert len(chosen) == 1
+    assert chosen[0].mrr >= best - settings_choice.MIN_GAIN
+    at_height_one = [t for t in choice.trials if t.height == 1]
+    assert len(at_height_one) == 2 * len(SMOOTHINGS) * len(SCORES)
+
+
+def test_the_notes_hold_the_numbers_compared(choice):
+    notes = describe_choice(choice, 1)
+    off, on = (
+        max(
+            t.mrr
+            for t in choice.trials
+            if t.height == 1 and t.object_identity is value
+        )
+        for value in (False, True)
+    )
+    assert any(f"off {off:.4f}, on {on:.4f}" in note for note in notes)
+    assert any(note.startswith("height ") for note in notes)
+    assert any("noisy-or@3 " in note for note in notes)
+
+
+def test_what_is_set_is_kept():
+    cfg = ProverTaskConfig(
+        max_height=2, smoothing=1.5, object_identity=False, hidden_dim=8
+    )
+    fixed = choose_settings(random_graph(), cfg, "noisy-or")
+    assert fixed.settings == cfg
+    assert fixed.score == "noisy-or"
+    assert not fixed.trials  # nothing is left to compare
+
+    partly = choose_settings(random_graph(), replace(OPEN, max_height=1))
+    assert {trial.height for trial in partly.trials} == {1}
+
+
+def test_object_identity_that_is_set_holds_at_every_height():
+    choice = choose_settings(
+        random_graph(), replace(OPEN, object_identity=True)
+    )
+    assert all(trial.object_identity for trial in choice.trials)
+    assert {trial.height for trial in choice.trials} >= {1, 2}
+
+
+def test_without_valid_queries_the_defaults_are_said():
+    dataset = random_graph(n_valid=0)
+    choice = choose_settings(dataset, OPEN)
+    assert choice.settings.max_height == settings_choice.DEFAULT_HEIGHT
+    assert choice.settings.smoothing == settings_choice.DEFAULT_SMOOTHING
+    assert choice.score == settings_choice.DEFAULT_SCORE
+    assert choice.notes == (
+        "no valid split: height 1, smoothing 5, object identity off, score noisy-or@3",
+    )
+
+
+def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
+    rows = {}
+
+    class Counting(settings_choice.RowBudget):
+        def spend(self, n_rows):
+            super().spend(n_rows)
+            rows[id(self)] = self.n_rows
+
+    monkeypatch.setattr(settings_choice, "RowBudget", Counting)
+    choose_settings(random_graph(), OPEN)
+    first, *_, last = rows.values()  # height 1 without object identity first
+    assert first < last
+
+    monkeypatch.setattr(settings_choice, "MAX_TRIAL_ROWS", first)
+    choice = choose_settings(random_graph(), OPEN)
+    assert {trial.height for trial in choice.trials} == {1}
+    assert any(
+        note.startswith("height 2 not tried: ") and f"{first:,}" in note
+        for note in choice.notes
+    )
+
+    monkeypatch.setattr(settings_choice, "MAX_TRIAL_ROWS", 1)
+    choice = choose_settings(random_graph(), OPEN)
+    assert not choice.trials
+    assert choice.notes[-1].startswith("nothing to choose by: height 1")
