@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as jsonlib
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
 from funcppo.data import Dataset, format_atom, format_rule, parse_query
 from funcppo.data.lexer import tokenize_line
 from funcppo.data.writers import proof_names
+from funcppo.experiment.config import read_config
 from funcppo.prover.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -59,12 +61,12 @@ class Prove:
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     height: int | None = None
-    """Maximum height of a proof: rule applications on one branch. Default: no limit."""
+    """Maximum height of a proof: rule applications on one branch. Default: that of the run; no limit for a data set."""
     all: bool = False
     """List all answers of a query with variables. Default: the first 10."""
     object_identity: bool = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
-    off."""
+    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default: as
+    the run was trained; off for a data set."""
     max_atoms: int = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
     format: Literal["text", "json", "dot"] = "text"
@@ -89,14 +91,15 @@ class Prove:
         atom = tuple(int(term) for term in parse_query(dataset, self.query))
         variables = _variable_names(self.query)
         _print_ambiguous_names(dataset, variables)
+        options = self._with_settings_of_run()
         if not variables:
-            report = _prove_ground(self, dataset, atom)
+            report = _prove_ground(options, dataset, atom)
         elif self.format == "dot":
             raise ValueError(
                 f"query {self.query!r}: expected no variables for --format dot, which draws one proof"
             )
         else:
-            report = _answer_open(self, dataset, atom, variables)
+            report = _answer_open(options, dataset, atom, variables)
 
         if self.json != "-":
             if self.format == "json":
@@ -105,6 +108,18 @@ class Prove:
                 sys.stdout.write(report.text)
         write_json(self.json, report.result)
         return EXIT_STATUS[report.result["verdict"]]
+
+    def _with_settings_of_run(self) -> Prove:
+        """The options with the height and object identity of the run, if the target is one."""
+        if not is_run_folder(self.target):
+            return self
+        prover = read_config(Path(self.target)).prover
+        return dataclasses.replace(
+            self,
+            height=prover.max_height if self.height is None else self.height,
+            object_identity=self.object_identity
+            or prover.object_identity is True,
+        )
 
 
 class _Report(NamedTuple):
