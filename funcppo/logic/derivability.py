@@ -24,7 +24,7 @@ from funcppo.logic.kb import (
     index_sorted_atoms,
 )
 from funcppo.logic.resolve import Goals, Successors
-from funcppo.logic.typed_torch import int_list, run_lengths
+from funcppo.logic.typed_torch import int_list, runs
 from funcppo.types import I32, I64, Bool
 
 
@@ -143,8 +143,9 @@ def iter_indexed_derivations(
 
     # A chunk holds the atoms whose cumulative count lies in the same multiple of the limit.
     chunk_of_atom = count.cumsum(0) // max_chunk_derivations
+    _, chunk_lengths = runs(chunk_of_atom)
     first_atom = 0
-    for n_atoms in int_list(run_lengths(chunk_of_atom)):
+    for n_atoms in int_list(chunk_lengths):
         chunk = slice(first_atom, first_atom + n_atoms)
         for atom, position in ragged_arange(start[chunk], count[chunk]):
             rule = keys[position] % sizes.n_rules

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from funcppo.logic.typed_torch import from_numpy
 
 # bytes; smaller tables are within reach of the processor's caches
 MIN_HUGE_PAGE_BYTES = 1 << 25
@@ -34,4 +35,4 @@ def on_huge_pages(table: Tensor) -> Tensor:
     source = table.numpy()
     copy = np.frombuffer(memory, dtype=source.dtype).reshape(table.shape)
     np.copyto(copy, source)
-    return torch.from_numpy(copy)
+    return from_numpy(copy)

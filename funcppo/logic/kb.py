@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from funcppo import tree
 from funcppo.logic import hugepages, row_index
 from funcppo.logic.row_index import HashTable, Lookup
+from funcppo.logic.typed_torch import from_numpy, int_list, value_counts
 from funcppo.types import F32, I32, I64, Bool
 
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
@@ -125,16 +126,14 @@ def build(
     _validate(facts, rules, n_constants, n_predicates)
 
     # Facts, sorted and distinct, with their indices.
-    table = torch.from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(
-        device
-    )
+    table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
     table = table[sort_and_index_atoms(table, n_predicates, n_constants).rows]
     fact_tables = _index_facts(table, n_predicates, n_constants)
 
     # Rules, grouped by head predicate.
-    heads = torch.from_numpy(
-        np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)
-    ).to(device)
+    heads = from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(
+        device
+    )
     rule_order = torch.argsort(heads, stable=True)
     rule_offsets = torch.searchsorted(
         heads[rule_order], torch.arange(n_predicates + 2, device=device)
@@ -148,7 +147,7 @@ def build(
         argument_index=fact_tables.argument_index,
         argument_postings=fact_tables.argument_postings,
         fact_offsets=fact_tables.fact_offsets,
-        rules=torch.from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(
+        rules=from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(
             device
         ),
         rule_offsets=rule_offsets,
@@ -537,12 +536,11 @@ def _max_lookup(
     kb: KnowledgeBase, predicate: int, is_bound: tuple[bool, ...]
 ) -> int:
     """An upper bound of the count of `lookup_facts` for goals of this pattern: the best single-argument lookup."""
-    first, last = kb.fact_offsets[predicate : predicate + 2].tolist()
+    first, last = int_list(kb.fact_offsets[predicate : predicate + 2])
     if first == last:
         return 1
     widths = [last - first]
     for column, bound in zip(kb.facts[first:last, 1:].unbind(1), is_bound):
         if bound:
-            counts = torch.unique(column, return_counts=True)[1]
-            widths.append(int(counts.max()))
+            widths.append(int(value_counts(column).max()))
     return min(widths)

@@ -52,7 +52,9 @@ class Relation:
 
     columns: Columns
     size: int
-    view_cache: dict[ViewKey, IndexedView] = field(default_factory=dict)
+    view_cache: dict[ViewKey, IndexedView] = field(
+        default_factory=dict[ViewKey, IndexedView]
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

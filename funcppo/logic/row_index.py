@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from funcppo.logic.hugepages import on_huge_pages
+from funcppo.logic.typed_torch import unique_inverse, unique_values
 from funcppo.types import I32, I64, Bool
 
 # bits of a number of rows; a start and a count share one int64
@@ -156,7 +157,7 @@ def encode_rows(columns: Sequence[Tensor], bits: Sequence[int]) -> EncodedRows:
     used_bits = bits[0]
     for column, width in zip(columns[1:], bits[1:]):
         if used_bits + width > KEY_BITS:
-            prefix, key = torch.unique(key, return_inverse=True)
+            prefix, key = unique_inverse(key)
             prefixes.append(prefix)
             used_bits = prefix.numel().bit_length()
         key = key << width | column
@@ -219,7 +220,7 @@ def unique_rows(
     """The distinct rows of a table in lexicographic order, column by column."""
     prefixes, key = encode_rows(columns, bits)
     if not prefixes:
-        return decode_rows(torch.unique(key), bits)
+        return decode_rows(unique_values(key), bits)
 
     # Keys with prefix tables cannot be decoded: select the first row of each key instead.
     key, order = torch.sort(key)

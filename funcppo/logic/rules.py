@@ -11,6 +11,7 @@ from torch import Tensor
 from funcppo.logic.joins import ConjunctiveQuery, Inequality
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.relations import Columns, Relation, Table, make_literal
+from funcppo.logic.typed_torch import int_list, rule_tuples, runs
 from funcppo.types import I32
 
 Atom = tuple[int, ...]  # predicate, argument, ...
@@ -28,8 +29,8 @@ class Rule:
 def rules_from_kb(kb: KnowledgeBase) -> list[Rule]:
     """The rules of a knowledge base in file order."""
     rules: list[Rule] = []
-    for i, table in enumerate(kb.rules.tolist()):
-        head, *body = (tuple(atom) for atom in table if atom[0])
+    for i, table in enumerate(rule_tuples(kb.rules)):
+        head, *body = (atom for atom in table if atom[0])
         rules.append(Rule(i, head, tuple(body)))
     return rules
 
@@ -43,11 +44,11 @@ def relations_by_predicate(
       atoms: distinct, in lexicographic order.
       predicates: those wanted; None for all.
     """
-    present, counts = torch.unique_consecutive(atoms[:, 0], return_counts=True)
-    parts = torch.split(atoms, counts.tolist())
+    present, counts = runs(atoms[:, 0])
+    parts = torch.split(atoms, int_list(counts))
     return {
         predicate: relation_from_atoms(part)
-        for predicate, part in zip(present.tolist(), parts)
+        for predicate, part in zip(int_list(present), parts)
         if predicates is None or predicate in predicates
     }
 

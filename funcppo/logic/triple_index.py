@@ -14,6 +14,7 @@ from torch import Tensor
 
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes
+from funcppo.logic.typed_torch import unique_values
 from funcppo.types import I32, I64, Bool
 
 HEAD, TAIL = 1, 2  # sides of a query: the argument that is replaced
@@ -184,7 +185,7 @@ def _sorted_keys(
     keys = (triples[:, 0] * base + given) * base + replaced
     if pool is not None:
         keys = keys[torch.isin(replaced, pool)]
-    return torch.unique(keys)
+    return unique_values(keys)
 
 
 def _given_argument(side: int) -> int:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from funcppo.types import I32, I64
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    """The host tensor that shares the memory of an array."""
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+
+
+def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors as views of the shape that both broadcast to."""
+    views = torch.broadcast_tensors(a, b)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", views)
 
 
 def int_list(values: I64[Tensor, "n"]) -> list[int]:
@@ -34,12 +46,24 @@ def unique_values(values: Tensor) -> Tensor:
     return cast("Tensor", torch.unique(values))  # pyright: ignore[reportUnknownMemberType]
 
 
+def unique_inverse(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct values of a tensor, ascending, and for each value its position among them."""
+    result = torch.unique(values, return_inverse=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", result)
+
+
+def value_counts(values: Tensor) -> Tensor:
+    """How often each distinct value of a tensor occurs, in ascending order of the values."""
+    result = torch.unique(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", result)[1]
+
+
 def unique_rows(table: Tensor) -> Tensor:
     """The distinct rows of a table, in lexicographic order."""
     return cast("Tensor", torch.unique(table, dim=0))  # pyright: ignore[reportUnknownMemberType]
 
 
-def run_lengths(values: I64[Tensor, "n"]) -> I64[Tensor, "r"]:
-    """The length of each run of equal consecutive values."""
-    runs = torch.unique_consecutive(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    return cast("tuple[Tensor, Tensor]", runs)[1]
+def runs(values: Tensor) -> tuple[Tensor, I64[Tensor, "r"]]:
+    """The value and the length of each run of equal consecutive values."""
+    result = torch.unique_consecutive(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("tuple[Tensor, Tensor]", result)

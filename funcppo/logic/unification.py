@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic.typed_torch import broadcast
 from funcppo.types import I32, Bool
 
 
@@ -42,7 +43,7 @@ def unify(
 
     Source: Martelli & Montanari 1982, "An efficient unification algorithm", rules (c) and (d), for flat terms.
     """
-    left, right = torch.broadcast_tensors(a[..., 1:], b[..., 1:])
+    left, right = broadcast(a[..., 1:], b[..., 1:])
     unifies = a[..., 0] == b[..., 0]
     variables: list[Tensor] = []
     terms: list[Tensor] = []
