@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from funcppo import data
+from funcppo.data import Dataset
 from funcppo.evaluation import (
     evaluator,
     rank_metrics,
@@ -21,10 +22,8 @@ from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 
 
-def make_evaluator(name: str, score: str, **protocol) -> Evaluator:
-    task = prover_task.build_task(
-        data.load(name), ProverTaskConfig(max_height=2)
-    )
+def make_evaluator(dataset: Dataset, score: str, **protocol) -> Evaluator:
+    task = prover_task.build_task(dataset, ProverTaskConfig(max_height=2))
     scorer, prove = (
         scorers.make_untrained_scorer(task, score),
         lambda atom: None,
@@ -133,7 +132,7 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
 @pytest.mark.parametrize("first_chunk", [1, 3, 1000])
 def test_records_hold_the_ranking_of_the_whole_split(first_chunk, monkeypatch):
     monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", first_chunk)
-    evaluator_ = make_evaluator("family_tree:60:0", "exists@1")
+    evaluator_ = make_evaluator(data.load("family_tree:60:0"), "exists@1")
     split = evaluator_.task.dataset.valid
     ranked = ranking.rank_split(
         evaluator_.task, split, evaluator_.scorer, evaluator_.protocol
@@ -162,7 +161,9 @@ def test_records_hold_the_ranking_of_the_whole_split(first_chunk, monkeypatch):
 
 def test_a_query_that_cannot_be_ranked_is_refused_before_the_first_chunk():
     """A Countries head is no region, so it is not in the pool."""
-    evaluator_ = make_evaluator("countries_s1", "exists@1", sides=(1,))
+    evaluator_ = make_evaluator(
+        data.load("countries_s1"), "exists@1", sides=(1,)
+    )
     with pytest.raises(
         ValueError,
         match="expected an answer among the 5 candidates, got query 0",
@@ -188,7 +189,9 @@ def test_a_chunk_takes_the_target_time_and_holds_no_more_candidates_than_allowed
 
 def test_the_records_of_some_queries_are_among_those_of_all():
     """Corruptions are keyed by the row of the split, whatever else is ranked."""
-    evaluator_ = make_evaluator("family_tree:60:0", "noisy-or", n_negatives=5)
+    evaluator_ = make_evaluator(
+        data.load("family_tree:60:0"), "noisy-or", n_negatives=5
+    )
     split = evaluator_.task.dataset.test
     every = [
         r
@@ -215,7 +218,9 @@ def test_the_records_of_some_queries_are_among_those_of_all():
 )
 def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     """Every score is a grid line plus the offset; half a line is where rounding goes the other way."""
-    evaluator_ = make_evaluator("family_tree:60:0", "noisy-or", sides=(2,))
+    evaluator_ = make_evaluator(
+        data.load("family_tree:60:0"), "noisy-or", sides=(2,)
+    )
     scorer = lambda atoms: torch.full(
         (len(atoms),), -0.25 + offset, dtype=torch.float64
     )

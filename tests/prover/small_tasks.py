@@ -29,14 +29,6 @@ def small_task(name="countries_s2", **fields):
     )
 
 
-def task_against_all_entities(name, **fields):
-    """A task ranked on both sides against all entities, the Countries sets too, which ask for regions otherwise."""
-    dataset = dataclasses.replace(data.load(name), name="renamed")
-    return prover_task.build_task(
-        dataset, dataclasses.replace(SETTINGS, **fields)
-    )
-
-
 @cache
 def small_problem(**fields):
     """The config, world and first training state of a small task."""
