@@ -82,7 +82,7 @@ class PPOConfig:
     """Schedule of the entropy weight."""
     adam: AdamConfig = AdamConfig()
     """Settings of the Adam optimiser."""
-    advantage_ddof: int | None = 1
+    advantage_ddof: Literal[0, 1] | None = 1
     """Normalise advantages within each minibatch by the standard deviation with this ddof: 1 sample, 0 population.
     None: no normalisation."""
     value_loss: Literal["plain", "clipped_max", "clipped_only"] = "clipped_max"

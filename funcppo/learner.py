@@ -63,7 +63,7 @@ class PPOOptions(TypedDict, total=False):
     clip_eps_schedule: Schedule
     entropy_coef_schedule: Schedule
     adam: AdamConfig
-    advantage_ddof: int | None
+    advantage_ddof: Literal[0, 1] | None
     value_loss: Literal["plain", "clipped_max", "clipped_only"]
     half_value_loss: bool
     target_kl: float | None

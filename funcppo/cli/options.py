@@ -40,7 +40,7 @@ JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
 
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
-DEFAULT_NAMES = {"None": "none", "True": "on", "False": "off"}
+DEFAULT_NAMES = {"True": "on", "False": "off"}
 
 
 class Program(Protocol):

@@ -90,7 +90,7 @@ def test_every_option_has_a_uniform_metavar_and_a_default(name, help_of):
         assert is_flag or is_choice or metavar in METAVARS, option
         assert re.search(
             r"Default: |\(default: (?!None|True|False).+\)$|\(required\)$", text
-        ), (option, text)
+        ) or metavar.startswith("{None,"), (option, text)
 
 
 @pytest.mark.parametrize("name", cli.PROGRAMS)
@@ -125,6 +125,9 @@ def test_the_options_of_train(help_of):
         "--strategy {auto,one-graph,two-graphs,forward,eager}"
     ].endswith("(default: auto)")
     assert options["--steps N"].endswith("(default: 120000)")
+    assert options["--ppo.advantage-ddof {None,0,1}"].endswith(
+        "None: no normalisation. (default: None)"
+    )
     assert {
         "DATASET",
         "--out RUN",
@@ -182,13 +185,13 @@ def test_the_style_of_options(monkeypatch, capsys):
         "DATASET": "A text that goes on (on the next line) and --on the third. (required)",
         "--count N": "Number of things to count. (default: 3)",
         "--limit X": "Limit of the things. Default: no limit.",
-        "--share X": "Share of the things. (default: none)",
-        "--folder DIR": "Folder of the things. (default: none)",
+        "--share X": "Share of the things. (default: None)",
+        "--folder DIR": "Folder of the things. (default: None)",
         "--file FILE": "File of the things. (default: a)",
         "--kind {a,b}": "Kind of the things. (default: a)",
         "--off": "Whether things are off. (default: off)",
         "--on, --no-on": "Whether things are on. (default: on)",
-        "--json NAME": "Where the things go. (default: none)",
+        "--json NAME": "Where the things go. (default: None)",
     }
 
 
