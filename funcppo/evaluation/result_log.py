@@ -31,6 +31,7 @@ from funcppo.logic.triple_index import SIDE_NAMES
 Record = dict[str, Any]  # a line, as `evaluator` makes it
 Settings = dict[str, Any]  # what tells an evaluation from others
 
+# version of the records and of the settings beside them; 1 had no version
 FORMAT = 2
 REQUIRED_KEYS = ("query_row", "side", "n_better", "n_equal", "n_candidates")
 

@@ -242,7 +242,7 @@ class Monitor(logging.Handler):
         )
 
     def report(self) -> dict[str, object]:
-        """All counts, median times and recent reasons, as `metrics.jsonl` and `--watch` show them."""
+        """All counts, median times and recent reasons, as `metrics.jsonl` and `--log-compiles` show them."""
         self.poll()
         report: dict[str, object] = {
             "compiles": self.compiles,

@@ -133,13 +133,3 @@ def test_a_search_that_cannot_fit_is_refused_before_it_starts():
         autotune.tune_slots(
             cfg, world, params, atoms, 1000, lambda: evaluate_step
         )
-
-
-def test_the_peak_is_at_least_what_was_held_at_once():
-    """64 MB of tensors over what was held, give or take 10 %."""
-    before = memory.used_bytes("cpu")
-    memory.reset_peak("cpu")
-    held = torch.ones(64 * MB, dtype=torch.uint8)
-    growth = memory.peak_bytes("cpu") - before
-    del held
-    assert 0.9 * 64 * MB <= growth <= 1.1 * 64 * MB

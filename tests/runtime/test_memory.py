@@ -69,6 +69,7 @@ def test_the_peak_counts_from_its_reset():
     del x
     memory.reset_peak("cpu")
     low = memory.peak_bytes("cpu")
+    assert low == pytest.approx(memory.used_bytes("cpu"), abs=SIZE // 8)
     x = torch.ones(SIZE, dtype=torch.uint8)
     del x
     assert memory.peak_bytes("cpu") - low == pytest.approx(SIZE, abs=SIZE // 8)
