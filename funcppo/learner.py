@@ -233,8 +233,8 @@ def compile(
       ValueError: there is no such strategy.
       Exception: whatever a strategy that is chosen by name raises.
     """
-    from funcppo.runtime.capture import capture, with_capture
-    from funcppo.runtime.compile import select_strategy
+    from funcppo.runtime.capture import capture
+    from funcppo.runtime.compile import select_strategy, with_capture
     from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 
     parts, record = select_strategy(

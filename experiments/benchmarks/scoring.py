@@ -55,7 +55,7 @@ from funcppo.prover.task import ProverTask
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.graphed import GraphedStep
-from funcppo.runtime.host_transfer import make_async_readback
+from funcppo.runtime.host_transfer import AsyncReadback
 
 CHUNK_SLOTS, MAX_DEPTH = 512, 20  # of the former design
 BEAM = 64  # of `success`
@@ -219,7 +219,7 @@ def make_designs(
             policy.params,
             atoms,
             step=step,
-            make_readback=make_async_readback,
+            make_readback=AsyncReadback,
         )
         return result.log_score, row_steps
 

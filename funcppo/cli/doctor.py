@@ -83,7 +83,7 @@ def try_strategies(device: str) -> StrategyRecord:
     from funcppo.envs.classic_control import cartpole
     from funcppo.nets import feedforward
     from funcppo.runtime import compile as compilation
-    from funcppo.runtime.capture import capture, with_capture
+    from funcppo.runtime.capture import capture
 
     cfg = Config(
         ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
@@ -98,7 +98,7 @@ def try_strategies(device: str) -> StrategyRecord:
     captured = capture(
         lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state
     )
-    return with_capture(record, captured)
+    return compilation.with_capture(record, captured)
 
 
 def _describe_machine() -> JsonObject:

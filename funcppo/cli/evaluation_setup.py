@@ -187,7 +187,7 @@ def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
             policy_run, score, split, memory_limit, search_stats
         )
         fallback_reasons = partial(
-            scorers.graph_fallback_notes, policy_run.evaluate_step
+            scorers.graph_fallback_notes, policy_run.search_step
         )
         task = with_ranking_on(task, "cpu")
 
@@ -335,7 +335,7 @@ def _make_policy_scorer(
         cfg,
         run.task,
         run.state.best_params,
-        run.evaluate_step,
+        run.search_step,
         on_scored=search_stats.add,
     )
     return _PolicyScorer(scorer, notes)

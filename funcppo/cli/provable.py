@@ -180,7 +180,7 @@ def _count_by_height(
     The heights go up to `max_height`, or to the fixpoint, or to the step that would have exceeded the atoms to hold:
     that step is evaluated for the split only.
     """
-    from funcppo.logic import fixpoint, query_answering
+    from funcppo.logic import fixpoint
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
@@ -190,7 +190,7 @@ def _count_by_height(
 
     if model.stop_reason:
         last_height += 1
-        derived_next = query_answering.derived_in_next_step(
+        derived_next = fixpoint.derived_in_next_step(
             knowledge_base, model, atoms
         )
         height = height.where((height >= 0) | ~derived_next, last_height)

@@ -464,7 +464,7 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
             )
         )
 
-    notes = scorers.graph_fallback_notes(run.evaluate_step)
+    notes = scorers.graph_fallback_notes(run.search_step)
     rate = results["false_negative_rate"]
     if rate is not None:
         notes.append(

@@ -27,14 +27,14 @@ from funcppo.evaluation.slot_scheduler import (
     score_by_width,
     width_schedule,
 )
-from funcppo.logic import baselines, derivability, joins
-from funcppo.logic.baselines import Derivations
+from funcppo.logic import baselines, consequences, derivability, joins
+from funcppo.logic.consequences import Derivations
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.prover.task import ProverTask, inference_world
 from funcppo.runtime.graphed import GraphedStep
-from funcppo.runtime.host_transfer import make_async_readback, prefetch
+from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 
 
 class ScoredCallback(Protocol):
@@ -136,7 +136,7 @@ def make_policy_scorer(
                 step,
                 on_progress,
                 load_chunks,
-                make_readback=make_async_readback,
+                make_readback=AsyncReadback,
             )
             on_scored(run.results, run.active_row_steps, run.row_steps)
             return run.results.log_score.to(atoms.device)
@@ -286,7 +286,7 @@ def _score_derivations(
             joins.MAX_CHUNK_ROWS,
         )
     else:
-        derivations = baselines.iter_derivations(
+        derivations = consequences.iter_derivations(
             task.kb,
             task.sizes,
             task.least_model,

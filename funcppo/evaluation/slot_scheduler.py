@@ -215,7 +215,7 @@ def score_candidates(
       candidates: ground atoms, at least one.
       on_progress: called every few steps.
       load_chunks: such as `runtime.host_transfer.prefetch`.
-      make_readback: such as `runtime.host_transfer.make_async_readback`.
+      make_readback: such as `runtime.host_transfer.AsyncReadback`.
 
     Returns:
       The result of each candidate, and the work done.

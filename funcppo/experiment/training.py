@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,22 +36,21 @@ from funcppo.evaluation.ranking import (
     selection_metric,
     stratified_sample,
 )
-from funcppo.evaluation.slot_scheduler import SchedulerState
+from funcppo.evaluation.slot_scheduler import SearchStep
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
-from funcppo.experiment.config import CHECKPOINT_FILE as CHECKPOINT_FILE
-from funcppo.experiment.config import CONFIG_FILE as CONFIG_FILE
-from funcppo.experiment.config import METRICS_FILE as METRICS_FILE
-from funcppo.experiment.config import RESULTS_FILE as RESULTS_FILE
-from funcppo.experiment.config import RunConfig
-from funcppo.experiment.config import read_config as read_config
-from funcppo.experiment.config import write_config as write_config
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    RunConfig,
+    read_config,
+)
 from funcppo.prover import task as prover_task
 from funcppo.prover.network import Params
 from funcppo.prover.task import ProverTask
 from funcppo.runtime import compile as compilation
-from funcppo.runtime.capture import CapturedStep, capture, with_capture
-from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
@@ -111,7 +110,7 @@ class Run:
     notes: tuple[str, ...]
     """What was chosen or left out, one line each."""
 
-    evaluate_step: Callable[..., SchedulerState]
+    search_step: SearchStep
     """A step of the search for scores, as it runs on the run's device."""
 
 
@@ -149,7 +148,7 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
         score="best-proof",
         state=_initial_run_state(train_state),
         notes=task.notes,
-        evaluate_step=scorers.make_search_step(run_config.device),
+        search_step=scorers.make_search_step(run_config.device),
     )
     if resume:
         state, meta = checkpoint.restore(
@@ -438,7 +437,7 @@ def run_policy_scorer(
 ) -> ranking.Scorer:
     """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
     cfg = run_search_config(run, score)
-    return scorers.make_policy_scorer(cfg, run.task, params, run.evaluate_step)
+    return scorers.make_policy_scorer(cfg, run.task, params, run.search_step)
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:

@@ -13,10 +13,6 @@ from torch import Tensor
 
 from funcppo.logic import fixpoint
 from funcppo.logic.consequences import Derivations
-from funcppo.logic.consequences import (
-    # for callers that import it from here
-    iter_derivations as iter_derivations,
-)
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KnowledgeBase, rule_confidence
 from funcppo.types import F32, I32

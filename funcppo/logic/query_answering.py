@@ -14,10 +14,6 @@ import torch
 from funcppo.logic import fixpoint, joins, proof_builder
 from funcppo.logic.derivations import Derivation, find_derivation
 from funcppo.logic.fixpoint import LeastModel, StepCallback, Verdict
-from funcppo.logic.fixpoint import (
-    # for callers that import it from here
-    derived_in_next_step as derived_in_next_step,
-)
 from funcppo.logic.joins import Inequality
 from funcppo.logic.kb import (
     KBSizes,

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
-from funcppo.runtime.compile import with_capture as with_capture
 from funcppo.runtime.protocols import ReplayMode
 
 if TYPE_CHECKING:

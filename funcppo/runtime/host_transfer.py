@@ -191,8 +191,3 @@ class AsyncReadback:
         previous_buffer, previous_copied = self._copies[0]
         previous_copied.synchronize()
         return previous_buffer
-
-
-def make_async_readback() -> AsyncReadback:
-    """Return a new `AsyncReadback`."""
-    return AsyncReadback()

@@ -22,8 +22,8 @@ from funcppo.data.rule_tables import (
     format_rule_table,
 )
 from funcppo.data.writers import to_clauses
-from funcppo.experiment import rule_cache, training
-from funcppo.experiment.config import RESULTS_FILE
+from funcppo.experiment import rule_cache
+from funcppo.experiment.config import RESULTS_FILE, read_config
 from funcppo.mining.config import MiningConfig
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
 
@@ -386,7 +386,7 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(
         "no rules given:" in (output := capsys.readouterr().out)
         and "mined in" in output
     )
-    run = training.read_config(out)
+    run = read_config(out)
     assert run.rules == str(out / "rules.tsv")
     assert (
         json.loads((out / RESULTS_FILE).read_text())["rules"]

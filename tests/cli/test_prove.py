@@ -9,7 +9,7 @@ import pytest
 
 from funcppo.data import load
 from funcppo.experiment import training
-from funcppo.experiment.config import RunConfig
+from funcppo.experiment.config import RunConfig, write_config
 from funcppo.logic import proof as proof_
 from funcppo.prover.config import ProverTaskConfig
 from tests import prolog
@@ -441,7 +441,7 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
         score="best-proof",
         prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
     )
-    training.write_config(config, tmp_path)
+    write_config(config, tmp_path)
     training.save_checkpoint(
         training.prepare_run(config, tmp_path, resume=False), tmp_path
     )

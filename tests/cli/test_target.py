@@ -6,8 +6,7 @@ import pytest
 
 from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
 from funcppo.data import load
-from funcppo.experiment import training
-from funcppo.experiment.config import RunConfig
+from funcppo.experiment.config import RunConfig, write_config
 
 RULE = "0.5\tlocatedIn(X, Y) :- neighborOf(X, Y)\n"
 
@@ -22,16 +21,14 @@ def rule_file(tmp_path):
 def test_the_folder_of_a_run_holds_a_config(tmp_path):
     assert not is_run_folder(str(tmp_path))
     assert not is_run_folder("countries_s1")
-    training.write_config(RunConfig(dataset="countries_s1"), tmp_path)
+    write_config(RunConfig(dataset="countries_s1"), tmp_path)
     assert is_run_folder(str(tmp_path))
 
 
 def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
     tmp_path, rule_file
 ):
-    training.write_config(
-        RunConfig(dataset="countries_s1", rules=rule_file), tmp_path
-    )
+    write_config(RunConfig(dataset="countries_s1", rules=rule_file), tmp_path)
     dataset = open_dataset(str(tmp_path), None)
     expected = load("countries_s1", rule_file)
     assert (

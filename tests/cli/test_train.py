@@ -23,6 +23,8 @@ from funcppo.experiment.config import (
     METRICS_FILE,
     RESULTS_FILE,
     RunConfig,
+    read_config,
+    write_config,
 )
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
@@ -36,7 +38,7 @@ from tests.runtime.test_capture import on_gpu
 def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     rows = metrics_log.read(trained / METRICS_FILE)
     assert [row["update"] for row in rows] == [1, 2, 3, 4]
-    assert training.read_config(trained).steps == 128
+    assert read_config(trained).steps == 128
     results = json.loads((trained / RESULTS_FILE).read_text())
     assert 0 < results["seconds"] < results["total_seconds"]
     assert set(results["test"]) == {
@@ -51,8 +53,8 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
 def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     """The first half of the same run, stopped by an interrupt after update 2, then resumed."""
     whole, _ = checkpoint.read(trained / CHECKPOINT_FILE)
-    config = training.read_config(trained)
-    training.write_config(config, tmp_path)
+    config = read_config(trained)
+    write_config(config, tmp_path)
     run = training.prepare_run(config, tmp_path, resume=False)
     stops = iter([False, True])
     for _ in training.train(
@@ -92,7 +94,7 @@ def test_a_run_is_compiled_where_it_is_long_enough_to_repay_that(
 ):
     """From 40,000 rollout steps and minibatches on, which are 5.12 million environment steps at the default sizes."""
     config = replace(
-        training.read_config(trained),
+        read_config(trained),
         steps=steps,
         strategy="auto",
         ppo=RunConfig(dataset="").ppo,
@@ -122,9 +124,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
     trained, monkeypatch, tmp_path
 ):
     """Valid quality peaks at update 2 of 4; the state's own leaves are overwritten by updates 3 and 4."""
-    run = training.prepare_run(
-        training.read_config(trained), tmp_path, resume=False
-    )
+    run = training.prepare_run(read_config(trained), tmp_path, resume=False)
     quality = iter([0.1, 0.5, 0.2])
     monkeypatch.setattr(
         training, "evaluate_policy", lambda *_: {"auc_pr": next(quality)}

@@ -16,7 +16,7 @@ from funcppo.logic import kb as kbase
 from funcppo.prover import env as prover_env
 from funcppo.prover import network as net
 from funcppo.runtime.graphed import GraphedStep
-from funcppo.runtime.host_transfer import make_async_readback
+from funcppo.runtime.host_transfer import AsyncReadback
 from tests.learning import assert_trees_equal
 from tests.logic.test_resolve import C, P, program
 
@@ -210,7 +210,7 @@ def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
             policy,
             atoms,
             step=step,
-            make_readback=make_async_readback,
+            make_readback=AsyncReadback,
         )
         assert_trees_equal(got, want, rtol=0, atol=0)
         assert active == also

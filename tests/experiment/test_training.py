@@ -10,7 +10,12 @@ import torch
 from funcppo import data, tree
 from funcppo.config import PPOConfig
 from funcppo.experiment import checkpoint, metrics_log, training
-from funcppo.experiment.config import CHECKPOINT_FILE, METRICS_FILE, RunConfig
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    RunConfig,
+    write_config,
+)
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.monitor import Monitor
@@ -52,7 +57,7 @@ def trained(run, folder, should_stop=lambda: False):
 def uninterrupted(tmp_path_factory):
     """The folder of a run that was trained to its end."""
     folder = tmp_path_factory.mktemp("run")
-    training.write_config(CONFIG, folder)
+    write_config(CONFIG, folder)
     trained(training.prepare_run(CONFIG, folder, resume=False), folder)
     return folder
 

@@ -8,7 +8,7 @@ from funcppo.evaluation import ranking
 from funcppo.evaluation import scorers as scorers_
 from funcppo.evaluation.ranking import RankingProtocol
 from funcppo.evaluation.slot_scheduler import score_candidates
-from funcppo.logic import baselines
+from funcppo.logic import baselines, consequences
 from funcppo.prover import env as prover_env
 from funcppo.prover import task as prover_task
 from funcppo.prover.env import PROVED, RUNNING
@@ -133,7 +133,7 @@ def test_listing_provable_candidates_ranks_as_scoring_every_one():
     scorer = scorers_.make_untrained_scorer(task, "noisy-or")
 
     def everywhere(atoms):
-        found = baselines.iter_derivations(
+        found = consequences.iter_derivations(
             task.kb, task.sizes, task.least_model, 1, atoms
         )
         return baselines.noisy_or(task.kb, found, len(atoms))
