@@ -160,9 +160,8 @@ class Environment(Generic[World, State, Obs, ResetSample]):
         StepWithAutoresetFn[World, State, ResetSample] | None
     ) = None
 
-    spec: EnvironmentSpec | None = (
-        None  # for networks that are built from it, such as `nets.mlp`
-    )
+    # for networks that are built from it, such as `nets.mlp`
+    spec: EnvironmentSpec | None = None
 
 
 class InitFn(Protocol[Params]):
@@ -195,12 +194,10 @@ class Agent(Generic[World, Params, Obs, Output]):
     cfg: Settings  # the first argument of each function
     init: InitFn[Params]
     apply: ApplyFn[World, Params, Obs, Output]
-    distribution: Distribution[Output] = (
-        _DEFAULT_DISTRIBUTION  # of an output that has `logits`
-    )
-    within_capacity: WithinCapacityFn[Obs] | None = (
-        None  # None: the network has room for all rows
-    )
+    # by default, that of an output that has `logits`
+    distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION
+    # None: the network has room for all rows
+    within_capacity: WithinCapacityFn[Obs] | None = None
 
 
 # For code that serves all environments and all networks.

@@ -85,9 +85,8 @@ def _run(arguments: Sequence[str]) -> int:
             )
         return program.run()
     except (ValueError, OSError) as error:
-        if (
-            isinstance(error, BrokenPipeError) and error.filename is None
-        ):  # of standard output: left to `main`
+        # A closed standard output is left to `main`.
+        if isinstance(error, BrokenPipeError) and error.filename is None:
             raise
         exit_with_error(" ".join(_error_text(error).split()))
 

@@ -28,9 +28,8 @@ from funcppo.cli.evaluation_setup import (
 )
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
@@ -210,9 +209,8 @@ class Evaluate:
             for part in evaluation.evaluate_chunks(evaluator, split, rows):
                 if log:
                     result_log.append(log, part)
-                records += [
-                    {**record, "proof": None} for record in part
-                ]  # proofs are in the file, and large
+                # Proofs are in the file, and large.
+                records += [{**record, "proof": None} for record in part]
 
                 n_done += len(part) // n_sides
                 n_scored += sum(record["n_scored"] for record in part)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 POLICY_SCORES = ("success", "best-proof", "greedy")
 UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
-TUNING_SAMPLE_SIZE = (
-    2048  # queries of the split on which the batch size is tuned
-)
+# queries of the split on which the batch size is tuned
+TUNING_SAMPLE_SIZE = 2048
+# bytes of each unit
 MEMORY_UNITS = {
     "": 1,
     "kb": 10**3,
@@ -46,7 +46,7 @@ MEMORY_UNITS = {
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
-}  # bytes
+}
 
 
 class EvaluationOptions(Protocol):
@@ -142,9 +142,8 @@ class _Subject(NamedTuple):
 
     task: ProverTask
     score: str
-    policy_run: (
-        Run | None
-    )  # the run whose policy gives the scores; None for a score without a policy
+    # the run whose policy gives the scores; None for a score without a policy
+    policy_run: Run | None
 
 
 class _PolicyScorer(NamedTuple):

@@ -26,9 +26,8 @@ from funcppo.cli.console import (
 from funcppo.cli.options import JsonOutput
 from funcppo.mining.config import MiningConfig
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.data import Dataset

@@ -13,9 +13,8 @@ from funcppo.cli.common import JsonObject, write_json
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.cli.target import fixpoint_progress, open_dataset
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
     from torch import Tensor
@@ -264,9 +263,8 @@ def _table_rows(result: JsonObject) -> list[list[str]]:
     n_queries = result["n_queries"]
     n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
     if len(result["n_derivable_by_height"]) == len(n_atoms):
-        n_atoms.append(
-            "too many"
-        )  # the step that was evaluated for the split only
+        # The last step was evaluated for the split only.
+        n_atoms.append("too many")
 
     rows = []
     for step, atoms in enumerate(n_atoms):

@@ -20,24 +20,21 @@ from funcppo.data.lexer import tokenize_line
 from funcppo.data.writers import proof_names
 from funcppo.prover.config import ProverTaskConfig
 
-if (
-    TYPE_CHECKING
-):  # PyTorch takes seconds to import, and --help is not to wait for it
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
     from funcppo.logic.fixpoint import LeastModel
     from funcppo.logic.kb import KBSizes, KnowledgeBase
     from funcppo.logic.proof import Proof
     from funcppo.logic.query_answering import QueryResult
 
 MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
-MAX_FAILED_RULES = (
-    5  # rules that match a refuted query, in the text and in the JSON
-)
+# rules that match a refuted query, in the text and in the JSON
+MAX_FAILED_RULES = 5
 EXIT_STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
 EMPTY_GRAPH = "digraph proof {\n}\n"
 
-Atom: TypeAlias = tuple[
-    int, ...
-]  # predicate and arguments, padded to the width of the data set
+# predicate and arguments, padded to the width of the data set
+Atom: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +180,8 @@ def _object_identity_text(result: JsonObject) -> str:
 class _FailedRules(NamedTuple):
     """Why no rule derives an atom."""
 
-    rules: list[
-        JsonObject
-    ]  # of the first rules that match: id, text, and the goals of the body without an answer
+    # of the first rules that match: id, text, and the goals of the body without an answer
+    rules: list[JsonObject]
     n_matching: int  # rules whose head matches the atom
 
 
@@ -258,9 +254,9 @@ def _ground_fields(
         "query": format_atom(dataset, np.array(atom)),
         "verdict": verdict,
         "is_fact": found.is_fact,
-        # on the derivation from other facts
+        # The derivation from other facts, and its height.
         "derived_verdict": derived_verdict,
-        "height": found.height,  # of that derivation
+        "height": found.height,
         "n_answers": len(answers),
         "answers": answers,
     }
@@ -422,9 +418,8 @@ def _named_places(
     """The place of the first occurrence of each variable in the atom, with its name; without those named `_...`."""
     places = []
     for i, name in enumerate(variables):
-        variable = (
-            dataset.n_constants + 1 + i
-        )  # ids of variables follow those of constants, by first occurrence
+        # The ids of variables follow those of constants, by first occurrence.
+        variable = dataset.n_constants + 1 + i
         if not name.startswith("_"):
             places.append((atom.index(variable, 1), name))
     return places

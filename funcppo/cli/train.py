@@ -129,9 +129,8 @@ class Train:
         Returns:
           The exit status.
         """
-        if (
-            self.cache_dir is not None
-        ):  # the compilers read these when they are imported
+        # The compilers read these variables when they are imported.
+        if self.cache_dir is not None:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
                 self.cache_dir.absolute() / "inductor"
             )
@@ -390,7 +389,11 @@ def _format_value(value: object) -> str:
 
 
 def _evaluate(run: Run, training_seconds: float) -> JsonObject:
-    """The contents of results.json, without the total time."""
+    """The contents of results.json, without the total time.
+
+    Args:
+      training_seconds: time until training ended, validation included.
+    """
     import torch
 
     from funcppo.prover.task import false_negative_rate
@@ -410,7 +413,6 @@ def _evaluate(run: Run, training_seconds: float) -> JsonObject:
         "best_valid_metric": float(run.state.best_valid_metric),
         "false_negative_rate": false_negative_rate(task),
         "test": test_metrics,
-        # until training ended, validation included
         "seconds": training_seconds,
         "notes": list(run.notes),
         "versions": {

@@ -138,7 +138,7 @@ def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
 
     for term in head.args:
         if isinstance(term, Variable) and term not in bound:
-            # without the number of an anonymous variable
+            # Leave out the number of an anonymous variable.
             name = shorten(term.name.split()[0])
             raise ValueError(
                 f"unsafe: expected every variable of the head in the body, got {name} only in the head"

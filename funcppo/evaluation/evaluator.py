@@ -29,13 +29,11 @@ from funcppo.prover.task import ProverTask
 
 FIRST_CHUNK_QUERIES = 256
 TARGET_CHUNK_SECONDS = 10.0
-MAX_CHUNK_CANDIDATES = (
-    1 << 20
-)  # listed candidates of a chunk, which bounds its memory
+# listed candidates of a chunk, which bound its memory
+MAX_CHUNK_CANDIDATES = 1 << 20
 MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
-RANK_POLICIES = rank_metrics.TIE_POLICIES[
-    :3
-]  # tie policies under which a query has one rank
+# tie policies under which a query has one rank
+RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]
 
 
 class ProofFinder(Protocol):
@@ -54,12 +52,10 @@ class Evaluator:
     protocol: RankingProtocol
     scorer: Scorer
     prove: ProofFinder
-    proof_threshold: (
-        float  # log score up to which an answer counts as not proved
-    )
-    all_scores: (
-        bool  # records hold the scores of all candidates that were scored
-    )
+    # log score up to which an answer counts as not proved
+    proof_threshold: float
+    # records hold the scores of all candidates that were scored
+    all_scores: bool
 
 
 def evaluate_chunks(

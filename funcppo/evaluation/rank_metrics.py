@@ -19,27 +19,24 @@ from torch import Tensor
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.types import F32, I64, Bool
 
-Metrics = dict[
-    str, Any
-]  # nested names and numbers, as they are written to JSON
+# nested names and numbers, as they are written to JSON
+Metrics = dict[str, Any]
 
+# how equal scores are ranked; the headline is the last
 TIE_POLICIES = (
     "optimistic",
     "pessimistic",
     "realistic",
     "expected",
-)  # the headline is the last
+)
 HITS_AT = (1, 3, 10)
 SIDE_GROUPS = ("both", *SIDE_NAMES.values())
-SCORE_GRID_STEP = (
-    1e-4  # nats; scores are compared after rounding to multiples of this
-)
-ZERO_SCORE = (
-    torch.iinfo(torch.int64).min + 1
-)  # quantised score 0, whose logarithm is -inf
-INVALID_SCORE = torch.iinfo(
-    torch.int64
-).min  # quantised NaN or +inf: ranked below everything
+# nats; scores are compared after rounding to multiples of this
+SCORE_GRID_STEP = 1e-4
+# quantised score 0, whose logarithm is -inf
+ZERO_SCORE = torch.iinfo(torch.int64).min + 1
+# quantised NaN or +inf: ranked below everything
+INVALID_SCORE = torch.iinfo(torch.int64).min
 
 
 class RankCounts(NamedTuple):
@@ -54,13 +51,11 @@ class GroupedMetrics(NamedTuple):
     """Metrics of groups of queries: row 0 is every relation, column 0 both sides; means are NaN for an empty group."""
 
     mrr: F32[Tensor, "P1 3 4"]  # mean reciprocal rank, by tie policy
-    hits: F32[
-        Tensor, "P1 3 3 4"
-    ]  # share of queries of rank at most k, for k in HITS_AT, by tie policy
+    # share of queries of rank at most k, for k in HITS_AT, by tie policy
+    hits: F32[Tensor, "P1 3 3 4"]
     n_queries: F32[Tensor, "P1 3"]  # number of queries
-    n_tied: F32[
-        Tensor, "P1 3"
-    ]  # number of queries whose answer shares its score with another candidate
+    # number of queries whose answer shares its score with another candidate
+    n_tied: F32[Tensor, "P1 3"]
     mean_candidates: F32[Tensor, "P1 3"]  # mean number of candidates
     ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
 

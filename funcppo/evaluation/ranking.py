@@ -64,9 +64,8 @@ class Ranking(NamedTuple):
     listed_score: I64[Tensor, "L"]  # quantised score of a listed candidate
     listed_row: I64[Tensor, "L"]  # the row that it is a candidate of, below Q
     is_answer: Bool[Tensor, "L"]  # it is the answer itself
-    near_boundary: Bool[
-        Tensor, "L"
-    ]  # on another machine its score could round to the next line of the grid
+    # on another machine its score could round to the next line of the grid
+    near_boundary: Bool[Tensor, "L"]
     scored_atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
     log_score: F32[Tensor, "N"]  # natural logarithm of their scores
 
@@ -76,9 +75,8 @@ class _ScoredAtoms(NamedTuple):
 
     atom: I64[Tensor, "N W"]
     log_score: F32[Tensor, "N"]
-    row: I64[
-        Tensor, "L"
-    ]  # of each listed atom: its row among the distinct ones
+    # of each listed atom: its row among the distinct ones
+    row: I64[Tensor, "L"]
 
 
 class _SideRanks(NamedTuple):

@@ -500,7 +500,7 @@ def _choose_score(run: Run) -> tuple[ScoreName, list[str]]:
             run, run.state.best_params, queries, protocol, score
         )
         mrr[score] = quality["mrr"]
-    # the first one, if they are equal
+    # The first one is chosen if they are equal.
     chosen = max(candidates, key=lambda score: mrr[score])
     listing = ", ".join(
         f"{value:.4f} by {score}" for score, value in mrr.items()

@@ -364,7 +364,7 @@ def _filter(
             for a, b in zip(left, right)
             if a != b
         ]
-        # two constants: always satisfied
+        # Two different constants satisfy the inequality.
         if any(is_different is True for is_different in differs):
             continue
         table = select_rows(

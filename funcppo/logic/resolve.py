@@ -228,7 +228,7 @@ def _match_clauses(
 def _compact_clauses(width: int, clauses: _Clauses) -> _Clauses:
     """Move the marked clauses to the left of `width` slots, in order; rows with more of them overflow."""
     slot = _compaction_slots(clauses.mask, width)
-    # id and kind in one integer
+    # One integer holds the id and the kind of a clause.
     code = torch.where(clauses.is_rule, clauses.clause, -1 - clauses.clause)
     empty = torch.zeros(
         (code.shape[0], width + 1), dtype=code.dtype, device=code.device

@@ -64,7 +64,7 @@ class Span(NamedTuple):
 def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
     """Build the table of entries (key, value), whose keys are distinct and not negative."""
     if not len(entries):
-        # matches no key
+        # An entry that matches no key.
         entries = torch.full((1, 2), -1, device=entries.device)
     offsets, order = _group_by_bucket(entries[:, 0])
     interleaved = entries.index_select(0, order).view(-1)

@@ -30,13 +30,11 @@ class ConstantRules(NamedTuple):
     body_label: I64[Tensor, "R"]  # label of the body's edge from X
     body_constant: I64[Tensor, "R"]  # its target; 0 for any
     support: F64[Tensor, "R"]
-    circular_support: F64[
-        Tensor, "R"
-    ]  # facts among the support that the rule derives from the fact itself alone
+    # facts among the support that the rule derives from the fact itself alone
+    circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
-    fact: I64[
-        Tensor, "n"
-    ]  # pairs of a fact and a rule that derives it from others
+    # pairs of a fact and a rule that derives it from others
+    fact: I64[Tensor, "n"]
     rule: I64[Tensor, "n"]
 
 

@@ -52,23 +52,19 @@ class ProgressCallback(Protocol):
 class MinedRules(NamedTuple):
     """Rules and their counts."""
 
-    labels: I64[
-        Tensor, "R 4"
-    ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
-    end_constants: I64[
-        Tensor, "R 2"
-    ]  # constants that the head and a body of one edge end in; 0 for a variable
+    # label of the head, from X, and labels of the body's edges, from X; -1 for none
+    labels: I64[Tensor, "R 4"]
+    # constants that the head and a body of one edge end in; 0 for a variable
+    end_constants: I64[Tensor, "R 2"]
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
     pca_pairs: F64[Tensor, "R"]
     head_facts: F64[Tensor, "R"]
-    std_error: F64[
-        Tensor, "R"
-    ]  # standard error of the confidence; 0 where all counts but the PCA pairs are exact
-    pca_std_error: F64[
-        Tensor, "R"
-    ]  # of the PCA confidence; infinite where the sample is too small to tell
+    # standard error of the confidence; 0 where all counts but the PCA pairs are exact
+    std_error: F64[Tensor, "R"]
+    # of the PCA confidence; infinite where the sample is too small to tell
+    pca_std_error: F64[Tensor, "R"]
 
 
 class _Votes(NamedTuple):
@@ -77,9 +73,8 @@ class _Votes(NamedTuple):
     fact: I64[Tensor, "V"]
     rule: I64[Tensor, "V"]
     score: F64[Tensor, "V"]
-    score_threshold: F64[
-        Tensor, "N"
-    ]  # what a rule's score must exceed to be among the best of a fact
+    # what a rule's score must exceed to be among the best of a fact
+    score_threshold: F64[Tensor, "N"]
 
 
 class _CandidateRules(NamedTuple):
@@ -108,9 +103,8 @@ class _MiningContext:
     predicate: I64[Tensor, "N"]  # of each fact
     head_facts: F64[Tensor, "L"]  # number of facts of each label
     fact_priority: F32[Tensor, "N"]  # a random number in [0, 1) for each fact
-    entity_priority: F32[
-        Tensor, "C1"
-    ]  # a random number in [0, 1) for each entity
+    # a random number in [0, 1) for each entity
+    entity_priority: F32[Tensor, "C1"]
     cfg: MiningConfig
     deadline_passed: DeadlineCheck
 
@@ -400,10 +394,9 @@ def _path_candidates(
     pairs = estimate.total[body_of_rule]
     pairs_error = estimate.std_error[body_of_rule]
 
-    # The relative errors of support and of body pairs add up as squares.
-    n_seen = (found.support * fraction).clamp_min(
-        1
-    )  # facts of the sample that the rule derives
+    # The relative errors of support and of body pairs add up as squares; `n_seen` counts facts of the sample that the
+    # rule derives.
+    n_seen = (found.support * fraction).clamp_min(1)
     relative_error = torch.sqrt(
         (1 - fraction) / n_seen + (pairs_error / pairs.clamp_min(1)) ** 2
     )

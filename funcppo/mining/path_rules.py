@@ -28,12 +28,10 @@ class PathRules(NamedTuple):
     head_predicate: I64[Tensor, "R"]
     body_labels: I64[Tensor, "R J"]
     support: F64[Tensor, "R"]
-    circular_support: F64[
-        Tensor, "R"
-    ]  # facts among the support that every path derives from the fact itself
-    fact: I64[
-        Tensor, "n"
-    ]  # pairs of a fact and a rule that derives it from others
+    # facts among the support that every path derives from the fact itself
+    circular_support: F64[Tensor, "R"]
+    # pairs of a fact and a rule that derives it from others
+    fact: I64[Tensor, "n"]
     rule: I64[Tensor, "n"]
 
 
@@ -41,9 +39,8 @@ class PathRuleSearch(NamedTuple):
     """The result of a search for path rules."""
 
     rules: PathRules
-    sampling_fraction: F64[
-        Tensor, "R"
-    ]  # fraction of the head's facts that each rule was looked for in
+    # fraction of the head's facts that each rule was looked for in
+    sampling_fraction: F64[Tensor, "R"]
     notes: list[str]  # what was sampled or not looked at, one line each
 
 
@@ -366,9 +363,8 @@ class _LabelPriorities(NamedTuple):
 def _priorities_by_label(
     edges: EdgeIndex, priority: Tensor
 ) -> _LabelPriorities:
-    pairs = edges.label_spans.entries.view(-1, 2)[
-        :, 0
-    ]  # source * n_labels + label
+    # Each key is source * n_labels + label.
+    pairs = edges.label_spans.entries.view(-1, 2)[:, 0]
     pairs = pairs[pairs >= 0]
     label = (pairs % edges.n_labels).double()
     value = torch.sort(

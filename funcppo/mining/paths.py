@@ -23,9 +23,8 @@ from funcppo.logic.joins import RowPairs, ragged_arange
 from funcppo.logic.row_index import HashTable, Span
 from funcppo.types import F32, I64, Bool
 
-BLOCK_ROWS = (
-    1 << 22
-)  # approximate number of rows that one block of facts or sources makes
+# approximate number of rows that one block of facts or sources makes
+BLOCK_ROWS = 1 << 22
 # sources of the first block of `iter_body_pairs`, before their cost is known
 FIRST_BLOCK_SOURCES = 64
 
@@ -37,16 +36,13 @@ class EdgeIndex:
     label: I64[Tensor, "L"]
     target: I64[Tensor, "L"]
     fact: I64[Tensor, "L"]  # row of the fact that the edge walks along
-    offsets: I64[
-        Tensor, "C2"
-    ]  # edges from entity e: offsets[e] to offsets[e + 1]
+    # edges from entity e: offsets[e] to offsets[e + 1]
+    offsets: I64[Tensor, "C2"]
     label_spans: HashTable  # source * n_labels + label -> span of such edges
-    pair_spans: (
-        HashTable  # source * n_entity_ids + target -> span in `pair_order`
-    )
-    pair_order: I64[
-        Tensor, "L"
-    ]  # rows of the edges in the order of source, target and label
+    # source * n_entity_ids + target -> span in `pair_order`
+    pair_spans: HashTable
+    # rows of the edges in the order of source, target and label
+    pair_order: I64[Tensor, "L"]
     first_argument: I64[Tensor, "N"]  # of each fact
     second_argument: I64[Tensor, "N"]  # of each fact
     n_labels: int
@@ -58,9 +54,8 @@ class ClosedPaths(NamedTuple):
 
     fact: I64[Tensor, "n"]
     body_labels: I64[Tensor, "n J"]
-    is_circular: Bool[
-        Tensor, "n"
-    ]  # every such path walks along the fact itself
+    # every such path walks along the fact itself
+    is_circular: Bool[Tensor, "n"]
 
 
 class BodyPairs(NamedTuple):

@@ -41,9 +41,8 @@ class MLPConfig:
     n_obs: int  # numbers in an observation
     n_actions: int  # discrete actions, or components of a continuous one
     hidden: tuple[int, ...] = (64, 64)  # units of each hidden layer
-    matmul_dtype: torch.dtype | None = (
-        None  # dtype of matrix products; None: that of the params
-    )
+    # dtype of matrix products; None: that of the params
+    matmul_dtype: torch.dtype | None = None
 
 
 class Params(NamedTuple):

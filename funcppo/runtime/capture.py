@@ -207,8 +207,8 @@ def _captured_region(fn: PureStep[State, Output], buffers: State) -> Output:
     try:
         new_state, out = fn(buffers)
         return _write_back(buffers, new_state, out)
-    # explained here, because the end of a broken capture raises another error
     except Exception as error:
+        # Explained here, because the end of a broken capture raises another error.
         raise CaptureError(_explain(error)) from error
 
 

@@ -242,8 +242,8 @@ class CachedFunction(Generic[Result]):
             )
             try:
                 return _trace_and_compile(unguarded, args)
-            # if the function itself cannot be compiled, calling it says so
             except Exception as error:
+                # If the function itself cannot be compiled, calling it says so.
                 lines = str(error).splitlines()
                 line = lines[0] if lines else ""
                 warnings.warn(

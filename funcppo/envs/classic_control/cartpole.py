@@ -34,9 +34,8 @@ MAX_EPISODE_STEPS = 500
 class CartPoleConfig:
     """Settings."""
 
-    max_steps: int = (
-        MAX_EPISODE_STEPS  # steps after which an episode is truncated
-    )
+    # steps after which an episode is truncated
+    max_steps: int = MAX_EPISODE_STEPS
 
 
 class EnvState(NamedTuple):

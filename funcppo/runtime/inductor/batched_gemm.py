@@ -49,9 +49,8 @@ def skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
     """
     if not a.is_cuda:
         return torch.bmm(a, b)
-    from funcppo.runtime.inductor.triton_kernels import (
-        skinny_bmm_kernel,  # Triton comes with CUDA builds only
-    )
+    # Triton comes with CUDA builds only.
+    from funcppo.runtime.inductor.triton_kernels import skinny_bmm_kernel
 
     batch_size, m, _ = a.shape
     _, k, n = b.shape
