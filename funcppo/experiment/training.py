@@ -374,27 +374,25 @@ def validate(run: Run) -> Run:
     Without valid queries the current parameters are kept.
     """
     state = run.state
-    valid_metric = None
+    valid_metric = state.best_valid_metric
     if len(run.task.dataset.valid):
         protocol = RankingProtocol(sides=ranked_sides(run.task))
         quality = evaluate_policy(
             run, state.train_state.params, validation_queries(run), protocol
         )
-        valid_metric = quality[selection_metric(run.task)]
-        if valid_metric <= float(state.best_valid_metric):
+        # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
+        valid_metric = torch.full_like(
+            state.best_valid_metric, quality[selection_metric(run.task)]
+        )
+        if valid_metric <= state.best_valid_metric:
             return run
 
     # Clones, because the next update overwrites the leaves of the training state.
     best = state._replace(
         best_params=tree.map(torch.clone, state.train_state.params),
+        best_valid_metric=valid_metric,
         best_update=state.train_state.update.clone(),
     )
-    if valid_metric is not None:
-        best = best._replace(
-            best_valid_metric=torch.full_like(
-                state.best_valid_metric, valid_metric
-            )
-        )
     return dataclasses.replace(run, state=best)
 
 

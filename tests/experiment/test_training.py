@@ -131,10 +131,16 @@ def test_the_best_parameters_are_kept_while_training_continues(
 
 
 @pytest.mark.parametrize(
-    ("metric", "is_better"), [(0.25, False), (0.5, False), (0.75, True)]
+    ("metric", "best", "is_better"),
+    [
+        (0.25, 0.5, False),
+        (0.5, 0.5, False),
+        (0.75, 0.5, True),
+        (0.7, 0.7, False),  # 0.7 is above its float32 value
+    ],
 )
 def test_only_a_better_metric_replaces_the_best(
-    metric, is_better, run, monkeypatch
+    metric, best, is_better, run, monkeypatch
 ):
     monkeypatch.setattr(
         training, "evaluate_policy", lambda *_: {"auc_pr": metric}
@@ -144,13 +150,13 @@ def test_only_a_better_metric_replaces_the_best(
         update=torch.tensor(9),
     )
     before = run.state._replace(
-        train_state=moved, best_valid_metric=torch.tensor(0.5)
+        train_state=moved, best_valid_metric=torch.tensor(best)
     )
     after = training.validate(replace(run, state=before)).state
-    assert float(after.best_valid_metric) == max(metric, 0.5)
+    assert torch.equal(after.best_valid_metric, torch.tensor(max(metric, best)))
     assert int(after.best_update) == (9 if is_better else 0)
-    best = moved.params if is_better else before.best_params
-    assert torch.equal(tree.ravel(after.best_params), tree.ravel(best))
+    params = moved.params if is_better else before.best_params
+    assert torch.equal(tree.ravel(after.best_params), tree.ravel(params))
 
 
 def test_without_valid_queries_the_last_parameters_are_kept(run):
