@@ -135,10 +135,13 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
       resume: continue from the checkpoint in the folder; otherwise start anew.
 
     Raises:
-      ValueError: bad data or settings, or a checkpoint that does not belong to them.
+      ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
+        belong to them.
     """
     dataset = data.load(run_config.dataset, run_config.rules)
     task = prover_task.build_task(dataset, run_config.prover, run_config.device)
+    if not resume:
+        _check_splits(task)
     cfg = _learner_config(run_config, task)
     train_state = _initial_train_state(cfg, task, run_config)
     run = Run(
@@ -167,6 +170,21 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
     """
     run_config = dataclasses.replace(read_config(folder), device=device)
     return prepare_run(run_config, folder, resume=True)
+
+
+def _check_splits(task: ProverTask) -> None:
+    """Check that the queries of valid and test can be ranked.
+
+    Raises:
+      ValueError: naming the split and the query, if one cannot.
+    """
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    dataset = task.dataset
+    for name, split in (("valid", dataset.valid), ("test", dataset.test)):
+        try:
+            ranking.check_split(task, split, protocol)
+        except ValueError as error:
+            raise ValueError(f"{dataset.name}: {name}: {error}") from None
 
 
 def _learner_config(run_config: RunConfig, task: ProverTask) -> Config:
@@ -414,7 +432,11 @@ def evaluate_policy(
 
     Returns:
       The metrics of `ranking.summarise_ranking`, such as "mrr"; for Countries also "auc_pr".
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
+    ranking.check_split(run.task, split, ranking_protocol)
     scorer = run_policy_scorer(run, params, score or run.score)
     ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
     return ranking.summarise_ranking(

@@ -9,6 +9,7 @@ import torch
 
 from funcppo import data, tree
 from funcppo.config import PPOConfig
+from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.experiment import checkpoint, metrics_log, training
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
@@ -16,7 +17,9 @@ from funcppo.experiment.config import (
     RunConfig,
     write_config,
 )
+from funcppo.logic.triple_index import HEAD
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import COUNTRIES_REGIONS
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
@@ -157,6 +160,37 @@ def test_only_a_better_metric_replaces_the_best(
     assert int(after.best_update) == (9 if is_better else 0)
     params = moved.params if is_better else before.best_params
     assert torch.equal(tree.ravel(after.best_params), tree.ravel(params))
+
+
+def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
+    """Under the name of Countries, tails are ranked among the regions; lyon is none."""
+    folder = tmp_path / "countries_of_cities"
+    folder.mkdir()
+    (folder / "train.txt").write_text(
+        "".join(f"paris\tin\t{region}\n" for region in COUNTRIES_REGIONS)
+    )
+    (folder / "rules.txt").write_text("in(X, Y) :- in(Y, X)\n")
+    run_config = replace(CONFIG, dataset=str(folder), score="auto")
+    good = "lyon\tin\teurope\n"
+    for name in ("valid", "test"):
+        (folder / "valid.txt").write_text(good)
+        (folder / "test.txt").write_text(good)
+        (folder / f"{name}.txt").write_text(f"{good}paris\tin\tlyon\n")
+        message = f"^countries_of_cities: {name}: expected an answer among the 5 candidates, got query 1"
+        with pytest.raises(ValueError, match=message):
+            training.prepare_run(run_config, tmp_path / "run", resume=False)
+    (folder / "test.txt").write_text(good)
+    training.prepare_run(run_config, tmp_path / "run", resume=False)
+
+
+def test_a_policy_is_not_evaluated_on_queries_that_cannot_be_ranked(run):
+    with pytest.raises(ValueError, match="answer among the 5 candidates"):
+        training.evaluate_policy(
+            run,
+            run.state.best_params,
+            run.task.dataset.test,
+            RankingProtocol(sides=(HEAD,)),
+        )
 
 
 def test_without_valid_queries_the_last_parameters_are_kept(run):
