@@ -217,19 +217,16 @@ def _anyburl_clause(line: str) -> Clause:
 
     confidence, rule = columns[2:]
     tokens = tokenize_line(rule, is_anyburl_variable)
-    ends_with_arrow = [token.kind for token in tokens[-2:]] == ["<=", "end"]
-    if not ends_with_arrow:
-        head, body = parse_clause(tokens, "<=", prolog=False)
-        if not body:
-            raise _missing_body("<=")
-        return Clause(head, body, _parse_weight(confidence), _NO_LINE)
+    kinds = [token.kind for token in tokens]
+    is_zero_rule = kinds[-2:] == ["<=", "end"] and kinds.count("<=") == 1
+    if is_zero_rule:
+        del tokens[-2]
+    head, body = parse_clause(tokens, "<=", prolog=False)
 
-    # A zero rule. A head without variables would be a fact.
-    del tokens[-2]
-    head, _ = parse_clause(tokens, "<=", prolog=False)
-    if not has_variables(head):
+    # A zero rule whose head has no variables would be a fact.
+    if not body and not (is_zero_rule and has_variables(head)):
         raise _missing_body("<=")
-    return Clause(head, (), _parse_weight(confidence), _NO_LINE)
+    return Clause(head, body, _parse_weight(confidence), _NO_LINE)
 
 
 def _amie_clause(line: str) -> Clause:

@@ -135,6 +135,12 @@ def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
     Raises:
       ValueError: as in `format_clauses`.
     """
+    if not clause.body and file_format != "Prolog":
+        fact = _format_named_atom(clause.head, file_format)
+        raise ValueError(
+            f"expected a rule with a body to write as {file_format}, got the fact {fact}"
+        )
+
     atoms = _with_named_variables(clause, file_format)
     arrow = _ARROWS[file_format]
     if file_format == "AMIE":
@@ -143,14 +149,8 @@ def format_rule_clause(clause: Clause, file_format: FileFormat) -> str:
         return f"{conditions}   {arrow} {head}"
 
     head, *body = [_format_named_atom(atom, file_format) for atom in atoms]
-    if body:
-        conditions = ", ".join(body)
-        return f"{head} {arrow} {conditions}"
-    if file_format != "Prolog":
-        raise ValueError(
-            f"expected a rule with a body to write as {file_format}, got the fact {head}"
-        )
-    return head
+    conditions = ", ".join(body)
+    return f"{head} {arrow} {conditions}" if body else head
 
 
 def _format_line(clause: Clause, file_format: FileFormat) -> str:

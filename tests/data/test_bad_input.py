@@ -181,6 +181,11 @@ def test_a_missing_split_is_named(folder):
             " in '3\\t2\\t.6\\tknows(ann,bob) <='",
         ),
         (
+            "3\t2\t.6\tknows(X,bob) <= likes(X,bob) <= ",
+            "rules.txt:1: as AnyBURL: expected `,` or the end of the clause, got '<=',"
+            " in '3\\t2\\t.6\\tknows(X,bob) <= likes(X,bob) <='",
+        ),
+        (
             "?a  knows  ?b   => ?b  knows",
             "rules.txt:1: as AMIE: expected triples `?a  relation  ?b`, then `=>` and one triple,"
             " in '?a  knows  ?b   => ?b  knows'",

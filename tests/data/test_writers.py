@@ -70,9 +70,9 @@ def test_variables_are_named_x_y_z_w_and_then_by_number():
 
 
 def test_a_fact_can_be_written_in_prolog_only():
-    fact = Clause(Atom("p", ("a",)), (), math.nan, 0)
-    assert format_clauses([fact], "Prolog") == "p(a).\n"
-    for file_format in ("weighted", "AnyBURL"):
+    fact = Clause(Atom("p", ("a", "b")), (), math.nan, 0)
+    assert format_clauses([fact], "Prolog") == "p(a, b).\n"
+    for file_format in ("weighted", "AnyBURL", "AMIE"):
         with pytest.raises(
             ValueError,
             match=f"^expected a rule with a body to write as {file_format}, got the fact p",
