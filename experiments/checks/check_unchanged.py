@@ -107,7 +107,9 @@ def main() -> int:
     )
     args = parser.parse_args()
 
-    runs = RUNS | (runs_on_standard_data(args.data) if args.data else {})
+    runs = RUNS | (
+        runs_on_standard_data(args.data.resolve()) if args.data else {}
+    )
     with baseline_checkout(args.baseline) as baseline:
         rows = [
             compare_run(name, run, baseline)

@@ -184,7 +184,6 @@ def open_run(folder: Path, device: str = "cpu") -> Run:
 def _build_run(run_config: RunConfig, dataset: Dataset) -> Run:
     """A run before its first update, whose score is not chosen yet."""
     task = prover_task.build_task(dataset, run_config.prover, run_config.device)
-    _check_splits(task)
     cfg = _learner_config(run_config, task)
     n_queries = _n_validation_queries(run_config, task, cfg)
     notes = list(task.notes)
@@ -232,7 +231,9 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
             )
             break
         config = dataclasses.replace(run_config, prover=settings)
-        scored = _choose_score(_build_run(config, dataset))
+        run = _build_run(config, dataset)
+        _check_splits(run.task)
+        scored = _choose_score(run)
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
             break
