@@ -20,7 +20,7 @@ from torch import Tensor
 
 from funcppo.data import Dataset
 from funcppo.evaluation import rank_metrics, ranking, scorers
-from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.evaluation.candidates import RankingProtocol, check_queries
 from funcppo.logic import (
     derivability,
     fixpoint,
@@ -137,7 +137,11 @@ def choose_settings(
 
     Returns:
       The settings, with a height, a smoothing and an object identity.
+
+    Raises:
+      ValueError: a valid query, which the message names, cannot be ranked.
     """
+    check_rankable(dataset, dataset.valid)
     options = _options(cfg, score)
     if not len(dataset.valid) or all(len(values) == 1 for values in options):
         return _without_choice(dataset, cfg, options)
@@ -186,6 +190,18 @@ def choose_settings(
     )
 
 
+def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
+    """Check that all queries of a split can be ranked.
+
+    Raises:
+      ValueError: a query, which the message names, is not binary or not ground, or the pool does not hold its answer.
+    """
+    pool, is_countries = entity_pool(dataset)
+    queries = torch.from_numpy(split)
+    for side in _sides(is_countries):
+        check_queries(queries, side, pool, dataset.n_constants)
+
+
 def describe_choice(choice: SettingsChoice, height: int) -> list[str]:
     """Return a line for each setting that had more than one value, with the MRR of each.
 
@@ -204,7 +220,7 @@ def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
     best: dict[object, float] = {}
     for trial in trials:
         value = getattr(trial, name)
-        best[value] = max(trial.mrr, best.get(value, -1.0))
+        best |= {value: max(trial.mrr, best.get(value, -1.0))}
     if len(best) < 2:
         return ""
     chosen = getattr(_simplest_of_the_best(trials), name)
@@ -220,6 +236,8 @@ def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
 def _options(cfg: ProverTaskConfig, score: str | None) -> _Options:
     """What is tried: the one value that is set, or else all, the simplest first."""
     identity = cfg.object_identity
+    if identity == "auto" and cfg.fact_selection == "policy":
+        identity = False  # only the oracle knows which facts keep it
     return _Options(
         heights=HEIGHTS if cfg.max_height is None else (cfg.max_height,),
         object_identity=(False, True) if identity == "auto" else (identity,),
@@ -271,6 +289,11 @@ def _resolved(cfg: ProverTaskConfig, trial: Trial) -> ProverTaskConfig:
     )
 
 
+def _sides(is_countries: bool) -> tuple[int, ...]:
+    """The sides that queries are ranked on."""
+    return (TAIL,) if is_countries else (HEAD, TAIL)
+
+
 # -- trials
 
 
@@ -292,9 +315,7 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
         queries=torch.from_numpy(dataset.valid[rows]).long(),
         known_triples=torch.from_numpy(known_triples(dataset)),
         pool=pool,
-        protocol=RankingProtocol(
-            sides=(TAIL,) if is_countries else (HEAD, TAIL)
-        ),
+        protocol=RankingProtocol(sides=_sides(is_countries)),
         max_atoms=cfg.max_atoms,
     )
 

@@ -40,6 +40,7 @@ from funcppo.evaluation.ranking import (
 from funcppo.evaluation.settings_choice import (
     MIN_GAIN,
     HeightCandidate,
+    check_rankable,
     choose_settings,
     describe_choice,
 )
@@ -212,6 +213,7 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
     Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
     one must rank better, and none is tried after one that does not.
     """
+    _check_splits(dataset)
     rule_score = run_config.rule_score
     choice = choose_settings(
         dataset,
@@ -231,9 +233,7 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
             )
             break
         config = dataclasses.replace(run_config, prover=settings)
-        run = _build_run(config, dataset)
-        _check_splits(run.task)
-        scored = _choose_score(run)
+        scored = _choose_score(_build_run(config, dataset))
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
             break
@@ -250,17 +250,15 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
     )
 
 
-def _check_splits(task: ProverTask) -> None:
+def _check_splits(dataset: Dataset) -> None:
     """Check that the queries of valid and test can be ranked.
 
     Raises:
       ValueError: naming the split and the query, if one cannot.
     """
-    protocol = RankingProtocol(sides=ranked_sides(task))
-    dataset = task.dataset
     for name, split in (("valid", dataset.valid), ("test", dataset.test)):
         try:
-            ranking.check_split(task, split, protocol)
+            check_rankable(dataset, split)
         except ValueError as error:
             raise ValueError(f"{dataset.name}: {name}: {error}") from None
 

@@ -86,7 +86,7 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
         (
-            ("{run}", "--object-identity"),
+            ("{run}", "--object-identity", "True"),
             "--object-identity: ... is a trained run, which has its own",
         ),
         (

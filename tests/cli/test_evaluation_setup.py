@@ -115,11 +115,12 @@ def test_an_untrained_score_has_no_policy_and_no_search():
     setup = prepare_evaluation(
         Evaluate(target="countries_s1", height=1, negatives="4", seed=5)
     )
-    assert (setup.score, setup.notes, setup.fallback_reasons()) == (
-        "max-confidence",
-        [],
-        [],
-    )
+    assert (setup.score, setup.fallback_reasons()) == ("max-confidence", [])
+    assert [note.split(" chosen by MRR ")[0] for note in setup.notes] == [
+        "object identity off",
+        "smoothing none",
+        "score max-confidence",
+    ]
     protocol = setup.evaluator.protocol
     assert (protocol.n_negatives, protocol.seed, protocol.score_unprovable) == (
         4,

@@ -196,6 +196,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
                 "--prover.max-height",
                 "2",
                 "--prover.object-identity",
+                "True",
             ),
             "object_identity: expected fact_selection=oracle, at height 1",
         ),
@@ -299,6 +300,7 @@ def test_the_options_become_the_settings_of_the_run(tmp_path, monkeypatch):
         "0.5",
         "--ppo.no-half-value-loss",
         "--prover.object-identity",
+        "True",
     ]
     config = parse_options(Train, args)._run_config()
     default = RunConfig(dataset="countries_s1")

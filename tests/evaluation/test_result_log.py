@@ -176,7 +176,7 @@ def test_a_file_of_another_evaluation_is_not_resumed(
             "expected a file made with smoothing 5.0, got None",
         ),
         (
-            ["--resume", "--object-identity"],
+            ["--resume", "--object-identity", "True"],
             "expected a file made with object_identity True, got False",
         ),
     ]:

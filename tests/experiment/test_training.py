@@ -310,35 +310,96 @@ def test_the_score_that_ranks_valid_better_is_chosen(
     monkeypatch.setattr(
         training, "evaluate_policy", lambda *args: {"mrr": mrr[args[-1]]}
     )
-    score, (note,) = training._choose_score(run)
-    assert score == chosen and note.startswith(
-        f"score {chosen} chosen: MRR on valid {success:.4f} by success"
-    )
+    scored = training._choose_score(run)
+    assert (scored.run.score, scored.mrr) == (chosen, max(mrr.values()))
+    assert scored.notes == [
+        f"score {chosen} chosen by MRR on 3 valid queries: success {success:.4f}, best-proof {best_proof:.4f}"
+    ]
 
 
 def test_equal_scores_choose_success_and_a_set_score_is_taken(run, monkeypatch):
     monkeypatch.setattr(training, "evaluate_policy", lambda *_: {"mrr": 0.5})
-    assert (
-        training._choose_score(
-            replace(run, run_config=replace(CONFIG, score="auto"))
-        )[0]
-        == "success"
+    is_open = replace(run, run_config=replace(CONFIG, score="auto"))
+    assert training._choose_score(is_open).run.score == "success"
+    as_set = training._choose_score(run)
+    assert (as_set.run.score, as_set.notes) == ("best-proof", [])
+
+
+def open_settings(**fields):
+    """A config whose height, smoothing and object identity are open."""
+    prover = dataclasses.replace(
+        CONFIG.prover,
+        max_height=None,
+        smoothing="auto",
+        object_identity="auto",
+        **fields,
     )
-    assert training._choose_score(run) == ("best-proof", [])
+    return replace(CONFIG, prover=prover)
 
 
-def test_success_is_not_tried_where_a_validation_would_take_too_long(
-    monkeypatch, tmp_path
+def test_a_new_run_holds_the_settings_that_were_chosen(tmp_path):
+    run = training.prepare_run(open_settings(), tmp_path, resume=False)
+    prover = run.run_config.prover
+    assert prover.max_height == run.task.max_height
+    assert prover.smoothing != "auto"
+    assert isinstance(prover.object_identity, bool)
+    assert run.run_config.rule_score != "auto"
+    assert run.run_config == replace(
+        open_settings(), prover=prover, rule_score=run.run_config.rule_score
+    )
+    assert any(note.startswith("height ") for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("mrr", "height"),
+    [
+        ({1: 0.5, 2: 0.4, 3: 0.9}, 1),  # 3 is not tried after 2 is worse
+        ({1: 0.5, 2: 0.6, 3: 0.6}, 2),
+        ({1: 0.5, 2: 0.6, 3: 0.7}, 3),
+    ],
+)
+def test_the_policy_chooses_among_the_heights(
+    mrr, height, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        training,
+        "evaluate_policy",
+        lambda run, *_: {"mrr": mrr[run.task.max_height]},
+    )
+    config = replace(open_settings(), dataset="countries_s3")
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert run.task.max_height == height
+
+
+def test_a_height_whose_search_is_too_long_is_not_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "MAX_VALIDATION_SUCCESSORS", 1.0)
+    config = replace(open_settings(), dataset="countries_s3")
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert run.task.max_height == 1
+    assert any(
+        note.startswith("height 2 not tried: a validation by search")
+        for note in run.notes
+    )
+
+
+def test_a_validation_ranks_fewer_queries_where_a_search_is_long(
+    tmp_path, monkeypatch
 ):
     prover = dataclasses.replace(CONFIG.prover, max_height=2)
-    run = training.prepare_run(
-        replace(CONFIG, prover=prover), tmp_path, resume=False
+    config = replace(
+        CONFIG, dataset="countries_s2", prover=prover, n_validation_queries=24
     )
-    run = replace(run, run_config=replace(run.run_config, score="auto"))
-    monkeypatch.setattr(training, "MAX_VALIDATION_SUCCESSORS", 1.0)
-    monkeypatch.setattr(training, "evaluate_policy", None)
-    score, (note,) = training._choose_score(run)
-    assert score == "best-proof" and "success would compute about" in note
+    whole = training.prepare_run(config, tmp_path, resume=False)
+    assert len(training.validation_queries(whole)) == 24
+    n_successors = 35 * training._n_search_successors(
+        whole.cfg.env.cfg.resolve.max_successors, 2
+    )  # 35 candidates are derived
+    monkeypatch.setattr(
+        training, "MAX_VALIDATION_SUCCESSORS", n_successors * 22 / 24
+    )
+    part = training.prepare_run(config, tmp_path, resume=False)
+    assert len(training.validation_queries(part)) == 22
+    assert any("ranks 22 of 24 valid queries" in note for note in part.notes)
 
 
 def test_the_search_settings_bound_rows_and_successors(run):

@@ -129,46 +129,22 @@ def chain_task(valid, **fields):
 
 
 @pytest.mark.parametrize(
-    ("valid", "height", "shares"),
+    ("fields", "message"),
     [
+        ({}, "max_height: expected a height, got none"),
         (
-            [("c", "path", "d"), ("d", "path", "e")],
-            1,
-            "1.000 at 1, 1.000 at 2, 1.000 at 3",
+            {"max_height": 1, "smoothing": "auto"},
+            "smoothing: expected a number or None, got auto",
         ),
         (
-            [("c", "path", "d"), ("c", "path", "e")],
-            2,
-            "0.500 at 1, 1.000 at 2, 1.000 at 3",
-        ),
-        (
-            [("c", "path", "d"), ("a", "path", "e")],
-            1,
-            "0.500 at 1, 0.500 at 2, 0.500 at 3",
+            {"max_height": 1, "object_identity": "auto"},
+            "object_identity: expected true or false, got auto",
         ),
     ],
 )
-def test_the_smallest_height_that_proves_as_much_of_valid_is_chosen(
-    valid, height, shares
-):
-    """By hand: path(c, d) and path(d, e) have height 1, path(c, e) has height 2 and path(a, e) height 4."""
-    task = chain_task(valid)
-    assert task.max_height == height
-    assert (
-        f"height {height} chosen: share of valid provable {shares}"
-        in task.notes
-    )
-
-
-def test_without_valid_queries_height_1_is_chosen():
-    assert chain_task([]).max_height == 1
-
-
-def test_a_height_that_is_set_is_not_chosen():
-    task = chain_task([("c", "path", "e")], max_height=3)
-    assert task.max_height == 3 and not [
-        note for note in task.notes if "chosen" in note
-    ]
+def test_a_setting_that_is_not_chosen_is_refused(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        chain_task([], **fields)
 
 
 def test_positives_are_the_train_facts_with_a_rule_for_their_predicate():
@@ -191,7 +167,9 @@ def test_the_false_negative_rate_is_the_share_of_derived_atoms_that_are_held_out
 
 def test_a_task_without_rules_or_without_a_positive_is_refused():
     with pytest.raises(ValueError, match=r"expected rules .* got none"):
-        prover_task.build_task(data.from_triples(EDGES), ProverTaskConfig())
+        prover_task.build_task(
+            data.from_triples(EDGES), ProverTaskConfig(max_height=1)
+        )
     unused = prover_task.build_task(
         data.from_triples(EDGES, rules=CHAIN), ProverTaskConfig(max_height=1)
     )
