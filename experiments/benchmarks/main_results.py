@@ -78,8 +78,8 @@ def with_mined_rules(name: str, **values: str) -> Options:
     values |= {"rules": "{mined}", "prover__smoothing": str(task.smoothing)}
     if task.max_height:
         values["prover__max_height"] = str(task.max_height)
-    flags = ["--prover.object-identity"] if task.object_identity else []
-    return [*command_line(**values), *flags]
+    values["prover__object_identity"] = str(task.object_identity)
+    return command_line(**values)
 
 
 HARD_SHARES = [
@@ -97,6 +97,10 @@ SMALL_STEPS = [
     *products([SMALL_RATE, RATES[0]], [ENTROPY[0]]),
 ]
 
+# Unless a set says otherwise.
+PLAIN_COUNTS = command_line(
+    prover__smoothing="None", prover__object_identity="False"
+)
 HEIGHT_1 = {"prover__max_height": "1", "score": "success", "n_validations": "4"}
 HALF_HARD = HEIGHT_1 | {"prover__hard_negative_fraction": "0.5"}
 SMALL_NETWORK = {"prover__embed_dim": "16", "prover__hidden_dim": "32"}
@@ -133,8 +137,10 @@ FEW_SUCCESSORS = {
 }
 
 SETS = {
-    "countries_S1": TrainingSet([]),
-    "countries_S2": TrainingSet([], products(HARD_SHARES, ENTROPY)),
+    "countries_S1": TrainingSet(command_line(prover__max_height="1")),
+    "countries_S2": TrainingSet(
+        command_line(prover__max_height="2"), products(HARD_SHARES, ENTROPY)
+    ),
     "countries_S3": TrainingSet(
         [],
         products(
@@ -263,7 +269,7 @@ class Trainer:
         )
         options = [
             word.format(data=self.data, device=self.device, mined=mined)
-            for word in settings
+            for word in [*PLAIN_COUNTS, *settings]
         ]
         options += [*trial.options, "--seed", str(trial.seed)]
         if trial.is_frozen:

@@ -29,6 +29,7 @@ from funcppo.data import Dataset, load
 from funcppo.evaluation import ranking
 from funcppo.evaluation.ranking import RankingProtocol
 from funcppo.evaluation.scorers import make_untrained_scorer
+from funcppo.evaluation.settings_choice import choose_settings
 from funcppo.experiment import rule_cache
 from funcppo.logic import derivability
 from funcppo.mining.config import MiningConfig
@@ -161,7 +162,8 @@ def measure(
 def rank(dataset: Dataset, settings: ProverTaskConfig) -> dict[str, Any]:
     """Each score's summary on valid and test."""
     start = time.perf_counter()
-    task = prover_task.build_task(dataset, settings)
+    choice = choose_settings(dataset, settings, SCORES[0])
+    task = prover_task.build_task(dataset, choice.settings)
     if (
         task.derivability_index is None
     ):  # what derives each candidate is computed once for all scores
