@@ -75,8 +75,8 @@ class Evaluate:
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only); None: plain
     counts, without leave-one-out. Default: auto, chosen on the valid split."""
     object_identity: bool | Literal["auto"] = "auto"
-    """Different variables of a rule must bind different constants, as AnyBURL counts (data sets only). Default: auto,
-    chosen on the valid split."""
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts; data sets only). Default: auto, chosen on the valid split."""
     queries: int | None = None
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
     seed: int = 0

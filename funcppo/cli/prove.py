@@ -65,8 +65,8 @@ class Prove:
     all: bool = False
     """List all answers of a query with variables. Default: the first 10."""
     object_identity: bool = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default: as
-    the run was trained; off for a data set."""
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts). Default: as the run was trained; off for a data set."""
     max_atoms: int = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
     format: Literal["text", "json", "dot"] = "text"
@@ -182,11 +182,7 @@ def _height_text(max_height: int | None) -> str:
 
 def _object_identity_text(result: JsonObject) -> str:
     """Object identity as a part of a sentence."""
-    return (
-        " with different constants for different variables"
-        if result["object_identity"]
-        else ""
-    )
+    return " under object identity" if result["object_identity"] else ""
 
 
 # A query without variables.

@@ -81,7 +81,7 @@ def check_proof(
       max_height: goals at this height or above must be facts; None for no limit. The root has height 0, the children of
         a node one more than the node.
       leave_one_out: the root does not count as a fact, neither as the root nor anywhere in its proof.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
 
     Returns:
       One line for each error, with the path of its node from the root; empty if the proof holds.
@@ -109,9 +109,9 @@ def check_proof(
                 node_errors.append(
                     f"expected only facts from height {max_height}, got a rule at height {height}"
                 )
-            if object_identity and not _has_distinct_constants(node):
-                node_errors.append(
-                    f"expected another constant for each variable, got {list(node.substitution)}"
+            if object_identity and not node_errors:
+                node_errors += _identity_errors(
+                    node, rules[node.rule], n_constants
                 )
         if node.probability is not None and not 0 <= node.probability <= 1:
             node_errors.append(
@@ -248,10 +248,20 @@ def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
     return (predicate, *(binding.get(term, term) for term in terms))
 
 
-def _has_distinct_constants(node: Node) -> bool:
-    """Whether no two variables have one constant."""
-    constants = {constant for _, constant in node.substitution}
-    return len(constants) == len(node.substitution)
+def _identity_errors(
+    node: Node, rule: Sequence[Sequence[int]], n_constants: int
+) -> list[str]:
+    """What breaks object identity: two variables with one constant, or a variable with a constant of the rule."""
+    named: set[int] = set()
+    for atom in rule:
+        named.update(term for term in atom[1:] if 1 <= term <= n_constants)
+
+    bound = [constant for _, constant in node.substitution]
+    if len(named.union(bound)) == len(named) + len(bound):
+        return []
+    return [
+        f"expected another constant for each variable, none of the rule's {sorted(named)}, got {list(node.substitution)}"
+    ]
 
 
 # -- text, JSON and DOT
