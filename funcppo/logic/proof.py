@@ -256,11 +256,12 @@ def _identity_errors(
     for atom in rule:
         named.update(term for term in atom[1:] if 1 <= term <= n_constants)
 
-    bound = [constant for _, constant in node.substitution]
-    if len(named.union(bound)) == len(named) + len(bound):
+    binding = list(node.substitution)
+    bound = {constant for _, constant in binding}
+    if len(named | bound) == len(named) + len(binding):
         return []
     return [
-        f"expected another constant for each variable, none of the rule's {sorted(named)}, got {list(node.substitution)}"
+        f"expected another constant for each variable, none of the rule's {sorted(named)}, got {binding}"
     ]
 
 

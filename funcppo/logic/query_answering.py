@@ -216,8 +216,8 @@ def matching_rules(
 
     Args:
       atom: padded to the width of the knowledge base; may hold variables.
-      object_identity: leave out a rule whose unifier binds a variable to what another one is bound to, or to a constant of
-        the rule.
+      object_identity: leave out a rule whose unifier gives two of its variables one constant, or a variable a constant
+        that the rule names.
 
     Returns:
       Each rule under its most general unifier with the atom.
