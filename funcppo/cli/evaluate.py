@@ -47,10 +47,11 @@ class Evaluate:
 
     With --details FILE, each query and side is a line of JSON in FILE as soon as it is ranked: the rank of the answer
     under every tie policy; the numbers of better, of equal and of all candidates, which every rank follows from; the
-    score of the answer (natural logarithm, on the grid of 1e-4 nats on which scores are compared); its status:
-    proved, refuted, or missed (provable, but not found by the search); a proof; and near_boundary: whether some score
-    is so near to the edge of a grid line that another machine or batch size could rank it otherwise. The summary is
-    computed from these lines. Ctrl-C ends the evaluation after the part in progress; --resume continues it.
+    score of the answer (log_score, its natural logarithm, and quantised_score, its log-odds in steps of 1e-4, by which
+    candidates are compared); its status: proved, refuted, or missed (provable, but not found by the search); a proof;
+    and near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
+    it otherwise. The summary is computed from these lines. Ctrl-C ends the evaluation after the part in
+    progress; --resume continues it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 from funcppo.data import Dataset, format_atom, format_rule
 from funcppo.evaluation import rank_metrics, ranking
 from funcppo.evaluation.candidates import RankingProtocol
-from funcppo.evaluation.rank_metrics import SCORE_GRID_STEP, ZERO_SCORE
+from funcppo.evaluation.rank_metrics import ZERO_SCORE
 from funcppo.evaluation.ranking import Ranking, Scorer
 from funcppo.evaluation.result_log import Record
 from funcppo.logic import proof
@@ -157,7 +157,7 @@ def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:
     quantised_score, log_score = None, None
     if ranked.answer_score[i] > ZERO_SCORE:
         quantised_score = int(ranked.answer_score[i])
-        log_score = round(quantised_score * SCORE_GRID_STEP, 4)
+        log_score = rank_metrics.log_score(quantised_score)
 
     answer_provable = bool(ranked.answer_provable[i])
     return {
