@@ -235,7 +235,9 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     if options.format == "dot":
         return _Report(
             result,
-            proof.to_dot(best_proof, *names) if best_proof else EMPTY_GRAPH,
+            proof.to_dot(best_proof, names.format_atom, names.format_rule)
+            if best_proof
+            else EMPTY_GRAPH,
         )
     lines = [_headline(result, failed.n_matching)]
     if best_proof:
@@ -244,7 +246,11 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
             if policy_proof
             else ""
         )
-        lines.append(proof.to_text(best_proof, *names).rstrip("\n"))
+        lines.append(
+            proof.to_text(
+                best_proof, names.format_atom, names.format_rule
+            ).rstrip("\n")
+        )
     elif not found.is_fact:
         lines += _explain_refutation(failed)
     return _Report(result, "\n".join(lines) + "\n")

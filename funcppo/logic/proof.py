@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeGuard, cast
 
 Atom = tuple[int, ...]
+# version of the JSON form; 1, without tables of names, had no version
+JSON_FORMAT = 2
 _MAX_NUMBER = 1e300  # excludes NaN and the infinities, which `json` reads
 
 
@@ -54,6 +56,14 @@ class RuleFormatter(Protocol):
 
     def __call__(self, rule: int, /) -> str:
         """The text of the rule with this id."""
+        ...
+
+
+class NameFormatter(Protocol):
+    """Function that turns the id of a predicate, or that of a constant or variable, into its name."""
+
+    def __call__(self, number: int, /) -> str:
+        """The name of this id."""
         ...
 
 
@@ -315,11 +325,33 @@ def to_text(
 
 
 def to_json(
-    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+    proof: Proof,
+    format_atom: AtomFormatter,
+    format_rule: RuleFormatter,
+    format_predicate: NameFormatter,
+    format_term: NameFormatter,
 ) -> str:
-    """Format a proof as one JSON object; `from_json` reads the ids, the texts are for people."""
+    """Format a proof as one JSON object, which is complete by itself; `from_json` reads it.
+
+    Args:
+      format_atom: turns an atom into text, for people.
+      format_rule: turns the id of a rule into the rule's text, for people.
+      format_predicate: turns the id of a predicate into its name.
+      format_term: turns the id of a constant or a variable into its name.
+
+    Returns:
+      {"format": 2, "nodes": [...], "predicates": {id: name}, "constants": {id: name}, "variables": {id: name}}, with
+      the fields of `Node` and the texts of its goal and rule in each node. The names are those of all ids in the goals,
+      [predicate, constant...] padded with 0, and the substitutions, [variable, constant] pairs.
+    """
+    predicates = {node.goal[0] for node in proof.nodes}
+    constants: set[int] = set()
+    variables: set[int] = set()
     nodes: list[dict[str, object]] = []
     for node in proof.nodes:
+        constants.update(term for term in node.goal[1:] if term)
+        constants.update(constant for _, constant in node.substitution)
+        variables.update(variable for variable, _ in node.substitution)
         rule_text = None if node.rule is None else format_rule(node.rule)
         nodes.append(
             {
@@ -332,7 +364,14 @@ def to_json(
                 "children": node.children,
             }
         )
-    return json.dumps({"nodes": nodes}, ensure_ascii=False, allow_nan=False)
+    document = {
+        "format": JSON_FORMAT,
+        "nodes": nodes,
+        "predicates": {i: format_predicate(i) for i in sorted(predicates)},
+        "constants": {i: format_term(i) for i in sorted(constants)},
+        "variables": {i: format_term(i) for i in sorted(variables)},
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
 def to_dot(
@@ -385,7 +424,7 @@ def from_json(text: str) -> Proof:
     The form alone is checked; whether the proof holds is the task of `check_proof`.
 
     Args:
-      text: one JSON object; fields other than those of `Node` are ignored.
+      text: one JSON object; texts and names are ignored.
 
     Returns:
       The proof.
@@ -398,6 +437,11 @@ def from_json(text: str) -> Proof:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"proof: expected JSON, got: {error}") from None
 
+    version = _fields(document).get("format", 1)
+    if version not in range(1, JSON_FORMAT + 1):
+        raise ValueError(
+            f"proof: expected a format from 1 to {JSON_FORMAT}, got {version}"
+        )
     rows = _fields(document).get("nodes")
     if not isinstance(rows, list):
         raise ValueError('proof: expected an object with a list of "nodes"')

@@ -346,6 +346,10 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
         == result["query"]
         == "path(a, a)"
     )
+    ids = {name: str(i) for i, name in enumerate(dataset.entities, 1)}
+    assert result["proof"]["constants"] == {ids[n]: n for n in ("a", "b", "c")}
+    assert result["proof"]["predicates"].keys() == {"1", "2"}
+    assert set(result["proof"]["variables"].values()) == {"X", "Y", "Z"}
 
 
 def test_a_file_for_the_json_leaves_the_text_where_it_is(
