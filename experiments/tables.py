@@ -132,7 +132,10 @@ CARTPOLE_LABELS = {
 
 
 # These records name the commit and the hardware of each of their rows.
-RESULTS_ORIGIN = "\nRecord: `experiments/results/main_results.json`.\n"
+RESULTS_ORIGIN = (
+    "\nRecords in `experiments/results/`: `main_results.json` (policies), "
+    "`untrained_scores.json` (scores without a policy).\n"
+)
 MINING_ORIGIN = "\nRecord: `experiments/results/mining_results.json`.\n"
 MINED_COUNTS_ORIGIN = (
     "\nRecord: `experiments/results/check_mined_counts.json`.\n"
@@ -245,8 +248,15 @@ def policy_scores(
     return values
 
 
-def results_table(runs: Sequence[Row], names: Iterable[str]) -> str:
-    """A row a set: the untrained scores, then mean and spread of the trained policy over seeds."""
+def results_table(
+    runs: Sequence[Row], untrained: Record, names: Iterable[str]
+) -> str:
+    """A row a set: the scores without a policy, then mean and spread of the policy over seeds.
+
+    Args:
+      runs: those of `main_results`.
+      untrained: the sets of `untrained_scores`.
+    """
     head = [
         "data",
         "metric",
@@ -265,7 +275,7 @@ def results_table(runs: Sequence[Row], names: Iterable[str]) -> str:
         if not results:
             continue
         metric, metric_label = main_metric(name)
-        test, height = results[0]["test"], results[0]["height"]
+        test, height = untrained[name]["test"], results[0]["height"]
         rows.append(
             [
                 labels[name],
@@ -287,23 +297,28 @@ def results_table(runs: Sequence[Row], names: Iterable[str]) -> str:
                         runs_of(runs, name, frozen=True), "trained", metric
                     )
                 ),
-                metric_text(test["max-confidence"]["ceiling"]),
+                metric_text(results[0]["test"]["max-confidence"]["ceiling"]),
                 f"{mean(result['seconds'] for result in results):.0f}",
             ]
         )
     return table(head, rows)
 
 
-def best_untrained(results: Sequence[Row], metric: str) -> tuple[float, str]:
-    """The best score on test that needs no training, and its name; of the untrained policy the mean over seeds."""
+def best_untrained(
+    results: Sequence[Row], untrained: Row, metric: str
+) -> tuple[float, str]:
+    """The best score on test that needs no training, and its name; of the untrained policy the mean over seeds.
+
+    Args:
+      results: of the runs of a set.
+      untrained: the row of the same set in `untrained_scores`.
+    """
     scores = {
-        name: summary[metric]
-        for name, summary in results[0]["test"].items()
-        if not name.endswith((", trained", ", untrained"))
+        name: summary[metric] for name, summary in untrained["test"].items()
     }
-    untrained = policy_scores(results, "untrained", metric)
-    if untrained:
-        scores["untrained policy"] = mean(untrained)
+    policy = policy_scores(results, "untrained", metric)
+    if policy:
+        scores["untrained policy"] = mean(policy)
     best = max(scores, key=lambda name: scores[name])
     return scores[best], best
 
@@ -311,11 +326,12 @@ def best_untrained(results: Sequence[Row], metric: str) -> tuple[float, str]:
 def results_summary() -> str:
     """The block of this name."""
     runs = load_record("main_results")["runs"]
+    untrained = load_record("untrained_scores")["sets"]
     rows = []
     for name, (data, rules) in SUMMARY.items():
         results = runs_of(runs, name)
         metric, metric_label = main_metric(name)
-        value, score = best_untrained(results, metric)
+        value, score = best_untrained(results, untrained[name], metric)
         published = [
             f"{x.value:g} [{x.system}]({x.url})"
             for x in PUBLISHED.get(data, [])
@@ -343,20 +359,21 @@ def results_summary() -> str:
     return table(head, rows) + RESULTS_ORIGIN
 
 
+def results_block(names: Iterable[str]) -> str:
+    """The table of some sets, and its records."""
+    runs = load_record("main_results")["runs"]
+    untrained = load_record("untrained_scores")["sets"]
+    return results_table(runs, untrained, names) + RESULTS_ORIGIN
+
+
 def results_provided_rules() -> str:
     """The block of this name."""
-    return (
-        results_table(load_record("main_results")["runs"], PROVIDED_RULES)
-        + RESULTS_ORIGIN
-    )
+    return results_block(PROVIDED_RULES)
 
 
 def results_mined_rules() -> str:
     """The block of this name."""
-    return (
-        results_table(load_record("main_results")["runs"], MINED_RULES)
-        + RESULTS_ORIGIN
-    )
+    return results_block(MINED_RULES)
 
 
 def mining_table(record: Record) -> str:

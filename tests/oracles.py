@@ -96,8 +96,19 @@ def groundings(
     return [
         s
         for s in found
-        if not object_identity or len(set(s.values())) == len(s)
+        if not object_identity
+        or are_distinct([*s.values(), *constants_of(rule, n_constants)])
     ]
+
+
+def constants_of(rule: Clause, n_constants: int) -> set[int]:
+    """The constants that a rule names."""
+    return {t for atom in rule for t in atom[1:] if 0 < t <= n_constants}
+
+
+def are_distinct(values: list[int]) -> bool:
+    """Whether no value occurs twice."""
+    return len(set(values)) == len(values)
 
 
 def match(

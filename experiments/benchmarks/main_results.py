@@ -4,7 +4,8 @@
 
 Each run is one of `funcppo train`. Where a set has several options to try, each is trained at seed 0, and the one that
 ranks the valid split best is trained at the other seeds too and once at learning rate 0. The record is written after
-every run, and what it holds is not run again. Mined rules are those of `mining_results.py`, applied as there.
+every run, and what it holds is not run again. Mined rules are those of `mining_results.py`, applied as there. The
+tables take the scores without a policy from the record of `untrained_scores.py`.
 """
 
 from __future__ import annotations
@@ -340,18 +341,10 @@ def main() -> None:
     )
 
     train_missing(record, names, trainer, args)
-    print(
-        tables.results_table(
-            record["runs"],
-            [name for name in tables.PROVIDED_RULES if name in names],
-        )
-    )
-    print(
-        tables.results_table(
-            record["runs"],
-            [name for name in tables.MINED_RULES if name in names],
-        )
-    )
+    untrained = tables.load_record("untrained_scores")["sets"]
+    for table in (tables.PROVIDED_RULES, tables.MINED_RULES):
+        chosen = [name for name in table if name in names]
+        print(tables.results_table(record["runs"], untrained, chosen))
 
 
 def train_missing(

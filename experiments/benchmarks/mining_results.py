@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,8 +160,21 @@ def measure(
     }
 
 
-def rank(dataset: Dataset, settings: ProverTaskConfig) -> dict[str, Any]:
-    """Each score's summary on valid and test."""
+def rank(
+    dataset: Dataset,
+    settings: ProverTaskConfig,
+    *,
+    scores: Sequence[str] = SCORES,
+    splits: Sequence[str] = ("valid", "test"),
+    n_negatives: int | None = None,
+    n_queries: int | None = None,
+) -> dict[str, Any]:
+    """Each score's summary on each split.
+
+    Args:
+      n_negatives: corruptions that an answer is ranked against; None for all entities.
+      n_queries: queries of a split, sampled evenly over relations; None for all.
+    """
     start = time.perf_counter()
     choice = choose_settings(dataset, settings, SCORES[0])
     task = prover_task.build_task(dataset, choice.settings)
@@ -178,13 +192,19 @@ def rank(dataset: Dataset, settings: ProverTaskConfig) -> dict[str, Any]:
         "notes": list(task.notes),
     }
 
-    protocol = RankingProtocol(sides=ranking.ranked_sides(task))
-    scorers = {name: make_untrained_scorer(task, name) for name in SCORES}
-    for split in ("valid", "test"):
+    protocol = RankingProtocol(
+        sides=ranking.ranked_sides(task), n_negatives=n_negatives
+    )
+    scorers = {name: make_untrained_scorer(task, name) for name in scores}
+    for split in splits:
+        queries = getattr(dataset, split)
+        query_id = ranking.stratified_sample(
+            queries, len(queries) if n_queries is None else n_queries
+        )
         row[split] = {}
         for name, scorer in scorers.items():
             ranked = ranking.rank_split(
-                task, getattr(dataset, split), scorer, protocol
+                task, queries[query_id], scorer, protocol, query_id
             )
             summary = ranking.summarise_ranking(
                 ranked, list(dataset.predicates), with_auc=task.is_countries

@@ -170,14 +170,14 @@ def compare_devices() -> dict[str, Any]:
         "bits_equal": bool(torch.equal(*bits)),
         "same_atoms_proved": bool(torch.equal(*proved)),
         "atoms_proved": int(proved[0].sum()),
-        "largest_log_score_difference": float(
+        "largest_log_odds_difference": float(
             (scores[0] - scores[1])[proved[0]].abs().max()
         ),
     }
 
 
 def score_test_triples(device: str) -> torch.Tensor:
-    """The log scores of the test triples of Countries S3 by params away from their first values, on the host."""
+    """The log-odds of test triples of Countries S3 by params away from their first values, on the host."""
     task = prover_task.build_task(
         data.load("countries_s3"), ProverTaskConfig(max_height=2), device
     )

@@ -47,10 +47,11 @@ class Evaluate:
 
     With --details FILE, each query and side is a line of JSON in FILE as soon as it is ranked: the rank of the answer
     under every tie policy; the numbers of better, of equal and of all candidates, which every rank follows from; the
-    score of the answer (natural logarithm, on the grid of 1e-4 nats on which scores are compared); its status:
-    proved, refuted, or missed (provable, but not found by the search); a proof; and near_boundary: whether some score
-    is so near to the edge of a grid line that another machine or batch size could rank it otherwise. The summary is
-    computed from these lines. Ctrl-C ends the evaluation after the part in progress; --resume continues it.
+    score of the answer (log_score, its natural logarithm, and quantised_score, its log-odds in steps of 1e-4, by which
+    candidates are compared); its status: proved, refuted, or missed (provable, but not found by the search); a proof;
+    and near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
+    it otherwise. The summary is computed from these lines. Ctrl-C ends the evaluation after the part in
+    progress; --resume continues it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted.
     """
@@ -75,8 +76,8 @@ class Evaluate:
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only); None: plain
     counts, without leave-one-out. Default: auto, chosen on the valid split."""
     object_identity: bool | Literal["auto"] = "auto"
-    """Different variables of a rule must bind different constants, as AnyBURL counts (data sets only). Default: auto,
-    chosen on the valid split."""
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts; data sets only). Default: auto, chosen on the valid split."""
     queries: int | None = None
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
     seed: int = 0

@@ -50,8 +50,8 @@ class Provable:
     """Number of steps of the immediate-consequence operator T_P, or fixpoint for all. Default: 3, and 1 with --split
     train."""
     object_identity: bool = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default:
-    off."""
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts). Default: off."""
     max_atoms: int = 50_000_000
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
@@ -284,7 +284,9 @@ def _print_extent(console: Console, result: JsonObject) -> None:
     if result["fixpoint"]:
         parts = ["the fixpoint is reached"]
     if result["object_identity"]:
-        parts.append("different variables bind different constants")
+        parts.append(
+            "object identity: the variables of a rule bind different constants, none of which it names"
+        )
     if result["leave_one_out"]:
         parts.append("a triple counts if a rule derives it from other facts")
     parts.append(f"{result['fixpoint_seconds']:.2f} s")

@@ -65,8 +65,8 @@ class Prove:
     all: bool = False
     """List all answers of a query with variables. Default: the first 10."""
     object_identity: bool = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). Default: as
-    the run was trained; off for a data set."""
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts). Default: as the run was trained; off for a data set."""
     max_atoms: int = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
     format: Literal["text", "json", "dot"] = "text"
@@ -182,11 +182,7 @@ def _height_text(max_height: int | None) -> str:
 
 def _object_identity_text(result: JsonObject) -> str:
     """Object identity as a part of a sentence."""
-    return (
-        " with different constants for different variables"
-        if result["object_identity"]
-        else ""
-    )
+    return " under object identity" if result["object_identity"] else ""
 
 
 # A query without variables.
@@ -239,7 +235,9 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     if options.format == "dot":
         return _Report(
             result,
-            proof.to_dot(best_proof, *names) if best_proof else EMPTY_GRAPH,
+            proof.to_dot(best_proof, names.format_atom, names.format_rule)
+            if best_proof
+            else EMPTY_GRAPH,
         )
     lines = [_headline(result, failed.n_matching)]
     if best_proof:
@@ -248,7 +246,11 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
             if policy_proof
             else ""
         )
-        lines.append(proof.to_text(best_proof, *names).rstrip("\n"))
+        lines.append(
+            proof.to_text(
+                best_proof, names.format_atom, names.format_rule
+            ).rstrip("\n")
+        )
     elif not found.is_fact:
         lines += _explain_refutation(failed)
     return _Report(result, "\n".join(lines) + "\n")

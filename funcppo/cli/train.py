@@ -519,4 +519,5 @@ def _print_proof(run: Run, console: Console) -> None:
         )
         return
     console.print("a proof:")
-    console.print(proof.to_text(longest, *proof_names(dataset)))
+    names = proof_names(dataset)
+    console.print(proof.to_text(longest, names.format_atom, names.format_rule))

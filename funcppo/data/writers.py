@@ -47,11 +47,19 @@ class RuleFormatter(Protocol):
     def __call__(self, rule: int, /) -> str: ...
 
 
+class NameFormatter(Protocol):
+    """Formats the id of a predicate, or that of a constant or variable."""
+
+    def __call__(self, number: int, /) -> str: ...
+
+
 class ProofNames(NamedTuple):
-    """What `logic.proof` needs to print a proof in names: `to_text(proof, *proof_names(dataset))`."""
+    """What `logic.proof` needs to print a proof in names: `to_json(proof, *proof_names(dataset))`."""
 
     format_atom: AtomFormatter
     format_rule: RuleFormatter
+    format_predicate: NameFormatter
+    format_term: NameFormatter
 
 
 class ClauseLists(NamedTuple):
@@ -74,12 +82,24 @@ def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
 
 
 def proof_names(dataset: Dataset) -> ProofNames:
-    """The functions that format the atoms and rules of proofs over a data set."""
+    """The functions that format the atoms, rules and names of proofs over a data set."""
 
     def format_rule_of_index(rule: int) -> str:
         return format_rule(dataset, dataset.rules[rule])
 
-    return ProofNames(partial(format_atom, dataset), format_rule_of_index)
+    def format_predicate(predicate: int) -> str:
+        return dataset.predicates[predicate - 1]
+
+    def format_term(term: int) -> str:
+        decoded = _decode_term(dataset, term)
+        return decoded.name if isinstance(decoded, Variable) else decoded
+
+    return ProofNames(
+        partial(format_atom, dataset),
+        format_rule_of_index,
+        format_predicate,
+        format_term,
+    )
 
 
 def to_clauses(dataset: Dataset) -> ClauseLists:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.evaluation import rank_metrics
 from funcppo.logic.resolve import Goals, ResolveConfig, resolve
 from funcppo.nets.base import Agent
 from funcppo.prover.env import Observation, World, make_observation
 from funcppo.prover.network import Params, exceeds_capacity
-from funcppo.types import F32, I32, I64, Bool
+from funcppo.types import F32, F64, I32, I64, Bool
 
 ScoreName = Literal["success", "best-proof", "greedy"]
 # nats, added to a greedy path that does not end in a proof
@@ -48,6 +49,9 @@ class SearchResult(NamedTuple):
     """Results of candidates, one a row."""
 
     log_score: F32[Tensor, "B"]  # logarithm of the score
+    # log-probability of all choices that lead to no proof, of partial proofs at the depth limit, and of those that the
+    # beam dropped: the logarithm of 1 - `success`; not counted for the other scores
+    failed_log_mass: F32[Tensor, "B"]
     # log-probability of all partial proofs that the beam dropped
     pruned_log_mass: F32[Tensor, "B"]
     # log-probability of all partial proofs some of whose successors did not fit
@@ -97,6 +101,8 @@ class _Children(NamedTuple):
     goals: Goals  # [R, S, ...]
     # of the whole path; -inf where there is no successor
     log_prob: F32[Tensor, "R S"]
+    # of the path and any choice that leads to no proof, END included
+    failed_log_prob: F32[Tensor, "R"]
     proved: Bool[Tensor, "R S"]  # no goals are left
     choice_id: I32[Tensor, "R S"]  # the choice made, as in a trace
     # some successors did not fit the successor table
@@ -164,9 +170,29 @@ def extend_beams(
 def policy_log_probs(
     cfg: SearchConfig, world: World, params: Params, observation: Observation
 ) -> F32[Tensor, "R S1"]:
-    """Log-probabilities of the policy over the successors of each partial proof, and END."""
+    """Log-probabilities of the policy over the successors of each partial proof, and END.
+
+        log p_i = (x_i - x_m) - log(1 + sum_{j != m} exp(x_j - x_m)),    m the most probable one
+
+    Without the term of m itself in the sum, the digits of a log p near 0 are exact, where the common form rounds to
+    multiples of 1e-7.
+    """
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)
-    return torch.log_softmax(output.logits, -1)
+    largest, most_probable = output.logits.max(-1, keepdim=True)
+    below_largest = output.logits - largest
+    others = below_largest.exp().scatter(-1, most_probable, 0.0)
+    return below_largest - torch.log1p(others.sum(-1, keepdim=True))
+
+
+def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
+    """The log-odds of the scores of candidates.
+
+    Those of `success` are the ratio of two masses, which both are sums of what the search met, so that neither end
+    of the scale loses digits. The others are products of probabilities, which lose none near 1.
+    """
+    if cfg.score == "success":
+        return result.log_score.double() - result.failed_log_mass.double()
+    return rank_metrics.log_odds(result.log_score)
 
 
 def _select_rows(cfg: SearchConfig, search: SearchState) -> _RowSelection:
@@ -247,11 +273,16 @@ def _expand(
     path_log_prob = search.log_prob.flatten()[entry]
     path_log_prob = torch.where(mask, path_log_prob, -torch.inf)
     choice_log_prob = _choice_log_probs(cfg, log_policy, observation)
+    is_followed = torch.nn.functional.pad(
+        torch.isfinite(choice_log_prob), (0, 1)
+    )
+    failed_log_policy = torch.where(is_followed, -torch.inf, log_policy)
     is_over_capacity = exceeds_capacity(cfg.agent.cfg, observation.action_mask)
     is_rule = successors.rule >= 0
     return _Children(
         goals=successors.goals,
         log_prob=path_log_prob[:, None] + choice_log_prob,
+        failed_log_prob=path_log_prob + failed_log_policy.logsumexp(1),
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
         choice_id=torch.where(is_rule, successors.rule, -1 - successors.fact),
         overflow=successors.overflow & mask,
@@ -286,8 +317,7 @@ def _advance_slots(
     """The search after one step of every slot that has children: its K most probable open children form the beam."""
     open_log_prob = torch.where(children.proved, -torch.inf, children.log_prob)
     target, dropped = _place_children(cfg, children.source, open_log_prob)
-    dropped_log_prob = torch.where(dropped, open_log_prob, -torch.inf)
-    result = _update_result(cfg, search, children, dropped_log_prob)
+    result = _update_result(cfg, search, children, open_log_prob, dropped)
     child, has_child = _child_of_entry(cfg, target)
 
     # Entries without a child, at the depth limit, or no better than a proof are empty.
@@ -373,9 +403,10 @@ def _update_result(
     cfg: SearchConfig,
     search: SearchState,
     children: _Children,
-    dropped_log_prob: F32[Tensor, "R S"],
+    open_log_prob: F32[Tensor, "R S"],
+    dropped: Bool[Tensor, "R S"],
 ) -> SearchResult:
-    """The results after this step: its proofs, and the mass that the beam dropped or that did not fit."""
+    """The results after this step: its proofs, and the mass that failed, that the beam dropped or that did not fit."""
     result = _record_proofs(cfg, search, children)
 
     is_filled = children.source < cfg.slots * cfg.beam
@@ -385,14 +416,29 @@ def _update_result(
         children.overflow, path_log_prob, -torch.inf
     )
 
-    dropped = _mass_by_entry(cfg, children, dropped_log_prob)
+    dropped_log_prob = torch.where(dropped, open_log_prob, -torch.inf)
+    pruned = _mass_by_entry(cfg, children, dropped_log_prob)
     overflow = _mass_by_entry(cfg, children, overflow_log_prob[:, None])
-    return result._replace(
-        pruned_log_mass=_add_log_mass(cfg, result.pruned_log_mass, dropped),
+    result = result._replace(
+        pruned_log_mass=_add_log_mass(cfg, result.pruned_log_mass, pruned),
         overflow_log_mass=_add_log_mass(
             cfg, result.overflow_log_mass, overflow
         ),
         n_steps=result.n_steps + 1,
+    )
+    if cfg.score != "success":
+        return result
+
+    # At the depth limit no child goes on.
+    is_last_step = search.depth[entry // cfg.beam] + 1 >= cfg.max_depth
+    is_lost = dropped | is_last_step[:, None]
+    lost_log_prob = torch.where(is_lost, open_log_prob, -torch.inf)
+    failed_log_prob = torch.cat(
+        [lost_log_prob, children.failed_log_prob[:, None]], dim=1
+    )
+    failed = _mass_by_entry(cfg, children, failed_log_prob)
+    return result._replace(
+        failed_log_mass=_add_log_mass(cfg, result.failed_log_mass, failed)
     )
 
 

@@ -10,20 +10,19 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from funcppo.data import Dataset, format_atom, format_rule
+from funcppo.data import Dataset, format_atom, proof_names
 from funcppo.evaluation import rank_metrics, ranking
 from funcppo.evaluation.candidates import RankingProtocol
-from funcppo.evaluation.rank_metrics import SCORE_GRID_STEP, ZERO_SCORE
+from funcppo.evaluation.rank_metrics import ZERO_SCORE
 from funcppo.evaluation.ranking import Ranking, Scorer
 from funcppo.evaluation.result_log import Record
 from funcppo.logic import proof
-from funcppo.logic.proof import Atom, Proof
+from funcppo.logic.proof import Proof
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask
 
@@ -157,7 +156,7 @@ def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:
     quantised_score, log_score = None, None
     if ranked.answer_score[i] > ZERO_SCORE:
         quantised_score = int(ranked.answer_score[i])
-        log_score = round(quantised_score * SCORE_GRID_STEP, 4)
+        log_score = rank_metrics.log_score(quantised_score)
 
     answer_provable = bool(ranked.answer_provable[i])
     return {
@@ -226,18 +225,4 @@ def _none_if_zero(score: int) -> int | None:
 
 def _proof_to_dict(dataset: Dataset, answer_proof: Proof) -> dict[str, object]:
     """A proof as JSON values, with the names of the data set."""
-    return json.loads(
-        proof.to_json(
-            answer_proof,
-            partial(_atom_text, dataset),
-            partial(_rule_text, dataset),
-        )
-    )
-
-
-def _atom_text(dataset: Dataset, goal: Atom, /) -> str:
-    return format_atom(dataset, np.array(goal))
-
-
-def _rule_text(dataset: Dataset, rule: int, /) -> str:
-    return format_rule(dataset, dataset.rules[rule])
+    return json.loads(proof.to_json(answer_proof, *proof_names(dataset)))

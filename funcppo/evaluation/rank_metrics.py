@@ -1,9 +1,11 @@
 """Ranks and ranking metrics from scores: four tie policies, MRR, Hits@k, area under the precision-recall curve.
 
-Scores are quantised first (`quantise`), so that ties are exact. A rank then follows from three integers (`RankCounts`):
-how many candidates score better than the answer, how many score the same, and how many there are. They add up over
-chunks in any order, so ranks are bit-equal however the candidates were divided. `compute_grouped_metrics` averages over
-relations and sides.
+A score is a probability p, and scores are compared by their log-odds log(p / (1 - p)): near 0 these are log p, near 1
+they are -log(1 - p), so that they tell scores apart at both ends. They are quantised first (`quantise`), so that ties
+are exact and do not depend on the order in which a machine adds numbers. A rank then follows from three integers
+(`RankCounts`): how many candidates score better than the answer, how many score the same, and how many there are. They
+add up over chunks in any order, so ranks are bit-equal however the candidates were divided. `compute_grouped_metrics`
+averages over relations and sides.
 
 Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P + 1, and tie policies in the order of
 `TIE_POLICIES`. Means are float64.
@@ -11,13 +13,14 @@ Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo.logic.triple_index import SIDE_NAMES
-from funcppo.types import F32, I64, Bool
+from funcppo.types import F32, F64, I64, Bool
 
 # nested names and numbers, as they are written to JSON
 Metrics = dict[str, Any]
@@ -31,11 +34,13 @@ TIE_POLICIES = (
 )
 HITS_AT = (1, 3, 10)
 SIDE_GROUPS = ("both", *SIDE_NAMES.values())
-# nats; scores are compared after rounding to multiples of this
+# log-odds; scores are compared after rounding to multiples of this
 SCORE_GRID_STEP = 1e-4
-# quantised score 0, whose logarithm is -inf
+# quantised score 1, whose log-odds are +inf: the largest integer that every reader of JSON holds
+CERTAIN_SCORE = 2**53 - 1
+# quantised score 0, whose log-odds are -inf
 ZERO_SCORE = torch.iinfo(torch.int64).min + 1
-# quantised NaN or +inf: ranked below everything
+# quantised NaN: ranked below everything
 INVALID_SCORE = torch.iinfo(torch.int64).min
 
 
@@ -60,27 +65,40 @@ class GroupedMetrics(NamedTuple):
     ceiling: F32[Tensor, "P1 3"]  # share of queries whose answer is provable
 
 
-def quantise(log_score: F32[Tensor, "..."]) -> I64[Tensor, "..."]:
-    """Round scores to the nearest line of a grid of 1e-4 nats, ties to even; order and equality are exact afterwards.
+def log_odds(log_probability: F32[Tensor, "..."]) -> F64[Tensor, "..."]:
+    """log(p / (1 - p)) of probabilities p given by their logarithms, as exact as the leading digits of log p."""
+    # Rounding can leave the logarithm of a sum of probabilities slightly above 0.
+    log_p = log_probability.to(torch.float64).clamp_max(0.0)
+    return log_p - torch.log(-torch.expm1(log_p))
 
-    Args:
-      log_score: natural logarithm of a score.
+
+def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
+    """Round scores, given by their log-odds, to the grid on which they are compared.
 
     Returns:
-      The number of the line; `ZERO_SCORE` for a score of 0, whose logarithm is -inf; `INVALID_SCORE` for NaN and +inf.
+      The number of the line; `ZERO_SCORE` and `CERTAIN_SCORE` for scores of 0 and 1, whose log-odds are infinite;
+      `INVALID_SCORE` for NaN.
     """
-    is_finite = torch.isfinite(log_score)
-    finite_score = torch.where(is_finite, log_score, 0.0).to(torch.float64)
-    line = torch.round(finite_score / SCORE_GRID_STEP).to(torch.int64)
-    special = torch.where(log_score == -torch.inf, ZERO_SCORE, INVALID_SCORE)
+    is_finite = torch.isfinite(log_odds)
+    finite = torch.where(is_finite, log_odds, 0.0).to(torch.float64)
+    line = torch.round(finite / SCORE_GRID_STEP).to(torch.int64)
+    special = torch.where(log_odds == -torch.inf, ZERO_SCORE, INVALID_SCORE)
+    special = torch.where(log_odds == torch.inf, CERTAIN_SCORE, special)
     return torch.where(is_finite, line, special)
 
 
+def log_score(quantised_score: int) -> float:
+    """The natural logarithm of a quantised score other than 0, with four decimals."""
+    logit = quantised_score * SCORE_GRID_STEP
+    log_p = min(logit, 0.0) - math.log1p(math.exp(-abs(logit)))
+    return round(log_p, 4) + 0.0  # no -0.0
+
+
 def near_boundary(
-    log_score: F32[Tensor, "..."], tolerance: float
+    log_odds: F64[Tensor, "..."], tolerance: float
 ) -> Bool[Tensor, "..."]:
-    """Whether an error of `tolerance` nats could move a score to the next line of the grid."""
-    line = log_score.to(torch.float64) / SCORE_GRID_STEP
+    """Whether an error of `tolerance` in its log-odds could move a score to the next line of the grid."""
+    line = log_odds.to(torch.float64) / SCORE_GRID_STEP
     distance_to_half = (line - torch.floor(line) - 0.5).abs()
     return distance_to_half <= tolerance / SCORE_GRID_STEP
 

@@ -29,18 +29,18 @@ from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.task import ProverTask
-from funcppo.types import F32, I32, I64, Bool
+from funcppo.types import F64, I32, I64, Bool
 
-# Error of a float32 score, in nats: its difference between batch shapes, devices and compilers.
-SCORE_TOLERANCE_NATS = 2e-6
+# Error of the log-odds of a score in float32: its difference between batch shapes, devices and compilers.
+LOG_ODDS_TOLERANCE = 4e-6
 HEADLINE_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
 
 
 class Scorer(Protocol):
     """A function that scores candidates."""
 
-    def __call__(self, atoms: I32[Tensor, "L W"], /) -> F32[Tensor, "L"]:
-        """The natural logarithm of each atom's score.
+    def __call__(self, atoms: I32[Tensor, "L W"], /) -> F64[Tensor, "L"]:
+        """The log-odds of each atom's score, a probability: -inf for a score of 0, +inf for a score of 1.
 
         Args:
           atoms: distinct, in lexicographic order.
@@ -67,14 +67,14 @@ class Ranking(NamedTuple):
     # on another machine its score could round to the next line of the grid
     near_boundary: Bool[Tensor, "L"]
     scored_atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
-    log_score: F32[Tensor, "N"]  # natural logarithm of their scores
+    log_odds: F64[Tensor, "N"]  # log-odds of their scores
 
 
 class _ScoredAtoms(NamedTuple):
     """Distinct atoms with their scores."""
 
     atom: I64[Tensor, "N W"]
-    log_score: F32[Tensor, "N"]
+    log_odds: F64[Tensor, "N"]
     # of each listed atom: its row among the distinct ones
     row: I64[Tensor, "L"]
 
@@ -162,7 +162,7 @@ def rank_queries(
     )
 
     # The scores of all sides are one table; each side's part of it gives the counts of its queries.
-    listed_score = rank_metrics.quantise(scored.log_score)[scored.row]
+    listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
     parts = listed_score.split([len(table.query_row) for table in tables])
     side_ranks = [_rank_side(table, part) for table, part in zip(tables, parts)]
 
@@ -173,7 +173,7 @@ def rank_queries(
         table.query_row + i * n_queries for i, table in enumerate(tables)
     ]
     near_boundary = rank_metrics.near_boundary(
-        scored.log_score, SCORE_TOLERANCE_NATS
+        scored.log_odds, LOG_ODDS_TOLERANCE
     )
     return Ranking(
         queries=queries,
@@ -190,7 +190,7 @@ def rank_queries(
         is_answer=torch.cat([table.is_answer for table in tables]),
         near_boundary=near_boundary[scored.row],
         scored_atom=scored.atom,
-        log_score=scored.log_score,
+        log_odds=scored.log_odds,
     )
 
 
@@ -326,7 +326,7 @@ def _score_distinct_atoms(
     atom = listed_atom[distinct]
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
     return _ScoredAtoms(
-        atom=atom, log_score=scorer(atom.to(torch.int32)), row=row
+        atom=atom, log_odds=scorer(atom.to(torch.int32)), row=row
     )
 
 

@@ -6,8 +6,8 @@ Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
 
     rank = n_better + 1 .. n_better + n_equal + 1,    E[1 / rank] = mean of 1 / r over these r
 
-Files have a format number, in the settings. Files of format 1, whose keys had other names, are read as well; resuming
-one rewrites it in the current format.
+Files have a format number, in the settings. A file of another format is not resumed: up to format 2, scores were
+compared by their logarithms, which ties more of them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,8 @@ Record = dict[str, Any]  # a line, as `evaluator` makes it
 Settings = dict[str, Any]  # what tells an evaluation from others
 
 # version of the records and of the settings beside them; 1 had no version
-FORMAT = 2
+FORMAT = 3
 REQUIRED_KEYS = ("query_row", "side", "n_better", "n_equal", "n_candidates")
-
-# Names of format 1 and what they are called now.
-_RECORD_KEYS_OF_FORMAT_1 = {
-    "query": "query_row",
-    "better": "n_better",
-    "equal": "n_equal",
-    "candidates": "n_candidates",
-    "provable": "answer_provable",
-    "line": "quantised_score",
-    "scored": "n_scored",
-    "near_grid": "near_boundary",
-    "others": "other_quantised_scores",
-}
-_STATUS_OF_FORMAT_1 = {"lost": "missed"}
-_SETTINGS_KEYS_OF_FORMAT_1 = {"side": "sides", "params": "params_digest"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +117,7 @@ def append(log: ResultLog, records: Sequence[Record]) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """Read the records of a file, of any format; an unfinished last line is left out.
+    """Read the records of a file; an unfinished last line is left out.
 
     Raises:
       ValueError: a line, which the message names, is no record.
@@ -242,10 +227,10 @@ def _settings_path(path: Path) -> Path:
 
 
 def _read_settings(path: Path) -> Settings:
-    """Read the settings that a file of records was made with, under their current names and without the format.
+    """Read the settings that a file of records was made with, without the format.
 
     Raises:
-      ValueError: there are none, or they are of an unknown format.
+      ValueError: there are none, or they are of another format.
     """
     beside = _settings_path(path)
     try:
@@ -255,16 +240,11 @@ def _read_settings(path: Path) -> Settings:
         raise ValueError(
             f"{beside}: expected the settings that {path.name} was made with, got none"
         ) from None
-    if file_format not in (1, FORMAT):
+    if file_format != FORMAT:
         raise ValueError(
-            f"{beside}: expected format 1 or {FORMAT}, got {file_format}"
+            f"{beside}: expected format {FORMAT}, got {file_format}: --overwrite starts again"
         )
-    if file_format == FORMAT:
-        return settings
-    current: Settings = {}
-    for name, value in settings.items():
-        current[_SETTINGS_KEYS_OF_FORMAT_1.get(str(name), str(name))] = value
-    return current
+    return settings
 
 
 def _write(file: IO[bytes], records: Iterable[Record]) -> None:
@@ -279,7 +259,7 @@ def _write(file: IO[bytes], records: Iterable[Record]) -> None:
 
 
 def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
-    """Parse a line of any format.
+    """Parse a line.
 
     Raises:
       ValueError: it is no record.
@@ -290,28 +270,8 @@ def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
         raise ValueError(
             f"{path}:{line_number}: expected a line of JSON, got: {error}"
         ) from None
-    if isinstance(record, dict) and "query" in record:
-        record = _from_format_1(record)
     if not isinstance(record, dict) or not record.keys() >= set(REQUIRED_KEYS):
         raise ValueError(
             f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line"
         )
     return record
-
-
-def _from_format_1(record: Record) -> Record:
-    """A record of format 1 under the current names, in the current order."""
-    current: Record = {}
-    for name, value in record.items():
-        if name == "rank":
-            current["rank"] = {
-                policy: rank
-                for policy, rank in value.items()
-                if policy != "reciprocal"
-            }
-            current["reciprocal_rank"] = value["reciprocal"]
-        elif name == "status":
-            current["status"] = _STATUS_OF_FORMAT_1.get(value, value)
-        else:
-            current[_RECORD_KEYS_OF_FORMAT_1.get(name, name)] = value
-    return current

@@ -1,4 +1,4 @@
-"""Scorers: functions from candidates to the logarithms of their scores.
+"""Scorers: functions from candidates to the log-odds of their scores.
 
 `make_policy_scorer` scores by a trained policy, with a beam search or directly by the rules that derive a candidate
 (`needs_search` says which). `make_untrained_scorer` scores by rule confidences alone.
@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from funcppo.config import Config
-from funcppo.evaluation.beam_search import ScoreName, SearchConfig, SearchResult
+from funcppo.evaluation.beam_search import (
+    ScoreName,
+    SearchConfig,
+    SearchResult,
+    log_odds,
+)
 from funcppo.evaluation.ranking import Scorer
 from funcppo.evaluation.slot_scheduler import (
     ChunkLoader,
@@ -60,7 +65,7 @@ class ScoredCallback(Protocol):
 class _RuleScores(NamedTuple):
     """Scores computed without a search."""
 
-    log_score: Tensor  # [L]
+    log_odds: Tensor  # [L]
     n_computed: int  # scores computed, those of padding included
 
 
@@ -139,10 +144,10 @@ def make_policy_scorer(
                 make_readback=AsyncReadback,
             )
             on_scored(run.results, run.active_row_steps, run.row_steps)
-            return run.results.log_score.to(atoms.device)
+            return log_odds(cfg, run.results).to(atoms.device)
 
         atoms_world = with_derivations(task, atoms)
-        log_score, n_computed = _score_chunks_by_rules(
+        scores, n_computed = _score_chunks_by_rules(
             cfg,
             atoms_world,
             params,
@@ -151,7 +156,7 @@ def make_policy_scorer(
             load_chunks,
         )
         on_scored(None, len(atoms), n_computed)
-        return log_score.to(atoms.device)
+        return scores.to(atoms.device)
 
     return score
 
@@ -258,7 +263,7 @@ def _score_chunks_by_rules(
     load_chunks: ChunkLoader,
 ) -> _RuleScores:
     """Score candidates chunk by chunk without a search."""
-    scores = [world.kb.support.new_zeros(0)]
+    scores = [world.kb.support.new_zeros(0, dtype=torch.float64)]
     n_scored, n_computed = 0, 0
     for part in load_chunks(atoms, cfg.chunk_size):
         # The last chunk is padded to a power of two, so that few different shapes are run.
@@ -273,7 +278,7 @@ def _score_chunks_by_rules(
         n_scored += len(part)
         n_computed += size
         on_progress(n_scored)
-    return _RuleScores(log_score=torch.cat(scores), n_computed=n_computed)
+    return _RuleScores(log_odds=torch.cat(scores), n_computed=n_computed)
 
 
 def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:

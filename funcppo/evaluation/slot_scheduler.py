@@ -5,7 +5,7 @@ Each slot holds the beam of one candidate (`beam_search`). `score_candidates` lo
 narrow successor tables first and repeats only what did not fit. `score_by_rules` needs no search: it scores candidates
 whose proofs are known beforehand.
 
-Scores are natural logarithms, -inf where a score is 0. Every result is written to the candidate's own row, so neither
+Results hold natural logarithms, -inf where a score is 0. Every result is written to the candidate's own row, so neither
 the order of candidates nor their neighbours in a batch matter.
 """
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.evaluation import rank_metrics
 from funcppo.evaluation.beam_search import (
     UNPROVED_PENALTY,
     SearchConfig,
@@ -30,7 +31,7 @@ from funcppo.evaluation.beam_search import (
 from funcppo.logic.resolve import Goals, resolve
 from funcppo.prover.env import World, make_observation
 from funcppo.prover.network import Params
-from funcppo.types import F32, I32, I64, Bool
+from funcppo.types import F64, I32, I64, Bool
 
 NARROW_WIDTHS = (32,)  # successors a row, tried before the width that holds all
 # successors a row that the network has capacity for, on average over a step
@@ -326,14 +327,14 @@ def score_by_width(
 
 def score_by_rules(
     cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]
-) -> F32[Tensor, "n"]:
-    """Score ground atoms without a search, at height 1 with facts selected by the oracle.
+) -> F64[Tensor, "n"]:
+    """The log-odds of the scores of ground atoms without a search, at height 1 with facts selected by the oracle.
 
     There a rule proves an atom if and only if it derives it, which is known beforehand. The scores are
 
-        success:     log of the summed probabilities of the rules that derive the atom
-        best-proof:  log of the largest of these probabilities
-        greedy:      log-probability of the most probable action, plus `UNPROVED_PENALTY` unless it derives the atom
+        success:     sum of the probabilities of the rules that derive the atom
+        best-proof:  the largest of these probabilities
+        greedy:      probability of the most probable action, times exp(`UNPROVED_PENALTY`) unless it derives the atom
     """
     position = torch.arange(cfg.resolve.max_goals, device=atoms.device)
     is_root = position == 0
@@ -356,19 +357,23 @@ def score_by_rules(
 
     # At a ground root every successor that does not derive it is a dead end.
     derives = observation.action_mask[:, :-1] & ~observation.dead_end
-    derivation_log_prob = torch.where(derives, log_policy[:, :-1], -torch.inf)
+    derives = torch.nn.functional.pad(derives, (0, 1))  # END does not
+    derivation_log_prob = torch.where(derives, log_policy, -torch.inf)
     if cfg.score == "success":
-        return torch.logsumexp(derivation_log_prob, 1)
-    best_derivation = derivation_log_prob.amax(1)
-    if cfg.score == "best-proof":
-        return best_derivation
+        # The ratio of two sums: neither of a small and a large probability loses digits.
+        other_log_prob = torch.where(derives, -torch.inf, log_policy)
+        log_success = derivation_log_prob.logsumexp(1).double()
+        return log_success - other_log_prob.logsumexp(1).double()
 
+    best_derivation = derivation_log_prob.amax(1)
     best_action = log_policy.amax(1)
-    return torch.where(
-        best_derivation == best_action,
-        best_action,
-        best_action + UNPROVED_PENALTY,
-    )
+    if cfg.score == "greedy":
+        best_derivation = torch.where(
+            best_derivation == best_action,
+            best_action,
+            best_action + UNPROVED_PENALTY,
+        )
+    return rank_metrics.log_odds(best_derivation)
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
@@ -462,6 +467,7 @@ def _empty_results(
     zero = torch.zeros(n, dtype=torch.int32, device=device)
     return SearchResult(
         log_score=zero_probability,
+        failed_log_mass=zero_probability,
         pruned_log_mass=zero_probability,
         overflow_log_mass=zero_probability,
         best_log_prob=zero_probability,

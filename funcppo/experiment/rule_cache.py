@@ -1,6 +1,8 @@
 """Rules mined for a data set: in memory, in a file, and cached by a hash of the data and the settings.
 
 `mine_dataset` mines now; `get_or_mine_rules` returns the cached rule file of a data set, mining it if there is none.
+What is mined is a function of the set of known facts, by name: neither the order of the lines of a file nor names that
+only held-out triples have change it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from funcppo.mining.config import MiningConfig
 from funcppo.mining.miner import MinedRules, MiningResult, ProgressCallback
 
 # Part of the cache key; increase it when the miner finds other rules.
-MINER_VERSION = 3
+MINER_VERSION = 4
 
 
 class MinedDataset(NamedTuple):
@@ -37,7 +39,7 @@ class MinedDataset(NamedTuple):
 
     dataset: Dataset  # its rules are the mined ones, best first
     statistics: RuleStatistics  # a row for each rule
-    # the rules as tensors, and how completely they were mined
+    # how completely they were mined; its rules number the names in use in the order of names
     result: MiningResult
 
 
@@ -46,6 +48,16 @@ class RuleFile(NamedTuple):
 
     path: Path
     message: str
+
+
+class _OrderedFacts(NamedTuple):
+    """The known facts of a data set with the names in use numbered in the order of names."""
+
+    facts: np.ndarray  # int32 [N, W], in lexicographic order
+    predicates: (
+        np.ndarray
+    )  # ids in the data set of numbers 0, 1, ...; of 0 it is 0
+    entities: np.ndarray  # the same
 
 
 def mine_dataset(
@@ -63,17 +75,51 @@ def mine_dataset(
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
     """
-    facts = torch.from_numpy(dataset.facts).to(device)
+    ordered = _order_facts(dataset)
+    n_entities = len(ordered.entities) - 1
     result = miner.mine_rules(
-        facts, dataset.n_predicates, dataset.n_constants, cfg, progress
+        torch.from_numpy(ordered.facts).to(device),
+        len(ordered.predicates) - 1,
+        n_entities,
+        cfg,
+        progress,
     )
     statistics = _statistics(result.rules)
-    atoms = miner.rule_atoms(result.rules, dataset.n_constants)
+
+    # Back to the ids of the data set, in which variables follow on all its constants.
+    atoms = _to_numpy(miner.rule_atoms(result.rules, n_entities))
+    variables = dataset.n_constants + np.arange(1, miner.MAX_RULE_ATOMS + 1)
+    terms = np.concatenate([ordered.entities, variables])
+    predicates = ordered.predicates[atoms[:, :, :1]]
+    atoms = np.concatenate([predicates, terms[atoms[:, :, 1:]]], axis=2)
     return MinedDataset(
-        with_encoded_rules(dataset, _to_numpy(atoms), statistics),
+        with_encoded_rules(dataset, atoms, statistics),
         statistics,
         result,
     )
+
+
+def _order_facts(dataset: Dataset) -> _OrderedFacts:
+    """The known facts in an order that depends on their names alone."""
+    predicates = _ids_by_name(dataset.facts[:, 0], dataset.predicates)
+    entities = _ids_by_name(dataset.facts[:, 1:], dataset.entities)
+    predicate_number = np.zeros(dataset.n_predicates + 1, np.int32)
+    predicate_number[predicates] = np.arange(len(predicates))
+    entity_number = np.zeros(dataset.n_constants + 1, np.int32)
+    entity_number[entities] = np.arange(len(entities))
+
+    columns = (
+        predicate_number[dataset.facts[:, :1]],
+        entity_number[dataset.facts[:, 1:]],
+    )
+    facts = np.unique(np.concatenate(columns, axis=1), axis=0)
+    return _OrderedFacts(facts, predicates, entities)
+
+
+def _ids_by_name(ids: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """The distinct ids of a table in the order of their names, after the 0 of padding."""
+    in_use = np.unique(ids[ids > 0]).tolist()
+    return np.array([0, *sorted(in_use, key=lambda i: names[i - 1])])
 
 
 def _statistics(rules: MinedRules) -> RuleStatistics:
@@ -163,14 +209,14 @@ def _user_cache_dir() -> Path:
 
 def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
     """A hash of all that the mined rules depend on: names, known facts, settings, the miner."""
-    settings = dataclasses.asdict(cfg)
+    ordered = _order_facts(dataset)
     described = [
-        dataset.entities,
-        dataset.predicates,
-        dataset.arities,
-        settings,
+        [dataset.predicates[i - 1] for i in ordered.predicates[1:]],
+        [dataset.entities[i - 1] for i in ordered.entities[1:]],
+        ordered.facts.shape,
+        dataclasses.asdict(cfg),
         MINER_VERSION,
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
-    digest.update(np.ascontiguousarray(dataset.facts, dtype="<i4").tobytes())
+    digest.update(np.ascontiguousarray(ordered.facts, dtype="<i4").tobytes())
     return digest.hexdigest()[:16]

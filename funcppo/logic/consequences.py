@@ -82,7 +82,7 @@ def iter_consequences(
     Args:
       rule_ids: the rules to apply, in order; None for all, in file order.
       leave_one_out: omit a fact that the rule derives only from bodies that contain the fact itself.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
       budget: bounds the rows that the joins make; None for no bound.
 
     Raises:
@@ -150,7 +150,7 @@ def with_confidence(
     """The knowledge base with `support` and `body_pairs` counted from its facts.
 
     Args:
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
       smoothing: None for plain counts. Otherwise a fact that a rule derives only from bodies that contain the fact
         itself does not count, and this number is added to the body pairs, so that few examples give less confidence
         (the miner ranks rules in this way).

@@ -78,7 +78,7 @@ class LeastModel:
     seconds: float  # wall-clock time of the evaluation
     # those evaluated; nothing is known of atoms of others
     predicates: frozenset[int]
-    # whether different variables of a rule bind different constants
+    # whether different variables of a rule bind different constants, none of which the rule names
     object_identity: bool
     sizes: KBSizes  # of the knowledge base that the model was derived from
 
@@ -127,7 +127,7 @@ def least_model(
       max_atoms: the most atoms to hold, facts included. A step that would exceed it is dropped as a whole, so the model
         stays exact up to the step before, and `stop_reason` says so.
       predicates: derive only these and those that their rules depend on; None for all.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
       progress: is called before each step; None for no reports.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
         bound.

@@ -46,7 +46,7 @@ def priority_sample(
 
     Args:
       max_atoms: the size of the sample; fewer if fewer atoms are derived.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
 
     Returns:
       The atoms in lexicographic order; none that only rules of confidence 0 derive.
@@ -96,7 +96,7 @@ def restricted_step(
       queries: ground atoms; a ranking replaces one of their arguments.
       sample: derived atoms, distinct, in lexicographic order.
       max_derivations: the most pairs of an atom and a rule that derives it to hold.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
       budget: bounds the rows that the joins make; None for no bound.
 
     Returns:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeGuard, cast
 
 Atom = tuple[int, ...]
+# version of the JSON form; 1, without tables of names, had no version
+JSON_FORMAT = 2
 _MAX_NUMBER = 1e300  # excludes NaN and the infinities, which `json` reads
 
 
@@ -57,6 +59,14 @@ class RuleFormatter(Protocol):
         ...
 
 
+class NameFormatter(Protocol):
+    """Function that turns the id of a predicate, or that of a constant or variable, into its name."""
+
+    def __call__(self, number: int, /) -> str:
+        """The name of this id."""
+        ...
+
+
 # -- checking
 
 
@@ -81,7 +91,7 @@ def check_proof(
       max_height: goals at this height or above must be facts; None for no limit. The root has height 0, the children of
         a node one more than the node.
       leave_one_out: the root does not count as a fact, neither as the root nor anywhere in its proof.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
 
     Returns:
       One line for each error, with the path of its node from the root; empty if the proof holds.
@@ -109,9 +119,9 @@ def check_proof(
                 node_errors.append(
                     f"expected only facts from height {max_height}, got a rule at height {height}"
                 )
-            if object_identity and not _has_distinct_constants(node):
-                node_errors.append(
-                    f"expected another constant for each variable, got {list(node.substitution)}"
+            if object_identity and not node_errors:
+                node_errors += _identity_errors(
+                    node, rules[node.rule], n_constants
                 )
         if node.probability is not None and not 0 <= node.probability <= 1:
             node_errors.append(
@@ -248,10 +258,21 @@ def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
     return (predicate, *(binding.get(term, term) for term in terms))
 
 
-def _has_distinct_constants(node: Node) -> bool:
-    """Whether no two variables have one constant."""
-    constants = {constant for _, constant in node.substitution}
-    return len(constants) == len(node.substitution)
+def _identity_errors(
+    node: Node, rule: Sequence[Sequence[int]], n_constants: int
+) -> list[str]:
+    """What breaks object identity: two variables with one constant, or a variable with a constant of the rule."""
+    named: set[int] = set()
+    for atom in rule:
+        named.update(term for term in atom[1:] if 1 <= term <= n_constants)
+
+    binding = list(node.substitution)
+    bound = {constant for _, constant in binding}
+    if len(named | bound) == len(named) + len(binding):
+        return []
+    return [
+        f"expected another constant for each variable, none of the rule's {sorted(named)}, got {binding}"
+    ]
 
 
 # -- text, JSON and DOT
@@ -304,11 +325,33 @@ def to_text(
 
 
 def to_json(
-    proof: Proof, format_atom: AtomFormatter, format_rule: RuleFormatter
+    proof: Proof,
+    format_atom: AtomFormatter,
+    format_rule: RuleFormatter,
+    format_predicate: NameFormatter,
+    format_term: NameFormatter,
 ) -> str:
-    """Format a proof as one JSON object; `from_json` reads the ids, the texts are for people."""
+    """Format a proof as one JSON object, which is complete by itself; `from_json` reads it.
+
+    Args:
+      format_atom: turns an atom into text, for people.
+      format_rule: turns the id of a rule into the rule's text, for people.
+      format_predicate: turns the id of a predicate into its name.
+      format_term: turns the id of a constant or a variable into its name.
+
+    Returns:
+      {"format": 2, "nodes": [...], "predicates": {id: name}, "constants": {id: name}, "variables": {id: name}}, with
+      the fields of `Node` and the texts of its goal and rule in each node. The names are those of all ids in the goals,
+      [predicate, constant...] padded with 0, and the substitutions, [variable, constant] pairs.
+    """
+    predicates = {node.goal[0] for node in proof.nodes}
+    constants: set[int] = set()
+    variables: set[int] = set()
     nodes: list[dict[str, object]] = []
     for node in proof.nodes:
+        constants.update(term for term in node.goal[1:] if term)
+        constants.update(constant for _, constant in node.substitution)
+        variables.update(variable for variable, _ in node.substitution)
         rule_text = None if node.rule is None else format_rule(node.rule)
         nodes.append(
             {
@@ -321,7 +364,14 @@ def to_json(
                 "children": node.children,
             }
         )
-    return json.dumps({"nodes": nodes}, ensure_ascii=False, allow_nan=False)
+    document = {
+        "format": JSON_FORMAT,
+        "nodes": nodes,
+        "predicates": {i: format_predicate(i) for i in sorted(predicates)},
+        "constants": {i: format_term(i) for i in sorted(constants)},
+        "variables": {i: format_term(i) for i in sorted(variables)},
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
 def to_dot(
@@ -374,7 +424,7 @@ def from_json(text: str) -> Proof:
     The form alone is checked; whether the proof holds is the task of `check_proof`.
 
     Args:
-      text: one JSON object; fields other than those of `Node` are ignored.
+      text: one JSON object; texts and names are ignored.
 
     Returns:
       The proof.
@@ -387,6 +437,11 @@ def from_json(text: str) -> Proof:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"proof: expected JSON, got: {error}") from None
 
+    version = _fields(document).get("format", 1)
+    if version not in range(1, JSON_FORMAT + 1):
+        raise ValueError(
+            f"proof: expected a format from 1 to {JSON_FORMAT}, got {version}"
+        )
     rows = _fields(document).get("nodes")
     if not isinstance(rows, list):
         raise ValueError('proof: expected an object with a list of "nodes"')

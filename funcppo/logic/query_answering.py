@@ -83,7 +83,7 @@ def prove_ground(
       atom: padded to the width of the knowledge base.
       max_height: the greatest height of a proof; None for any.
       max_atoms: the most atoms of a model; see `least_model`.
-      object_identity: different variables of a rule bind different constants.
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
       progress: is called before each step of T_P; None for no reports.
 
     Returns:
@@ -216,7 +216,8 @@ def matching_rules(
 
     Args:
       atom: padded to the width of the knowledge base; may hold variables.
-      object_identity: leave out a rule whose unifier gives two of its variables one constant.
+      object_identity: leave out a rule whose unifier gives two of its variables one constant, or a variable a constant
+        that the rule names.
 
     Returns:
       Each rule under its most general unifier with the atom.

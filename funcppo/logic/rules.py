@@ -100,16 +100,20 @@ def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
 def object_identity_constraints(
     rule: Rule, n_constants: int
 ) -> list[Inequality]:
-    """Inequalities that keep every two variables of a rule on different constants."""
-    variables: set[int] = set()
-    for atom in (rule.head, *rule.body):
-        variables.update(atom_variables(atom, n_constants))
-    ordered = sorted(variables)
+    """Inequalities that keep the variables of a rule apart from each other and from the constants that it names.
 
+    Source: Meilicke et al. 2019, "Anytime bottom-up rule learning", section 3: AnyBURL counts bodies in this way.
+    """
+    terms: set[int] = set()
+    for atom in (rule.head, *rule.body):
+        terms.update(term for term in atom[1:] if term > 0)
+
+    # Variables have larger ids than constants, so the second of a pair of ascending terms is a variable if one is.
+    ordered = sorted(terms)
     constraints: list[Inequality] = []
-    for i, first in enumerate(ordered):
-        for second in ordered[i + 1 :]:
-            constraints.append(((first,), (second,)))
+    for i, second in enumerate(ordered):
+        if second > n_constants:
+            constraints += [((first,), (second,)) for first in ordered[:i]]
     return constraints
 
 

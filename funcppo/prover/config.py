@@ -73,8 +73,8 @@ class ProverTaskConfig:
     best."""
 
     object_identity: bool | Literal["auto"] = False
-    """Different variables of a rule must bind different constants (object identity, as AnyBURL counts). auto: what
-    ranks the valid split best."""
+    """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
+    counts). auto: what ranks the valid split best."""
 
     def __post_init__(self) -> None:
         """Check the ranges.

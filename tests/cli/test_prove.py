@@ -80,7 +80,7 @@ def test_with_object_identity_different_variables_are_different_constants(
     """a -> b -> c -> a: only a rule whose X and Y are both a, or whose Z is, leads back to a."""
     assert prove(world, "path(a, a)", "--object-identity") == 1
     assert capsys.readouterr().out.splitlines() == [
-        "refuted: path(a, a): no proof exists with different constants for different variables",
+        "refuted: path(a, a): no proof exists under object identity",
         "it is not stated, and no rule's head matches it",
     ]
     assert prove(world, "path(a, c)", "--object-identity") == 0
@@ -96,8 +96,30 @@ def test_with_object_identity_different_variables_are_different_constants(
     ]
     assert prove(world, "path(a, X)", "--object-identity") == 0
     assert capsys.readouterr().out.startswith(
-        "3 answers to path(a, X) with different constants for different variables"
+        "3 answers to path(a, X) under object identity"
     )
+
+
+def test_with_object_identity_no_variable_is_a_constant_of_its_rule(
+    tmp_path, capsys
+):
+    """AnyBURL materialises p(e, c) alone; PyClause counts so too."""
+    program = tmp_path / "program.pl"
+    program.write_text("p(X,c) :- b(X,d). b(c,d). b(e,d).")
+    options = (str(program), "p(X,Y)", "--all")
+    answers = [
+        {
+            row["atom"]
+            for row in json_of(capsys, prove, *options, *more)[1]["answers"]
+        }
+        for more in ((), ("--object-identity",))
+    ]
+    assert answers == [{"p(c, c)", "p(e, c)"}, {"p(e, c)"}]
+    assert prove(str(program), "p(c,c)", "--object-identity") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "refuted: p(c, c): no proof exists under object identity",
+        "it is not stated, and no rule's head matches it",
+    ]
 
 
 def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
@@ -324,6 +346,10 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
         == result["query"]
         == "path(a, a)"
     )
+    ids = {name: str(i) for i, name in enumerate(dataset.entities, 1)}
+    assert result["proof"]["constants"] == {ids[n]: n for n in ("a", "b", "c")}
+    assert result["proof"]["predicates"].keys() == {"1", "2"}
+    assert set(result["proof"]["variables"].values()) == {"X", "Y", "Z"}
 
 
 def test_a_file_for_the_json_leaves_the_text_where_it_is(

@@ -104,6 +104,14 @@ def test_the_names_of_proofs_are_those_of_atoms_and_rules():
         format_rule(d, rule) for rule in d.rules
     ]
     assert names.format_rule(1) == "s(X, Y) :- r(X, Y)"
+    assert [names.format_predicate(i) for i in (1, 2)] == ["r", "s"]
+    # names as they are, without quotes
+    assert [names.format_term(i) for i in (1, 2, 3, 4)] == [
+        "a",
+        "b c",
+        "X",
+        "Y",
+    ]
 
 
 def test_the_clauses_of_a_data_set_are_those_it_was_read_from():

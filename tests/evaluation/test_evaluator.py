@@ -1,6 +1,7 @@
 """Evaluation in chunks: the records of queries by hand, and that they do not depend on the chunks."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ HOPS = [
 
 
 def test_the_records_of_a_query_are_worked_by_hand():
-    """far(b, d) follows by the rule, as far(b, c) does from hop; scored -1 and -0.5, it ranks second of four tails.
+    """far(b, d) follows by the rule, as far(b, c) does; of log-odds -1 and -0.5, it ranks second of four tails.
 
     Of the heads ?, far(?, d): only c, by hop(c, d), and b are derived.
     """
@@ -99,7 +100,7 @@ def test_the_records_of_a_query_are_worked_by_hand():
     common |= {
         "answer_provable": True,
         "status": "proved",
-        "log_score": -1.0,
+        "log_score": round(-math.log(1 + math.e), 4),
         "quantised_score": -10000,
     }
     common |= {
@@ -214,7 +215,7 @@ def test_the_records_of_some_queries_are_among_those_of_all():
 
 @pytest.mark.parametrize(
     ("offset", "near"),
-    [(0.0, 0), (0.5e-4 - 1e-6, 69), (0.5e-4 + 1e-6, 69), (0.5e-4 + 4e-6, 0)],
+    [(0.0, 0), (0.5e-4 - 2e-6, 69), (0.5e-4 + 2e-6, 69), (0.5e-4 + 8e-6, 0)],
 )
 def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     """Every score is a grid line plus the offset; half a line is where rounding goes the other way."""

@@ -105,11 +105,11 @@ def test_the_proof_by_rules_has_the_probability_of_the_best_rule():
     score = score_by_rules(
         search, prover_task.inference_world(task), params, atoms.to(torch.int32)
     )
-    for atom, log_prob in zip(atoms, score.tolist()):
+    for atom, probability in zip(atoms, score.sigmoid().tolist()):
         found = explain.most_probable_proof(task, cfg, params, atom)
         assert found is not None and found.nodes[
             0
-        ].probability == pytest.approx(math.exp(log_prob), rel=1e-5)
+        ].probability == pytest.approx(probability, rel=1e-5)
         assert all(node.probability is None for node in found.nodes[1:])
 
 

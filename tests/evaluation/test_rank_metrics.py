@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from funcppo.evaluation import rank_metrics
 from funcppo.evaluation.rank_metrics import (
+    CERTAIN_SCORE,
     INVALID_SCORE,
     TIE_POLICIES,
     ZERO_SCORE,
@@ -68,30 +69,62 @@ def test_two_better_and_three_equal_is_worked_by_hand():
 
 
 def test_scores_are_rounded_to_the_grid_once():
-    score = torch.tensor(
+    log_odds = torch.tensor(
         [
             0.0,
             -0.00004,
             -0.00006,
             -1.0,
             -1.00004,
+            1e6,
             -torch.inf,
-            torch.nan,
             torch.inf,
+            torch.nan,
         ]
     )
-    line = rank_metrics.quantise(score)
+    line = rank_metrics.quantise(log_odds)
     assert line.tolist() == [
         0,
         0,
         -1,
         -10000,
         -10000,
+        10**10,
         ZERO_SCORE,
-        INVALID_SCORE,
+        CERTAIN_SCORE,
         INVALID_SCORE,
     ]
-    assert INVALID_SCORE < ZERO_SCORE < line[:5].min()
+    assert INVALID_SCORE < ZERO_SCORE < line[:6].min()
+    assert line[:6].max() < CERTAIN_SCORE
+
+
+def test_probabilities_near_0_and_near_1_are_told_apart():
+    """Of log p alone, the grid makes all of the last three one."""
+    log_p = torch.tensor([1e-30, 1.001e-30, 0.5], dtype=torch.float64).log()
+    near_1 = -torch.tensor([1e-5, 1e-6, 1e-12], dtype=torch.float64)
+    log_p = torch.cat([log_p, near_1])
+    line = rank_metrics.quantise(rank_metrics.log_odds(log_p))
+    assert (line.diff() > 0).all()
+    assert line[2] == 0
+    assert [rank_metrics.log_score(int(x)) for x in line] == pytest.approx(
+        log_p.tolist(), abs=1e-4
+    )
+    ends = torch.tensor([-torch.inf, 0.0, 1e-7])
+    assert rank_metrics.quantise(rank_metrics.log_odds(ends)).tolist() == [
+        ZERO_SCORE,
+        CERTAIN_SCORE,
+        CERTAIN_SCORE,
+    ]
+    assert str(rank_metrics.log_score(CERTAIN_SCORE)) == "0.0"
+
+
+@given(st.floats(-700, 700))
+def test_the_log_odds_of_a_logarithm_are_the_logit(x):
+    """To 1e-12 of the log-odds: float64, in which log p keeps its digits at both ends."""
+    log_p = torch.nn.functional.logsigmoid(torch.tensor(x, dtype=torch.float64))
+    assert float(rank_metrics.log_odds(log_p)) == pytest.approx(
+        x, rel=1e-12, abs=1e-12
+    )
 
 
 # -- equality with the definitions

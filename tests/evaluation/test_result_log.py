@@ -284,114 +284,26 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     assert check().returncode == 1
 
 
-# -- files of format 1
-
-CHAINS = {
-    "train.txt": "a\thop\tb\nb\thop\tc\nc\thop\td\nd\thop\te\ne\tnear\ta\nd\tfar\ta\n",
-    "valid.txt": "c\tnear\te\n",
-    "test.txt": "a\tnear\tc\na\tfar\td\na\tfar\te\nb\tnear\td\n",
-    "rules.txt": "near(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- near(X,Z), hop(Z,Y)\n",
-}
+# -- other formats
 
 
-def chains(tmp_path):
-    """The arguments of the evaluation that `FORMAT_1` records; exists@1 misses what takes two steps."""
-    folder = tmp_path / "chains"
-    folder.mkdir()
-    for name, text in CHAINS.items():
-        (folder / name).write_text(text)
-    return (
-        "evaluate",
-        folder,
-        "--score",
-        "exists@1",
-        "--height",
-        "2",
-        "--all-scores",
-        "--details",
-    )
-
-
-def without_proofs(records):
-    return [
-        {name: value for name, value in record.items() if name != "proof"}
-        for record in records
-    ]
-
-
-def test_a_file_of_format_1_is_read_as_the_same_evaluation_of_today(
-    tmp_path, monkeypatch
-):
-    path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
-    assert funcppo(monkeypatch, *chains(tmp_path), path, "--json", summary) == 0
-    today, old = result_log.read(path), result_log.read(FORMAT_1)
-    assert without_proofs(old) == without_proofs(today)
-    assert [list(record) for record in old] == [
-        list(record) for record in today
-    ]
-    assert {record["status"] for record in old} == {
-        "proved",
-        "missed",
-        "refuted",
-    }
-    assert [record["proof"] is None for record in old] == [
-        record["proof"] is None for record in today
-    ]
-    metrics = result_log.summarise_records(
-        old, ["hop", "near", "far"], with_auc=True
-    )
-    assert metrics["n_missed"] == 2 and metrics["n_scored"] == sum(
-        record["n_scored"] for record in today
-    )
-    shown = json.loads(summary.read_text())
-    close(
-        shown,
-        {name: value for name, value in metrics.items() if name != "auc_pr"},
-    )
-
-
-def test_a_file_of_format_1_is_resumed_and_becomes_one_of_format_2(
-    tmp_path, monkeypatch
-):
-    """The old file was interrupted within its third query."""
-    path, whole = tmp_path / "ranks.jsonl", tmp_path / "whole.jsonl"
-    args = chains(tmp_path)
-    old_lines = FORMAT_1.read_text().splitlines(keepends=True)
-    path.write_text("".join(old_lines[:5]) + old_lines[5][:40])
-    settings = path.with_name("ranks.jsonl.settings.json")
-    settings.write_text(
-        FORMAT_1.with_name("format_1.jsonl.settings.json").read_text()
-    )
-    assert funcppo(monkeypatch, *args, path, "--resume", "--seed", "1") == 2
-    assert path.read_text().startswith(old_lines[0])
-    assert funcppo(monkeypatch, *args, path, "--resume") == 0
-    assert funcppo(monkeypatch, *args, whole) == 0
-    resumed, today = (
-        [json.loads(line) for line in file.read_text().splitlines()]
-        for file in (path, whole)
-    )
-    assert without_proofs(resumed) == without_proofs(today)
-    assert json.loads(settings.read_text()) == json.loads(
-        whole.with_name("whole.jsonl.settings.json").read_text()
-    )
-    assert json.loads(settings.read_text())["format"] == 2
-
-
-def test_a_file_of_an_unknown_format_is_not_resumed(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_file_of_another_format_is_not_resumed(tmp_path, monkeypatch, capsys):
+    """Up to format 2, scores were compared otherwise."""
     path = tmp_path / "ranks.jsonl"
-    args = (*chains(tmp_path), path)
+    args = (*EVALUATE, path, "--queries", "4")
     assert funcppo(monkeypatch, *args) == 0
+    before = path.read_bytes()
     settings = path.with_name("ranks.jsonl.settings.json")
-    settings.write_text(
-        settings.read_text().replace('"format": 2', '"format": 3')
-    )
-    assert funcppo(monkeypatch, *args, "--resume") == 2
-    assert (
-        "ranks.jsonl.settings.json: expected format 1 or 2, got 3"
-        in capsys.readouterr().err
-    )
+    for other in (2, 4):
+        text = settings.read_text()
+        settings.write_text(text.replace('"format": 3', f'"format": {other}'))
+        assert funcppo(monkeypatch, *args, "--resume") == 2
+        assert (
+            f"ranks.jsonl.settings.json: expected format 3, got {other}: --overwrite starts again"
+            in capsys.readouterr().err
+        )
+        assert path.read_bytes() == before
+        settings.write_text(text)
     settings.write_text("3")
     assert funcppo(monkeypatch, *args, "--resume") == 2
     assert (
@@ -423,9 +335,9 @@ def test_the_independent_script_reads_format_1(tmp_path):
 )
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     path = tmp_path / "ranks.jsonl"
-    path.write_text(f"{FORMAT_1.read_text()}{line}\n")
+    path.write_text(f"{line}\n")
     with pytest.raises(
         ValueError,
-        match=r"ranks.jsonl:9: expected a record with query_row, side, n_better",
+        match=r"ranks.jsonl:1: expected a record with query_row, side, n_better",
     ):
         result_log.read(path)

@@ -8,7 +8,7 @@ import torch
 
 from funcppo import data, random, train_step
 from funcppo.config import PPOConfig
-from funcppo.evaluation import scorers
+from funcppo.evaluation import beam_search, scorers
 from funcppo.evaluation.slot_scheduler import (
     evaluate_step,
     score_by_rules,
@@ -80,11 +80,11 @@ def test_untrained_scores_are_worked_by_hand():
         # (p^2)^(1/2): powers matter only where several rules count
         ("noisy-or@2", [0, 1 / 3, 1 / 2]),
     ):
-        log_score = scorers.make_untrained_scorer(task, name)(atoms)
+        log_odds = scorers.make_untrained_scorer(task, name)(atoms)
         torch.testing.assert_close(
-            log_score.exp(),
-            torch.tensor(scores, dtype=torch.float32),
-            rtol=1e-6,
+            log_odds.sigmoid(),
+            torch.tensor(scores, dtype=torch.float64),
+            rtol=1e-12,
             atol=0,
         )
 
@@ -105,13 +105,13 @@ def test_noisy_or_counts_several_rules_less_the_larger_its_power(power):
     )
     task = prover_task.build_task(dataset, ProverTaskConfig(max_height=1))
     a, c = (dataset.entities.index(name) + 1 for name in "ac")
-    p, q = kb.rule_confidence(task.kb).tolist()
+    p, q = kb.rule_confidence(task.kb).tolist()  # in float32
     assert 0 < p < 1 and 0 < q < 1
     score = scorers.make_untrained_scorer(task, f"noisy-or@{power}")(
         torch.tensor([[2, a, c]], dtype=torch.int32)
     )
     expected = (1 - (1 - p**power) * (1 - q**power)) ** (1 / power)
-    assert score.exp().tolist() == [pytest.approx(expected, rel=1e-5)]
+    assert score.sigmoid().tolist() == [pytest.approx(expected, rel=1e-5)]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_untrained_scores_are_the_same_from_the_index_and_from_joins(name):
         scorers.make_untrained_scorer(t, name)(atoms)
         for t in (task, without_index)
     )
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
 
 
 # -- scores of a policy
@@ -209,7 +209,10 @@ def test_a_scorer_with_a_search_gives_the_scores_of_the_search(score):
         cfg, prover_task.inference_world(task), params, atoms
     )
     torch.testing.assert_close(
-        scorer(atoms), run.results.log_score, rtol=0, atol=1e-5
+        scorer(atoms),
+        beam_search.log_odds(cfg, run.results),
+        rtol=0,
+        atol=1e-5,
     )
     assert progress[-1] == len(atoms) and len(outcomes) == 1
     result, active_row_steps, row_steps = outcomes[0]

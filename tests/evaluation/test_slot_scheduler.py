@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from funcppo import random, tree
-from funcppo.evaluation import slot_scheduler
+from funcppo.evaluation import beam_search, slot_scheduler
 from funcppo.evaluation.beam_search import UNPROVED_PENALTY, SearchConfig
 from funcppo.evaluation.slot_scheduler import score_candidates
 from funcppo.logic import derivability, resolve
@@ -75,6 +75,22 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
     return evaluation, world, params, torch.from_numpy(atoms).to(torch.int32)
 
 
+def with_sharper_policy(cfg, factor):
+    """The same search with all logits of the policy multiplied by a factor."""
+
+    def apply(*args):
+        output = cfg.agent.apply(*args)
+        return output._replace(
+            logits=(factor * output.logits).clamp_min(
+                torch.finfo(torch.float32).min
+            )
+        )
+
+    return dataclasses.replace(
+        cfg, agent=dataclasses.replace(cfg.agent, apply=apply)
+    )
+
+
 def walk(cfg, world, params, query, visit):
     """`visit(log-probabilities of the path, of its rule choices, proved)` for every complete path of the policy."""
     search = prover_env.ProverEnvConfig(
@@ -104,9 +120,8 @@ def walk(cfg, world, params, query, visit):
             )
             continue
         obs = prover_env.observe(search, world, state)
-        logp = torch.log_softmax(
-            cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits, -1
-        )[0]
+        logits = cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits
+        logp = torch.log_softmax(logits.double(), -1)[0]
         for action in range(S + 1):
             if obs.action_mask[0, action]:
                 after, _ = prover_env.step_functional(
@@ -125,20 +140,59 @@ def walk(cfg, world, params, query, visit):
 
 
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("n_rules", [1, 2])
+def test_a_score_near_1_keeps_its_digits(score, n_rules):
+    """p(1, 2) by one or two rules p(X, Y) :- q(X, Y), each exp(20) times as probable as END: log p rounds to 0."""
+    shape, world, params, _ = setup(0, score)
+    rules = [[[1, C + 1, C + 2], [2, C + 1, C + 2]]] * n_rules
+    kb, sizes = kbase.build(
+        np.array([[2, 1, 2]]), np.array(rules), n_constants=C, n_predicates=P
+    )
+    resolve_cfg = resolve.make_resolve_config(kb, sizes, 1)
+
+    def apply(network_cfg, world, params, observation):
+        lowest = torch.finfo(torch.float32).min
+        logits = torch.where(observation.action_mask, 0.0, lowest)
+        logits[:, -1] = -20.0  # END
+        return net.ProverOutput(logits, logits, logits[:, 0])
+
+    cfg = dataclasses.replace(
+        shape,
+        resolve=resolve_cfg,
+        agent=dataclasses.replace(shape.agent, apply=apply),
+    )
+    world = world._replace(
+        kb=kb,
+        derivability_index=derivability.empty_derivability_index(kb, sizes),
+    )
+    atom = torch.tensor([[1, 1, 2]], dtype=torch.int32)
+    result, _, _ = score_candidates(cfg, world, params, atom)
+    # of one rule of two: 1 / (2 + exp(-20))
+    want = 20 + math.log(n_rules) if score == "success" or n_rules == 1 else 0
+    for got in (
+        beam_search.log_odds(cfg, result),
+        slot_scheduler.score_by_rules(cfg, world, params, atom),
+    ):
+        assert got.tolist() == [pytest.approx(want, abs=1e-5)]
+
+
+@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=5, phases=PHASES)
 def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
-    """Tolerance 1e-4 in log space: the grid on which scores are ranked."""
+    """Tolerance 1e-4 of the log-odds: the grid on which scores are ranked. A sharp policy has scores near 0 and 1."""
     cfg, world, params, atoms = setup(seed, score, max_height=1 + seed % 2)
+    cfg = with_sharper_policy(cfg, 1 + 5 * (seed % 3))
     atoms = atoms[:: 1 + seed % 5][:8]
     got, _, _ = score_candidates(cfg, world, params, atoms)
     assert torch.isneginf(got.pruned_log_mass).all() or score == "greedy"
+    log_odds = beam_search.log_odds(cfg, got)
     for i, atom in enumerate(atoms):
-        mass, best, greedy_score = 0.0, -math.inf, None
+        masses, best, greedy_score = {True: [], False: []}, -math.inf, None
 
         def visit(path, rules, proved, greedy):
-            nonlocal mass, best, greedy_score
-            mass += math.exp(path) if proved else 0.0
+            nonlocal best, greedy_score
+            masses[proved].append(math.exp(path))  # noqa: B023
             best = max(best, rules if proved else -math.inf)
             greedy_score = (
                 path + (0.0 if proved else UNPROVED_PENALTY)
@@ -147,12 +201,17 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
             )
 
         walk(cfg, world, params, atom, visit)
+        proved, failed = math.fsum(masses[True]), math.fsum(masses[False])
+        assert proved + failed == pytest.approx(1, abs=1e-9)
         want = {
-            "success": math.log(mass) if mass else -math.inf,
+            "success": math.log(proved) if proved else -math.inf,
             "best-proof": best,
             "greedy": greedy_score,
         }[score]
         assert float(got.log_score[i]) == pytest.approx(want, abs=1e-4)
+        rest = failed if score == "success" else -math.expm1(want)
+        odds = want - math.log(rest)
+        assert float(log_odds[i]) == pytest.approx(odds, abs=1e-4)
 
 
 @given(
@@ -256,6 +315,9 @@ def test_a_narrow_beam_bounds_the_score(seed, beam):
         dataclasses.replace(cfg, beam=beam), world, params, atoms
     )
     low = narrow.log_score.exp()
+    # What the beam dropped counts as failed.
+    total = low + narrow.failed_log_mass.exp()
+    torch.testing.assert_close(total, torch.ones_like(total))
     assert (low <= exact.log_score.exp() + 1e-6).all()
     assert (
         exact.log_score.exp()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
-from funcppo.data import load
+from funcppo.data import from_triples, load
+from funcppo.data.rule_tables import format_rule_table
 from funcppo.experiment import rule_cache
 from funcppo.mining.config import MiningConfig
 
@@ -56,6 +58,42 @@ def test_the_file_holds_the_rules_that_mining_returns(tmp_path):
     assert again.rules.tolist() == mined.dataset.rules.tolist() and len(
         mined.statistics.support
     ) == len(again.rules)
+
+
+def test_neither_the_order_of_lines_nor_held_out_names_change_the_rules(
+    tmp_path,
+):
+    """Many of these rules tie: they are taken in the order of names. `max_rows` samples entities and facts."""
+    generator = random.Random(0)
+    names = [f"entity{i}" for i in range(30)]
+    triples = list(
+        {
+            (
+                generator.choice(names),
+                f"relation{generator.randrange(6)}",
+                generator.choice(names),
+            )
+            for _ in range(300)
+        }
+    )
+    cfg = MiningConfig(
+        max_length=2, min_support=1, constants=True, max_rows=1000
+    )
+    held_out = [("unseen", "zeroth", "aaa")]
+    texts: set[str] = set()
+    paths = set()
+    for valid in ([], [], held_out):
+        generator.shuffle(triples)
+        data = from_triples(triples, valid=valid)
+        mined = rule_cache.mine_dataset(data, cfg)
+        texts.add(format_rule_table(mined.dataset, mined.statistics, "tsv"))
+        paths.add(
+            rule_cache.get_or_mine_rules(
+                data, cfg, "cpu", ignore, tmp_path
+            ).path
+        )
+    assert len(texts) == len(paths) == 1
+    assert next(iter(paths)).read_text() in texts
 
 
 def test_data_without_a_pattern_are_an_error(tmp_path):

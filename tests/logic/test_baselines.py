@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.data import from_triples, load
-from funcppo.evaluation import scorers
+from funcppo.evaluation import rank_metrics, scorers
 from funcppo.logic import baselines, fixpoint, kb
 from funcppo.logic.consequences import Derivations
 from funcppo.prover import task as prover_task
@@ -22,17 +24,23 @@ SAME = Program(2, (2, 2), ((1, 1, 2),), (((2, 3, 4), (1, 3, 4)),) * 5)
 pairs = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 4)))
 
 
-def scored(score, support, found, **settings):
-    """The scores of 7 atoms by 5 rules that are right `support` times out of 4, as probabilities."""
+def log_odds(score, support, found, pairs=4.0, **settings):
+    """The scores of 7 atoms by rules that are right `support` times out of `pairs`."""
     world, _ = kb.build(**SAME.arrays())
+    support = torch.tensor(support).float()
     world = world._replace(
-        support=torch.tensor(support).float(), body_pairs=torch.full((5,), 4.0)
+        support=support, body_pairs=torch.full_like(support, pairs)
     )
     atom, rule = (
         torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).unbind(1)
     )
     parts = [Derivations(atom[:3], rule[:3]), Derivations(atom[3:], rule[3:])]
-    return score(world, parts, 7, **settings).exp().tolist()
+    return score(world, parts, 7, **settings)
+
+
+def scored(score, support, found, **settings):
+    """The same as probabilities."""
+    return log_odds(score, support, found, **settings).sigmoid().tolist()
 
 
 def test_by_hand():
@@ -65,10 +73,9 @@ def test_each_atom_is_scored_by_the_rules_that_derive_it(support, found, power):
         (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
         for confidences in own
     ]
-    # float32
     assert scored(
         baselines.noisy_or, support, found, power=power
-    ) == pytest.approx(want, abs=1e-6)
+    ) == pytest.approx(want, rel=1e-12)
 
 
 @given(st.lists(st.integers(0, 4), min_size=5, max_size=5), pairs)
@@ -89,6 +96,72 @@ def test_noisy_or_comes_down_to_the_largest_confidence_as_the_power_rises(
     )
 
 
+SUPPORT = [1, 30, 700, 990, 999] * 20  # of 1,000
+
+
+@given(
+    st.sets(st.tuples(st.integers(0, 6), st.integers(0, 99)), min_size=1),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=100)
+def test_noisy_or_keeps_apart_what_many_rules_derive(found, random):
+    """Log-odds of exact fractions, up to 300; 1e-12 is float64. Another order of summation gives the same ranks."""
+    got = log_odds(baselines.noisy_or, SUPPORT, found, 1000.0)
+    for atom in range(7):
+        wrong = math.prod(
+            Fraction(1000 - SUPPORT[r], 1000) for a, r in found if a == atom
+        )
+        right = 1 - Fraction(wrong)
+        if not right:
+            assert float(got[atom]) == -math.inf
+            continue
+        # of numerator and denominator alone: they exceed what a float holds
+        exact = math.log(right.numerator) - math.log(right.denominator)
+        exact -= math.log(wrong.numerator) - math.log(wrong.denominator)
+        assert float(got[atom]) == pytest.approx(exact, rel=1e-12, abs=1e-12)
+
+    order = random.sample(range(100), 100)
+    shuffled = log_odds(
+        baselines.noisy_or,
+        [SUPPORT[r] for r in order],
+        {(atom, order.index(r)) for atom, r in found},
+        1000.0,
+    )
+    assert torch.equal(
+        rank_metrics.quantise(got), rank_metrics.quantise(shuffled)
+    )
+
+
+@pytest.mark.parametrize("power", [1.5, 3.0])
+def test_a_power_keeps_them_apart_too(power):
+    """Near 1, the root of p is 1 - (1 - p) / power; 1e-9 of what is left out there at log-odds of 20."""
+    found = {(atom, r) for atom in range(7) for r in range(10 * atom)}
+    support = [900] * 60
+    got = log_odds(baselines.noisy_or, support, found, 1000.0, power=power)
+    evidence = -math.log1p(-(0.9**power)) * 10 * torch.arange(7).double()
+    assert float(got[0]) == -math.inf
+    near_1 = evidence > 20
+    assert near_1.sum() >= 3
+    torch.testing.assert_close(
+        got[near_1], evidence[near_1] + math.log(power), rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_atoms_of_a_certain_rule_are_equal_and_above_all_others(power):
+    """Whatever else derives them: their score is 1."""
+    found = {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (2, 3), (2, 4)}
+    score = partial(baselines.noisy_or, power=power)
+    got = log_odds(score, [4, 3, 3, 3, 3], found)
+    assert torch.isposinf(got[:2]).all()
+    assert torch.isfinite(got[2])
+    line = rank_metrics.quantise(got)
+    assert line[0] == line[1] > line[2]
+    assert torch.isposinf(
+        log_odds(baselines.max_confidence, [4, 3, 3, 3, 3], found)[:2]
+    ).all()
+
+
 def test_only_what_is_derived_within_the_height_exists():
     """path(1, 3) takes two steps on a chain of two edges, path(3, 1) cannot be derived."""
     x, y, z = 4, 5, 6
@@ -106,7 +179,7 @@ def test_only_what_is_derived_within_the_height_exists():
         (2, [1, 1, 1, 0]),
     ):
         assert (
-            baselines.exists(model, max_height, atoms).exp().tolist()
+            baselines.exists(model, max_height, atoms).sigmoid().tolist()
             == expected
         )
 

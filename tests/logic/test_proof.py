@@ -401,7 +401,7 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
         assert (
             checked(program, proof, max_height=n - 1, leave_one_out=True) != []
         )
-        assert proof_.from_json(proof_.to_json(proof, str, str)) == proof
+        assert proof_.from_json(proof_.to_json(proof, *[str] * 4)) == proof
         assert proof_.to_dot(proof, str, str).count("->") == 2 * n
     assert proof_.to_text(by_model, str, str).count("\n") == 2 * n + 1
 
@@ -434,11 +434,56 @@ def test_a_subproof_used_often_is_stored_and_shown_once():
 def test_reading_json_gives_the_proof_that_was_written(program, name):
     for _, proof in proved_by_model(program):
         assert (
-            proof_.from_json(
-                proof_.to_json(proof, lambda a: name, lambda r: name)
-            )
+            proof_.from_json(proof_.to_json(proof, *[lambda _: name] * 4))
             == proof
         )
+
+
+def test_the_json_of_a_proof_is_decoded_without_the_data():
+    """Goals and substitutions by the tables of names alone: locatedIn(france, europe) by X, Y and Z."""
+    proof = proof_builder.from_trace(
+        COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
+    )
+    predicates = {1: "neighborOf", 2: "locatedIn"}
+    terms = {1: "france", 2: "germany", 3: "europe", X: "X", Y: "Y", Z: "Z"}
+    document = json.loads(
+        proof_.to_json(
+            proof,
+            format_atom,
+            format_rule,
+            predicates.__getitem__,
+            terms.__getitem__,
+        )
+    )
+    assert document["format"] == 2
+    assert document["constants"] == {
+        "1": "france",
+        "2": "germany",
+        "3": "europe",
+    }
+    assert document["variables"] == {str(X): "X", str(Y): "Y", str(Z): "Z"}
+    for node in document["nodes"]:
+        predicate, *arguments = map(str, node["goal"])
+        names = [document["constants"][i] for i in arguments]
+        text = f"{document['predicates'][predicate]}({', '.join(names)})"
+        assert text == node["goal_text"]
+    root = document["nodes"][0]
+    assert [
+        (document["variables"][str(v)], document["constants"][str(c)])
+        for v, c in root["substitution"]
+    ] == [("X", "france"), ("Y", "europe"), ("Z", "germany")]
+
+
+def test_the_json_of_a_later_format_is_refused():
+    proof = proof_builder.from_trace(
+        COUNTRIES, (2, 1, 3), [("rule", 0, None), ("fact", 0, None)]
+    )
+    document = json.loads(proof_.to_json(proof, *[str] * 4))
+    del document["format"]  # as format 1 was
+    assert proof_.from_json(json.dumps(document)) == proof
+    for other in (3, 0, "2", None, [2]):
+        with pytest.raises(ValueError, match=r"^proof: expected a format from"):
+            proof_.from_json(json.dumps(document | {"format": other}))
 
 
 VALUES = st.recursive(
@@ -466,7 +511,9 @@ def test_json_that_is_no_proof_is_a_value_error_or_is_rejected(field, value):
     proof = proof_builder.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
     )
-    document = json.loads(proof_.to_json(proof, format_atom, format_rule))
+    document = json.loads(
+        proof_.to_json(proof, format_atom, format_rule, str, str)
+    )
     same = json.dumps(document["nodes"][0][field]) == json.dumps(value)
     document["nodes"][0][field] = value
     try:

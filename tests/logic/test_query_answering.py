@@ -103,8 +103,39 @@ def test_the_checker_rejects_a_proof_that_gives_two_variables_one_constant():
     )
     assert check_proof(found, *args, **limits) == []
     assert check_proof(found, *args, **limits, object_identity=True) == [
-        "root: expected another constant for each variable, got [(5, 1), (6, 1), (7, 3)]"
+        "root: expected another constant for each variable, none of the rule's [], got [(5, 1), (6, 1), (7, 3)]"
     ]
+
+
+def test_the_checker_rejects_a_proof_that_binds_a_variable_to_a_constant_of_its_rule():
+    """p(X, 1) :- b(X, 2). b(1, 2). b(3, 2)."""
+    p, b, x = 1, 2, 4
+    program = Program(
+        3, (2, 2), ((b, 1, 2), (b, 3, 2)), (((p, x, 1), (b, x, 2)),)
+    )
+    arrays = program.arrays()
+    errors = [
+        check_proof(
+            prove(program, (p, value, 1)).proof,
+            {tuple(fact) for fact in arrays["facts"].tolist()},
+            arrays["rules"].tolist(),
+            n_constants=program.n_constants,
+            max_height=None,
+            leave_one_out=True,
+            object_identity=True,
+        )
+        for value in (1, 3)
+    ]
+    assert errors == [
+        [
+            "root: expected another constant for each variable, none of the rule's [1, 2], got [(4, 1)]"
+        ],
+        [],
+    ]
+    assert (
+        prove(program, (p, 1, 1), object_identity=True).verdict
+        == Verdict.REFUTED
+    )
 
 
 @given(programs, st.booleans(), st.data())
@@ -216,7 +247,9 @@ def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
             )
         }
         for i, (head, *body) in enumerate(program.rules):
-            with_head = lambda k: ((), (-1, *head[1:]), *body[:k])  # noqa: B023
+            # an atom in place of the head keeps the constants of the whole rule
+            named = (0, *oracles.constants_of((head, *body), sizes.n_constants))
+            with_head = lambda k: (named, (-1, *head[1:]), *body[:k])  # noqa: B023
             known = atoms | {(-1, *fact[1:])} if head[0] == fact[0] else atoms
             fits = [
                 bool(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from funcppo import random, train_step
-from funcppo.evaluation import ranking
+from funcppo.evaluation import beam_search, rank_metrics, ranking
 from funcppo.evaluation import scorers as scorers_
 from funcppo.evaluation.ranking import RankingProtocol
 from funcppo.evaluation.slot_scheduler import score_candidates
@@ -76,7 +76,9 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
     searched = score_candidates(
         how, prover_task.inference_world(task), params, atoms
     )[0]
-    torch.testing.assert_close(quick, searched.log_score, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        quick, beam_search.log_odds(how, searched), rtol=0, atol=1e-5
+    )
     assert torch.isfinite(quick).any()
 
 
@@ -117,7 +119,10 @@ def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
         greedy += torch.where(
             (policy.argmax(1) == s) & (after.status != PROVED), -100.0, 0.0
         )
-    for score, want in (("success", success.log()), ("greedy", greedy)):
+    for score, want in (
+        ("success", success.double().logit()),
+        ("greedy", rank_metrics.log_odds(greedy)),
+    ):
         how = scorers_.search_config(
             task, cfg, score, slots=8, beam=64, rows_per_step=64, chunk_size=16
         )

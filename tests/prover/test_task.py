@@ -34,7 +34,7 @@ def test_every_tensor_of_a_task_is_on_the_requested_device():
 
 
 def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
-    """A choice proves its goal exactly where the rule derives it with different constants for different variables."""
+    """A choice proves its goal exactly where the rule derives it under object identity."""
     triples = [(f"p{i // 2}", "child", f"p{i}") for i in range(2, 20)] + [
         ("p2", "sibling", "p3")
     ]
