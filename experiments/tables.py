@@ -9,6 +9,8 @@ Documents are README.md, INVESTIGATION.md, experiments/README.md and docs/**/*.m
 between `<!-- matrix:NAME -->` and `<!-- /matrix -->` are those of matrix/tables.py. Blocks (of performance each ends in
 a line that names its records, hardware, versions and commits):
 
+    readme-ppo                  what the PPO example of the README prints
+    readme-train                what `make train` prints: the table and the proof
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -321,6 +323,22 @@ def best_untrained(
         scores["untrained policy"] = mean(policy)
     best = max(scores, key=lambda name: scores[name])
     return scores[best], best
+
+
+def indented(text: str) -> str:
+    """Printed text as an indented block."""
+    lines = [f"    {line}".rstrip() for line in text.strip("\n").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def readme_ppo() -> str:
+    """The block of this name."""
+    return indented(load_record("readme_outputs")["ppo"])
+
+
+def readme_train() -> str:
+    """The block of this name."""
+    return indented(load_record("readme_outputs")["train"])
 
 
 def results_summary() -> str:
@@ -967,6 +985,8 @@ def performance_lookup() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "readme-ppo": readme_ppo,
+    "readme-train": readme_train,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,
