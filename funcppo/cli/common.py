@@ -31,6 +31,11 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
     sys.exit(status)
 
 
+def option_name(field: str) -> str:
+    """Return the option of a field of a program: --ppo.n-envs for ppo.n_envs."""
+    return "--" + field.replace("_", "-")
+
+
 def write_json(destination: str | None, value: JsonObject) -> None:
     """Write an object, with the version of its format, where `--json` says.
 

@@ -27,6 +27,7 @@ from funcppo.cli.evaluation_setup import (
     search_notes,
 )
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -68,18 +69,18 @@ class Evaluate:
     Default: auto, the run's own score; for a data set the one that ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    height: int | None = None
+    height: Size | None = None
     """Maximum height of a proof: rule applications on one branch (data sets only). Default: chosen on the valid
     split."""
-    smoothing: float | Literal["auto"] | None = "auto"
+    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only); None: plain
     counts, without leave-one-out. Default: auto, chosen on the valid split."""
     object_identity: bool | Literal["auto"] = "auto"
     """Different variables of a rule must bind different constants, as AnyBURL counts (data sets only). Default: auto,
     chosen on the valid split."""
-    queries: int | None = None
+    queries: PositiveInt | None = None
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to score on."""
@@ -161,8 +162,6 @@ class Evaluate:
             raise ValueError(f"{dataset.name}: its {self.split} split is empty")
         if self.queries is None:
             return np.arange(len(split))
-        if self.queries < 1:
-            raise ValueError(f"--queries {self.queries}: expected 1 or more")
         return stratified_sample(split, self.queries)
 
     def _open_log(self, setup: EvaluationSetup) -> ResultLog | None:

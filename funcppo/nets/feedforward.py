@@ -27,6 +27,7 @@ from funcppo.nets.base import (
     PolicyValue,
     dense,
 )
+from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64
 
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -43,6 +44,10 @@ class MLPConfig:
     hidden: tuple[int, ...] = (64, 64)  # units of each hidden layer
     # dtype of matrix products; None: that of the params
     matmul_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class Params(NamedTuple):

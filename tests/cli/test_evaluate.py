@@ -78,11 +78,19 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
     [
         (
             ("{run}", "--negatives", "-3"),
-            "--negatives -3: expected all, or a number",
+            "--negatives: expected all, or a number ... got '-3'",
         ),
         (
             ("{run}", "--negatives", "some"),
-            "--negatives some: expected all, or a number",
+            "--negatives: expected all, or a number ... got 'some'",
+        ),
+        (
+            ("countries_s1", "--score", "exists@²"),
+            "score 'exists@²': expected ... H up to 999999999",
+        ),
+        (
+            ("countries_s1", "--score", "exists@" + "9" * 20),
+            "expected ... H up to 999999999",
         ),
         (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
         (
@@ -95,13 +103,16 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (
             ("countries_s1", "--smoothing", "-1"),
-            "smoothing=-1.0: ... 0 or more",
+            "--smoothing: expected 0 or more, got -1.0",
         ),
         (
             ("countries_s1", "--score", "success"),
             "no trained run, expected exists@H",
         ),
-        (("countries_s1", "--queries", "0"), "--queries 0: expected 1 or more"),
+        (
+            ("countries_s1", "--queries", "0"),
+            "--queries: expected 1 or more, got 0",
+        ),
         (
             ("countries_s1", "--resume"),
             "--resume, --overwrite: expected --details FILE",
@@ -157,6 +168,19 @@ def test_some_queries_are_ranked_and_only_these_are_counted(
         1,
         "valid",
     )  # both sides of 5 queries
+
+
+def test_more_corruptions_than_entities_are_all_of_them(monkeypatch, capsys):
+    """And take no memory for the rest."""
+    results = []
+    for n_negatives in ("80", "999999999"):
+        args = ("family_tree:60:0", "--score", "exists@1", "--height", "1")
+        options = ("--negatives", n_negatives, "--json", "-")
+        assert funcppo(monkeypatch, "evaluate", *args, *options) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    for result in results:
+        del result["negatives"], result["total_seconds"], result["peak_bytes"]
+    assert results[0] == results[1]
 
 
 def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(

@@ -9,6 +9,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from funcppo import __version__, cli
 from tests.cli.runner import funcppo
@@ -163,6 +164,32 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
         "needs the extra `cli` (pip install 'funcppo[cli]')"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("unable to allocate 8 TiB"),
+        OverflowError("int too big to convert"),
+        RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_into_memory_is_one_line(error, monkeypatch, capsys):
+    program = Mock(json=None, run=Mock(side_effect=error))
+    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    assert funcppo(monkeypatch, "mine") == 2
+    line = " ".join(str(error).split())
+    expected = f"out of memory: expected smaller sizes, got: {line}"
+    assert capsys.readouterr().err == f"funcppo: {expected}\n"
+
+
+def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
+    program = Mock(json=None, run=Mock(side_effect=RuntimeError("a bug")))
+    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    monkeypatch.setattr(sys, "argv", ["funcppo", "mine"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main()
 
 
 # Closed pipes.

@@ -156,7 +156,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--steps", "0"),
-            "steps=0: expected 1 or more",
+            "--steps: expected 1 or more, got 0",
         ),
         (
             (
@@ -166,19 +166,19 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
                 "--prover.hard-negative-fraction",
                 "2",
             ),
-            "expected a fraction from 0 to 1",
+            "--prover.hard-negative-fraction: expected 0 to 1, got 2.0",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--ppo.n-minibatches", "7"),
-            "n_minibatches: expected a divisor of ... got 7",
+            "--ppo.n-minibatches: expected a divisor of ... got 7",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--ppo.n-microbatches", "0"),
-            "n_microbatches: expected 1 or more, got 0",
+            "--ppo.n-microbatches: expected 1 or more, got 0",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--prover.max-height", "0"),
-            "max_height=0: expected 1 or more",
+            "--prover.max-height: expected 1 or more, got 0",
         ),
         (
             ("countries_s1", "--out", "{run}/config.json"),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from funcppo import random
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
+from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64, Bool
 
 GRAVITY = 9.8  # m / s^2
@@ -36,6 +37,10 @@ class CartPoleConfig:
 
     # steps after which an episode is truncated
     max_steps: int = MAX_EPISODE_STEPS
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class EnvState(NamedTuple):
