@@ -22,10 +22,13 @@ from funcppo.cli.common import (
     EXIT_BAD_INPUT,
     EXIT_CLOSED_PIPE,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    Terminated,
     check_output_path,
     exit_with_error,
     option_name,
     package_version,
+    raise_terminated,
 )
 from funcppo.ranges import FieldError
 
@@ -47,7 +50,10 @@ def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
     try:
         try:
-            sys.exit(_run(sys.argv[1:]))
+            with raise_terminated():
+                sys.exit(_run(sys.argv[1:]))
+        except Terminated:
+            exit_with_error("terminated", status=EXIT_TERMINATED)
         except KeyboardInterrupt:
             exit_with_error("interrupted", status=EXIT_INTERRUPTED)
         finally:

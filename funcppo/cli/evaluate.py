@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from funcppo.cli.common import (
-    EXIT_INTERRUPTED,
+    Interrupt,
     JsonObject,
     defer_interrupt,
     write_json,
@@ -51,9 +51,10 @@ class Evaluate:
     score of the answer (natural logarithm, on the grid of 1e-4 nats on which scores are compared); its status:
     proved, refuted, or missed (provable, but not found by the search); a proof; and near_boundary: whether some score
     is so near to the edge of a grid line that another machine or batch size could rank it otherwise. The summary is
-    computed from these lines. Ctrl-C ends the evaluation after the part in progress; --resume continues it.
+    computed from these lines. Ctrl-C or SIGTERM ends the evaluation after the part in progress, a second one
+    at once; a later --resume continues it.
 
-    Exit status: 0 ranked, 2 bad input, 130 interrupted.
+    Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     target: TargetArgument
@@ -117,7 +118,8 @@ class Evaluate:
 
         rows = self._query_rows(evaluator.task.dataset)
         log = self._open_log(setup)
-        records = self._rank(evaluator, rows, log, console)
+        with defer_interrupt() as interrupt:
+            records = self._rank(evaluator, rows, log, console, interrupt)
 
         n_sides = len(evaluator.protocol.sides)
         n_done = len(records) // n_sides
@@ -130,7 +132,7 @@ class Evaluate:
             console.print(
                 f"interrupted after {n_done} of {len(rows)} queries; {hint}"
             )
-            return EXIT_INTERRUPTED
+            return interrupt.exit_status
 
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
@@ -187,8 +189,9 @@ class Evaluate:
         rows: np.ndarray,
         log: ResultLog | None,
         console: Console,
+        interrupt: Interrupt,
     ) -> list[Record]:
-        """The records of all queries, or of those ranked before a Ctrl-C."""
+        """The records of all queries, or of those ranked before an interrupt."""
         import numpy as np
 
         from funcppo.evaluation import evaluator as evaluation
@@ -202,7 +205,7 @@ class Evaluate:
 
         n_scored = 0
         start = time.perf_counter()
-        with progress_bar(console) as bar, defer_interrupt() as interrupt:
+        with progress_bar(console) as bar:
             bar_task = bar.add_task(
                 "ranking", total=n_done + len(rows), completed=n_done, note=""
             )

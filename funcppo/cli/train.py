@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from tyro.conf import arg
 
 from funcppo.cli.common import (
-    EXIT_INTERRUPTED,
     JsonObject,
     check_device,
     defer_interrupt,
@@ -59,17 +58,18 @@ class _TrainingResult(NamedTuple):
     """Where training ended."""
 
     run: Run
-    is_finished: bool  # False after a Ctrl-C
+    is_finished: bool  # False after an interrupt
+    exit_status: int  # of the interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train a prover on a knowledge graph with PPO and write the run to a folder.
 
-    RUN receives config.json, metrics.jsonl (one line per update), checkpoint.npz and results.json. Ctrl-C saves a
-    checkpoint after the current update; --resume continues from it bit for bit.
+    RUN receives config.json, metrics.jsonl (one line per update), checkpoint.npz and results.json. Ctrl-C or
+    SIGTERM saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit.
 
-    Exit status: 0 trained, 2 bad input, 130 interrupted.
+    Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     dataset: DatasetArgument
@@ -158,7 +158,7 @@ class Train:
             console.print(
                 f"interrupted after update {update}; `{command}` continues"
             )
-            return EXIT_INTERRUPTED
+            return trained.exit_status
 
         results = _evaluate(trained.run, time.perf_counter() - start)
         results["total_seconds"] = time.perf_counter() - start
@@ -242,7 +242,7 @@ class Train:
         return dataclasses.replace(config, rules=str(rule_file))
 
     def _train(self, run: Run, console: Console) -> _TrainingResult:
-        """Train until the last update or a Ctrl-C, which takes effect after the update in progress."""
+        """Train until the last update or an interrupt, which takes effect after the update in progress."""
         from funcppo.evaluation.ranking import selection_metric
         from funcppo.experiment import training
         from funcppo.runtime.monitor import Monitor
@@ -274,9 +274,8 @@ class Train:
                         completed=int(run.state.train_state.update),
                         note=note,
                     )
-        return _TrainingResult(
-            run, int(run.state.train_state.update) >= n_updates
-        )
+        is_finished = int(run.state.train_state.update) >= n_updates
+        return _TrainingResult(run, is_finished, interrupt.exit_status)
 
 
 def absolute_or_name(name: str) -> str:

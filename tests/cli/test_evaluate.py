@@ -183,15 +183,16 @@ def test_more_corruptions_than_entities_are_all_of_them(monkeypatch, capsys):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
-    monkeypatch, capsys, tmp_path
+    number, monkeypatch, capsys, tmp_path
 ):
     """Without --details the text says how to make it resumable."""
     rank_in_parts = evaluator.evaluate_chunks
 
     def interrupt_first_part(*args):
         for part in rank_in_parts(*args):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             yield part
 
     monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 2)
@@ -204,7 +205,7 @@ def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
         "--height",
         "1",
     )
-    assert funcppo(monkeypatch, *args) == 130
+    assert funcppo(monkeypatch, *args) == 128 + number
     output = " ".join(capsys.readouterr().out.split())
     assert contains(
         output,

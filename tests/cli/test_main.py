@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -154,6 +155,22 @@ def test_ctrl_c_while_a_program_is_loaded_is_one_line(
         == 130
     )
     assert capsys.readouterr().err == "funcppo: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_ends_a_program_with_one_line_and_its_status(
+    number, status, line, monkeypatch, capsys
+):
+    before = signal.getsignal(signal.SIGTERM)
+    run = Mock(side_effect=lambda: os.kill(os.getpid(), number))
+    program = Mock(json=None, run=run)
+    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    assert funcppo(monkeypatch, "mine") == status
+    assert capsys.readouterr().err == f"funcppo: {line}\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_missing_extra_is_one_line(monkeypatch, capsys):
