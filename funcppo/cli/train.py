@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from tyro.conf import arg
 
+from funcppo import atomic_io
 from funcppo.cli.common import (
     JsonObject,
     check_device,
@@ -34,6 +35,7 @@ from funcppo.experiment.config import (
     METRICS_FILE,
     MINED_RULES_FILE,
     RESULTS_FILE,
+    RUN_FILES,
     RunConfig,
     read_config,
     write_config,
@@ -178,7 +180,9 @@ class Train:
                 f"{self.out}: expected a run on {self.dataset}, got a run on {stored.dataset}"
             )
         check_device(stored.device)
-        return training.prepare_run(stored, self.out, resume=True)
+        run = training.prepare_run(stored, self.out, resume=True)
+        notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
+        return dataclasses.replace(run, notes=(*run.notes, *notes))
 
     def _start_run(self, console: Console) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
@@ -193,10 +197,19 @@ class Train:
         run = training.prepare_run(config, self.out, resume=False)
 
         self.out.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
+        notes = self._remove_stale_parts()
+        for name in (CONFIG_FILE, CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
             (self.out / name).unlink(missing_ok=True)
+
+        # A folder with a config is a run, so it has a checkpoint to resume from, wherever a process is killed.
+        training.save_checkpoint(run, self.out)
         write_config(run.run_config, self.out)
-        return run
+        return dataclasses.replace(run, notes=(*run.notes, *notes))
+
+    def _remove_stale_parts(self) -> list[str]:
+        """Remove half-written files of killed processes from the folder; a note for each."""
+        names = atomic_io.remove_stale_parts(self.out, RUN_FILES)
+        return [f"removed {name}, left by a killed process" for name in names]
 
     def _run_config(self) -> RunConfig:
         """The settings of the run; paths are absolute, so that it can be resumed from any folder."""
@@ -276,6 +289,14 @@ class Train:
                     )
         is_finished = int(run.state.train_state.update) >= n_updates
         return _TrainingResult(run, is_finished, interrupt.exit_status)
+
+
+def _truncate_metrics(run: Run, folder: Path) -> list[str]:
+    """Make the metrics log end where the checkpoint does; notes on what it had lost."""
+    from funcppo.experiment import metrics_log
+
+    update = int(run.state.train_state.update)
+    return metrics_log.truncate(folder / METRICS_FILE, update)
 
 
 def absolute_or_name(name: str) -> str:

@@ -27,6 +27,13 @@ CHECKPOINT_FILE = "checkpoint.npz"
 METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
+RUN_FILES = (
+    CONFIG_FILE,
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+    MINED_RULES_FILE,
+)
 
 
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
@@ -79,7 +86,7 @@ class RunConfig:
     """Score by rule confidences that the policy is compared with: max-confidence, noisy-or, noisy-or@P, or auto (the
     best of them on the valid split)."""
 
-    n_validations: int = 12
+    n_validations: PositiveInt = 12
     """Number of evaluations on the valid split during training; the best parameters are kept."""
 
     n_validation_queries: PositiveInt = 1000

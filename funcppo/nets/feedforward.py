@@ -39,9 +39,9 @@ VALUE_GAIN = 1.0
 class MLPConfig:
     """Static sizes."""
 
-    n_obs: int  # numbers in an observation
-    n_actions: int  # discrete actions, or components of a continuous one
-    hidden: tuple[int, ...] = (64, 64)  # units of each hidden layer
+    n_obs: Size  # numbers in an observation
+    n_actions: Size  # discrete actions, or components of a continuous one
+    hidden: tuple[Size, ...] = (64, 64)  # units of each hidden layer
     # dtype of matrix products; None: that of the params
     matmul_dtype: torch.dtype | None = None
 

@@ -26,7 +26,7 @@ FactSelectionOption = Literal["auto", "policy", "oracle"]
 class ProverTaskConfig:
     """Settings of the proof search and of the prover network."""
 
-    max_height: int | None = None
+    max_height: Size | None = None
     """Maximum height of a proof: rule applications on one branch. Default: the one of 1, 2, 3 that ranks the valid
     split best."""
 
@@ -66,7 +66,7 @@ class ProverTaskConfig:
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
     atoms, and a larger --prover.max-height is an error."""
 
-    smoothing: float | Literal["auto"] | None = None
+    smoothing: NonNegativeFloat | Literal["auto"] | None = None
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is
     computed. None: plain counts, without leave-one-out; auto: the one of None, 5 and 20 that ranks the valid split
     best."""
@@ -76,23 +76,8 @@ class ProverTaskConfig:
     ranks the valid split best."""
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-          ValueError: a value is out of range; the message names the field.
-        """
-        for name in _MIN_ONE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected 1 or more")
-        for name in _MIN_ZERO:
-            value = getattr(self, name)
-            if value not in (None, "auto") and value < 0:
-                raise ValueError(f"{name}={value}: expected 0 or more")
-        if not 0.0 <= self.hard_negative_fraction <= 1.0:
-            raise ValueError(
-                f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1"
-            )
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class ProofSettings(NamedTuple):

@@ -1,6 +1,7 @@
 """`train`: the files of a run, resuming, bad input, and what is printed of compilers and graphs."""
 
 import json
+import os
 import shutil
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
@@ -31,13 +32,13 @@ from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
-from tests.cli.runner import SMALL, contains, funcppo
+from tests.cli.runner import SMALL, TRAINED, contains, funcppo
 from tests.runtime.test_capture import on_gpu
 
 
 def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     rows = metrics_log.read(trained / METRICS_FILE)
-    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
     assert read_config(trained).steps == 128
     results = json.loads((trained / RESULTS_FILE).read_text())
     assert 0 < results["seconds"] < results["total_seconds"]
@@ -82,7 +83,115 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     updates = [
         row["update"] for row in metrics_log.read(tmp_path / METRICS_FILE)
     ]
-    assert updates == [1, 2, 3, 4]
+    assert updates == [0, 1, 2, 3, 4]
+
+
+def continued(folder, monkeypatch):
+    """The exit status of resuming the run in a folder, which is one of the fixture `trained`."""
+    arguments = ("countries_s1", "--out", folder, "--resume")
+    return funcppo(monkeypatch, "train", *arguments)
+
+
+def assert_equal_runs(folder, trained):
+    """The same checkpoint and metrics, but for times."""
+    arrays, whole = (
+        checkpoint.read(path / CHECKPOINT_FILE).arrays
+        for path in (folder, trained)
+    )
+    assert set(arrays) == set(whole)
+    for name in whole:
+        assert np.array_equal(arrays[name], whole[name]), name
+    rows, whole_rows = (
+        metrics_log.read(path / METRICS_FILE) for path in (folder, trained)
+    )
+    for name in ("update", "loss", "valid_metric", "best_valid_metric"):
+        assert [row.get(name) for row in rows] == [
+            row.get(name) for row in whole_rows
+        ]
+
+
+@pytest.mark.parametrize("n_validations", [1, 2])
+def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
+    n_validations, trained, monkeypatch, tmp_path
+):
+    """In the first one, of the initial parameters, and in the one after update 2."""
+    validate = training.validate
+    calls = []
+
+    def killed(run):
+        calls.append(run)
+        if len(calls) == n_validations:
+            raise KeyboardInterrupt
+        return validate(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "validate", killed)
+        arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
+        assert funcppo(patch, "train", *arguments) == 130
+    saved = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
+    assert int(saved["train_state.update"]) == 0
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_a_torn_line_of_metrics_is_dropped_with_a_note(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """Power fails in update 4, after the checkpoint of update 2: the log ends in a part of a line."""
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / METRICS_FILE
+    path.write_bytes(path.read_bytes()[:-30])
+    assert continued(tmp_path / "run", monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert f"note: {path}:6: unfinished line dropped" in out
+    results = json.loads((tmp_path / "run" / RESULTS_FILE).read_text())
+    assert f"{path}:6: unfinished line dropped" in results["notes"]
+    assert f"{path}: 1 of the updates 1 to 4 have no line" in results["notes"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "expected a JSON object, got "),
+        (b"\xff{}", "expected UTF-8, got byte 0xff at 0"),
+        (b'{"update": "1"}', "expected the metrics of an update, got "),
+    ],
+)
+def test_another_bad_line_of_metrics_is_one_line_with_its_place(
+    line, problem, trained, monkeypatch, capsys, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / METRICS_FILE
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]))
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert continued(tmp_path / "run", monkeypatch) == 2
+    assert f"funcppo: {path}:3: {problem}" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_half_written_files_of_killed_processes_are_removed(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """A process that is gone has the greatest id that is possible; the test's own parent is alive."""
+    shutil.copytree(trained, tmp_path / "run")
+    stale = tmp_path / "run" / f"{CHECKPOINT_FILE}.999999999.part"
+    others = [
+        tmp_path / "run" / name
+        for name in (
+            f"{CHECKPOINT_FILE}.{os.getppid()}.part",
+            "notes.txt.999999999.part",
+            "checkpoint.npz.part",
+        )
+    ]
+    for path in (stale, *others):
+        path.write_text("")
+    assert continued(tmp_path / "run", monkeypatch) == 0
+    line = f"note: removed {stale.name}, left by a killed process"
+    assert line in capsys.readouterr().out
+    assert not stale.exists()
+    assert all(path.exists() for path in others)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +483,7 @@ def test_a_run_whose_loss_is_not_finite_stops_with_the_last_good_checkpoint(
         np.isfinite(x).all() for x in saved.values() if x.dtype.kind == "f"
     )
     rows = metrics_log.read(tmp_path / METRICS_FILE)
-    assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 4, 4, 4]
+    assert [row["n_nonfinite_minibatches"] for row in rows[1:]] == [0, 4, 4, 4]
 
 
 def test_log_compiles_prints_what_compilers_and_graphs_did(

@@ -36,7 +36,7 @@ class CartPoleConfig:
     """Settings."""
 
     # steps after which an episode is truncated
-    max_steps: int = MAX_EPISODE_STEPS
+    max_steps: Size = MAX_EPISODE_STEPS
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
