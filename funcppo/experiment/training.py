@@ -81,6 +81,9 @@ MIN_VALIDATION_QUERIES = 20
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
 
+# How the policy of a run may score candidates.
+RUN_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+
 # Search settings before they are tuned for the machine.
 BEAM_WIDTH = 64
 MAX_ROWS_PER_STEP = 512
@@ -169,7 +172,12 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
     state, meta = checkpoint.restore(
         folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
     )
-    return dataclasses.replace(run, score=meta["score"], state=state)
+    score = meta.get("score")
+    if score not in RUN_SCORES:
+        raise ValueError(
+            f"{folder / CHECKPOINT_FILE}: score: expected one of {', '.join(RUN_SCORES)}, got {score!r}"
+        )
+    return dataclasses.replace(run, score=score, state=state)
 
 
 def open_run(folder: Path, device: str = "cpu") -> Run:
@@ -597,7 +605,7 @@ def _choose_score(run: Run) -> _ScoredRun:
         return _ScoredRun(run, -1.0, [note])
 
     protocol = RankingProtocol(sides=ranked_sides(run.task))
-    candidates: tuple[ScoreName, ...] = ("success", "best-proof")
+    candidates = RUN_SCORES
     if run.run_config.score != "auto":
         candidates = (run.run_config.score,)
     mrr: dict[ScoreName, float] = {}

@@ -444,6 +444,20 @@ def test_a_checkpoint_of_another_data_set_or_shape_is_refused(
         checkpoint.read(tmp_path / "c.npz")
 
 
+@pytest.mark.parametrize("score", ["loud", ["success"], None])
+def test_a_checkpoint_with_another_score_is_one_line(
+    score, trained, monkeypatch, capsys, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    run = training.open_run(trained)
+    path = tmp_path / "run" / CHECKPOINT_FILE
+    meta = {"fingerprint": run.task.dataset.fingerprint, "score": score}
+    checkpoint.save(path, run.state, meta)
+    assert continued(tmp_path / "run", monkeypatch) == 2
+    line = f"{path}: score: expected one of success, best-proof, got {score!r}"
+    assert capsys.readouterr().err == f"funcppo: {line}\n"
+
+
 def test_a_run_whose_loss_is_not_finite_stops_with_the_last_good_checkpoint(
     monkeypatch, capsys, tmp_path
 ):
