@@ -253,7 +253,7 @@ def test_an_option_out_of_range_is_one_line_that_names_it(
             "-1",
             "expected 0 or more, got -1.0",
         ),
-        ("--prover.smoothing", "nan", "expected 0 or more, got nan"),
+        ("--prover.smoothing", "nan", "expected 0 or more or auto, got nan"),
     ],
 )
 def test_an_option_of_a_nested_config_is_named_as_it_is_typed(

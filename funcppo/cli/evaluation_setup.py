@@ -327,11 +327,15 @@ def _height_option(options: EvaluationOptions) -> int | None:
     """The height that is set, if only by the score exists@H.
 
     Raises:
-      ValueError: exists@H asks for more than --height.
+      ValueError: exists@H asks for more than --height, or H is no height.
     """
     kind, _, number = options.score.partition("@")
-    if kind != "exists" or not number.isdigit():
+    if kind != "exists":
         return options.height
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise ValueError(
+            f"--score: expected exists@H with H from 0 to 999999999, got {shorten(options.score)}"
+        )
     height = max(int(number), 1)
     if options.height is not None and options.height < height:
         raise ValueError(

@@ -219,9 +219,7 @@ def rule_score(name: str) -> RuleScore:
     if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
         return partial(baselines.noisy_or, power=float(number))
     names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
-    raise ValueError(
-        f"score {shorten(name)}: expected {names}, H up to 999999999, P from 1 to 99"
-    )
+    raise ValueError(f"score {shorten(name)}: expected {names}, P from 1 to 99")
 
 
 def search_config(

@@ -86,11 +86,11 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (
             ("countries_s1", "--score", "exists@²"),
-            "score 'exists@²': expected ... H up to 999999999",
+            "--score: expected exists@H with H ... 999999999, got 'exists@²'",
         ),
         (
             ("countries_s1", "--score", "exists@" + "9" * 20),
-            "expected ... H up to 999999999",
+            "--score: expected exists@H with H from 0 to 999999999, got",
         ),
         (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
         (
@@ -103,7 +103,7 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (
             ("countries_s1", "--smoothing", "-1"),
-            "--smoothing: expected 0 or more, got -1.0",
+            "--smoothing: expected 0 or more or auto, got -1.0",
         ),
         (
             ("countries_s1", "--score", "success"),
