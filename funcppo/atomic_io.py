@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
+
+# FILE.PID.part, while the process writes the file.
+_PART_NAME = re.compile(r"(.+)\.([0-9]{1,9})\.part")
 
 
 class WriteFn(Protocol):
@@ -22,15 +28,56 @@ def write_atomically(path: Path, write: WriteFn) -> None:
     Raises:
       OSError: names the file that could not be written.
     """
-    try:
+    with named_errors(path):
         if path.exists() and not path.is_file():
             with open(path, "wb") as file:
                 write(file)
         else:
             _write_and_rename(path.resolve(), write)
+
+
+@contextmanager
+def named_errors(path: Path) -> Generator[None, None, None]:
+    """Name a file in the errors of the system that name none, such as that the disk is full."""
+    try:
+        yield
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def remove_stale_parts(folder: Path, names: Collection[str]) -> list[str]:
+    """Remove what processes that were killed have left of files that they were writing.
+
+    Args:
+      names: the files that may be removed parts of; others stay.
+
+    Returns:
+      The names of the removed files.
+    """
+    removed: list[str] = []
+    for path in sorted(folder.glob("*.part")):
+        match = _PART_NAME.fullmatch(path.name)
+        if match and match[1] in names and not _is_running(int(match[2])):
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
+def _is_running(process_id: int) -> bool:
+    """Whether another process has the id; unknown without POSIX, and so true."""
+    if process_id == os.getpid():
+        return False
+    if os.name != "posix":
+        return True
+    try:
+        # Signal 0 is not sent, only checked.
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _write_and_rename(path: Path, write: WriteFn) -> None:

@@ -10,6 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from funcppo.ranges import (
+    DecayRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Size,
+    UnitInterval,
+    check_fields,
+)
+
 # It imports torch, which the command line's help does without.
 if TYPE_CHECKING:
     from funcppo.interfaces import AnyAgent, AnyEnvironment
@@ -21,58 +32,66 @@ class Schedule:
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the schedule, as a factor of the initial value."""
-    warmup_updates: int = 0
+    warmup_updates: NonNegativeInt = 0
     """Number of updates over which the factor rises linearly from 0 to 1."""
-    end_factor: float = 0.0
+    end_factor: NonNegativeFloat = 0.0
     """Factor after the last update; ignored if the kind is constant."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamConfig:
     """Settings of Adam; with a decoupled weight decay, of AdamW."""
 
-    b1: float = 0.9
+    b1: DecayRate = 0.9
     """Decay rate of the first-moment estimate."""
-    b2: float = 0.999
+    b2: DecayRate = 0.999
     """Decay rate of the second-moment estimate."""
-    eps: float = 1e-5
+    eps: NonNegativeFloat = 1e-5
     """Term added to the denominator for numerical stability."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Weight-decay coefficient; 0 for none."""
     decoupled_weight_decay: bool = True
     """Decay the weights directly (AdamW) instead of adding the decay to the gradient. Default: on."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOConfig:
     """Settings of proximal policy optimisation. The defaults are those of Huang et al. 2022 for classic control."""
 
-    n_envs: int = 4
+    n_envs: Size = 4
     """Number of parallel environments."""
-    n_steps: int = 128
+    n_steps: Size = 128
     """Number of steps per environment in one rollout."""
-    n_updates: int = 976
+    n_updates: PositiveInt = 976
     """Number of rollouts in a whole run; the length of the schedules. `funcppo train` sets it from --steps."""
-    n_epochs: int = 4
+    n_epochs: Size = 4
     """Number of passes over each rollout."""
-    n_minibatches: int = 4
+    n_minibatches: Size = 4
     """Number of minibatches per epoch; must divide n_envs * n_steps."""
-    n_microbatches: int = 1
+    n_microbatches: Size = 1
     """Gradient-accumulation steps per minibatch; must divide the minibatch size."""
-    learning_rate: float = 2.5e-4
+    learning_rate: NonNegativeFloat = 2.5e-4
     """Initial learning rate of Adam."""
-    gamma: float = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1."""
-    gae_lambda: float = 0.95
+    gae_lambda: UnitInterval = 0.95
     """Decay lambda, 0 to 1, of generalised advantage estimation (GAE)."""
-    clip_eps: float = 0.2
+    clip_eps: NonNegativeFloat = 0.2
     """Clip range of the probability ratio, and of the change in value where value_loss is clipped."""
-    value_coef: float = 0.5
+    value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    entropy_coef: float = 0.01
+    entropy_coef: NonNegativeFloat = 0.01
     """Weight of the entropy bonus. For the prover the entropy is relative to the rule confidences: -KL(policy, prior),
     in nats."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: PositiveFloat = 0.5
     """Maximum global L2 norm of the gradient; larger gradients are scaled down."""
     learning_rate_schedule: Schedule = Schedule(kind="linear")
     """Schedule of the learning rate."""
@@ -90,7 +109,7 @@ class PPOConfig:
     larger of the two."""
     half_value_loss: bool = True
     """Multiply the value loss by 1/2. Default: on."""
-    target_kl: float | None = None
+    target_kl: PositiveFloat | None = None
     """Stop an update when the approximate KL divergence from the old policy exceeds this, in nats. Default: never."""
     kl_stop: Literal["epoch", "minibatch"] = "epoch"
     """When target_kl takes effect. epoch: stop after the epoch whose KL exceeds target_kl; minibatch: skip the first
@@ -99,23 +118,12 @@ class PPOConfig:
     """Bootstrap with V(s_T) when an episode is truncated; if off, truncation counts as termination. Default: on."""
 
     def __post_init__(self) -> None:
-        """Check the sizes.
+        """Check the ranges, and that batches can be divided.
 
         Raises:
           ValueError: names the field.
         """
-        for name in (
-            "n_envs",
-            "n_steps",
-            "n_updates",
-            "n_epochs",
-            "n_minibatches",
-            "n_microbatches",
-        ):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {value}")
-
+        check_fields(self)
         batch_size = self.n_envs * self.n_steps
         if batch_size % self.n_minibatches:
             raise ValueError(

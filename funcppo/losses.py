@@ -85,7 +85,10 @@ def loss_fn(
         agent.distribution.log_prob(output, batch.action) - batch.log_prob
     )
     ratio = log_ratio.exp()
-    advantage = normalize_advantages(cfg.ppo, batch.advantage)
+    # Microbatches hold the advantages of a minibatch that is normalised as a whole, by `accumulate_gradients`.
+    advantage = batch.advantage
+    if cfg.ppo.n_microbatches == 1:
+        advantage = normalize_advantages(cfg.ppo, advantage)
     policy = policy_loss(ratio, advantage, scalars.clip_eps, mean)
     value = value_loss(
         cfg.ppo,

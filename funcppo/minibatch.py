@@ -6,7 +6,6 @@ the parameters have.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
@@ -203,7 +202,6 @@ def accumulate_gradients(
     batch = batch._replace(
         advantage=batch.advantage.scatter(0, rows, advantage)
     )
-    cfg = replace(cfg, ppo=replace(ppo, advantage_ddof=None))
 
     def add_gradient(
         grad_sum: Params, microbatch_rows: I64[Tensor, "MB"]

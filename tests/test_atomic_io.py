@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from funcppo.atomic_io import write_atomically
+from funcppo.atomic_io import remove_stale_parts, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path):
@@ -57,6 +57,28 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path):
     write_atomically(pipe, lambda file: file.write(b"through"))
     assert os.read(reader, 100) == b"through" and not pipe.is_file()
     os.close(reader)
+
+
+def test_parts_of_files_that_killed_processes_were_writing_are_removed(
+    tmp_path,
+):
+    """Only of the files named, and not of processes that run; a part with our own id is of an earlier process."""
+    gone, own, alive = 999999999, os.getpid(), os.getppid()
+    stale = [f"run.npz.{gone}.part", f"run.npz.{own}.part", f"b.{gone}.part"]
+    kept = [
+        f"run.npz.{alive}.part",
+        f"other.{gone}.part",
+        "run.npz.part",
+        "run.npz.x.part",
+        f"run.npz.{gone}.part.txt",
+        "run.npz",
+    ]
+    for name in (*stale, *kept):
+        (tmp_path / name).write_text("")
+    removed = remove_stale_parts(tmp_path, ["run.npz", "b"])
+    assert sorted(removed) == sorted(stale)
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+    assert remove_stale_parts(tmp_path / "absent", ["run.npz"]) == []
 
 
 def test_an_error_of_the_system_names_the_file(tmp_path):

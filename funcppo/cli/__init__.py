@@ -22,10 +22,15 @@ from funcppo.cli.common import (
     EXIT_BAD_INPUT,
     EXIT_CLOSED_PIPE,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    Terminated,
     check_output_path,
     exit_with_error,
+    option_name,
     package_version,
+    raise_terminated,
 )
+from funcppo.ranges import FieldError
 
 if TYPE_CHECKING:
     from funcppo.cli.options import Program
@@ -45,7 +50,10 @@ def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
     try:
         try:
-            sys.exit(_run(sys.argv[1:]))
+            with raise_terminated():
+                sys.exit(_run(sys.argv[1:]))
+        except Terminated:
+            exit_with_error("terminated", status=EXIT_TERMINATED)
         except KeyboardInterrupt:
             exit_with_error("interrupted", status=EXIT_INTERRUPTED)
         finally:
@@ -73,10 +81,10 @@ def _run(arguments: Sequence[str]) -> int:
         _print_overview(arguments)
         return 0
 
-    program = _parse_program(arguments[0], arguments[1:])
-    if program is None:
-        return 0
     try:
+        program = _parse_program(arguments[0], arguments[1:])
+        if program is None:
+            return 0
         if program.json is not None and program.json != "-":
             check_output_path(
                 "--json",
@@ -84,11 +92,19 @@ def _run(arguments: Sequence[str]) -> int:
                 "expected a file in a folder that exists, or -",
             )
         return program.run()
+    except FieldError as error:
+        exit_with_error(f"{option_name(error.field)}: {error.problem}")
     except (ValueError, OSError) as error:
         # A closed standard output is left to `main`.
         if isinstance(error, BrokenPipeError) and error.filename is None:
             raise
-        exit_with_error(" ".join(_error_text(error).split()))
+        exit_with_error(_error_line(error))
+    except (MemoryError, OverflowError, RuntimeError) as error:
+        if not _is_too_large(error):
+            raise
+        exit_with_error(
+            f"out of memory: expected smaller sizes, got: {_error_line(error)}"
+        )
 
 
 class _OverviewParser(argparse.ArgumentParser):
@@ -172,7 +188,14 @@ def _usage_error(text: str) -> str:
     ]
     has_box = "│" in text
     first_error = " ".join(parts[0 if has_box else 1].split())
-    return f"{first_error.removeprefix('Error parsing ')} (see --help)"
+    first_error = first_error.removeprefix("Error parsing ")
+
+    # An error of a nested config reads "ppo.adam: b1: expected ...".
+    nested = re.match(r"([a-z_.-]+): ([a-z0-9_]+)(?=: expected )", first_error)
+    if nested:
+        option = option_name(f"{nested[1]}.{nested[2]}")
+        first_error = option + first_error[nested.end() :]
+    return f"{first_error} (see --help)"
 
 
 def _is_rule(line: str) -> bool:
@@ -180,12 +203,22 @@ def _is_rule(line: str) -> bool:
     return re.fullmatch("─+|-+", line) is not None
 
 
-def _error_text(error: Exception) -> str:
-    """The message of an error, without the number of a system error."""
+def _error_line(error: Exception) -> str:
+    """The message of an error on one line, without the number of a system error."""
+    text = str(error)
     if (
         isinstance(error, OSError)
         and error.filename is not None
         and error.strerror
     ):
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split())
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether an error says that something does not fit into memory or into 64 bits."""
+    if not isinstance(error, RuntimeError):
+        return True
+    # PyTorch has no type of its own for these errors, but for those of a GPU.
+    pattern = "can't allocate memory|out of memory|overflow"
+    return re.search(pattern, str(error)) is not None

@@ -20,6 +20,7 @@ import funcppo
 JSON_FORMAT = 2
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_TERMINATED = 143  # 128 + SIGTERM
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -29,6 +30,11 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
     """Print one line on standard error and exit."""
     print(f"funcppo: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def option_name(field: str) -> str:
+    """Return the option of a field of a program: --ppo.n-envs for ppo.n_envs."""
+    return "--" + field.replace("_", "-")
 
 
 def write_json(destination: str | None, value: JsonObject) -> None:
@@ -121,30 +127,68 @@ def package_version(package: str) -> str:
         return "not installed"
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a program as Ctrl-C does, but for its exit status."""
+
+
+@contextmanager
+def raise_terminated() -> Iterator[None]:
+    """Raise `Terminated` at a SIGTERM, so that half-written files are removed; by default the process dies at once."""
+
+    def handle_signal(signal_number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    previous_handler = signal.signal(signal.SIGTERM, handle_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
 @dataclass(slots=True)
 class Interrupt:
-    """Whether the user has pressed Ctrl-C."""
+    """Whether the program was asked to stop, by Ctrl-C or SIGTERM."""
 
-    requested: bool = False
-    """True after the first Ctrl-C."""
+    signal_number: int = 0
+    """The first signal; 0 before any."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came; cheap enough for the innermost loop."""
+        return self.signal_number != 0
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of a program that the signal stopped."""
+        return 128 + self.signal_number
 
 
 @contextmanager
 def defer_interrupt() -> Iterator[Interrupt]:
-    """Record a first Ctrl-C in the object that is yielded, so that work can end cleanly; a second raises at once.
+    """Record a first Ctrl-C or SIGTERM in the object that is yielded, so that work can end cleanly.
+
+    A second one raises at once, and a third one kills the process.
 
     Raises:
-      KeyboardInterrupt: at the second Ctrl-C.
+      KeyboardInterrupt: at the second signal; `Terminated` if that is a SIGTERM.
     """
     interrupt = Interrupt()
 
     def handle_signal(signal_number: int, frame: FrameType | None) -> None:
-        if interrupt.requested:
-            raise KeyboardInterrupt
-        interrupt.requested = True
+        if not interrupt.requested:
+            interrupt.signal_number = signal_number
+            return
+        for number in handlers:
+            signal.signal(number, signal.SIG_DFL)
+        is_sigterm = signal_number == signal.SIGTERM
+        raise Terminated if is_sigterm else KeyboardInterrupt
 
-    previous_handler = signal.signal(signal.SIGINT, handle_signal)
+    handlers = {
+        number: signal.signal(number, handle_signal)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, previous_handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from funcppo.cli.common import (
-    EXIT_INTERRUPTED,
+    Interrupt,
     JsonObject,
     defer_interrupt,
     write_json,
@@ -27,6 +27,7 @@ from funcppo.cli.evaluation_setup import (
     search_notes,
 )
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ class Evaluate:
     score of the answer (log_score, its natural logarithm, and quantised_score, its log-odds in steps of 1e-4, by which
     candidates are compared); its status: proved, refuted, or missed (provable, but not found by the search); a proof;
     and near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
-    it otherwise. The summary is computed from these lines. Ctrl-C ends the evaluation after the part in
-    progress; --resume continues it.
+    it otherwise. The summary is computed from these lines. Ctrl-C or SIGTERM ends the evaluation after the part in
+    progress, a second one at once; a later --resume continues it.
 
-    Exit status: 0 ranked, 2 bad input, 130 interrupted.
+    Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     target: TargetArgument
@@ -69,18 +70,18 @@ class Evaluate:
     Default: auto, the run's own score; for a data set the one that ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    height: int | None = None
+    height: Size | None = None
     """Maximum height of a proof: rule applications on one branch (data sets only). Default: chosen on the valid
     split."""
-    smoothing: float | Literal["auto"] | None = "auto"
+    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count (data sets only); None: plain
     counts, without leave-one-out. Default: auto, chosen on the valid split."""
     object_identity: bool | Literal["auto"] = "auto"
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts; data sets only). Default: auto, chosen on the valid split."""
-    queries: int | None = None
+    queries: PositiveInt | None = None
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to score on."""
@@ -117,7 +118,8 @@ class Evaluate:
 
         rows = self._query_rows(evaluator.task.dataset)
         log = self._open_log(setup)
-        records = self._rank(evaluator, rows, log, console)
+        with defer_interrupt() as interrupt:
+            records = self._rank(evaluator, rows, log, console, interrupt)
 
         n_sides = len(evaluator.protocol.sides)
         n_done = len(records) // n_sides
@@ -130,7 +132,7 @@ class Evaluate:
             console.print(
                 f"interrupted after {n_done} of {len(rows)} queries; {hint}"
             )
-            return EXIT_INTERRUPTED
+            return interrupt.exit_status
 
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
@@ -162,8 +164,6 @@ class Evaluate:
             raise ValueError(f"{dataset.name}: its {self.split} split is empty")
         if self.queries is None:
             return np.arange(len(split))
-        if self.queries < 1:
-            raise ValueError(f"--queries {self.queries}: expected 1 or more")
         return stratified_sample(split, self.queries)
 
     def _open_log(self, setup: EvaluationSetup) -> ResultLog | None:
@@ -189,8 +189,9 @@ class Evaluate:
         rows: np.ndarray,
         log: ResultLog | None,
         console: Console,
+        interrupt: Interrupt,
     ) -> list[Record]:
-        """The records of all queries, or of those ranked before a Ctrl-C."""
+        """The records of all queries, or of those ranked before an interrupt."""
         import numpy as np
 
         from funcppo.evaluation import evaluator as evaluation
@@ -204,7 +205,7 @@ class Evaluate:
 
         n_scored = 0
         start = time.perf_counter()
-        with progress_bar(console) as bar, defer_interrupt() as interrupt:
+        with progress_bar(console) as bar:
             bar_task = bar.add_task(
                 "ranking", total=n_done + len(rows), completed=n_done, note=""
             )

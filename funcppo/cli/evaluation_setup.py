@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 from funcppo.cli.common import JsonObject, check_device
 from funcppo.cli.target import is_run_folder
+from funcppo.data.lexer import shorten
 from funcppo.prover.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -244,9 +245,10 @@ def _parse_negatives(text: str) -> int | None:
     """The number of corruptions of each query and side; None for all entities."""
     if text == "all":
         return None
-    if not text.isdigit() or int(text) < 1:
+    is_number = re.fullmatch("[0-9]{1,9}", text) is not None
+    if not is_number or int(text) < 1:
         raise ValueError(
-            f"--negatives {text}: expected all, or a number of 1 or more"
+            f"--negatives: expected all, or a number from 1 to 999999999, got {shorten(text)}"
         )
     return int(text)
 
@@ -258,12 +260,12 @@ def _parse_memory(text: str | None, device: str) -> int:
     if text is None:
         return memory.total_bytes(device) * 3 // 4
     match = re.fullmatch(
-        r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", text.strip().lower()
+        r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([a-z]*)", text.strip().lower()
     )
     if match is None or match[2] not in MEMORY_UNITS:
         units = ", ".join(unit for unit in MEMORY_UNITS if unit)
         raise ValueError(
-            f"--memory {text}: expected bytes, or a number with {units}"
+            f"--memory: expected bytes below 10^18, or a number with {units}, got {shorten(text)}"
         )
     return int(float(match[1]) * MEMORY_UNITS[match[2]])
 
@@ -325,11 +327,15 @@ def _height_option(options: EvaluationOptions) -> int | None:
     """The height that is set, if only by the score exists@H.
 
     Raises:
-      ValueError: exists@H asks for more than --height.
+      ValueError: exists@H asks for more than --height, or H is no height.
     """
     kind, _, number = options.score.partition("@")
-    if kind != "exists" or not number.isdigit():
+    if kind != "exists":
         return options.height
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise ValueError(
+            f"--score: expected exists@H with H from 0 to 999999999, got {shorten(options.score)}"
+        )
     height = max(int(number), 1)
     if options.height is not None and options.height < height:
         raise ValueError(

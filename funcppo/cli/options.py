@@ -30,6 +30,7 @@ from tyro.constructors import (
 )
 
 from funcppo.config import PPOConfig
+from funcppo.ranges import check_fields
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
 TargetArgument: TypeAlias = Annotated[
@@ -71,10 +72,13 @@ def parse_options(
 
     Raises:
       SystemExit: after --help, with status 0; after a bad option, whose error is on standard error.
+      FieldError: an option is out of range.
     """
-    return tyro.cli(
+    parsed = tyro.cli(
         program, prog=prog, args=arguments, registry=_make_registry()
     )
+    check_fields(parsed)
+    return parsed
 
 
 def _make_registry() -> ConstructorRegistry:

@@ -12,6 +12,7 @@ from tyro.conf import arg
 from funcppo.cli.common import JsonObject, write_json
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.cli.target import fixpoint_progress, open_dataset
+from funcppo.ranges import PositiveInt, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ class Provable:
     split: Literal["test", "valid", "train"] = "test"
     """Split whose triples are counted; train counts facts derivable from other facts, at height 1."""
     height: Annotated[
-        int | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")
+        Size | Literal["fixpoint"] | None, arg(metavar="N|fixpoint")
     ] = None
     """Number of steps of the immediate-consequence operator T_P, or fixpoint for all. Default: 3, and 1 with --split
     train."""
     object_identity: bool = False
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts). Default: off."""
-    max_atoms: int = 50_000_000
+    max_atoms: PositiveInt = 50_000_000
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
     json: JsonOutput = None
@@ -83,10 +84,6 @@ class Provable:
 
     def _max_height(self) -> int | None:
         """The number of steps of T_P; None for all."""
-        if self.max_atoms < 1:
-            raise ValueError(
-                f"--max-atoms {self.max_atoms}: expected 1 or more"
-            )
         if self.split == "train":
             if self.height not in (None, 1):
                 raise ValueError(
@@ -95,12 +92,7 @@ class Provable:
             return 1
         if self.height == "fixpoint":
             return None
-        max_height = DEFAULT_HEIGHT if self.height is None else self.height
-        if max_height < 1:
-            raise ValueError(
-                f"--height {max_height}: expected 1 or more, or fixpoint"
-            )
-        return max_height
+        return DEFAULT_HEIGHT if self.height is None else self.height
 
 
 def _count(

@@ -21,6 +21,7 @@ from funcppo.data.lexer import tokenize_line
 from funcppo.data.writers import proof_names
 from funcppo.experiment.config import read_config
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import INT32_MAX, PositiveInt, Range
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class Prove:
     _ are variables, unless in single quotes."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
-    height: int | None = None
+    height: Annotated[int, Range(0, INT32_MAX)] | None = None
     """Maximum height of a proof: rule applications on one branch. Default: that of the run; no limit for a data set."""
     all: bool = False
     """List all answers of a query with variables. Default: the first 10."""
     object_identity: bool = False
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts). Default: as the run was trained; off for a data set."""
-    max_atoms: int = ProverTaskConfig().max_atoms
+    max_atoms: PositiveInt = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
     format: Literal["text", "json", "dot"] = "text"
     """Output format on standard output; dot is a Graphviz graph of the proof."""
@@ -80,13 +81,6 @@ class Prove:
         Returns:
           The exit status.
         """
-        if self.height is not None and self.height < 0:
-            raise ValueError(f"--height {self.height}: expected 0 or more")
-        if self.max_atoms < 1:
-            raise ValueError(
-                f"--max-atoms {self.max_atoms}: expected 1 or more"
-            )
-
         dataset = open_dataset(self.target, self.rules)
         atom = tuple(int(term) for term in parse_query(dataset, self.query))
         variables = _variable_names(self.query)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from tyro.conf import arg
 
+from funcppo import atomic_io
 from funcppo.cli.common import (
-    EXIT_INTERRUPTED,
     JsonObject,
     check_device,
     defer_interrupt,
@@ -35,6 +35,7 @@ from funcppo.experiment.config import (
     METRICS_FILE,
     MINED_RULES_FILE,
     RESULTS_FILE,
+    RUN_FILES,
     RunConfig,
     read_config,
     write_config,
@@ -59,17 +60,18 @@ class _TrainingResult(NamedTuple):
     """Where training ended."""
 
     run: Run
-    is_finished: bool  # False after a Ctrl-C
+    is_finished: bool  # False after an interrupt
+    exit_status: int  # of the interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train a prover on a knowledge graph with PPO and write the run to a folder.
 
-    RUN receives config.json, metrics.jsonl (one line per update), checkpoint.npz and results.json. Ctrl-C saves a
-    checkpoint after the current update; --resume continues from it bit for bit.
+    RUN receives config.json, metrics.jsonl (one line per update), checkpoint.npz and results.json. Ctrl-C or
+    SIGTERM saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit.
 
-    Exit status: 0 trained, 2 bad input, 130 interrupted.
+    Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     dataset: DatasetArgument
@@ -158,7 +160,7 @@ class Train:
             console.print(
                 f"interrupted after update {update}; `{command}` continues"
             )
-            return EXIT_INTERRUPTED
+            return trained.exit_status
 
         results = _evaluate(trained.run, time.perf_counter() - start)
         results["total_seconds"] = time.perf_counter() - start
@@ -178,7 +180,9 @@ class Train:
                 f"{self.out}: expected a run on {self.dataset}, got a run on {stored.dataset}"
             )
         check_device(stored.device)
-        return training.prepare_run(stored, self.out, resume=True)
+        run = training.prepare_run(stored, self.out, resume=True)
+        notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
+        return dataclasses.replace(run, notes=(*run.notes, *notes))
 
     def _start_run(self, console: Console) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
@@ -193,10 +197,19 @@ class Train:
         run = training.prepare_run(config, self.out, resume=False)
 
         self.out.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
+        notes = self._remove_stale_parts()
+        for name in (CONFIG_FILE, CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
             (self.out / name).unlink(missing_ok=True)
+
+        # A folder with a config is a run, so it has a checkpoint to resume from, wherever a process is killed.
+        training.save_checkpoint(run, self.out)
         write_config(run.run_config, self.out)
-        return run
+        return dataclasses.replace(run, notes=(*run.notes, *notes))
+
+    def _remove_stale_parts(self) -> list[str]:
+        """Remove half-written files of killed processes from the folder; a note for each."""
+        names = atomic_io.remove_stale_parts(self.out, RUN_FILES)
+        return [f"removed {name}, left by a killed process" for name in names]
 
     def _run_config(self) -> RunConfig:
         """The settings of the run; paths are absolute, so that it can be resumed from any folder."""
@@ -242,7 +255,7 @@ class Train:
         return dataclasses.replace(config, rules=str(rule_file))
 
     def _train(self, run: Run, console: Console) -> _TrainingResult:
-        """Train until the last update or a Ctrl-C, which takes effect after the update in progress."""
+        """Train until the last update or an interrupt, which takes effect after the update in progress."""
         from funcppo.evaluation.ranking import selection_metric
         from funcppo.experiment import training
         from funcppo.runtime.monitor import Monitor
@@ -274,9 +287,16 @@ class Train:
                         completed=int(run.state.train_state.update),
                         note=note,
                     )
-        return _TrainingResult(
-            run, int(run.state.train_state.update) >= n_updates
-        )
+        is_finished = int(run.state.train_state.update) >= n_updates
+        return _TrainingResult(run, is_finished, interrupt.exit_status)
+
+
+def _truncate_metrics(run: Run, folder: Path) -> list[str]:
+    """Make the metrics log end where the checkpoint does; notes on what it had lost."""
+    from funcppo.experiment import metrics_log
+
+    update = int(run.state.train_state.update)
+    return metrics_log.truncate(folder / METRICS_FILE, update)
 
 
 def absolute_or_name(name: str) -> str:

@@ -21,6 +21,7 @@ from funcppo.logic.resolve import Goals, ResolveConfig, resolve
 from funcppo.nets.base import Agent
 from funcppo.prover.env import Observation, World, make_observation
 from funcppo.prover.network import Params, exceeds_capacity
+from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, F64, I32, I64, Bool
 
 ScoreName = Literal["success", "best-proof", "greedy"]
@@ -36,13 +37,17 @@ class SearchConfig:
     resolve: ResolveConfig
     agent: Agent
     score: ScoreName
-    max_depth: int  # resolution steps
-    slots: int  # B, candidates searched at the same time
-    beam: int  # K, partial proofs kept for each candidate; 1 for greedy
-    rows_per_step: int  # R, partial proofs extended in one step; at least K
-    chunk_size: int  # candidates that are loaded at once
+    max_depth: Size  # resolution steps
+    slots: Size  # B, candidates searched at the same time
+    beam: Size  # K, partial proofs kept for each candidate; 1 for greedy
+    rows_per_step: Size  # R, partial proofs extended in one step; at least K
+    chunk_size: Size  # candidates that are loaded at once
     # a finished slot takes the next candidate at once; otherwise when all slots are finished
     refill: bool
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class SearchResult(NamedTuple):

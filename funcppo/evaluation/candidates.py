@@ -138,13 +138,15 @@ def list_candidates(
         others = _all_corruptions(true_triples, queries, pool, side)
     else:
         key = random.key(protocol.seed, queries.device)
+        # No query has more corruptions than the pool has entities, and a larger sample would take memory.
+        n_corruptions = min(protocol.n_negatives, len(pool))
         others = sample_corruptions(
             key,
             true_triples,
             pool,
             queries,
             side,
-            protocol.n_negatives,
+            n_corruptions,
             query_id,
         )
 

@@ -18,22 +18,33 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
 
+from funcppo import json_io
 from funcppo.atomic_io import write_atomically
 from funcppo.evaluation import ranking
 from funcppo.evaluation.rank_metrics import ZERO_SCORE, Metrics, RankCounts
+from funcppo.json_io import Json
 from funcppo.logic.triple_index import SIDE_NAMES
+from funcppo.ranges import INT32_MAX
 
-Record = dict[str, Any]  # a line, as `evaluator` makes it
-Settings = dict[str, Any]  # what tells an evaluation from others
+Record = Json  # a line, as `evaluator` makes it
+Settings = Json  # what tells an evaluation from others
 
 # version of the records and of the settings beside them; 1 had no version
 FORMAT = 3
-REQUIRED_KEYS = ("query_row", "side", "n_better", "n_equal", "n_candidates")
+COUNT_KEYS = ("query_row", "n_better", "n_equal", "n_candidates", "n_scored")
+REQUIRED_KEYS = (
+    *COUNT_KEYS,
+    "side",
+    "relation",
+    "answer_provable",
+    "status",
+    "near_boundary",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,13 +244,12 @@ def _read_settings(path: Path) -> Settings:
       ValueError: there are none, or they are of another format.
     """
     beside = _settings_path(path)
-    try:
-        settings: Settings = json.loads(beside.read_text())
-        file_format = settings.pop("format", 1)
-    except (OSError, ValueError, TypeError, AttributeError):
+    if not beside.is_file():
         raise ValueError(
-            f"{beside}: expected the settings that {path.name} was made with, got none"
-        ) from None
+            f"{beside}: expected the settings that {path.name} was made with, got no file"
+        )
+    settings = json_io.parse_object(beside, beside.read_bytes())
+    file_format = settings.pop("format", 1)
     if file_format != FORMAT:
         raise ValueError(
             f"{beside}: expected format {FORMAT}, got {file_format}: --overwrite starts again"
@@ -264,14 +274,20 @@ def _parse_record(path: Path, line_number: int, line: bytes) -> Record:
     Raises:
       ValueError: it is no record.
     """
-    try:
-        record = json.loads(line)
-    except ValueError as error:
+    place = f"{path}:{line_number}"
+    record = json_io.parse_object(place, line)
+    for name in REQUIRED_KEYS:
+        if name not in record:
+            raise ValueError(f"{place}: expected a record with {name}")
+    for name in COUNT_KEYS:
+        value = record[name]
+        if not isinstance(value, int) or not 0 <= value <= INT32_MAX:
+            raise ValueError(
+                f"{place}: {name}: expected a count, got {value!r}"
+            )
+    sides = tuple(SIDE_NAMES.values())
+    if record["side"] not in sides:
         raise ValueError(
-            f"{path}:{line_number}: expected a line of JSON, got: {error}"
-        ) from None
-    if not isinstance(record, dict) or not record.keys() >= set(REQUIRED_KEYS):
-        raise ValueError(
-            f"{path}:{line_number}: expected a record with {', '.join(REQUIRED_KEYS)}, got another line"
+            f"{place}: side: expected one of {', '.join(sides)}, got {record['side']!r}"
         )
     return record

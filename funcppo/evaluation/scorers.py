@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from funcppo.config import Config
+from funcppo.data.lexer import shorten
 from funcppo.evaluation.beam_search import (
     ScoreName,
     SearchConfig,
@@ -201,7 +202,7 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
       ValueError: another name.
     """
     kind, _, number = name.partition("@")
-    if kind == "exists" and number.isdigit():
+    if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
     return partial(_score_derivations, task, rule_score(name))
 
@@ -223,7 +224,7 @@ def rule_score(name: str) -> RuleScore:
     if kind == "noisy-or" and re.fullmatch(r"[1-9]\d?(\.\d+)?", number):
         return partial(baselines.noisy_or, power=float(number))
     names = "success, best-proof, greedy, exists@H, max-confidence, noisy-or or noisy-or@P"
-    raise ValueError(f"score {name!r}: expected {names}, P from 1 to 99")
+    raise ValueError(f"score {shorten(name)}: expected {names}, P from 1 to 99")
 
 
 def search_config(

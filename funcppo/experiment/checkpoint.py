@@ -7,7 +7,6 @@ writes it; `restore` reads it back into a tree of the same structure, `read` wit
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo import tree
+from funcppo import json_io, tree
 from funcppo.atomic_io import write_atomically
 from funcppo.experiment import formats
+from funcppo.json_io import Json
 
 Tree = TypeVar("Tree")
-Meta = dict[str, Any]  # values of JSON
+Meta = Json
 
 _META_ARRAY = "__meta__"  # name of the array that holds the meta data
 
@@ -88,11 +88,12 @@ def restore(path: Path, like: Tree, fingerprint: str) -> tuple[Tree, Meta]:
 
     tensors = []
     for name, leaf in zip(names, tree.leaves(like)):
-        tensor = torch.from_numpy(arrays[name])
-        if tensor.shape != leaf.shape or tensor.dtype != leaf.dtype:
+        array = arrays[name]
+        if _describe_array(array) != _describe(leaf):
             raise ValueError(
-                f"{path}: {name}: expected {_describe(leaf)}, got {_describe(tensor)}"
+                f"{path}: {name}: expected {_describe(leaf)}, got {_describe_array(array)}"
             )
+        tensor = torch.from_numpy(array)
         tensors.append(tensor.to(leaf.device))
     return tree.unflatten(like, tensors), meta
 
@@ -106,18 +107,15 @@ def read(path: Path) -> Checkpoint:
     try:
         with np.load(path) as file:
             arrays = dict(file)
-        meta = json.loads(arrays.pop(_META_ARRAY).tobytes())
+        meta = json_io.parse_object(
+            "meta data", arrays.pop(_META_ARRAY).tobytes()
+        )
     except FileNotFoundError:
         raise ValueError(
             f"{path}: expected a checkpoint, got no file"
         ) from None
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        ValueError,
-        EOFError,
-        OSError,
-    ) as error:
+    # The errors of damaged archives have no type in common: of zip, zlib, NumPy's headers, memory, keys.
+    except Exception as error:
         raise ValueError(
             f"{path}: expected a checkpoint, got none or a damaged one ({error})"
         ) from None
@@ -129,5 +127,13 @@ def read(path: Path) -> Checkpoint:
 
 
 def _describe(tensor: Tensor) -> str:
-    """Dtype and shape, for an error."""
-    return f"{tensor.dtype} {list(tensor.shape)}"
+    """Dtype and shape."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)}"
+
+
+def _describe_array(array: object) -> str:
+    """Dtype and shape of what an archive holds; a damaged one may hold bytes in place of an array."""
+    if not isinstance(array, np.ndarray):
+        return type(array).__name__
+    return f"{array.dtype} {list(array.shape)}"

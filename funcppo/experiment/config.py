@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from funcppo import atomic_io
-from funcppo.config import AdamConfig, PPOConfig, Schedule
+from funcppo import atomic_io, json_io
+from funcppo.config import PPOConfig, Schedule
 from funcppo.experiment import formats
+from funcppo.json_io import Json
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import PositiveInt, Seed, check_fields, field_types
+
+ConfigT = TypeVar("ConfigT")
 
 # Files in the folder of a run.
 CONFIG_FILE = "config.json"
@@ -23,6 +27,13 @@ CHECKPOINT_FILE = "checkpoint.npz"
 METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
+RUN_FILES = (
+    CONFIG_FILE,
+    CHECKPOINT_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+    MINED_RULES_FILE,
+)
 
 
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
@@ -51,16 +62,18 @@ class RunConfig:
     rules: str | None = None
     """Rule file to use instead of the data set's own rules; None: the data set's."""
 
-    steps: int = 120_000
+    steps: PositiveInt = 120_000
     """Total number of environment steps, rounded up to whole rollouts."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the initial weights, the training queries and the actions."""
 
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     """Device to train on: cpu or cuda."""
 
-    strategy: str = "auto"
+    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
+        "auto"
+    )
     """How the training step is executed: auto, one-graph, two-graphs, forward or eager."""
 
     precision: Literal["highest", "high", "bfloat16"] = "highest"
@@ -73,13 +86,13 @@ class RunConfig:
     """Score by rule confidences that the policy is compared with: max-confidence, noisy-or, noisy-or@P, or auto (the
     best of them on the valid split)."""
 
-    n_validations: int = 12
+    n_validations: PositiveInt = 12
     """Number of evaluations on the valid split during training; the best parameters are kept."""
 
-    n_validation_queries: int = 1000
+    n_validation_queries: PositiveInt = 1000
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
 
-    max_nonfinite_updates: int = 5
+    max_nonfinite_updates: PositiveInt = 5
     """Number of consecutive updates with a non-finite loss or gradient after which the run stops."""
 
     prover: ProverTaskConfig = _DEFAULT_PROVER
@@ -89,20 +102,8 @@ class RunConfig:
     """Settings of proximal policy optimisation (PPO)."""
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-          ValueError: a value is out of range; the message names the field.
-        """
-        for name in (
-            "steps",
-            "n_validations",
-            "n_validation_queries",
-            "max_nonfinite_updates",
-        ):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}={value}: expected 1 or more")
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 def write_config(run_config: RunConfig, folder: Path) -> None:
@@ -119,41 +120,48 @@ def read_config(folder: Path) -> RunConfig:
     """Read the config.json of a run, of this format version or an older one.
 
     Raises:
-      ValueError: the folder holds no run, a newer version of funcppo wrote it, or a field is unknown or out of range.
+      ValueError: the folder holds no run, a newer version of funcppo wrote it, or a field is missing, unknown, of
+        another type or out of range.
     """
     path = folder / CONFIG_FILE
-    try:
-        raw = json.loads(path.read_text())
-        version = formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))
-        if version == 1:
-            raw = formats.upgrade_config(raw)
-        ppo = _ppo_config(raw.pop("ppo"))
-        prover = ProverTaskConfig(**raw.pop("prover"))
-        return RunConfig(**raw, ppo=ppo, prover=prover)
-    except FileNotFoundError:
+    if not path.is_file():
         raise ValueError(
             f"{folder}: expected a folder that `funcppo train` wrote, got one without {CONFIG_FILE}"
-        ) from None
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: expected the settings of a run, got {_reason(error)}"
-        ) from None
+        )
+    raw = json_io.parse_object(path, path.read_bytes())
+    version = formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))
+    try:
+        if version == 1:
+            raw = formats.upgrade_config(raw)
+        return _from_json(RunConfig, raw, prefix="")
+    except KeyError as error:
+        reason = f"expected the settings of a run, got a file without {error}"
+        raise ValueError(f"{path}: {reason}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
-def _ppo_config(raw: dict[str, Any]) -> PPOConfig:
-    """The PPO settings from their JSON object, whose schedules and Adam settings are objects too."""
+def _from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
+    """A config from its JSON object, in which nested configs are objects too.
+
+    Args:
+      prefix: the fields that lead to the config, such as "ppo.adam.", for errors.
+
+    Raises:
+      KeyError: a nested config is missing.
+      ValueError: a field is missing, unknown, of another type or out of range.
+    """
     fields = dict(raw)
-    fields["adam"] = AdamConfig(**raw["adam"])
-    for name, value in raw.items():
-        if name.endswith("_schedule"):
-            fields[name] = Schedule(**value)
-    return PPOConfig(**fields)
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong with a file, in words."""
-    if isinstance(error, KeyError):
-        return f"a file without {error}"
-    if isinstance(error, json.JSONDecodeError):
-        return f"invalid JSON ({error})"
-    return str(error)
+    for name, annotation in field_types(config_type).items():
+        if not isinstance(annotation, type) or not is_dataclass(annotation):
+            continue
+        nested = fields[name]
+        if not isinstance(nested, dict):
+            raise ValueError(
+                f"{prefix}{name}: expected an object, got {nested!r}"
+            )
+        fields[name] = _from_json(annotation, nested, f"{prefix}{name}.")
+    try:
+        return config_type(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{prefix}{error}") from None

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from funcppo import atomic_io, tree
+from funcppo import atomic_io, json_io, tree
+from funcppo.data.lexer import shorten
 from funcppo.experiment import formats
+from funcppo.json_io import Json
 from funcppo.train_step import Metrics
 
-Row = dict[str, Any]  # numbers and texts of one update, by name
+Row = Json  # numbers and texts of one update, by name
 
 
 def to_scalars(metrics: Metrics) -> dict[str, float]:
@@ -54,8 +56,12 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
 
 
 def append(path: Path, row: Row) -> None:
-    """Add the line of one update."""
-    with open(path, "a") as file:
+    """Add the line of one update.
+
+    Raises:
+      OSError: names the file, which may hold a part of the line: `truncate` removes it.
+    """
+    with atomic_io.named_errors(path), open(path, "ab") as file:
         file.write(_to_line(row))
 
 
@@ -65,60 +71,56 @@ def read(path: Path) -> list[Row]:
     An unfinished last line is left out: the program ended while it was written.
 
     Raises:
-      ValueError: a line is not a row, or a newer version of funcppo wrote the file.
+      ValueError: a line is not a row, or a newer version of funcppo wrote the file. Names the file and the line.
     """
     version = 1
-    rows = []
-    for number, line in enumerate(
-        path.read_text().splitlines(keepends=True), 1
-    ):
-        if not line.endswith("\n"):
-            break
-        row = _parse_row(f"{path}:{number}", line)
+    rows: list[Row] = []
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        place = f"{path}:{number}"
+        row = json_io.parse_object(place, line)
         if number == 1 and formats.FORMAT_KEY in row:
             version = formats.check_format(path, row[formats.FORMAT_KEY])
-        else:
-            rows.append(formats.upgrade_metrics(row) if version == 1 else row)
+            continue
+        if not isinstance(row.get("update"), int):
+            shown = shorten(line.decode(errors="replace"))
+            raise ValueError(
+                f"{place}: expected the metrics of an update, got {shown}"
+            )
+        rows.append(formats.upgrade_metrics(row) if version == 1 else row)
     return rows
 
 
-def truncate(path: Path, last_update: int) -> None:
+def truncate(path: Path, last_update: int) -> list[str]:
     """Make a log ready for the updates after a checkpoint: drop later rows, and translate an older format.
 
     Args:
       path: the log; it is created if it is missing.
       last_update: number of the last update in the checkpoint.
+
+    Returns:
+      A note if the last line was unfinished, and one if updates up to the checkpoint have no line.
     """
-    lines = [_to_line({formats.FORMAT_KEY: formats.FORMAT})]
+    kept = [_to_line({formats.FORMAT_KEY: formats.FORMAT})]
+    notes = []
+    n_updates = 0
     if path.exists():
         for row in read(path):
             if row["update"] <= last_update:
-                lines.append(_to_line(row))
-    text = "".join(lines)
-    atomic_io.write_atomically(path, lambda file: file.write(text.encode()))
+                kept.append(_to_line(row))
+                n_updates += row["update"] > 0
+        *lines, unfinished = path.read_bytes().split(b"\n")
+        if unfinished:
+            notes.append(f"{path}:{len(lines) + 1}: unfinished line dropped")
 
-
-def _to_line(row: Row) -> str:
-    return json.dumps(row) + "\n"
-
-
-def _parse_row(place: str, line: str) -> Row:
-    """A line as a row.
-
-    Raises:
-      ValueError: it is neither a row nor a first line.
-    """
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{place}: expected a JSON object, got {error}"
-        ) from None
-    is_row = isinstance(row, dict) and (
-        "update" in row or formats.FORMAT_KEY in row
-    )
-    if not is_row:
-        raise ValueError(
-            f"{place}: expected the metrics of an update, got {line.strip()[:60]}"
+    n_missing = last_update - n_updates
+    if n_missing > 0:
+        notes.append(
+            f"{path}: {n_missing} of the updates 1 to {last_update} have no line"
         )
-    return row
+    atomic_io.write_atomically(path, lambda file: file.write(b"".join(kept)))
+    return notes
+
+
+def _to_line(row: Row) -> bytes:
+    return json.dumps(row).encode() + b"\n"

@@ -81,6 +81,9 @@ MIN_VALIDATION_QUERIES = 20
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
 
+# How the policy of a run may score candidates.
+RUN_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+
 # Search settings before they are tuned for the machine.
 BEAM_WIDTH = 64
 MAX_ROWS_PER_STEP = 512
@@ -169,7 +172,12 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
     state, meta = checkpoint.restore(
         folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
     )
-    return dataclasses.replace(run, score=meta["score"], state=state)
+    score = meta.get("score")
+    if score not in RUN_SCORES:
+        raise ValueError(
+            f"{folder / CHECKPOINT_FILE}: score: expected one of {', '.join(RUN_SCORES)}, got {score!r}"
+        )
+    return dataclasses.replace(run, score=score, state=state)
 
 
 def open_run(folder: Path, device: str = "cpu") -> Run:
@@ -372,13 +380,20 @@ def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
 def _begin(
     run: Run, folder: Path, captured: CapturedStep[TrainState, Metrics]
 ) -> Run:
-    """The run with its state in the step's buffers, and its files as they were at this update."""
-    if int(run.state.train_state.update) == 0:
-        run = validate(run)
+    """The run with its state in the step's buffers, and its files as they were at this update.
+
+    At its start the initial parameters are validated.
+    """
+    metrics_path = folder / METRICS_FILE
+    update = int(run.state.train_state.update)
+    if update > 0:
+        metrics_log.truncate(metrics_path, update)
+    else:
+        metrics_log.truncate(metrics_path, last_update=-1)
+        run, valid_metric = validate(run)
+        row = {"update": 0} | _validation_metrics(run, valid_metric)
+        metrics_log.append(metrics_path, row)
         save_checkpoint(run, folder)
-    metrics_log.truncate(
-        folder / METRICS_FILE, int(run.state.train_state.update)
-    )
     return dataclasses.replace(
         run, state=run.state._replace(train_state=captured.state)
     )
@@ -394,7 +409,8 @@ def train(
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
     The training state of a yielded run is the buffers of the step, which the next update overwrites. The metrics log
-    gets a line at every update; the checkpoint is written at every validation and at a stop.
+    gets a line at every update, and one before the first update for the validation of the initial parameters. The
+    checkpoint is written at every validation and at a stop.
 
     Args:
       run: the run, at its start or resumed.
@@ -429,8 +445,8 @@ def train(
         is_due = update % validation_interval == 0 or update == n_updates
         validates = is_due and not n_bad_updates
         if validates:
-            run = validate(run)
-            row |= _validation_metrics(run) | monitor.report()
+            run, valid_metric = validate(run)
+            row |= _validation_metrics(run, valid_metric) | monitor.report()
         metrics_log.append(folder / METRICS_FILE, row)
         if validates or (stopping and not n_bad_updates):
             save_checkpoint(run, folder)
@@ -444,9 +460,12 @@ def train(
             return
 
 
-def _validation_metrics(run: Run) -> dict[str, float]:
+def _validation_metrics(
+    run: Run, valid_metric: float | None
+) -> dict[str, float | None]:
     """What the metrics log says of a validation."""
     return {
+        "valid_metric": valid_metric,
         "best_valid_metric": float(run.state.best_valid_metric),
         "best_update": int(run.state.best_update),
     }
@@ -462,14 +481,18 @@ def _divergence_message(folder: Path, update: int, n_bad_updates: int) -> str:
     )
 
 
-def validate(run: Run) -> Run:
+def validate(run: Run) -> tuple[Run, float | None]:
     """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
 
     Without valid queries the current parameters are kept.
+
+    Returns:
+      The run, and the metric of the current parameters on valid; None without valid queries.
     """
     state = run.state
+    has_queries = len(run.task.dataset.valid) > 0
     valid_metric = state.best_valid_metric
-    if len(run.task.dataset.valid):
+    if has_queries:
         protocol = RankingProtocol(sides=ranked_sides(run.task))
         quality = evaluate_policy(
             run, state.train_state.params, validation_queries(run), protocol
@@ -479,7 +502,7 @@ def validate(run: Run) -> Run:
             state.best_valid_metric, quality[selection_metric(run.task)]
         )
         if valid_metric <= state.best_valid_metric:
-            return run
+            return run, float(valid_metric)
 
     # Clones, because the next update overwrites the leaves of the training state.
     best = state._replace(
@@ -487,7 +510,8 @@ def validate(run: Run) -> Run:
         best_valid_metric=valid_metric,
         best_update=state.train_state.update.clone(),
     )
-    return dataclasses.replace(run, state=best)
+    run = dataclasses.replace(run, state=best)
+    return run, float(valid_metric) if has_queries else None
 
 
 def evaluate_policy(
@@ -581,7 +605,7 @@ def _choose_score(run: Run) -> _ScoredRun:
         return _ScoredRun(run, -1.0, [note])
 
     protocol = RankingProtocol(sides=ranked_sides(run.task))
-    candidates: tuple[ScoreName, ...] = ("success", "best-proof")
+    candidates = RUN_SCORES
     if run.run_config.score != "auto":
         candidates = (run.run_config.score,)
     mrr: dict[ScoreName, float] = {}

@@ -20,6 +20,7 @@ from funcppo.logic.unification import (
     substitute,
     unify,
 )
+from funcppo.ranges import NonNegativeInt, Size, check_fields
 from funcppo.types import I32, I64, Bool
 
 
@@ -28,12 +29,16 @@ class ResolveConfig:
     """The static shape of a search."""
 
     sizes: KBSizes
-    max_height: int  # a goal at this height is resolved with facts only
-    max_fanout: int  # F, the most facts that one lookup may return
-    max_goals: int  # A, goals of a conjunction
-    max_successors: int  # S, successors of a goal list
+    max_height: Size  # a goal at this height is resolved with facts only
+    max_fanout: NonNegativeInt  # F, the most facts that one lookup may return
+    max_goals: NonNegativeInt  # A, goals of a conjunction
+    max_successors: NonNegativeInt  # S, successors of a goal list
     # False: successors name their clause and hold no goals
     build_resolvents: bool
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class Goals(NamedTuple):

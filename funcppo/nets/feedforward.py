@@ -27,6 +27,7 @@ from funcppo.nets.base import (
     PolicyValue,
     dense,
 )
+from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64
 
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -38,11 +39,15 @@ VALUE_GAIN = 1.0
 class MLPConfig:
     """Static sizes."""
 
-    n_obs: int  # numbers in an observation
-    n_actions: int  # discrete actions, or components of a continuous one
-    hidden: tuple[int, ...] = (64, 64)  # units of each hidden layer
+    n_obs: Size  # numbers in an observation
+    n_actions: Size  # discrete actions, or components of a continuous one
+    hidden: tuple[Size, ...] = (64, 64)  # units of each hidden layer
     # dtype of matrix products; None: that of the params
     matmul_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class Params(NamedTuple):

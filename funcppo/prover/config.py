@@ -8,33 +8,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from funcppo.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Size,
+    UnitInterval,
+    check_fields,
+)
+
 RewardScheme = Literal["proof", "signed", "balanced"]
 FactSelection = Literal["policy", "oracle"]
 FactSelectionOption = Literal["auto", "policy", "oracle"]
-
-_MIN_ONE = (
-    "max_height",
-    "max_depth",
-    "max_successors",
-    "embed_dim",
-    "hidden_dim",
-    "max_atoms",
-)
-_MIN_ZERO = ("n_residual_blocks", "negatives_per_positive", "smoothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProverTaskConfig:
     """Settings of the proof search and of the prover network."""
 
-    max_height: int | None = None
+    max_height: Size | None = None
     """Maximum height of a proof: rule applications on one branch. Default: the one of 1, 2, 3 that ranks the valid
     split best."""
 
-    max_depth: int = 20
+    max_depth: Size = 20
     """Maximum number of resolution steps in one search; beyond it the search counts as not proved."""
 
-    max_successors: int | None = None
+    max_successors: Size | None = None
     """Maximum number of successors of a search state; a state with more is marked as overflowed. Default: the largest
     number that can occur, so that none is dropped."""
 
@@ -47,27 +46,27 @@ class ProverTaskConfig:
     """Who selects the facts of a proof. policy: the policy selects rules and facts; oracle: the policy selects rules,
     and facts come from the precomputed fixpoint (height 1 only); auto: oracle at height 1, otherwise policy."""
 
-    negatives_per_positive: float = 1.0
+    negatives_per_positive: NonNegativeFloat = 1.0
     """Number of negative training queries per positive one."""
 
-    hard_negative_fraction: float = 0.0
+    hard_negative_fraction: UnitInterval = 0.0
     """Fraction, 0 to 1, of the negative training queries that are sampled from what the rules derive; the rest are
     uniform corruptions. Many derived negatives may be true facts held out for testing."""
 
-    embed_dim: int = 32
+    embed_dim: Size = 32
     """Dimension of the embeddings of constants, predicates and rules."""
 
-    hidden_dim: int = 64
+    hidden_dim: Size = 64
     """Width of the hidden layers."""
 
-    n_residual_blocks: int = 0
+    n_residual_blocks: NonNegativeInt = 0
     """Number of residual blocks applied to the state vector."""
 
-    max_atoms: int = 5_000_000
+    max_atoms: PositiveInt = 5_000_000
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived
     atoms, and a larger --prover.max-height is an error."""
 
-    smoothing: float | Literal["auto"] | None = None
+    smoothing: NonNegativeFloat | Literal["auto"] | None = None
     """Pseudo-count of wrong predictions added to each rule's leave-one-out body count before its confidence is
     computed. None: plain counts, without leave-one-out; auto: the one of None, 5 and 20 that ranks the valid split
     best."""
@@ -77,23 +76,8 @@ class ProverTaskConfig:
     counts). auto: what ranks the valid split best."""
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-          ValueError: a value is out of range; the message names the field.
-        """
-        for name in _MIN_ONE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected 1 or more")
-        for name in _MIN_ZERO:
-            value = getattr(self, name)
-            if value not in (None, "auto") and value < 0:
-                raise ValueError(f"{name}={value}: expected 0 or more")
-        if not 0.0 <= self.hard_negative_fraction <= 1.0:
-            raise ValueError(
-                f"hard_negative_fraction={self.hard_negative_fraction}: expected a fraction from 0 to 1"
-            )
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class ProofSettings(NamedTuple):

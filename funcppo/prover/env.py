@@ -26,6 +26,7 @@ from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.resolve import Goals, ResolveConfig, Successors, resolve
 from funcppo.prover.config import FactSelection, RewardScheme
 from funcppo.prover.query_sampling import sample_training_queries
+from funcppo.ranges import NonNegativeFloat, Size, UnitInterval, check_fields
 from funcppo.types import F32, I32, I64, Bool
 
 RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
@@ -40,7 +41,7 @@ class ProverEnvConfig:
     resolve: ResolveConfig
     """Settings of a resolution step."""
 
-    max_depth: int
+    max_depth: Size
     """Maximum number of resolution steps; a row that reaches it is EXHAUSTED."""
 
     reward: RewardScheme
@@ -50,11 +51,15 @@ class ProverEnvConfig:
     """Who selects facts. oracle: a chosen rule proves its goal at once if the derivability index says so; needs
     max_height 1."""
 
-    negatives_per_positive: float
+    negatives_per_positive: NonNegativeFloat
     """Number of negative training queries per positive one."""
 
-    hard_negative_fraction: float
+    hard_negative_fraction: UnitInterval
     """Fraction of the negatives sampled from `World.hard_negatives`; the others are uniform corruptions."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class World(NamedTuple):

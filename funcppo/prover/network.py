@@ -29,6 +29,7 @@ from funcppo.nets.base import (
     init_dense,
 )
 from funcppo.prover.env import Observation, World
+from funcppo.ranges import NonNegativeInt, Size, check_fields
 from funcppo.types import F32, I32, I64, Bool
 
 # Confidences are clipped to [c, 1 - c], so that prior logits stay finite and training can still overrule them.
@@ -52,26 +53,30 @@ class ProverNetworkConfig:
     sizes: KBSizes
     """Sizes of the knowledge base."""
 
-    n_variables: int
+    n_variables: NonNegativeInt
     """Number of variables that a goal list, or a rule, can hold."""
 
-    max_height: int
+    max_height: Size
     """Maximum height of a goal."""
 
-    embed_dim: int
+    embed_dim: Size
     """Dimension D of the embeddings."""
 
-    hidden_dim: int
+    hidden_dim: Size
     """Width H of the hidden layers."""
 
-    n_residual_blocks: int = 0
+    n_residual_blocks: NonNegativeInt = 0
     """Number of residual blocks applied to the state vector."""
 
     matmul_dtype: torch.dtype | None = None
     """Data type of matrix products; None: that of the parameters."""
 
-    capacity: int | None = None
+    capacity: Size | None = None
     """Number of successors per batch that are embedded, the first ones; None: every slot, filled or not."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class Params(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.runner import SMALL, funcppo
+from tests.cli.runner import TRAINED, funcppo
 
 
 @pytest.fixture(scope="session")
@@ -12,16 +12,6 @@ def trained(tmp_path_factory):
     """The folder of a run of four updates on Countries S1."""
     out = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        args = (
-            "train",
-            "countries_s1",
-            "--out",
-            out,
-            "--steps",
-            "128",
-            "--strategy",
-            "eager",
-            *SMALL,
-        )
+        args = ("train", "countries_s1", "--out", out, *TRAINED)
         assert funcppo(monkeypatch, *args) == 0
     return out

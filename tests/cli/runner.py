@@ -39,6 +39,9 @@ SMALL += [
     "best-proof",
 ]
 
+# Options of the run in the fixture `trained`: four updates.
+TRAINED = ["--steps", "128", "--strategy", "eager", *SMALL]
+
 
 def funcppo(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
     """The exit status of a command line."""

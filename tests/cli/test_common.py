@@ -97,21 +97,48 @@ def test_the_version_of_a_package_that_is_not_installed():
     assert common.package_version("no-such-package-of-ours") == "not installed"
 
 
-def test_a_first_ctrl_c_is_deferred_and_a_second_raises():
-    before = signal.getsignal(signal.SIGINT)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        common.defer_interrupt() as interrupt,
-    ):
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        (signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, common.Terminated),
+    ],
+)
+def test_a_first_signal_is_deferred_and_a_second_raises(first, second, error):
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(error) as raised, common.defer_interrupt() as interrupt:
         assert not interrupt.requested
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), first)
         assert interrupt.requested
+        assert interrupt.exit_status == 128 + first
+        os.kill(os.getpid(), second)
+    assert type(raised.value) is error
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_third_signal_is_left_to_the_system():
+    """Here it would come while the second is cleaned up after."""
+    handlers = []
+    with pytest.raises(KeyboardInterrupt), common.defer_interrupt():
         os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            handlers = [signal.getsignal(number) for number in SIGNALS]
+    assert handlers == [signal.SIG_DFL] * 2
 
 
-def test_the_handler_of_ctrl_c_is_restored():
-    before = signal.getsignal(signal.SIGINT)
-    with common.defer_interrupt():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
+def test_the_handlers_of_signals_are_restored():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with common.raise_terminated():
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+        with common.defer_interrupt() as interrupt:
+            assert signal.getsignal(signal.SIGINT) is not before[0]
+        with pytest.raises(common.Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert not interrupt.requested
+    assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -78,11 +78,19 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
     [
         (
             ("{run}", "--negatives", "-3"),
-            "--negatives -3: expected all, or a number",
+            "--negatives: expected all, or a number ... got '-3'",
         ),
         (
             ("{run}", "--negatives", "some"),
-            "--negatives some: expected all, or a number",
+            "--negatives: expected all, or a number ... got 'some'",
+        ),
+        (
+            ("countries_s1", "--score", "exists@²"),
+            "--score: expected exists@H with H ... 999999999, got 'exists@²'",
+        ),
+        (
+            ("countries_s1", "--score", "exists@" + "9" * 20),
+            "--score: expected exists@H with H from 0 to 999999999, got",
         ),
         (("{run}", "--score", "loud"), "success, best-proof, greedy, exists@H"),
         (
@@ -95,13 +103,16 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ),
         (
             ("countries_s1", "--smoothing", "-1"),
-            "smoothing=-1.0: ... 0 or more",
+            "--smoothing: expected 0 or more or auto, got -1.0",
         ),
         (
             ("countries_s1", "--score", "success"),
             "no trained run, expected exists@H",
         ),
-        (("countries_s1", "--queries", "0"), "--queries 0: expected 1 or more"),
+        (
+            ("countries_s1", "--queries", "0"),
+            "--queries: expected 1 or more, got 0",
+        ),
         (
             ("countries_s1", "--resume"),
             "--resume, --overwrite: expected --details FILE",
@@ -159,15 +170,29 @@ def test_some_queries_are_ranked_and_only_these_are_counted(
     )  # both sides of 5 queries
 
 
+def test_more_corruptions_than_entities_are_all_of_them(monkeypatch, capsys):
+    """And take no memory for the rest."""
+    results = []
+    for n_negatives in ("80", "999999999"):
+        args = ("family_tree:60:0", "--score", "exists@1", "--height", "1")
+        options = ("--negatives", n_negatives, "--json", "-")
+        assert funcppo(monkeypatch, "evaluate", *args, *options) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    for result in results:
+        del result["negatives"], result["total_seconds"], result["peak_bytes"]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
-    monkeypatch, capsys, tmp_path
+    number, monkeypatch, capsys, tmp_path
 ):
     """Without --details the text says how to make it resumable."""
     rank_in_parts = evaluator.evaluate_chunks
 
     def interrupt_first_part(*args):
         for part in rank_in_parts(*args):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             yield part
 
     monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 2)
@@ -180,7 +205,7 @@ def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
         "--height",
         "1",
     )
-    assert funcppo(monkeypatch, *args) == 130
+    assert funcppo(monkeypatch, *args) == 128 + number
     output = " ".join(capsys.readouterr().out.split())
     assert contains(
         output,

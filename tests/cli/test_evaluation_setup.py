@@ -42,11 +42,13 @@ def test_memory_is_a_number_with_a_unit(text, n_bytes):
     assert evaluation_setup._parse_memory(text, "cpu") == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1 tonne", "1e3", "1.GB"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1", "1 tonne", "1e3", "1.GB", "9" * 400, "²"]
+)
 def test_memory_that_is_no_number_of_bytes_is_an_error(text):
     with pytest.raises(
         ValueError,
-        match="expected bytes, or a number with kb, mb, gb, kib, mib, gib",
+        match=r"expected bytes below 10.18, or a number with kb, mb, gb, kib, mib, gib, got ",
     ):
         evaluation_setup._parse_memory(text, "cpu")
 
@@ -59,9 +61,10 @@ def test_the_default_memory_is_three_quarters_of_the_total(monkeypatch):
 def test_negatives_are_all_or_a_number():
     assert evaluation_setup._parse_negatives("all") is None
     assert evaluation_setup._parse_negatives("50") == 50
-    for text in ("0", "-1", "many", "1.5", ""):
+    for text in ("0", "-1", "many", "1.5", "", "²", "9" * 14):
         with pytest.raises(
-            ValueError, match="expected all, or a number of 1 or more"
+            ValueError,
+            match="expected all, or a number from 1 to 999999999, got ",
         ):
             evaluation_setup._parse_negatives(text)
 

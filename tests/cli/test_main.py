@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from funcppo import __version__, cli
 from tests.cli.runner import funcppo
@@ -155,6 +157,22 @@ def test_ctrl_c_while_a_program_is_loaded_is_one_line(
     assert capsys.readouterr().err == "funcppo: interrupted\n"
 
 
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_ends_a_program_with_one_line_and_its_status(
+    number, status, line, monkeypatch, capsys
+):
+    before = signal.getsignal(signal.SIGTERM)
+    run = Mock(side_effect=lambda: os.kill(os.getpid(), number))
+    program = Mock(json=None, run=run)
+    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    assert funcppo(monkeypatch, "mine") == status
+    assert capsys.readouterr().err == f"funcppo: {line}\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_missing_extra_is_one_line(monkeypatch, capsys):
     error = ModuleNotFoundError("No module named 'tyro'", name="tyro")
     monkeypatch.setattr(cli.importlib, "import_module", Mock(side_effect=error))
@@ -163,6 +181,32 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
         "needs the extra `cli` (pip install 'funcppo[cli]')"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("unable to allocate 8 TiB"),
+        OverflowError("int too big to convert"),
+        RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_into_memory_is_one_line(error, monkeypatch, capsys):
+    program = Mock(json=None, run=Mock(side_effect=error))
+    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    assert funcppo(monkeypatch, "mine") == 2
+    line = " ".join(str(error).split())
+    expected = f"out of memory: expected smaller sizes, got: {line}"
+    assert capsys.readouterr().err == f"funcppo: {expected}\n"
+
+
+def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
+    program = Mock(json=None, run=Mock(side_effect=RuntimeError("a bug")))
+    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    monkeypatch.setattr(sys, "argv", ["funcppo", "mine"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main()
 
 
 # Closed pipes.

@@ -241,19 +241,19 @@ def test_without_a_rule_above_the_thresholds_the_file_holds_none(
         ),
         (
             ("countries_s1", "--out", "{tmp}/r", "--max-length", "4"),
-            "max_length=4: ... 1, 2 or 3",
+            "--max-length: expected 1 to 3, got 4",
         ),
         (
             ("countries_s1", "--out", "{tmp}/r", "--min-support", "0"),
-            "min_support=0: ... 1 or more",
+            "--min-support: expected 1 or more, got 0",
         ),
         (
             ("countries_s1", "--out", "{tmp}/r", "--min-confidence", "2"),
-            "min_confidence=2.0: ... a number from 0 to 1",
+            "--min-confidence: expected 0 to 1, got 2.0",
         ),
         (
             ("countries_s1", "--out", "{tmp}/r", "--time-limit", "0"),
-            "time_limit=0.0: ... more than 0",
+            "--time-limit: expected more than 0, got 0.0",
         ),
         (("{tmp}", "--out", "{tmp}/r"), "train.txt"),
     ],

@@ -194,8 +194,8 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--height", "0"], "--height 0"),
-        (["--max-atoms", "0"], "--max-atoms 0"),
+        (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
+        (["--max-atoms", "0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
     ],
 )

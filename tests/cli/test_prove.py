@@ -437,8 +437,8 @@ def test_a_chain_of_a_thousand_predicates_is_followed_to_its_end(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--height", "-1"], "--height -1"),
-        (["--max-atoms", "0"], "--max-atoms 0"),
+        (["--height", "-1"], "height: expected 0 or more, got -1"),
+        (["--max-atoms", "0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
     ],
 )

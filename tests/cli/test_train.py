@@ -1,6 +1,7 @@
 """`train`: the files of a run, resuming, bad input, and what is printed of compilers and graphs."""
 
 import json
+import os
 import shutil
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
@@ -31,13 +32,13 @@ from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
-from tests.cli.runner import SMALL, contains, funcppo
+from tests.cli.runner import SMALL, TRAINED, contains, funcppo
 from tests.runtime.test_capture import on_gpu
 
 
 def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     rows = metrics_log.read(trained / METRICS_FILE)
-    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
     assert read_config(trained).steps == 128
     results = json.loads((trained / RESULTS_FILE).read_text())
     assert 0 < results["seconds"] < results["total_seconds"]
@@ -82,7 +83,115 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     updates = [
         row["update"] for row in metrics_log.read(tmp_path / METRICS_FILE)
     ]
-    assert updates == [1, 2, 3, 4]
+    assert updates == [0, 1, 2, 3, 4]
+
+
+def continued(folder, monkeypatch):
+    """The exit status of resuming the run in a folder, which is one of the fixture `trained`."""
+    arguments = ("countries_s1", "--out", folder, "--resume")
+    return funcppo(monkeypatch, "train", *arguments)
+
+
+def assert_equal_runs(folder, trained):
+    """The same checkpoint and metrics, but for times."""
+    arrays, whole = (
+        checkpoint.read(path / CHECKPOINT_FILE).arrays
+        for path in (folder, trained)
+    )
+    assert set(arrays) == set(whole)
+    for name in whole:
+        assert np.array_equal(arrays[name], whole[name]), name
+    rows, whole_rows = (
+        metrics_log.read(path / METRICS_FILE) for path in (folder, trained)
+    )
+    for name in ("update", "loss", "valid_metric", "best_valid_metric"):
+        assert [row.get(name) for row in rows] == [
+            row.get(name) for row in whole_rows
+        ]
+
+
+@pytest.mark.parametrize("n_validations", [1, 2])
+def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
+    n_validations, trained, monkeypatch, tmp_path
+):
+    """In the first one, of the initial parameters, and in the one after update 2."""
+    validate = training.validate
+    calls = []
+
+    def killed(run):
+        calls.append(run)
+        if len(calls) == n_validations:
+            raise KeyboardInterrupt
+        return validate(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "validate", killed)
+        arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
+        assert funcppo(patch, "train", *arguments) == 130
+    saved = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
+    assert int(saved["train_state.update"]) == 0
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_a_torn_line_of_metrics_is_dropped_with_a_note(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """Power fails in update 4, after the checkpoint of update 2: the log ends in a part of a line."""
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / METRICS_FILE
+    path.write_bytes(path.read_bytes()[:-30])
+    assert continued(tmp_path / "run", monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert f"note: {path}:6: unfinished line dropped" in out
+    results = json.loads((tmp_path / "run" / RESULTS_FILE).read_text())
+    assert f"{path}:6: unfinished line dropped" in results["notes"]
+    assert f"{path}: 1 of the updates 1 to 4 have no line" in results["notes"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "expected a JSON object, got "),
+        (b"\xff{}", "expected UTF-8, got byte 0xff at 0"),
+        (b'{"update": "1"}', "expected the metrics of an update, got "),
+    ],
+)
+def test_another_bad_line_of_metrics_is_one_line_with_its_place(
+    line, problem, trained, monkeypatch, capsys, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / METRICS_FILE
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]))
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert continued(tmp_path / "run", monkeypatch) == 2
+    assert f"funcppo: {path}:3: {problem}" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_half_written_files_of_killed_processes_are_removed(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """A process that is gone has the greatest id that is possible; the test's own parent is alive."""
+    shutil.copytree(trained, tmp_path / "run")
+    stale = tmp_path / "run" / f"{CHECKPOINT_FILE}.999999999.part"
+    others = [
+        tmp_path / "run" / name
+        for name in (
+            f"{CHECKPOINT_FILE}.{os.getppid()}.part",
+            "notes.txt.999999999.part",
+            "checkpoint.npz.part",
+        )
+    ]
+    for path in (stale, *others):
+        path.write_text("")
+    assert continued(tmp_path / "run", monkeypatch) == 0
+    line = f"note: removed {stale.name}, left by a killed process"
+    assert line in capsys.readouterr().out
+    assert not stale.exists()
+    assert all(path.exists() for path in others)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +265,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--steps", "0"),
-            "steps=0: expected 1 or more",
+            "--steps: expected 1 or more, got 0",
         ),
         (
             (
@@ -166,19 +275,19 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
                 "--prover.hard-negative-fraction",
                 "2",
             ),
-            "expected a fraction from 0 to 1",
+            "--prover.hard-negative-fraction: expected 0 to 1, got 2.0",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--ppo.n-minibatches", "7"),
-            "n_minibatches: expected a divisor of ... got 7",
+            "--ppo.n-minibatches: expected a divisor of ... got 7",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--ppo.n-microbatches", "0"),
-            "n_microbatches: expected 1 or more, got 0",
+            "--ppo.n-microbatches: expected 1 or more, got 0",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--prover.max-height", "0"),
-            "max_height=0: expected 1 or more",
+            "--prover.max-height: expected 1 or more, got 0",
         ),
         (
             ("countries_s1", "--out", "{run}/config.json"),
@@ -335,6 +444,20 @@ def test_a_checkpoint_of_another_data_set_or_shape_is_refused(
         checkpoint.read(tmp_path / "c.npz")
 
 
+@pytest.mark.parametrize("score", ["loud", ["success"], None])
+def test_a_checkpoint_with_another_score_is_one_line(
+    score, trained, monkeypatch, capsys, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    run = training.open_run(trained)
+    path = tmp_path / "run" / CHECKPOINT_FILE
+    meta = {"fingerprint": run.task.dataset.fingerprint, "score": score}
+    checkpoint.save(path, run.state, meta)
+    assert continued(tmp_path / "run", monkeypatch) == 2
+    line = f"{path}: score: expected one of success, best-proof, got {score!r}"
+    assert capsys.readouterr().err == f"funcppo: {line}\n"
+
+
 def test_a_run_whose_loss_is_not_finite_stops_with_the_last_good_checkpoint(
     monkeypatch, capsys, tmp_path
 ):
@@ -374,7 +497,7 @@ def test_a_run_whose_loss_is_not_finite_stops_with_the_last_good_checkpoint(
         np.isfinite(x).all() for x in saved.values() if x.dtype.kind == "f"
     )
     rows = metrics_log.read(tmp_path / METRICS_FILE)
-    assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 4, 4, 4]
+    assert [row["n_nonfinite_minibatches"] for row in rows[1:]] == [0, 4, 4, 4]
 
 
 def test_log_compiles_prints_what_compilers_and_graphs_did(

@@ -194,7 +194,7 @@ def test_a_file_of_another_evaluation_is_not_resumed(
     assert (
         funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--resume") == 2
     )
-    assert "ranks.jsonl:1: expected a line of JSON" in capsys.readouterr().err
+    assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
     assert (
         funcppo(monkeypatch, *EVALUATE, path, "--queries", "4", "--overwrite")
         == 0
@@ -307,7 +307,13 @@ def test_a_file_of_another_format_is_not_resumed(tmp_path, monkeypatch, capsys):
     settings.write_text("3")
     assert funcppo(monkeypatch, *args, "--resume") == 2
     assert (
-        "expected the settings that ranks.jsonl was made with, got none"
+        "ranks.jsonl.settings.json: expected a JSON object, got 3"
+        in capsys.readouterr().err
+    )
+    settings.unlink()
+    assert funcppo(monkeypatch, *args, "--resume") == 2
+    assert (
+        "expected the settings that ranks.jsonl was made with, got no file"
         in capsys.readouterr().err
     )
 
@@ -325,19 +331,39 @@ def test_the_independent_script_reads_format_1(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "problem"),
     [
-        "[]",
-        "3",
-        '{"side": "head"}',
-        '{"query": 1, "side": "head", "better": 0, "equal": 0}',
+        ("[]", r"expected a JSON object, got \[\]"),
+        ("3", "expected a JSON object, got 3"),
+        ('{"side": "head"}', "expected a record with query_row"),
+        ({"status": None}, "expected a record with status"),
+        ({"side": "middle"}, "side: expected one of head, tail, got 'middle'"),
+        ({"n_better": "1"}, "n_better: expected a count, got '1'"),
+        ({"n_equal": -1}, "n_equal: expected a count, got -1"),
+        ({"n_candidates": 10**20}, "n_candidates: expected a count, got 1"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(tmp_path, line):
+def test_a_line_that_is_no_record_is_named(tmp_path, line, problem):
+    """A dict changes a line of the file; None takes its field out."""
+    record = {
+        "query_row": 0,
+        "side": "head",
+        "relation": "r",
+        "n_better": 0,
+        "n_equal": 0,
+        "n_candidates": 1,
+        "n_scored": 1,
+        "answer_provable": True,
+        "status": "proved",
+        "near_boundary": False,
+    }
+    text = json.dumps(record) + "\n"
+    if isinstance(line, dict):
+        record |= line
+        line = json.dumps(
+            {key: value for key, value in record.items() if value is not None}
+        )
     path = tmp_path / "ranks.jsonl"
-    path.write_text(f"{line}\n")
-    with pytest.raises(
-        ValueError,
-        match=r"ranks.jsonl:1: expected a record with query_row, side, n_better",
-    ):
+    path.write_text(f"{text}{line}\n")
+    with pytest.raises(ValueError, match=f"ranks.jsonl:2: {problem}"):
         result_log.read(path)

@@ -1,8 +1,10 @@
 """Checkpoints: what is saved is restored, what does not fit is refused, and files are put in place whole."""
 
+import io
 import math
 import subprocess
 import sys
+import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -94,13 +96,13 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path):
         checkpoint.restore(path, state(n_layers=3), "abc")
     with pytest.raises(
         ValueError,
-        match=r"layers\.0\.weight: expected torch.float32 \[4, 2\], got torch.float32 \[3, 2\]",
+        match=r"layers\.0\.weight: expected float32 \[4, 2\], got float32 \[3, 2\]",
     ):
         checkpoint.restore(path, state(width=4), "abc")
     other_dtype = state()._replace(update=torch.tensor(7.0))
     with pytest.raises(
         ValueError,
-        match=r"update: expected torch.float32 \[\], got torch.int64 \[\]",
+        match=r"update: expected float32 \[\], got int64 \[\]",
     ):
         checkpoint.restore(path, other_dtype, "abc")
 
@@ -123,6 +125,76 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         ValueError,
         match=r"c\.npz: expected a checkpoint, got none or a damaged one",
     ):
+        checkpoint.read(path)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """An array as a file of NumPy."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def huge_npy() -> bytes:
+    """A header that claims 16 TB of numbers, and none of them."""
+    file = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (4 * 10**12,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def forge(path, name, contents):
+    """Replace a member of the archive at a path."""
+    with zipfile.ZipFile(path) as file:
+        members = {member: file.read(member) for member in file.namelist()}
+    assert name in members
+    with zipfile.ZipFile(path, "w") as file:
+        for member, text in (members | {name: contents}).items():
+            file.writestr(member, text)
+
+
+@pytest.mark.parametrize(
+    ("member", "contents", "problem"),
+    [
+        ("update.npy", huge_npy(), "expected a checkpoint, got none or a dam"),
+        ("update.npy", b"no array", r"update: expected int64 \[\], got bytes$"),
+        ("update.npy", npy(np.array("7")), r"update: .*, got <U1 \[\]$"),
+        ("update.npy", npy(np.array(7, ">i8")), r"update: .*, got >i8 \[\]$"),
+        ("update.npy", npy(np.array(7, "M8[s]")), r"update: .*, got datetime64"),
+        ("__meta__.npy", npy(np.frombuffer(b"5", np.uint8)), ".*damaged one"),
+        ("__meta__.npy", npy(np.frombuffer(b"\xff", np.uint8)), ".*damaged one"),
+        ("__meta__.npy", b"", "expected a checkpoint, got none or a damaged"),
+    ],
+)  # fmt: skip
+def test_a_forged_member_is_one_line_that_names_the_file(
+    member, contents, problem, tmp_path
+):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    forge(path, member, contents)
+    with pytest.raises(ValueError, match=rf"c\.npz: {problem}") as error:
+        checkpoint.restore(path, state(), "abc")
+    assert "\n" not in str(error.value)
+
+
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path):
+    """One array without an archive, and an archive whose members claim to be encrypted."""
+    path = tmp_path / "c.npz"
+    path.write_bytes(npy(np.zeros(3)))
+    with pytest.raises(ValueError, match="got none or a damaged one"):
+        checkpoint.read(path)
+
+    checkpoint.save(path, state(), META)
+    contents = path.read_bytes()
+    for signature, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        parts = contents.split(signature)
+        marked = [
+            part[: flags - 4] + bytes([part[flags - 4] | 1]) + part[flags - 3 :]
+            for part in parts[1:]
+        ]
+        contents = signature.join([parts[0], *marked])
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"damaged one .*encrypted"):
         checkpoint.read(path)
 
 

@@ -1,6 +1,7 @@
 """The settings of a run: their range, their file, and that reading them is quick."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -22,7 +23,9 @@ from funcppo.prover.config import ProverTaskConfig
 )
 def test_counts_are_at_least_1(name):
     assert getattr(RunConfig(dataset="countries_s1", **{name: 1}), name) == 1
-    with pytest.raises(ValueError, match=f"^{name}=0: expected 1 or more$"):
+    with pytest.raises(
+        ValueError, match=f"^{name}: expected 1 or more, got 0$"
+    ):
         RunConfig(dataset="countries_s1", **{name: 0})
 
 
@@ -68,6 +71,10 @@ def test_the_file_lists_every_setting_under_its_name(tmp_path):
     }
 
 
+def _in_group(group, fields):
+    return lambda raw: raw | {group: raw[group] | fields}
+
+
 def _without(key):
     return lambda raw: {
         name: value for name, value in raw.items() if name != key
@@ -79,20 +86,58 @@ def _without(key):
     [
         (
             _without("ppo"),
-            "expected the settings of a run, got a file without 'ppo'",
+            "config.json: expected the settings of a run, got a file without 'ppo'",
         ),
         (
             _without("dataset"),
-            "expected the settings of a run, got .*'dataset'",
+            "config.json: .*missing .*'dataset'",
         ),
         (
             lambda raw: raw | {"colour": 1},
-            "expected the settings of a run, got .*'colour'",
+            "config.json: .*unexpected .*'colour'",
         ),
-        (lambda raw: [raw], "expected the settings of a run"),
-        (lambda raw: raw | {"steps": 0}, "steps=0: expected 1 or more"),
+        (lambda raw: [raw], "config.json: expected a JSON object, got"),
+        (
+            lambda raw: raw | {"steps": 0},
+            "config.json: steps: expected 1 or more, got 0",
+        ),
+        (
+            _in_group("ppo", {"n_envs": 16.0}),
+            "config.json: ppo.n_envs: expected an integer, got 16.0",
+        ),
+        (
+            _in_group("ppo", {"adam": {"b1": 2}}),
+            "config.json: ppo.adam.b1: expected 0 to below 1, got 2",
+        ),
+        (
+            _in_group("ppo", {"gamma": math.nan}),
+            "config.json: ppo.gamma: expected 0 to 1, got nan",
+        ),
+        (
+            _in_group("prover", {"max_depth": "5"}),
+            "config.json: prover.max_depth: expected an integer, got '5'",
+        ),
+        (
+            _in_group("ppo", {"n_minibatches": 3}),
+            r"config.json: ppo.n_minibatches: expected a divisor of .* 2048, got 3",
+        ),
+        (
+            lambda raw: raw | {"ppo": 3},
+            "config.json: ppo: expected an object, got 3",
+        ),
+        (
+            lambda raw: raw | {"dataset": 5},
+            "config.json: dataset: expected a text, got 5",
+        ),
+        (
+            lambda raw: raw | {"seed": "x"},
+            "config.json: seed: expected an integer, got 'x'",
+        ),
+        (
+            lambda raw: raw | {"device": "tpu"},
+            "config.json: device: expected one of cpu, cuda, got 'tpu'",
+        ),
     ],
-    ids=["no group", "no field", "unknown field", "no object", "out of range"],
 )
 def test_a_bad_file_is_an_error_that_says_what_is_wrong(
     change, message, tmp_path
@@ -110,10 +155,20 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         match=f"`funcppo train` wrote, got one without {CONFIG_FILE}",
     ):
         read_config(tmp_path)
-    (tmp_path / CONFIG_FILE).write_text("{")
-    with pytest.raises(
-        ValueError, match="expected the settings of a run, got invalid JSON"
-    ):
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "config.json: expected a JSON object, got "),
+        (b"[" * 10**5, "config.json: expected a JSON object, got "),
+        (b'{"seed": 1\xff}', "config.json: expected UTF-8, got byte 0xff at 10"),
+        (b'{"format": ' + b"9" * 5000 + b"}", "config.json: expected "),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_json_is_named(text, message, tmp_path):
+    (tmp_path / CONFIG_FILE).write_bytes(text)
+    with pytest.raises(ValueError, match=message):
         read_config(tmp_path)
 
 

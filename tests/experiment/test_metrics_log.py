@@ -1,6 +1,8 @@
 """The metrics log: what its rows hold, and that it is read, truncated and continued in every format."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,12 +121,41 @@ def test_an_unfinished_last_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"format": 2}\n{"update": 1}\n{"update": 2, "los')
     assert metrics_log.read(path) == [{"update": 1}]
-    metrics_log.truncate(path, 1)
+    notes = metrics_log.truncate(path, 1)
+    assert notes == [f"{path}:3: unfinished line dropped"]
     metrics_log.append(path, {"update": 2})
     assert metrics_log.read(path) == [{"update": 1}, {"update": 2}]
+    assert metrics_log.truncate(path, 2) == []
 
 
-@pytest.mark.parametrize("line", ["{", "3", '{"loss": 1}'])
+def test_an_unfinished_first_line_is_dropped_too(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"form')
+    assert metrics_log.truncate(path, 0) == [
+        f"{path}:1: unfinished line dropped"
+    ]
+    assert path.read_text() == '{"format": 2}\n'
+
+
+def test_updates_without_a_line_are_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"format": 2}\n{"update": 0}\n{"update": 1}\n')
+    note = f"{path}: 2 of the updates 1 to 3 have no line"
+    assert metrics_log.truncate(path, 3) == [note]
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="no /dev/full on this system"
+)
+def test_a_full_disk_names_the_file():
+    with pytest.raises(OSError) as error:
+        metrics_log.append(Path("/dev/full"), {"update": 1})
+    assert error.value.filename == "/dev/full"
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"loss": 1}', '{"format": 2}', '{"update": "1"}']
+)
 def test_a_bad_line_is_named(line, tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"format": 2}}\n{{"update": 1}}\n{line}\n')

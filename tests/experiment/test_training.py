@@ -83,19 +83,44 @@ def test_a_run_stopped_anywhere_resumes_bit_for_bit(
         assert np.array_equal(arrays[name], whole[name]), name
     rows = metrics_log.read(tmp_path / METRICS_FILE)
     whole_rows = metrics_log.read(uninterrupted / METRICS_FILE)
-    assert [row["update"] for row in rows] == [1, 2, 3, 4]
-    assert [row["loss"] for row in rows] == [row["loss"] for row in whole_rows]
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
+    for name in ("loss", "valid_metric", "best_valid_metric"):
+        assert [row.get(name) for row in rows] == [
+            row.get(name) for row in whole_rows
+        ]
 
 
 def test_validations_are_spread_evenly_and_the_last_update_has_one(
     uninterrupted,
 ):
     rows = metrics_log.read(uninterrupted / METRICS_FILE)
-    assert [row["update"] for row in rows if "best_valid_metric" in row] == [
-        2,
-        4,
-    ]
-    assert all(row["seconds"] > 0 for row in rows)
+    validations = [row for row in rows if "valid_metric" in row]
+    assert [row["update"] for row in validations] == [0, 2, 4]
+    assert all(row["seconds"] > 0 for row in rows[1:])
+
+
+def test_every_validation_has_its_metric_and_the_best_so_far_in_the_log(
+    run, monkeypatch, tmp_path
+):
+    quality = iter([0.25, 0.5, 0.125])
+    monkeypatch.setattr(
+        training, "evaluate_policy", lambda *_: {"auc_pr": next(quality)}
+    )
+    trained(run, tmp_path)
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert [
+        (row["valid_metric"], row["best_valid_metric"], row["best_update"])
+        for row in rows
+        if "valid_metric" in row
+    ] == [(0.25, 0.25, 0), (0.5, 0.5, 2), (0.125, 0.5, 2)]
+
+
+def test_without_valid_queries_the_log_has_no_metric_of_valid(run, tmp_path):
+    dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
+    task = replace(run.task, dataset=dataset)
+    trained(replace(run, task=task), tmp_path)
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert {row.get("valid_metric") for row in rows} == {None}
 
 
 def test_a_yielded_run_is_at_the_update_just_made(run, tmp_path):
@@ -155,7 +180,9 @@ def test_only_a_better_metric_replaces_the_best(
     before = run.state._replace(
         train_state=moved, best_valid_metric=torch.tensor(best)
     )
-    after = training.validate(replace(run, state=before)).state
+    validated, valid_metric = training.validate(replace(run, state=before))
+    after = validated.state
+    assert valid_metric == float(torch.tensor(metric))
     assert torch.equal(after.best_valid_metric, torch.tensor(max(metric, best)))
     assert int(after.best_update) == (9 if is_better else 0)
     params = moved.params if is_better else before.best_params
@@ -204,7 +231,9 @@ def test_without_valid_queries_the_last_parameters_are_kept(run):
         task=replace(run.task, dataset=dataset),
         state=run.state._replace(train_state=moved),
     )
-    after = training.validate(run).state
+    validated, valid_metric = training.validate(run)
+    after = validated.state
+    assert valid_metric is None
     assert (
         int(after.best_update) == 9 and float(after.best_valid_metric) == -1.0
     )
@@ -244,6 +273,7 @@ def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
         if array.dtype.kind == "f"
     )
     rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert rows.pop(0)["update"] == 0
     assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 2, 2]
     assert [row["n_applied_minibatches"] for row in rows] == [2, 0, 0]
 

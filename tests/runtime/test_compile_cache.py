@@ -166,7 +166,7 @@ def test_settings_that_are_equal_but_not_alike_have_their_own_code(
     monkeypatch.setattr(scaled, "__module__", optim.__name__)
     monkeypatch.setattr(optim, "scaled", scaled, raising=False)
     x, fn = torch.arange(4), CachedFunction(scaled, None)
-    for n, by in enumerate((2, 2.0, True, 0.0, -0.0), 1):
+    for n, by in enumerate((2, 2.0, 0.0, -0.0), 1):
         got, want = (
             fn(optim.AdamConfig(eps=by), x),
             scaled(optim.AdamConfig(eps=by), x),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from funcppo import random
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
+from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64, Bool
 
 GRAVITY = 9.8  # m / s^2
@@ -35,7 +36,11 @@ class CartPoleConfig:
     """Settings."""
 
     # steps after which an episode is truncated
-    max_steps: int = MAX_EPISODE_STEPS
+    max_steps: Size = MAX_EPISODE_STEPS
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class EnvState(NamedTuple):

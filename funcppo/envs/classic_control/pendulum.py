@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo import random
 from funcppo.interfaces import Environment, EnvironmentSpec, NoWorld, Timestep
+from funcppo.ranges import FLOAT32_MAX, Range, Size, check_fields
 from funcppo.types import F32, I64
 
 GRAVITY = 10.0  # m / s^2
@@ -33,8 +34,14 @@ class PendulumConfig:
     """Settings."""
 
     # steps after which an episode is truncated; nothing else ends it
-    max_steps: int = MAX_EPISODE_STEPS
-    reward_scale: float = REWARD_SCALE  # factor of the reward
+    max_steps: Size = MAX_EPISODE_STEPS
+    reward_scale: Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)] = (
+        REWARD_SCALE  # factor of the reward
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
 
 
 class EnvState(NamedTuple):

@@ -1,0 +1,199 @@
+"""The range of a setting, declared in the type of its field and checked whenever a config is made.
+
+    @dataclass(frozen=True)
+    class Config:
+        n_envs: Size = 4
+        gamma: UnitInterval = 0.99
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+`check_fields` compares each field with its annotation: kind of value, choices and range. NaN and infinity are in no
+range. This module imports no PyTorch, so that the command line's help does without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import (
+    Annotated,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+MAX_SHOWN_CHARACTERS = 40  # of a value in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from a minimum to a maximum, both included unless stated otherwise."""
+
+    minimum: float
+    maximum: float
+    excludes_minimum: bool = False
+    excludes_maximum: bool = False
+
+    def contains(self, number: float) -> bool:
+        """Whether a number is in the range; false for NaN."""
+        is_excluded = (self.excludes_minimum and number == self.minimum) or (
+            self.excludes_maximum and number == self.maximum
+        )
+        return self.minimum <= number <= self.maximum and not is_excluded
+
+    def describe(self, number: float) -> str:
+        """The range in words, for a number outside it; the limits of number formats only if they are exceeded."""
+        minimum, maximum = (
+            str(bound) if isinstance(bound, int) else f"{bound:g}"
+            for bound in (self.minimum, self.maximum)
+        )
+        if self.maximum < INT32_MAX:
+            below = "below " if self.excludes_maximum else ""
+            return f"{minimum} to {below}{maximum}"
+        if number > self.maximum:
+            return f"at most {maximum}"
+        is_open = self.excludes_minimum
+        return f"more than {minimum}" if is_open else f"{minimum} or more"
+
+
+# Sizes of tensors and counts that are multiplied.
+Size: TypeAlias = Annotated[int, Range(1, INT32_MAX)]
+PositiveInt: TypeAlias = Annotated[int, Range(1, INT64_MAX)]
+NonNegativeInt: TypeAlias = Annotated[int, Range(0, INT64_MAX)]
+# A seed is taken modulo 2**64.
+Seed: TypeAlias = Annotated[int, Range(-INT64_MAX - 1, INT64_MAX)]
+PositiveFloat: TypeAlias = Annotated[
+    float, Range(0.0, FLOAT32_MAX, excludes_minimum=True)
+]
+NonNegativeFloat: TypeAlias = Annotated[float, Range(0.0, FLOAT32_MAX)]
+UnitInterval: TypeAlias = Annotated[float, Range(0.0, 1.0)]
+# Of an exponential moving average, which does not forget at 1.
+DecayRate: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_maximum=True)]
+
+
+class FieldError(ValueError):
+    """A field with a value of the wrong kind or out of range.
+
+    Attributes:
+      field: name of the field.
+      problem: what was expected, and the value.
+    """
+
+    def __init__(self, field: str, expected: str, value: object) -> None:
+        self.field = field
+        self.problem = f"expected {expected}, got {_show(value)}"
+        super().__init__(f"{field}: {self.problem}")
+
+
+def check_fields(config: object) -> None:
+    """Check every field of a dataclass against its annotation.
+
+    What is checked: numbers, with the `Range` of the annotation, texts, flags, choices (`Literal`), dataclasses, tuples
+    and unions of these.
+
+    Raises:
+      FieldError: a value does not fit; the message names the field, what was expected, and the value.
+    """
+    for field, annotation in field_types(type(config)).items():
+        value = getattr(config, field)
+        expected = _expected(annotation, value)
+        if expected is not None:
+            raise FieldError(field, expected, value)
+
+
+@functools.cache
+def field_types(config_type: type) -> dict[str, object]:
+    """The annotation of each field of a dataclass, with its metadata."""
+    hints = get_type_hints(config_type, include_extras=True)
+    return {
+        field.name: hints[field.name]
+        for field in dataclasses.fields(config_type)
+    }
+
+
+def _expected(annotation: object, value: object) -> str | None:
+    """What an annotation asks for if the value does not fit it, in words; None if it fits."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        kind, *metadata = arguments
+        ranges = [item for item in metadata if isinstance(item, Range)]
+        return _expected(kind, value) or _expected_range(ranges, value)
+    if origin in (Union, types.UnionType):
+        return _expected_of_union(arguments, value)
+    if origin is Literal:
+        return _expected_choice(arguments, value)
+    if origin is tuple and isinstance(value, tuple):
+        problems = [_expected(arguments[0], item) for item in value]
+        return next(filter(None, problems), None)
+    return _expected_kind(annotation, value)
+
+
+def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
+    """As `_expected`, for a value of a list; True is not the choice 1."""
+    if any(type(value) is type(c) and value == c for c in choices):
+        return None
+    texts = ", ".join(map(str, choices))
+    return f"one of {texts}" if len(choices) > 1 else texts
+
+
+def _expected_range(ranges: list[Range], value: object) -> str | None:
+    """As `_expected`, for a number; None is in every range."""
+    if not isinstance(value, Real):
+        return None
+    number = int(value) if isinstance(value, Integral) else float(value)
+    for range_ in ranges:
+        if not range_.contains(number):
+            return range_.describe(number)
+    return None
+
+
+def _expected_of_union(
+    members: tuple[object, ...], value: object
+) -> str | None:
+    """As `_expected`, for a value that must fit one member; None is not listed among them."""
+    expected: list[str] = []
+    for member in members:
+        text = _expected(member, value)
+        if text is None:
+            return None
+        if member is not types.NoneType:
+            expected.append(text)
+    return " or ".join(expected)
+
+
+def _expected_kind(kind: object, value: object) -> str | None:
+    """As `_expected`, for a type; types other than those of settings fit any value."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        fits = is_number and isinstance(value, Integral)
+        return None if fits else "an integer"
+    if kind is float:
+        return None if is_number else "a number"
+    if kind is types.NoneType:
+        return None if value is None else "none"
+    if kind is str:
+        return None if isinstance(value, str) else "a text"
+    if kind is bool:
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return None if isinstance(value, kind) else f"a {kind.__name__}"
+    return None
+
+
+def _show(value: object) -> str:
+    """A value as an error shows it; Python has no text for an integer with thousands of digits."""
+    if isinstance(value, int) and abs(value) > INT64_MAX:
+        return f"a number of {value.bit_length()} bits"
+    text = str(value) if isinstance(value, float) else repr(value)
+    is_long = len(text) > MAX_SHOWN_CHARACTERS
+    return text[:MAX_SHOWN_CHARACTERS] + "..." if is_long else text
