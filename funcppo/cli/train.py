@@ -293,10 +293,10 @@ class Train:
 
 def _truncate_metrics(run: Run, folder: Path) -> list[str]:
     """Make the metrics log end where the checkpoint does; notes on what it had lost."""
-    from funcppo.experiment import metrics_log
+    from funcppo.experiment import metrics_log, training
 
-    update = int(run.state.train_state.update)
-    return metrics_log.truncate(folder / METRICS_FILE, update)
+    last_update = training.last_logged_update(run)
+    return metrics_log.truncate(folder / METRICS_FILE, last_update)
 
 
 def absolute_or_name(name: str) -> str:

@@ -44,7 +44,11 @@ from funcppo.evaluation.settings_choice import (
     choose_settings,
     describe_choice,
 )
-from funcppo.evaluation.slot_scheduler import SearchStep
+from funcppo.evaluation.slot_scheduler import (
+    ProgressCallback,
+    SearchStep,
+    ignore_progress,
+)
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.experiment.capacity import with_capacity
 from funcppo.experiment.config import (
@@ -131,6 +135,9 @@ class Run:
     n_validation_queries: int
     """How many valid queries a validation ranks."""
 
+    pending_row: metrics_log.Row | None
+    """The line of the metrics log that waits for the validation of the present parameters; None if none is due."""
+
 
 class _ScoredRun(NamedTuple):
     """A run before its first update, with its score."""
@@ -146,6 +153,10 @@ class StopRequest(Protocol):
     def __call__(self) -> bool:
         """True to stop."""
         ...
+
+
+class ValidationStopped(Exception):
+    """A validation was asked to stop before its end."""
 
 
 class DivergenceError(ValueError):
@@ -177,7 +188,12 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
         raise ValueError(
             f"{folder / CHECKPOINT_FILE}: score: expected one of {', '.join(RUN_SCORES)}, got {score!r}"
         )
-    return dataclasses.replace(run, score=score, state=state)
+    return dataclasses.replace(
+        run,
+        score=score,
+        state=state,
+        pending_row=meta.get("pending_row"),
+    )
 
 
 def open_run(folder: Path, device: str = "cpu") -> Run:
@@ -212,6 +228,7 @@ def _build_run(run_config: RunConfig, dataset: Dataset) -> Run:
         notes=tuple(notes),
         search_step=scorers.make_search_step(run_config.device),
         n_validation_queries=n_queries,
+        pending_row={"update": 0},
     )
 
 
@@ -377,23 +394,17 @@ def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
     return line
 
 
+def last_logged_update(run: Run) -> int:
+    """Return the last update that the metrics log has a complete line for; -1 before the first validation."""
+    update = int(run.state.train_state.update)
+    return update if run.pending_row is None else update - 1
+
+
 def _begin(
     run: Run, folder: Path, captured: CapturedStep[TrainState, Metrics]
 ) -> Run:
-    """The run with its state in the step's buffers, and its files as they were at this update.
-
-    At its start the initial parameters are validated.
-    """
-    metrics_path = folder / METRICS_FILE
-    update = int(run.state.train_state.update)
-    if update > 0:
-        metrics_log.truncate(metrics_path, update)
-    else:
-        metrics_log.truncate(metrics_path, last_update=-1)
-        run, valid_metric = validate(run)
-        row = {"update": 0} | _validation_metrics(run, valid_metric)
-        metrics_log.append(metrics_path, row)
-        save_checkpoint(run, folder)
+    """The run with its state in the step's buffers, and its metrics log as it was at this update."""
+    metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run))
     return dataclasses.replace(
         run, state=run.state._replace(train_state=captured.state)
     )
@@ -410,13 +421,14 @@ def train(
 
     The training state of a yielded run is the buffers of the step, which the next update overwrites. The metrics log
     gets a line at every update, and one before the first update for the validation of the initial parameters. The
-    checkpoint is written at every validation and at a stop.
+    checkpoint is written before and after every validation and at a stop.
 
     Args:
       run: the run, at its start or resumed.
       folder: where its files are.
       captured: the training step, from `prepare_train_step`.
-      should_stop: called after each update; if true, training saves a checkpoint and ends.
+      should_stop: called after each update and often in a validation; if true, training ends with a checkpoint, and a
+        resumed run makes the validation anew.
       monitor: times the steps, and reports compilations at each validation.
 
     Raises:
@@ -426,6 +438,11 @@ def train(
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
     run = _begin(run, folder, captured)
+    if run.pending_row is not None:
+        try:
+            run = _validate_and_save(run, folder, should_stop, monitor)
+        except ValidationStopped:
+            return
 
     for update in range(int(run.state.train_state.update) + 1, n_updates + 1):
         start = time.perf_counter()
@@ -443,13 +460,17 @@ def train(
 
         # State and parameters of a bad update are neither validated nor saved.
         is_due = update % validation_interval == 0 or update == n_updates
-        validates = is_due and not n_bad_updates
-        if validates:
-            run, valid_metric = validate(run)
-            row |= _validation_metrics(run, valid_metric) | monitor.report()
-        metrics_log.append(folder / METRICS_FILE, row)
-        if validates or (stopping and not n_bad_updates):
+        if is_due and not n_bad_updates:
+            run = dataclasses.replace(run, pending_row=row)
             save_checkpoint(run, folder)
+            try:
+                run = _validate_and_save(run, folder, should_stop, monitor)
+            except ValidationStopped:
+                return
+        else:
+            metrics_log.append(folder / METRICS_FILE, row)
+            if stopping and not n_bad_updates:
+                save_checkpoint(run, folder)
 
         yield run, metrics
         if n_bad_updates >= run.run_config.max_nonfinite_updates:
@@ -460,15 +481,32 @@ def train(
             return
 
 
-def _validation_metrics(
-    run: Run, valid_metric: float | None
-) -> dict[str, float | None]:
-    """What the metrics log says of a validation."""
-    return {
+def _validate_and_save(
+    run: Run, folder: Path, should_stop: StopRequest, monitor: Monitor
+) -> Run:
+    """The run after the validation that is due, whose metrics complete the pending line of the log.
+
+    Raises:
+      ValidationStopped: `should_stop` says so.
+    """
+
+    def check_stop(n_started: int, /) -> None:
+        if should_stop():
+            raise ValidationStopped
+
+    row = dict(run.pending_row or {})
+    run, valid_metric = validate(run, check_stop)
+    row |= {
         "valid_metric": valid_metric,
         "best_valid_metric": float(run.state.best_valid_metric),
         "best_update": int(run.state.best_update),
     }
+    if row["update"] > 0:
+        row |= monitor.report()
+    metrics_log.append(folder / METRICS_FILE, row)
+    run = dataclasses.replace(run, pending_row=None)
+    save_checkpoint(run, folder)
+    return run
 
 
 def _divergence_message(folder: Path, update: int, n_bad_updates: int) -> str:
@@ -481,10 +519,16 @@ def _divergence_message(folder: Path, update: int, n_bad_updates: int) -> str:
     )
 
 
-def validate(run: Run) -> tuple[Run, float | None]:
+def validate(
+    run: Run, on_progress: ProgressCallback = ignore_progress
+) -> tuple[Run, float | None]:
     """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
 
     Without valid queries the current parameters are kept.
+
+    Args:
+      run: at the parameters to validate.
+      on_progress: called several times a second; what it raises ends the validation.
 
     Returns:
       The run, and the metric of the current parameters on valid; None without valid queries.
@@ -495,7 +539,11 @@ def validate(run: Run) -> tuple[Run, float | None]:
     if has_queries:
         protocol = RankingProtocol(sides=ranked_sides(run.task))
         quality = evaluate_policy(
-            run, state.train_state.params, validation_queries(run), protocol
+            run,
+            state.train_state.params,
+            validation_queries(run),
+            protocol,
+            on_progress=on_progress,
         )
         # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
         valid_metric = torch.full_like(
@@ -520,6 +568,7 @@ def evaluate_policy(
     split: np.ndarray,
     ranking_protocol: RankingProtocol,
     score: ScoreName | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> dict[str, Any]:
     """The ranking metrics of a policy on a split.
 
@@ -529,6 +578,7 @@ def evaluate_policy(
       split: the queries, one row each.
       ranking_protocol: sides and candidates.
       score: how candidates are scored; None: as the run does.
+      on_progress: called with the number of candidates started.
 
     Returns:
       The metrics of `ranking.summarise_ranking`, such as "mrr"; for Countries also "auc_pr".
@@ -537,7 +587,7 @@ def evaluate_policy(
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
     ranking.check_split(run.task, split, ranking_protocol)
-    scorer = run_policy_scorer(run, params, score or run.score)
+    scorer = run_policy_scorer(run, params, score or run.score, on_progress)
     ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
     return ranking.summarise_ranking(
         ranked,
@@ -553,11 +603,16 @@ def initial_params(run: Run) -> Params:
 
 
 def run_policy_scorer(
-    run: Run, params: Params, score: ScoreName
+    run: Run,
+    params: Params,
+    score: ScoreName,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> ranking.Scorer:
     """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
     cfg = run_search_config(run, score)
-    return scorers.make_policy_scorer(cfg, run.task, params, run.search_step)
+    return scorers.make_policy_scorer(
+        cfg, run.task, params, run.search_step, on_progress
+    )
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
@@ -590,6 +645,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
     meta = {
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
+        "pending_row": run.pending_row,
     }
     checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
 

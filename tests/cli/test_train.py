@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 from unittest.mock import Mock
@@ -57,12 +58,12 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     config = read_config(trained)
     write_config(config, tmp_path)
     run = training.prepare_run(config, tmp_path, resume=False)
-    stops = iter([False, True])
+    captured = training.prepare_train_step(run)[0]
     for _ in training.train(
         run,
         tmp_path,
-        training.prepare_train_step(run)[0],
-        lambda: next(stops),
+        captured,
+        lambda: int(captured.state.update) == 2,
         Monitor(),
     ):
         pass
@@ -118,18 +119,55 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
     validate = training.validate
     calls = []
 
-    def killed(run):
+    def killed(run, on_progress):
         calls.append(run)
         if len(calls) == n_validations:
             raise KeyboardInterrupt
-        return validate(run)
+        return validate(run, on_progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "validate", killed)
         arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
         assert funcppo(patch, "train", *arguments) == 130
     saved = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
-    assert int(saved["train_state.update"]) == 0
+    assert int(saved["train_state.update"]) == (0, 2)[n_validations - 1]
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_an_interrupt_in_a_validation_takes_effect_there(
+    trained, monkeypatch, tmp_path
+):
+    """A signal in the validation after update 2: it ends at the next chunk, and the run is resumed bit for bit."""
+    score_chunks = training.scorers.make_policy_scorer
+
+    def make_scorer(*args):
+        *others, on_progress = args
+
+        def interrupted(n_started):
+            if calls and int(calls[-1].state.train_state.update) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            on_progress(n_started)
+
+        return score_chunks(*others, interrupted)
+
+    validate = training.validate
+    calls = []
+
+    def noted(run, on_progress):
+        calls.append(run)
+        return validate(run, on_progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "validate", noted)
+        patch.setattr(training.scorers, "make_policy_scorer", make_scorer)
+        arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
+        assert funcppo(patch, "train", *arguments) == 130
+    assert len(calls) == 2
+    assert [r["update"] for r in metrics_log.read(tmp_path / METRICS_FILE)] == [
+        0,
+        1,
+    ]
     assert continued(tmp_path, monkeypatch) == 0
     assert_equal_runs(tmp_path, trained)
 
@@ -236,7 +274,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
     run = training.prepare_run(read_config(trained), tmp_path, resume=False)
     quality = iter([0.1, 0.5, 0.2])
     monkeypatch.setattr(
-        training, "evaluate_policy", lambda *_: {"auc_pr": next(quality)}
+        training, "evaluate_policy", lambda *_, **__: {"auc_pr": next(quality)}
     )
     params = []
     captured = training.prepare_train_step(run)[0]

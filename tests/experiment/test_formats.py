@@ -25,11 +25,13 @@ GOLDEN = Path(__file__).parent / "golden" / "run_format_1"
 
 
 def run_to(run, folder, last_update):
-    """The run after an update, trained from where it is."""
+    """The run after an update and its validation, trained from where it is."""
     captured, _ = training.prepare_train_step(run)
-    is_last = lambda: int(captured.state.update) == last_update
-    for after, _ in training.train(run, folder, captured, is_last, Monitor()):
-        run = after
+    updates = training.train(run, folder, captured, lambda: False, Monitor())
+    for run, _ in updates:
+        if int(captured.state.update) == last_update:
+            training.save_checkpoint(run, folder)
+            break
     return run
 
 

@@ -44,12 +44,16 @@ def run(tmp_path):
     return training.prepare_run(CONFIG, tmp_path, resume=False)
 
 
-def trained(run, folder, should_stop=lambda: False):
-    """The run after its last update, and the metrics of each."""
+def trained(run, folder, stop_at=None):
+    """The run after its last update, and the metrics of each; stopped after an update or in its validation."""
     captured, _ = training.prepare_train_step(run)
     rows = []
     for after, metrics in training.train(
-        run, folder, captured, should_stop, Monitor()
+        run,
+        folder,
+        captured,
+        lambda: int(captured.state.update) == stop_at,
+        Monitor(),
     ):
         run = after
         rows.append(metrics)
@@ -69,8 +73,7 @@ def uninterrupted(tmp_path_factory):
 def test_a_run_stopped_anywhere_resumes_bit_for_bit(
     last_update, uninterrupted, run, tmp_path
 ):
-    stops = iter([False] * (last_update - 1) + [True])
-    trained(run, tmp_path, lambda: next(stops))
+    trained(run, tmp_path, stop_at=last_update)
     resumed = training.prepare_run(CONFIG, tmp_path, resume=True)
     assert int(resumed.state.train_state.update) == last_update
     _, metrics = trained(resumed, tmp_path)
@@ -104,7 +107,7 @@ def test_every_validation_has_its_metric_and_the_best_so_far_in_the_log(
 ):
     quality = iter([0.25, 0.5, 0.125])
     monkeypatch.setattr(
-        training, "evaluate_policy", lambda *_: {"auc_pr": next(quality)}
+        training, "evaluate_policy", lambda *_, **__: {"auc_pr": next(quality)}
     )
     trained(run, tmp_path)
     rows = metrics_log.read(tmp_path / METRICS_FILE)
@@ -140,7 +143,7 @@ def test_the_best_parameters_are_kept_while_training_continues(
     """Valid quality 0.1 before training, 0.5 after update 2, 0.2 after update 4."""
     quality = iter([0.1, 0.5, 0.2])
     monkeypatch.setattr(
-        training, "evaluate_policy", lambda *_: {"auc_pr": next(quality)}
+        training, "evaluate_policy", lambda *_, **__: {"auc_pr": next(quality)}
     )
     captured, _ = training.prepare_train_step(run)
     params = [tree.ravel(run.state.train_state.params)]
@@ -171,7 +174,7 @@ def test_only_a_better_metric_replaces_the_best(
     metric, best, is_better, run, monkeypatch
 ):
     monkeypatch.setattr(
-        training, "evaluate_policy", lambda *_: {"auc_pr": metric}
+        training, "evaluate_policy", lambda *_, **__: {"auc_pr": metric}
     )
     moved = run.state.train_state._replace(
         params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
