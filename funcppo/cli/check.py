@@ -35,10 +35,11 @@ TIME_SHARES = (0.4, 0.4, 0.2)
 class Check:
     """Check supports, verdicts, ranks and proofs on a sample of the data by an independent recount.
 
-    The recount is plain Python over sets and shares no code with the prover: the support of rules by backtracking over the
-    facts; the candidates of queries, their scores and ranks; each step of the proofs of their answers. A data set is
-    checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
-    are. What --seconds does not suffice for is left out, and a line says so.
+    The recount is plain Python over sets and shares no code with the prover. It counts the support of rules by
+    backtracking over the facts, finds the candidates of queries with their scores and ranks, and checks each step of
+    the proofs of their answers. A data set is checked at the settings that `funcppo evaluate` chooses, a run at its
+    own; the scores of a policy are taken as they are. What --seconds does not suffice for is left out, and a line says
+    so.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """

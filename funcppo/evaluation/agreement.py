@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from funcppo.data import proof_names
 from funcppo.evaluation import ranking, recount
@@ -198,14 +199,23 @@ def compare_ranks(
 
     rows = _rows(ranked)
     differences: list[_RowDifference] = []
-    for row in rows if atoms else []:
+    for row in rows:
+        if atoms is None:
+            break
         deadline = _item_deadline(start, seconds)
         try:
             difference = _compare_row(scores, row, atoms, known, deadline)
         except recount.OutOfTime:
             continue
         differences.append(difference)
-    return _summarise_rows(scores, differences, len(rows), start, seconds)
+    notes = _time_notes(len(rows) - len(differences), "queries", seconds)
+    if atoms is None:
+        notes += (
+            f"T_P to height {task.max_height - 1} takes too long, or holds more than {MAX_ATOMS:,} atoms",
+        )
+    return _summarise_rows(
+        scores, differences, len(rows), time.monotonic() - start, notes
+    )
 
 
 class _ScoreSource:
@@ -216,7 +226,7 @@ class _ScoreSource:
     ) -> None:
         task = subject.evaluator.task
         self.subject = subject
-        self.is_policy = subject.score.partition("@")[0] not in RULE_SCORES
+        self.is_policy = _is_policy_score(subject.score)
         self.lists_all = subject.evaluator.protocol.score_unprovable
         atoms = recount.read_atoms(ranked.scored_atom.tolist())
         self.engine_scores = dict(zip(atoms, ranked.log_odds.tolist()))
@@ -244,6 +254,11 @@ class _ScoreSource:
         if is_derivable or self.lists_all:
             return self.engine_scores.get(atom, -math.inf)
         return -math.inf
+
+
+def _is_policy_score(score: str) -> bool:
+    """Whether a score is a policy's."""
+    return score.partition("@")[0] not in RULE_SCORES
 
 
 def _rows(ranked: Ranking) -> list[_Row]:
@@ -276,15 +291,14 @@ def _compare_row(
       OutOfTime: the deadline is reached.
     """
     task = scores.subject.evaluator.task
-    pool = task.entity_pool.tolist()
     derivers = recount.find_derivers(
         scores.subject.logic, atoms, row.query, row.side, deadline
     )
-    candidates = recount.list_candidates(row.query, row.side, pool, known)
     log_odds: dict[Atom, float] = {}
     verdicts: list[str] = []
     format_atom = proof_names(task.dataset).format_atom
-    for atom in candidates:
+    pool = task.entity_pool.tolist()
+    for atom in recount.list_candidates(row.query, row.side, pool, known):
         rules = derivers.get(atom[row.side], [])
         is_derivable = bool(rules) or atom in atoms.all
         score = scores.log_odds(atom, rules, is_derivable=is_derivable)
@@ -295,24 +309,31 @@ def _compare_row(
                 f"{format_atom(atom)}: {_verdict(is_listed)}, recounted {_verdict(is_derivable)}"
             )
 
-    tolerance = 0.0 if scores.is_policy else LOG_ODDS_TOLERANCE
     counts = recount.count_ranks(row.query, log_odds)
-    text = (
-        f"{format_atom(row.query)}, {SIDE_NAMES[row.side]}: "
-        f"{_rank_text(row.counts)}, recounted {_rank_text(counts)}"
-    )
     is_equal = counts == row.counts
-    bounds = recount.bound_ranks(row.query, log_odds, tolerance)
-    is_near = (
-        counts.n_candidates == row.counts.n_candidates
-        and row.counts.n_better in bounds.n_better
-        and row.counts.n_better + row.counts.n_equal in bounds.n_not_worse
-    )
+    is_near = not is_equal and _is_near(scores, row, log_odds)
+    name = f"{format_atom(row.query)}, {SIDE_NAMES[row.side]}"
+    text = f"{name}: {_rank_text(row.counts)}, recounted {_rank_text(counts)}"
     return _RowDifference(
-        n_candidates=len(candidates),
+        n_candidates=len(log_odds),
         verdicts=verdicts,
         rank="" if is_equal or is_near else text,
-        is_near_boundary=is_near and not is_equal,
+        is_near_boundary=is_near,
+    )
+
+
+def _is_near(
+    scores: _ScoreSource, row: _Row, log_odds: Mapping[Atom, float]
+) -> bool:
+    """Whether the rounding of scores alone explains the engine's counts; the scores of a policy are the engine's."""
+    if scores.is_policy:
+        return False
+    bounds = recount.bound_ranks(row.query, log_odds, LOG_ODDS_TOLERANCE)
+    n_better, n_equal, n_candidates = row.counts
+    return (
+        n_candidates == len(log_odds)
+        and n_better in bounds.n_better
+        and n_better + n_equal in bounds.n_not_worse
     )
 
 
@@ -334,11 +355,11 @@ def _summarise_rows(
     scores: _ScoreSource,
     differences: Sequence[_RowDifference],
     n_rows: int,
-    start: float,
     seconds: float,
+    time_notes: Sequence[str],
 ) -> list[Agreement]:
-    """The comparisons of verdicts and of ranks."""
-    notes = list(_time_notes(n_rows - len(differences), "queries", seconds))
+    """The comparisons of verdicts and of ranks, which took so many seconds."""
+    notes = list(time_notes)
     n_near = sum(row.is_near_boundary for row in differences)
     if n_near:
         notes.append(
@@ -355,17 +376,18 @@ def _summarise_rows(
     n_verdicts = sum(row.n_candidates for row in differences)
     if scores.lists_all:
         n_verdicts = 0
-        notes.append(f"{scores.subject.score} scores candidates underived too")
+        notes.append(
+            f"verdicts not compared: {scores.subject.score} scores every candidate"
+        )
     ranks = [row.rank for row in differences if row.rank]
-    elapsed = time.monotonic() - start
     return [
         Agreement(
             "verdicts", "candidates", n_verdicts, len(verdicts), n_verdicts,
-            elapsed, tuple(verdicts), (),
+            seconds, tuple(verdicts), (),
         ),
         Agreement(
             "ranks", "queries", len(differences), len(ranks), n_rows,
-            elapsed, tuple(ranks), tuple(notes),
+            seconds, tuple(ranks), tuple(notes),
         ),
     ]  # fmt: skip
 
@@ -382,37 +404,27 @@ def compare_proofs(
       ranked: the queries; facts among their answers need no proof.
     """
     start = time.monotonic()
-    evaluator = subject.evaluator
     answers = _answers_to_prove(subject, ranked)
+    format_atom = proof_names(subject.evaluator.task.dataset).format_atom
     n_checked, n_without = 0, 0
     lines: list[str] = []
-    for atom in answers:
+    for atom, row in answers.items():
         if time.monotonic() > start + seconds:
             break
-        row = np.array(atom + (0,) * (ranked.queries.shape[1] - len(atom)))
-        try:
-            proof = evaluator.prove(torch.from_numpy(row))
-            if proof is None:
-                n_without += 1
-                continue
-            errors = recount.proof_errors(
-                subject.logic,
-                proof,
-                subject.facts.all,
-                evaluator.task.max_height,
-            )
-            if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
-                errors.append("it proves another atom")
-        except AssertionError as error:  # the engine checks its proofs too
-            errors = [str(error)]
+        errors = _proof_errors(subject, atom, ranked.queries[row])
+        if errors is None:
+            n_without += 1
+            continue
         n_checked += 1
         if errors:
-            name = proof_names(evaluator.task.dataset).format_atom(atom)
-            lines.append(f"{name}: proved, recounted: {'; '.join(errors)}")
+            lines.append(
+                f"{format_atom(atom)}: proved, recounted: {'; '.join(errors)}"
+            )
 
-    notes = _time_notes(len(answers) - n_checked - n_without, "proofs", seconds)
+    n_late = len(answers) - n_checked - n_without
+    notes = list(_time_notes(n_late, "proofs", seconds))
     if n_without:
-        notes += (f"the search finds no proof of {n_without} provable answers",)
+        notes.append(f"no proof was found of {n_without} provable answers")
     return Agreement(
         kind="proofs",
         unit="proofs",
@@ -421,16 +433,39 @@ def compare_proofs(
         n_total=len(answers),
         seconds=time.monotonic() - start,
         disagreements=tuple(lines),
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
-def _answers_to_prove(subject: Subject, ranked: Ranking) -> list[Atom]:
-    """The distinct answers that the engine derives and that are no facts."""
+def _proof_errors(
+    subject: Subject, atom: Atom, query: Tensor
+) -> list[str] | None:
+    """What is wrong with the engine's proof of an atom; None if a policy's search finds none."""
+    evaluator = subject.evaluator
+    try:
+        proof = evaluator.prove(query)
+    except AssertionError as error:  # the engine checks its proofs too
+        return [str(error)]
+    if proof is None:
+        is_policy = _is_policy_score(subject.score)
+        return None if is_policy else ["there is no proof"]
+    if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
+        return ["it proves another atom"]
+    return recount.proof_errors(
+        subject.logic, proof, subject.facts.all, evaluator.task.max_height
+    )
+
+
+def _answers_to_prove(subject: Subject, ranked: Ranking) -> dict[Atom, int]:
+    """The answers that the engine derives and that are no facts, with their rows among the queries."""
     queries = recount.read_atoms(ranked.queries.tolist())
     provable = ranked.query_row[ranked.answer_provable].tolist()
-    answers = dict.fromkeys(queries[row] for row in provable)
-    return [atom for atom in answers if atom not in subject.facts.all]
+    answers = {queries[row]: row for row in provable}
+    return {
+        atom: row
+        for atom, row in answers.items()
+        if atom not in subject.facts.all
+    }
 
 
 # -- time
