@@ -24,7 +24,7 @@ s(X, X) :- r(X, Z), r(Z, X)
 """
 
 
-def subject_of(seed=0, score="noisy-or@3", **settings):
+def subject_of(seed=1, score="noisy-or@3", **settings):
     """An evaluator of an untrained score on a random graph of two relations over ten entities."""
     rng = np.random.default_rng(seed)
     cells = rng.permutation(200)[:64]
@@ -68,7 +68,7 @@ def compare(subject, seconds=SECONDS):
 # -- agreement
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", (1, 2, 3))
 @pytest.mark.parametrize(
     "settings",
     [
@@ -116,10 +116,10 @@ def test_a_wrong_count_is_reported_with_both_values(subject, field):
     assert (supports.n_compared, supports.n_disagreeing) == (5, 1)
     (line,) = supports.disagreements
     right, wrong = (
-        f"{int(counts.support[2])} of {int(counts.body_pairs[2] - 5)}"
+        f"{int(counts.support[2])} of {int(counts.body_pairs[2])}"
         for counts in (kb, kb._replace(**{field: wrong}))
     )
-    assert line.startswith("r(X,Y) :- r(Y,X)")
+    assert line.startswith("r(X, Y) :- r(Y, X): ")
     assert line.endswith(f"{wrong}, recounted {right}")
 
 
