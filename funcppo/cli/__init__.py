@@ -1,4 +1,4 @@
-"""The programs of the command line: train, evaluate, prove, provable, mine and doctor.
+"""The programs of the command line: train, evaluate, prove, provable, mine, check and doctor.
 
 `main` is the entry point. Bad input is one line on standard error and exit status 2, never a traceback. This module
 imports neither PyTorch nor the programs: `funcppo --help` answers at once.
@@ -42,6 +42,7 @@ PROGRAMS = {
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
     "provable": "Count the triples of a split that the rules derive from the training facts within height 1, 2, ...",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
+    "check": "Check supports, verdicts, ranks and proofs on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
 

@@ -112,7 +112,9 @@ class Evaluate:
         start = time.perf_counter()
         console = make_console(self.json == "-")
         self._check_details()
-        setup = prepare_evaluation(self)
+        setup = prepare_evaluation(
+            self, with_proofs=self.details is not None and self.proofs
+        )
         evaluator = setup.evaluator
         memory.reset_peak(self.device)
 

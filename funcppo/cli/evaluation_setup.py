@@ -76,10 +76,6 @@ class EvaluationOptions(Protocol):
     @property
     def memory(self) -> str | None: ...
     @property
-    def details(self) -> str | None: ...
-    @property
-    def proofs(self) -> bool: ...
-    @property
     def all_scores(self) -> bool: ...
 
 
@@ -155,11 +151,14 @@ class _PolicyScorer(NamedTuple):
     notes: list[str]  # on its batch size
 
 
-def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
+def prepare_evaluation(
+    options: EvaluationOptions, *, with_proofs: bool = False
+) -> EvaluationSetup:
     """Load the run or data set, build its scorer for this machine, and build the evaluator.
 
     Args:
       options: the command line of `funcppo evaluate`.
+      with_proofs: the evaluator proves answers.
 
     Returns:
       The evaluator, the settings that tell this evaluation from others, and what to report of it.
@@ -198,8 +197,9 @@ def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
         seed=options.seed,
     )
     subject = _Subject(task, score, policy_run, notes)
+    prove = _make_prover(subject) if with_proofs else _no_proof
     return EvaluationSetup(
-        evaluator=_build_evaluator(options, subject, scorer, protocol),
+        evaluator=_build_evaluator(options, subject, scorer, protocol, prove),
         score=score,
         log_settings=_log_settings(options, subject, n_negatives),
         search_stats=search_stats,
@@ -416,8 +416,9 @@ def _build_evaluator(
     subject: _Subject,
     scorer: Scorer,
     protocol: RankingProtocol,
+    prove: Callable[[Tensor], Proof | None],
 ) -> Evaluator:
-    """The evaluator; its proofs are those of the policy, or without a policy the smallest ones."""
+    """The evaluator of a subject."""
     from funcppo.evaluation.beam_search import UNPROVED_PENALTY
     from funcppo.evaluation.evaluator import Evaluator
 
@@ -429,20 +430,15 @@ def _build_evaluator(
         task=subject.task,
         protocol=protocol,
         scorer=scorer,
-        prove=_make_prover(options, subject),
+        prove=prove,
         proof_threshold=proof_threshold,
         all_scores=options.all_scores,
     )
 
 
-def _make_prover(
-    options: EvaluationOptions, subject: _Subject
-) -> Callable[[Tensor], Proof | None]:
-    """A function from an answer to its proof; to None if no file holds the proofs."""
+def _make_prover(subject: _Subject) -> Callable[[Tensor], Proof | None]:
+    """A function from an answer to its proof: the policy's, or without a policy a smallest one."""
     from funcppo.evaluation import explain
-
-    if options.details is None or not options.proofs:
-        return _no_proof
 
     program = explain.build_program(subject.task)
     run = subject.policy_run

@@ -1,0 +1,168 @@
+"""`funcppo check`: an independent recount of supports, verdicts, ranks and proofs on a sample of the user's data."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.console import (
+    make_console,
+    print_notes,
+    show_status,
+    update_status,
+)
+from funcppo.cli.evaluate import Evaluate
+from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
+from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+    from funcppo.evaluation.agreement import Agreement
+
+EXIT_DISAGREEMENT = 1
+# parts of --seconds for supports, ranks and proofs
+TIME_SHARES = (0.4, 0.4, 0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Check supports, verdicts, ranks and proofs on a sample of the data by an independent recount.
+
+    The recount is plain Python over sets and shares no code with the prover. It counts the support of rules by
+    backtracking over the facts, finds the candidates of queries with their scores and ranks, and checks each step of
+    the proofs of their answers. A data set is checked at the settings that `funcppo evaluate` chooses, a run at its
+    own; the scores of a policy are taken as they are. What --seconds does not suffice for is left out, and a line says
+    so.
+
+    Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
+    """
+
+    target: TargetArgument
+    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, or a Prolog program
+    FILE.pl."""
+    rules: OptionalFile = None
+    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    split: Literal["test", "valid"] = "test"
+    """Split whose queries are ranked."""
+    queries: int = 50
+    """Number of queries, a random sample; each is ranked on both sides."""
+    n_rules: int = 1000
+    """Number of rules to count, a random sample."""
+    seconds: float = 60.0
+    """Seconds that the recount may take; loading the data and ranking the sample come on top."""
+    seed: int = 0
+    """Random seed of the samples."""
+    json: JsonOutput = None
+    """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
+
+    def run(self) -> int:
+        """Compare the sample and print how much agrees.
+
+        Returns:
+          The exit status.
+        """
+        self._check_options()
+        console = make_console(self.json == "-")
+        agreements: list[Agreement] = []
+        with show_status(make_console(use_stderr=True), "reading") as status:
+            options = Evaluate(
+                target=self.target, split=self.split, rules=self.rules
+            )
+            setup = prepare_evaluation(options, with_proofs=True)
+            task = setup.evaluator.task
+            print_notes(console, [*task.notes, *setup.notes])
+            for agreement in self._compare(setup, status):
+                _print_agreement(console, agreement)
+                agreements.append(agreement)
+
+        write_json(
+            self.json,
+            {
+                "dataset": task.dataset.name,
+                "split": self.split,
+                "score": setup.score,
+                "height": task.max_height,
+                "smoothing": task.cfg.smoothing,
+                "object_identity": task.cfg.object_identity,
+                "seed": self.seed,
+                "checks": [_to_json(agreement) for agreement in agreements],
+            },
+        )
+        if not any(agreement.n_compared for agreement in agreements):
+            raise ValueError(
+                f"--seconds {self.seconds:g}: nothing could be compared"
+            )
+        has_disagreement = any(a.n_disagreeing for a in agreements)
+        return EXIT_DISAGREEMENT if has_disagreement else 0
+
+    def _check_options(self) -> None:
+        """Check the ranges of numbers, before any work."""
+        for name, value in (
+            ("queries", self.queries),
+            ("n-rules", self.n_rules),
+        ):
+            if value < 0:
+                raise ValueError(f"--{name} {value}: expected 0 or more")
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise ValueError(
+                f"--seconds {self.seconds}: expected a positive number"
+            )
+
+    def _compare(
+        self, setup: EvaluationSetup, status: Status
+    ) -> Iterator[Agreement]:
+        """The comparisons, one after another."""
+        from funcppo.evaluation import agreement
+
+        evaluator = setup.evaluator
+        dataset = evaluator.task.dataset
+        subject = agreement.make_subject(evaluator, setup.score)
+        draw = random.Random(self.seed)
+        rules = _sample(draw, len(dataset.rules), self.n_rules)
+        split = getattr(dataset, self.split)
+        rows = _sample(draw, len(split), self.queries)
+        seconds = [share * self.seconds for share in TIME_SHARES]
+
+        update_status(status, f"counting {len(rules):,} rules")
+        supports, counts = agreement.compare_supports(
+            subject, rules, seconds[0]
+        )
+        yield supports
+        if not rows:
+            return
+        update_status(status, f"ranking {len(rows):,} queries")
+        ranked = agreement.rank_sample(evaluator, split, rows)
+        yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
+        update_status(status, "checking proofs")
+        yield agreement.compare_proofs(subject, ranked, seconds[2])
+
+
+def _sample(draw: random.Random, n: int, size: int) -> list[int]:
+    """At most `size` of the numbers below n, in random order."""
+    return draw.sample(range(n), min(n, size))
+
+
+def _print_agreement(console: Console, agreement: Agreement) -> None:
+    """Print a line on a kind, and one for each disagreement and note."""
+    n_agreeing = agreement.n_compared - agreement.n_disagreeing
+    is_sample = agreement.n_total > agreement.n_compared
+    total = f"of {agreement.n_total:,}; " if is_sample else ""
+    console.print(
+        f"{agreement.kind}: {n_agreeing:,} of {agreement.n_compared:,} {agreement.unit} agree "
+        f"({total}{agreement.seconds:.1f} s)"
+    )
+    for line in agreement.disagreements:
+        console.print(f"  {line}")
+    print_notes(console, agreement.notes)
+
+
+def _to_json(agreement: Agreement) -> JsonObject:
+    """A comparison as JSON."""
+    return agreement._asdict()

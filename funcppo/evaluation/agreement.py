@@ -1,0 +1,499 @@
+"""Compare what funcppo says of a data set or a run with a recount on a sample (`funcppo.evaluation.recount`).
+
+`compare_supports` counts rules again, `compare_ranks` lists and ranks the candidates of queries again, and
+`compare_proofs` checks proofs of their answers again. Each works within its seconds, compares fewer items where these
+do not suffice, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.data import proof_names
+from funcppo.evaluation import ranking, recount
+from funcppo.evaluation.evaluator import Evaluator
+from funcppo.evaluation.ranking import Ranking
+from funcppo.evaluation.recount import Atom, Atoms, Logic, RankCounts
+from funcppo.logic.triple_index import SIDE_NAMES
+from funcppo.prover.task import ProverTask, known_triples
+
+RULE_SCORES = ("max-confidence", "noisy-or")
+# log-odds; float64 sums in another order, as the recount makes them, differ by less
+LOG_ODDS_TOLERANCE = 1e-7
+# part of the seconds that one rule or query may take
+MAX_SHARE = 0.1
+# atoms that the recount of T_P holds
+MAX_ATOMS = 1_000_000
+
+RuleCounts = Mapping[int, tuple[int, int]]  # heads that are facts, all heads
+
+
+class Agreement(NamedTuple):
+    """How many items of a kind were compared, and where the recount differs."""
+
+    kind: str
+    unit: str  # what was compared, in the plural
+    n_compared: int
+    n_disagreeing: int
+    n_total: int  # items that there are, compared or not
+    seconds: float
+    disagreements: tuple[str, ...]  # a line each, with both values
+    notes: tuple[str, ...]  # on what was not compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is compared: an evaluator, and its data as the recount reads them."""
+
+    evaluator: Evaluator
+    score: str  # the name of the evaluator's score
+    logic: Logic
+    facts: Atoms
+
+
+class _Row(NamedTuple):
+    """A query on a side, and what the engine says of it."""
+
+    query: Atom
+    side: int
+    counts: RankCounts
+
+
+class _RowDifference(NamedTuple):
+    """Where the recount of a row differs."""
+
+    n_candidates: int
+    verdicts: list[str]
+    rank: str  # empty if it agrees
+    is_near_boundary: bool  # it differs by the rounding of scores alone
+
+
+def make_subject(evaluator: Evaluator, score: str) -> Subject:
+    """Read the data of an evaluator's task for the recount.
+
+    Args:
+      score: the name of the evaluator's score.
+    """
+    dataset = evaluator.task.dataset
+    logic = Logic(
+        rules=tuple(
+            tuple(recount.read_atoms(rule)) for rule in dataset.rules.tolist()
+        ),
+        n_constants=dataset.n_constants,
+        object_identity=evaluator.task.least_model.object_identity,
+    )
+    facts = Atoms(
+        recount.read_atoms(dataset.facts.tolist()), dataset.n_constants
+    )
+    return Subject(evaluator=evaluator, score=score, logic=logic, facts=facts)
+
+
+# -- supports
+
+
+def compare_supports(
+    subject: Subject, rule_ids: Sequence[int], seconds: float
+) -> tuple[Agreement, RuleCounts]:
+    """Count the support and the body pairs of rules again.
+
+    Returns:
+      The comparison, and the counts of the rules that were counted in time.
+    """
+    start = time.monotonic()
+    rules = subject.logic.rules
+    leave_one_out = subject.evaluator.task.cfg.smoothing is not None
+    counts: dict[int, tuple[int, int]] = {}
+    for i in rule_ids:
+        try:
+            pair = recount.count_rule(
+                subject.logic,
+                rules[i],
+                subject.facts,
+                _item_deadline(start, seconds),
+                leave_one_out=leave_one_out,
+            )
+        except recount.OutOfTime:
+            continue
+        counts |= {i: pair}
+
+    engine = _engine_counts(subject.evaluator.task)
+    format_rule = proof_names(subject.evaluator.task.dataset).format_rule
+    lines = [
+        f"{format_rule(i)}: support and body pairs {_pair(engine[i])}, recounted {_pair(pair)}"
+        for i, pair in counts.items()
+        if engine[i] != pair
+    ]
+    agreement = Agreement(
+        kind="supports",
+        unit="rules",
+        n_compared=len(counts),
+        n_disagreeing=len(lines),
+        n_total=len(rules),
+        seconds=time.monotonic() - start,
+        disagreements=tuple(lines),
+        notes=_time_notes(len(rule_ids) - len(counts), "rules", seconds),
+    )
+    return agreement, counts
+
+
+def _engine_counts(task: ProverTask) -> list[tuple[int, int]]:
+    """Support and body pairs of each rule as the task holds them, without the smoothing.
+
+    A number that is no integer is not rounded away: it differs from every recount.
+    """
+    smoothing = float(task.cfg.smoothing or 0.0)
+    pairs = task.kb.body_pairs.cpu()
+    whole = (pairs.double() - smoothing).round()
+    is_whole = (whole + smoothing).to(pairs.dtype) == pairs
+    whole = torch.where(is_whole, whole, -1.0)
+    return [
+        (int(support), int(pairs))
+        for support, pairs in zip(task.kb.support.tolist(), whole.tolist())
+    ]
+
+
+def _pair(counts: tuple[int, int]) -> str:
+    """Two counts as text."""
+    return f"{counts[0]:,} of {counts[1]:,}"
+
+
+# -- verdicts and ranks
+
+
+def compare_ranks(
+    subject: Subject,
+    ranked: Ranking,
+    rule_counts: RuleCounts,
+    seconds: float,
+) -> list[Agreement]:
+    """Find the candidates of ranked queries again, with their scores and ranks.
+
+    Confidences are those of `rule_counts`, and the engine's for rules that were not recounted. Scores of a policy are
+    taken from the engine.
+
+    Returns:
+      The comparison of verdicts on candidates, and that of ranks.
+    """
+    start = time.monotonic()
+    task = subject.evaluator.task
+    try:
+        atoms = recount.apply_steps(
+            subject.logic,
+            subject.facts,
+            task.max_height - 1,
+            MAX_ATOMS,
+            start + seconds / 2,
+        )
+    except recount.OutOfTime:
+        atoms = None
+    scores = _ScoreSource(subject, ranked, rule_counts)
+    known = set(recount.read_atoms(known_triples(task.dataset).tolist()))
+
+    rows = _rows(ranked)
+    differences: list[_RowDifference] = []
+    for row in rows:
+        if atoms is None:
+            break
+        deadline = _item_deadline(start, seconds)
+        try:
+            difference = _compare_row(scores, row, atoms, known, deadline)
+        except recount.OutOfTime:
+            continue
+        differences.append(difference)
+    notes = _time_notes(len(rows) - len(differences), "queries", seconds)
+    if atoms is None:
+        notes += (
+            f"T_P to height {task.max_height - 1} takes too long, or holds more than {MAX_ATOMS:,} atoms",
+        )
+    return _summarise_rows(
+        scores, differences, len(rows), time.monotonic() - start, notes
+    )
+
+
+class _ScoreSource:
+    """The scores of candidates by rule counts, or by the engine's policy."""
+
+    def __init__(
+        self, subject: Subject, ranked: Ranking, rule_counts: RuleCounts
+    ) -> None:
+        task = subject.evaluator.task
+        self.subject = subject
+        self.is_policy = _is_policy_score(subject.score)
+        self.lists_all = subject.evaluator.protocol.score_unprovable
+        atoms = recount.read_atoms(ranked.scored_atom.tolist())
+        self.engine_scores = dict(zip(atoms, ranked.log_odds.tolist()))
+
+        counts = dict(enumerate(_engine_counts(task))) | dict(rule_counts)
+        smoothing = float(task.cfg.smoothing or 0.0)
+        self.confidence = {
+            i: support / (pairs + smoothing) if support else 0.0
+            for i, (support, pairs) in counts.items()
+        }
+        self.n_not_recounted = len(counts) - len(rule_counts)
+
+    def log_odds(
+        self, atom: Atom, rules: Sequence[int], *, is_derivable: bool
+    ) -> float:
+        """The log-odds of a candidate's score.
+
+        Args:
+          rules: those that derive it.
+          is_derivable: it is derived, or a fact.
+        """
+        if not self.is_policy:
+            confidences = [self.confidence[i] for i in rules]
+            return recount.rule_score(self.subject.score, confidences)
+        if is_derivable or self.lists_all:
+            return self.engine_scores.get(atom, -math.inf)
+        return -math.inf
+
+
+def _is_policy_score(score: str) -> bool:
+    """Whether a score is a policy's."""
+    return score.partition("@")[0] not in RULE_SCORES
+
+
+def _rows(ranked: Ranking) -> list[_Row]:
+    """The rows of a ranking, both sides of a query together."""
+    queries = recount.read_atoms(ranked.queries.tolist())
+    counts = zip(*(column.tolist() for column in ranked.counts))
+    rows = [
+        (query_row, _Row(queries[query_row], side, RankCounts(*row_counts)))
+        for query_row, side, row_counts in zip(
+            ranked.query_row.tolist(), ranked.side.tolist(), counts
+        )
+    ]
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def _compare_row(
+    scores: _ScoreSource,
+    row: _Row,
+    atoms: Atoms,
+    known: set[Atom],
+    deadline: float,
+) -> _RowDifference:
+    """The differences of a row.
+
+    Args:
+      atoms: what T_P derives below the height of the task.
+      known: all triples of the splits, and the facts.
+
+    Raises:
+      OutOfTime: the deadline is reached.
+    """
+    task = scores.subject.evaluator.task
+    derivers = recount.find_derivers(
+        scores.subject.logic, atoms, row.query, row.side, deadline
+    )
+    log_odds: dict[Atom, float] = {}
+    verdicts: list[str] = []
+    format_atom = proof_names(task.dataset).format_atom
+    pool = task.entity_pool.tolist()
+    for atom in recount.list_candidates(row.query, row.side, pool, known):
+        rules = derivers.get(atom[row.side], [])
+        is_derivable = bool(rules) or atom in atoms.all
+        score = scores.log_odds(atom, rules, is_derivable=is_derivable)
+        log_odds |= {atom: score}
+        is_listed = atom in scores.engine_scores
+        if is_listed != is_derivable and not scores.lists_all:
+            verdicts.append(
+                f"{format_atom(atom)}: {_verdict(is_listed)}, recounted {_verdict(is_derivable)}"
+            )
+
+    counts = recount.count_ranks(row.query, log_odds)
+    is_equal = counts == row.counts
+    is_near = not is_equal and _is_near(scores, row, log_odds)
+    name = f"{format_atom(row.query)}, {SIDE_NAMES[row.side]}"
+    text = f"{name}: {_rank_text(row.counts)}, recounted {_rank_text(counts)}"
+    return _RowDifference(
+        n_candidates=len(log_odds),
+        verdicts=verdicts,
+        rank="" if is_equal or is_near else text,
+        is_near_boundary=is_near,
+    )
+
+
+def _is_near(
+    scores: _ScoreSource, row: _Row, log_odds: Mapping[Atom, float]
+) -> bool:
+    """Whether the rounding of scores alone explains the engine's counts; the scores of a policy are the engine's."""
+    if scores.is_policy:
+        return False
+    bounds = recount.bound_ranks(row.query, log_odds, LOG_ODDS_TOLERANCE)
+    n_better, n_equal, n_candidates = row.counts
+    return (
+        n_candidates == len(log_odds)
+        and n_better in bounds.n_better
+        and n_better + n_equal in bounds.n_not_worse
+    )
+
+
+def _verdict(is_derivable: bool) -> str:
+    """A verdict on an atom as text."""
+    return "derivable" if is_derivable else "not derivable"
+
+
+def _rank_text(counts: RankCounts) -> str:
+    """Counts as text, with the reciprocal rank that follows from them."""
+    reciprocal = recount.expected_reciprocal_rank(counts)
+    return (
+        f"{counts.n_better} better and {counts.n_equal} equal "
+        f"of {counts.n_candidates} (1/rank {reciprocal:.4f})"
+    )
+
+
+def _summarise_rows(
+    scores: _ScoreSource,
+    differences: Sequence[_RowDifference],
+    n_rows: int,
+    seconds: float,
+    time_notes: Sequence[str],
+) -> list[Agreement]:
+    """The comparisons of verdicts and of ranks, which took so many seconds."""
+    notes = list(time_notes)
+    n_near = sum(row.is_near_boundary for row in differences)
+    if n_near:
+        notes.append(
+            f"{n_near} ranks differ by the rounding of scores alone, and count as equal"
+        )
+    if scores.is_policy:
+        notes.append(f"scores are the policy's ({scores.subject.score})")
+    elif scores.n_not_recounted and differences:
+        notes.append(
+            f"ranks take the confidences of {scores.n_not_recounted:,} rules as funcppo counts them"
+        )
+
+    verdicts = [line for row in differences for line in row.verdicts]
+    n_verdicts = sum(row.n_candidates for row in differences)
+    if scores.lists_all:
+        n_verdicts = 0
+        notes.append(
+            f"verdicts not compared: {scores.subject.score} scores every candidate"
+        )
+    ranks = [row.rank for row in differences if row.rank]
+    return [
+        Agreement(
+            "verdicts", "candidates", n_verdicts, len(verdicts), n_verdicts,
+            seconds, tuple(verdicts), (),
+        ),
+        Agreement(
+            "ranks", "queries", len(differences), len(ranks), n_rows,
+            seconds, tuple(ranks), tuple(notes),
+        ),
+    ]  # fmt: skip
+
+
+# -- proofs
+
+
+def compare_proofs(
+    subject: Subject, ranked: Ranking, seconds: float
+) -> Agreement:
+    """Check a proof of each answer of ranked queries that the engine proves.
+
+    Args:
+      ranked: the queries; facts among their answers need no proof.
+    """
+    start = time.monotonic()
+    answers = _answers_to_prove(subject, ranked)
+    format_atom = proof_names(subject.evaluator.task.dataset).format_atom
+    n_checked, n_without = 0, 0
+    lines: list[str] = []
+    for atom, row in answers.items():
+        if time.monotonic() > start + seconds:
+            break
+        errors = _proof_errors(subject, atom, ranked.queries[row])
+        if errors is None:
+            n_without += 1
+            continue
+        n_checked += 1
+        if errors:
+            lines.append(
+                f"{format_atom(atom)}: proved, recounted: {'; '.join(errors)}"
+            )
+
+    n_late = len(answers) - n_checked - n_without
+    notes = list(_time_notes(n_late, "proofs", seconds))
+    if n_without:
+        notes.append(f"no proof was found of {n_without} provable answers")
+    return Agreement(
+        kind="proofs",
+        unit="proofs",
+        n_compared=n_checked,
+        n_disagreeing=len(lines),
+        n_total=len(answers),
+        seconds=time.monotonic() - start,
+        disagreements=tuple(lines),
+        notes=tuple(notes),
+    )
+
+
+def _proof_errors(
+    subject: Subject, atom: Atom, query: Tensor
+) -> list[str] | None:
+    """What is wrong with the engine's proof of an atom; None if a policy's search finds none."""
+    evaluator = subject.evaluator
+    try:
+        proof = evaluator.prove(query)
+    except AssertionError as error:  # the engine checks its proofs too
+        return [str(error)]
+    if proof is None:
+        is_policy = _is_policy_score(subject.score)
+        return None if is_policy else ["there is no proof"]
+    if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
+        return ["it proves another atom"]
+    return recount.proof_errors(
+        subject.logic, proof, subject.facts.all, evaluator.task.max_height
+    )
+
+
+def _answers_to_prove(subject: Subject, ranked: Ranking) -> dict[Atom, int]:
+    """The answers that the engine derives and that are no facts, with their rows among the queries."""
+    queries = recount.read_atoms(ranked.queries.tolist())
+    provable = ranked.query_row[ranked.answer_provable].tolist()
+    answers = {queries[row]: row for row in provable}
+    return {
+        atom: row
+        for atom, row in answers.items()
+        if atom not in subject.facts.all
+    }
+
+
+# -- time
+
+
+def _item_deadline(start: float, seconds: float) -> float:
+    """The time until which one item may be worked on."""
+    return min(start + seconds, time.monotonic() + MAX_SHARE * seconds)
+
+
+def _time_notes(n: int, unit: str, seconds: float) -> tuple[str, ...]:
+    """A line on the items for which there was no time."""
+    if not n:
+        return ()
+    return (f"{n:,} {unit} not compared within {seconds:g} seconds",)
+
+
+def rank_sample(
+    evaluator: Evaluator, split: np.ndarray, rows: Iterable[int]
+) -> Ranking:
+    """Rank some queries of a split as the engine does.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    query_id = np.array(list(rows), dtype=np.int64)
+    queries = split[query_id]
+    ranking.check_split(evaluator.task, queries, evaluator.protocol)
+    return ranking.rank_split(
+        evaluator.task, queries, evaluator.scorer, evaluator.protocol, query_id
+    )

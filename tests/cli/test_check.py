@@ -1,0 +1,207 @@
+"""`check`: what it prints and returns where all agrees, where the engine is made to err, and for bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from funcppo.cli.check import Check
+from funcppo.cli.options import parse_options
+from funcppo.evaluation import candidates, explain
+from funcppo.prover import task as prover_task
+from tests.cli.runner import funcppo, json_of
+
+FAST = ["--queries", "8", "--seconds", "3600"]  # never cut by the clock
+
+
+def check(*args: str) -> int:
+    return parse_options(Check, args).run()
+
+
+def lines_of(capsys, *args):
+    """The exit status and the printed lines but notes, with the seconds cut off."""
+    capsys.readouterr()
+    status = check(*args)
+    lines = capsys.readouterr().out.splitlines()
+    return status, [
+        line.rpartition(" (")[0] if " agree (" in line else line
+        for line in lines
+        if not line.startswith("note: ")
+    ]
+
+
+# -- agreement
+
+
+def test_a_data_set_agrees_line_by_line(capsys):
+    assert lines_of(capsys, "countries_s1", *FAST) == (
+        0,
+        [
+            "supports: 1 of 1 rules agree",
+            "verdicts: 40 of 40 candidates agree",
+            "ranks: 8 of 8 queries agree",
+            "proofs: 8 of 8 proofs agree",
+        ],
+    )
+
+
+def test_a_run_agrees_with_the_scores_of_its_policy(trained, capsys):
+    status, result = json_of(capsys, check, str(trained), *FAST)
+    checks = {part["kind"]: part for part in result["checks"]}
+    assert (status, result["score"], result["dataset"]) == (
+        0,
+        "best-proof",
+        "countries_s1",
+    )
+    assert [part["n_compared"] for part in checks.values()] == [1, 40, 8, 8]
+    assert [part["n_disagreeing"] for part in checks.values()] == [0] * 4
+    assert checks["ranks"]["notes"] == ["scores are the policy's (best-proof)"]
+
+
+def test_names_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
+    """A name that looks like markup is one in neither a line nor a note."""
+    edges = [(f"[/n{i}]", "[red]is in", f"[/n{(i + 1) % 6}]") for i in range(6)]
+    triples = edges + [(tail, ":near:", head) for head, _, tail in edges]
+    text = "".join("\t".join(triple) + "\n" for triple in triples)
+    (tmp_path / "train.txt").write_text(text)
+    for split in ("valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("[/n0]\t:near:\t[/n3]\n")
+    (tmp_path / "rules.txt").write_text(
+        "1\t':near:'(X,Y) :- '[red]is in'(X,Z), '[red]is in'(Z,Y)\n"
+    )
+    assert lines_of(capsys, str(tmp_path), *FAST)[0] == 0
+    with_wrong_counts(monkeypatch)
+    status, lines = lines_of(capsys, str(tmp_path), *FAST)
+    assert (status, lines[0]) == (1, "supports: 0 of 1 rules agree")
+    assert lines[1].startswith("  :near:(X, Y) :- '[red]is in'(X, Z), ")
+
+
+# -- disagreement
+
+
+def with_wrong_counts(monkeypatch):
+    """Make the engine count one more fact for each rule."""
+    count = prover_task.with_confidence
+
+    def off_by_one(*args, **kwargs):
+        kb = count(*args, **kwargs)
+        return kb._replace(support=kb.support + 1)
+
+    monkeypatch.setattr(prover_task, "with_confidence", off_by_one)
+
+
+def test_a_support_that_is_off_by_one_is_reported(capsys, monkeypatch):
+    with_wrong_counts(monkeypatch)
+    status, lines = lines_of(capsys, "countries_s1", *FAST)
+    assert status == 1
+    assert lines[0] == "supports: 0 of 1 rules agree"
+    found = re.search(
+        r"body pairs (\d+) of (\d+), recounted (\d+) of \2$", lines[1]
+    )
+    assert found and int(found[1]) == int(found[3]) + 1
+
+
+def test_a_dropped_candidate_is_reported(capsys, monkeypatch):
+    """Make the engine leave out every answer that the rules derive."""
+    listed = candidates.list_provable_candidates
+
+    def without_answers(*args):
+        found = listed(*args)
+        keep = ~found.is_answer
+        return candidates.ProvableCandidates(
+            found.query_row[keep],
+            found.entity[keep],
+            found.is_answer[keep],
+            found.answer_provable,
+        )
+
+    monkeypatch.setattr(candidates, "list_provable_candidates", without_answers)
+    status, lines = lines_of(capsys, "countries_s1", *FAST, "--queries", "4")
+    assert (status, lines[1]) == (1, "verdicts: 16 of 20 candidates agree")
+    assert all(
+        line.startswith("  locatedIn(")
+        and line.endswith("): not derivable, recounted derivable")
+        for line in lines[2:6]
+    )
+    assert lines[6] == "ranks: 0 of 4 queries agree"
+
+
+def test_a_wrong_leaf_of_a_proof_is_reported(capsys, monkeypatch):
+    prove = explain.smallest_proof
+
+    def with_wrong_leaf(task, atom, program):
+        built = prove(task, atom, program)
+        assert built is not None
+        *nodes, leaf = built.nodes
+        goal = (leaf.goal[0], leaf.goal[2], leaf.goal[1])
+        wrong = dataclasses.replace(leaf, goal=goal)
+        return dataclasses.replace(built, nodes=(*nodes, wrong))
+
+    monkeypatch.setattr(explain, "smallest_proof", with_wrong_leaf)
+    status, lines = lines_of(capsys, "countries_s1", *FAST, "--queries", "4")
+    assert (status, lines[3]) == (1, "proofs: 0 of 4 proofs agree")
+    assert "no instance of its rule" in lines[4]
+
+
+# -- samples and bad input
+
+
+def test_samples_are_as_large_as_asked_and_seeded(capsys):
+    args = ["family_tree:30:0", "--n-rules", "3", "--queries", "5"]
+    results = [
+        json_of(capsys, check, *args, "--seconds", "3600", "--seed", seed)[1]
+        for seed in ("0", "0", "1")
+    ]
+    sizes = [
+        [part["n_compared"] for part in result["checks"]] for result in results
+    ]
+    assert (sizes[0][0], sizes[0][2]) == (3, 10)
+    assert results[0]["checks"][0]["n_total"] > 3
+    assert sizes[0] == sizes[1] != sizes[2]
+
+
+def test_a_program_without_a_split_has_its_rules_counted(tmp_path, capsys):
+    program = tmp_path / "p.pl"
+    program.write_text("e(a, b).\ne(b, c).\np(X, Y) :- e(X, Z), e(Z, Y).\n")
+    assert lines_of(capsys, str(program), *FAST) == (
+        0,
+        ["supports: 1 of 1 rules agree"],
+    )
+
+
+def test_nothing_compared_is_an_error(monkeypatch, capsys, tmp_path):
+    out = tmp_path / "check.json"
+    args = ["check", "countries_s1", "--seconds", "1e-9", "--json", out]
+    assert funcppo(monkeypatch, *args) == 2
+    captured = capsys.readouterr()
+    assert "nothing could be compared" in captured.err
+    assert "1 rules not compared within" in captured.out
+    assert [
+        part["n_compared"] for part in json.loads(out.read_text())["checks"]
+    ] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--seconds", "0"], "--seconds 0.0: expected a positive number"),
+        (["--seconds", "nan"], "--seconds nan: expected a positive number"),
+        (["--queries", "-1"], "--queries -1: expected 0 or more"),
+        (["--n-rules", "-1"], "--n-rules -1: expected 0 or more"),
+        (["--rules", "none.txt"], "none.txt"),
+    ],
+)
+def test_bad_options_are_one_line(monkeypatch, capsys, options, message):
+    assert funcppo(monkeypatch, "check", "countries_s1", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_data_set_without_rules_is_one_line(monkeypatch, capsys, tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a\tr\tb\n")
+    assert funcppo(monkeypatch, "check", tmp_path) == 2
+    assert "expected rules" in capsys.readouterr().err

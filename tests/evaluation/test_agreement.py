@@ -1,0 +1,218 @@
+"""The comparison with a recount: the engine agrees on generated graphs, and an error in it is reported."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import data
+from funcppo.evaluation import agreement, explain, recount, scorers
+from funcppo.evaluation.evaluator import Evaluator
+from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import build_task
+
+SECONDS = 3600.0  # no test depends on the speed of the machine
+RULES = """
+r(X, Y) :- s(X, Y)
+r(X, Y) :- s(X, Z), r(Z, Y)
+r(X, Y) :- r(Y, X)
+r(X, e0) :- s(X, Z)
+s(X, X) :- r(X, Z), r(Z, X)
+"""
+
+
+def subject_of(seed=1, score="noisy-or@3", **settings):
+    """An evaluator of an untrained score on a random graph of two relations over ten entities."""
+    rng = np.random.default_rng(seed)
+    cells = rng.permutation(200)[:64]
+    triples = [
+        (f"e{i % 10}", "rs"[int(i >= 100)], f"e{i // 10 % 10}") for i in cells
+    ]
+    dataset = data.from_triples(
+        triples[:50], triples[50:55], triples[55:], rules=RULES
+    )
+    task = build_task(dataset, ProverTaskConfig(**settings))
+    program = explain.build_program(task)
+    evaluator = Evaluator(
+        task=task,
+        protocol=RankingProtocol(sides=ranked_sides(task)),
+        scorer=scorers.make_untrained_scorer(task, score),
+        prove=lambda atom: explain.smallest_proof(task, atom, program),
+        proof_threshold=-math.inf,
+        all_scores=False,
+    )
+    return agreement.make_subject(evaluator, score)
+
+
+def rank(subject):
+    split = subject.evaluator.task.dataset.test
+    return agreement.rank_sample(subject.evaluator, split, range(len(split)))
+
+
+def compare(subject, seconds=SECONDS):
+    """All four comparisons, by kind."""
+    rule_ids = range(len(subject.logic.rules))
+    supports, counts = agreement.compare_supports(subject, rule_ids, seconds)
+    ranked = rank(subject)
+    results = [
+        supports,
+        *agreement.compare_ranks(subject, ranked, counts, seconds),
+        agreement.compare_proofs(subject, ranked, seconds),
+    ]
+    return {result.kind: result for result in results}
+
+
+# -- agreement
+
+
+@pytest.mark.parametrize("seed", (1, 2, 3))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(max_height=1, smoothing=None, score="max-confidence"),
+        dict(max_height=1, smoothing=5.0, object_identity=True),
+        dict(max_height=1, smoothing=0.3, score="noisy-or"),
+        dict(max_height=2, smoothing=None, score="noisy-or@2"),
+        dict(max_height=3, smoothing=20.0, object_identity=True),
+    ],
+    ids=str,
+)
+def test_the_engine_agrees(seed, settings):
+    compared = compare(subject_of(seed, **settings))
+    for result in compared.values():
+        assert (result.disagreements, result.notes) == ((), ())
+        assert 0 < result.n_compared == result.n_total
+    assert compared["supports"].n_total == 5
+    assert compared["ranks"].n_total == 18  # nine queries, both sides
+
+
+# -- disagreement
+
+
+@pytest.fixture
+def subject():
+    return subject_of(max_height=1)
+
+
+def with_evaluator(subject, **fields):
+    evaluator = dataclasses.replace(subject.evaluator, **fields)
+    return dataclasses.replace(subject, evaluator=evaluator)
+
+
+def with_task(subject, **fields):
+    task = dataclasses.replace(subject.evaluator.task, **fields)
+    return with_evaluator(subject, task=task)
+
+
+@pytest.mark.parametrize("field", ["support", "body_pairs"])
+def test_a_wrong_count_is_reported_with_both_values(subject, field):
+    kb = subject.evaluator.task.kb
+    wrong = getattr(kb, field) + torch.tensor([0, 0, 1, 0, 0])
+    result = compare(with_task(subject, kb=kb._replace(**{field: wrong})))
+    supports = result["supports"]
+    assert (supports.n_compared, supports.n_disagreeing) == (5, 1)
+    (line,) = supports.disagreements
+    right, wrong = (
+        f"{int(counts.support[2])} of {int(counts.body_pairs[2])}"
+        for counts in (kb, kb._replace(**{field: wrong}))
+    )
+    assert line.startswith("r(X, Y) :- r(Y, X): ")
+    assert line.endswith(f"{wrong}, recounted {right}")
+
+
+def test_a_dropped_candidate_is_reported(subject):
+    """As if the rules did not derive the best candidate of the first row."""
+    ranked = rank(subject)
+    kept = ranked.scored_atom[1:], ranked.log_odds[1:]
+    wrong = ranked._replace(scored_atom=kept[0], log_odds=kept[1])
+    verdicts, _ = agreement.compare_ranks(subject, wrong, {}, SECONDS)
+    assert verdicts.n_disagreeing > 0
+    assert all(
+        line.endswith(": not derivable, recounted derivable")
+        for line in verdicts.disagreements
+    )
+
+
+def test_a_wrong_rank_is_reported_with_both_values(subject):
+    ranked = rank(subject)
+    n_better = ranked.counts.n_better + torch.eye(18, dtype=torch.int64)[4]
+    wrong = ranked._replace(counts=ranked.counts._replace(n_better=n_better))
+    _, ranks = agreement.compare_ranks(subject, wrong, {}, SECONDS)
+    assert (ranks.n_compared, ranks.n_disagreeing) == (18, 1)
+    assert f"{int(n_better[4])} better" in ranks.disagreements[0]
+    assert f"recounted {int(n_better[4]) - 1} better" in ranks.disagreements[0]
+
+
+def test_a_wrong_score_is_reported(subject):
+    """Ranks by another score are not those of the recount."""
+    task = subject.evaluator.task
+    scorer = scorers.make_untrained_scorer(task, "exists@1")
+    assert compare(with_evaluator(subject, scorer=scorer))[
+        "ranks"
+    ].n_disagreeing
+
+
+def test_a_wrong_leaf_of_a_proof_is_reported(subject):
+    def prove(atom):
+        built = subject.evaluator.prove(atom)
+        *nodes, leaf = built.nodes
+        goal = (leaf.goal[0], leaf.goal[1], leaf.goal[2] % 10 + 1)
+        wrong = dataclasses.replace(leaf, goal=goal)
+        return dataclasses.replace(built, nodes=(*nodes, wrong))
+
+    proofs = compare(with_evaluator(subject, prove=prove))["proofs"]
+    assert proofs.n_compared == proofs.n_disagreeing > 0
+    assert "no instance of its rule" in proofs.disagreements[0]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_answer_without_a_proof_is_reported(subject, is_refused):
+    def prove(atom):
+        if is_refused:
+            raise AssertionError("expected a proof that holds, got none")
+        return None
+
+    proofs = compare(with_evaluator(subject, prove=prove))["proofs"]
+    assert proofs.n_compared == proofs.n_disagreeing > 0
+
+
+# -- what is not compared
+
+
+def test_what_there_is_no_time_for_is_said(subject):
+    for result in compare(subject, seconds=1e-9).values():
+        assert (result.n_compared, result.disagreements) == (0, ())
+        if result.kind != "verdicts":  # of the same rows as the ranks
+            assert "not compared within 1e-09 seconds" in result.notes[0]
+
+
+def test_a_model_that_is_too_large_is_said(monkeypatch):
+    monkeypatch.setattr(agreement, "MAX_ATOMS", 10)
+    ranks = compare(subject_of(max_height=2))["ranks"]
+    assert ranks.n_compared == 0
+    assert "holds more than 10 atoms" in ranks.notes[1]
+
+
+def test_rules_that_were_not_counted_are_said(subject):
+    _, ranks = agreement.compare_ranks(subject, rank(subject), {}, SECONDS)
+    assert ranks.n_disagreeing == 0
+    assert "the confidences of 5 rules as funcppo counts them" in ranks.notes[0]
+
+
+def test_a_difference_by_rounding_alone_is_counted_apart(subject, monkeypatch):
+    """Every rank is possible if scores may be wrong by any amount."""
+    ranked = rank(subject)
+    n_better = (ranked.counts.n_better + 1).clamp_max(
+        ranked.counts.n_candidates - 1 - ranked.counts.n_equal
+    )
+    wrong = ranked._replace(counts=ranked.counts._replace(n_better=n_better))
+    monkeypatch.setattr(agreement, "LOG_ODDS_TOLERANCE", 1e6)
+    monkeypatch.setattr(
+        recount, "rule_score", lambda name, confidences: len(confidences) * 1.0
+    )
+    _, ranks = agreement.compare_ranks(subject, wrong, {}, SECONDS)
+    assert ranks.n_disagreeing == 0
+    assert "differ by the rounding of scores alone" in ranks.notes[0]
