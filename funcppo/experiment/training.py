@@ -401,13 +401,24 @@ def last_logged_update(run: Run) -> int:
 
 
 def _begin(
-    run: Run, folder: Path, captured: CapturedStep[TrainState, Metrics]
+    run: Run,
+    folder: Path,
+    captured: CapturedStep[TrainState, Metrics],
+    should_stop: StopRequest,
+    monitor: Monitor,
 ) -> Run:
-    """The run with its state in the step's buffers, and its metrics log as it was at this update."""
+    """The run with its state in the step's buffers, its metrics log as it was, and no validation due.
+
+    Raises:
+      ValidationStopped: a validation was due, and `should_stop` says so.
+    """
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run))
-    return dataclasses.replace(
+    run = dataclasses.replace(
         run, state=run.state._replace(train_state=captured.state)
     )
+    if run.pending_row is None:
+        return run
+    return _validate_and_save(run, folder, should_stop, monitor)
 
 
 def train(
@@ -437,48 +448,48 @@ def train(
     n_updates = run.cfg.ppo.n_updates
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
-    run = _begin(run, folder, captured)
-    if run.pending_row is not None:
-        try:
-            run = _validate_and_save(run, folder, should_stop, monitor)
-        except ValidationStopped:
-            return
+    try:
+        run = _begin(run, folder, captured, should_stop, monitor)
+        first_update = int(run.state.train_state.update) + 1
+        for update in range(first_update, n_updates + 1):
+            row, metrics = _step(update, captured, monitor)
+            stopping = should_stop()
+            n_bad_updates = (
+                n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
+            )
 
-    for update in range(int(run.state.train_state.update) + 1, n_updates + 1):
-        start = time.perf_counter()
-        with monitor.timer("replay"):
-            device_metrics = captured.step()
-        metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
-        row = {
-            "update": update,
-            "seconds": time.perf_counter() - start,
-        } | metrics
-        stopping = should_stop()
-        n_bad_updates = (
-            n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
-        )
-
-        # State and parameters of a bad update are neither validated nor saved.
-        is_due = update % validation_interval == 0 or update == n_updates
-        if is_due and not n_bad_updates:
-            run = dataclasses.replace(run, pending_row=row)
-            save_checkpoint(run, folder)
-            try:
+            # State and parameters of a bad update are neither validated nor saved.
+            is_due = update % validation_interval == 0 or update == n_updates
+            if is_due and not n_bad_updates:
+                run = dataclasses.replace(run, pending_row=row)
+                save_checkpoint(run, folder)
                 run = _validate_and_save(run, folder, should_stop, monitor)
-            except ValidationStopped:
-                return
-        else:
-            metrics_log.append(folder / METRICS_FILE, row)
+            else:
+                metrics_log.append(folder / METRICS_FILE, row)
             if stopping and not n_bad_updates:
                 save_checkpoint(run, folder)
 
-        yield run, metrics
-        if n_bad_updates >= run.run_config.max_nonfinite_updates:
-            raise DivergenceError(
-                _divergence_message(folder, update, n_bad_updates)
-            )
-        if stopping:
-            return
+            yield run, metrics
+            if n_bad_updates >= run.run_config.max_nonfinite_updates:
+                raise DivergenceError(
+                    _divergence_message(folder, update, n_bad_updates)
+                )
+            if stopping:
+                break
+    except ValidationStopped:
+        return
+
+
+def _step(
+    update: int, captured: CapturedStep[TrainState, Metrics], monitor: Monitor
+) -> tuple[metrics_log.Row, dict[str, float]]:
+    """Make one update; its line of the metrics log, and its metrics alone."""
+    start = time.perf_counter()
+    with monitor.timer("replay"):
+        device_metrics = captured.step()
+    metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
+    seconds = time.perf_counter() - start
+    return {"update": update, "seconds": seconds} | metrics, metrics
 
 
 def _validate_and_save(
