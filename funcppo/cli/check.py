@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from funcppo.cli.console import (
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.ranges import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class Check:
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     split: Literal["test", "valid"] = "test"
     """Split whose queries are ranked."""
-    queries: int = 50
+    queries: Size = 50
     """Number of queries, a random sample; each is ranked on both sides."""
-    n_rules: int = 1000
+    n_rules: Size = 1000
     """Number of rules to count, a random sample."""
-    seconds: float = 60.0
+    seconds: PositiveFloat = 60.0
     """Seconds that the recount may take; loading the data and ranking the sample come on top."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the samples."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
@@ -68,7 +68,6 @@ class Check:
         Returns:
           The exit status.
         """
-        self._check_options()
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
         with show_status(make_console(use_stderr=True), "reading") as status:
@@ -101,19 +100,6 @@ class Check:
             )
         has_disagreement = any(a.n_disagreeing for a in agreements)
         return EXIT_DISAGREEMENT if has_disagreement else 0
-
-    def _check_options(self) -> None:
-        """Check the ranges of numbers, before any work."""
-        for name, value in (
-            ("queries", self.queries),
-            ("n-rules", self.n_rules),
-        ):
-            if value < 0:
-                raise ValueError(f"--{name} {value}: expected 0 or more")
-        if not (self.seconds > 0 and math.isfinite(self.seconds)):
-            raise ValueError(
-                f"--seconds {self.seconds}: expected a positive number"
-            )
 
     def _compare(
         self, setup: EvaluationSetup, status: Status

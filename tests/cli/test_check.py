@@ -187,10 +187,10 @@ def test_nothing_compared_is_an_error(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--seconds", "0"], "--seconds 0.0: expected a positive number"),
-        (["--seconds", "nan"], "--seconds nan: expected a positive number"),
-        (["--queries", "-1"], "--queries -1: expected 0 or more"),
-        (["--n-rules", "-1"], "--n-rules -1: expected 0 or more"),
+        (["--seconds", "0"], "--seconds: expected more than 0, got 0.0"),
+        (["--seconds", "nan"], "--seconds: expected more than 0, got nan"),
+        (["--queries", "-1"], "--queries: expected 1 or more, got -1"),
+        (["--n-rules", "0"], "--n-rules: expected 1 or more, got 0"),
         (["--rules", "none.txt"], "none.txt"),
     ],
 )
