@@ -341,7 +341,7 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
     learner = small()
     state = want = learner.init(fp.random.key(1, "cuda"))
     compiled = fp.compile(learner, state, strategy="eager")
-    assert compiled.record.replay_mode == "manual graph"
+    assert compiled.record.replay_mode == "cuda-graph"
     held = []
     for _ in range(3):
         state, metrics = compiled.step(state)
