@@ -6,6 +6,7 @@ the parameters have.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
@@ -48,9 +49,9 @@ class MinibatchMetrics(NamedTuple):
 
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
-    applied: Bool[Tensor, ""]  # the optimizer step was applied
+    is_applied: Bool[Tensor, ""]  # the optimizer step was applied
     # Neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied.
-    all_finite: Bool[Tensor, ""]
+    is_finite: Bool[Tensor, ""]
 
 
 class LossFn(Protocol):
@@ -230,7 +231,10 @@ def apply_gradients(
 ) -> tuple[UpdateState, MinibatchMetrics]:
     """Make one step of Adam on clipped gradients.
 
-    Nothing changes once the KL limit has stopped the update, or if the loss or the gradient is not finite.
+    Nothing changes if the loss or the gradient is not finite, nor once the KL limit has stopped the update: a compiled
+    update does the same work whatever happens, so the minibatches after the stop are computed and discarded.
+
+    The KL estimate compared with `target_kl` is this minibatch's, of the parameters before its step.
 
     Args:
       grads: a tree of the structure of the parameters.
@@ -253,25 +257,26 @@ def apply_gradients(
         scalars.learning_rate,
     )
 
-    all_finite = torch.isfinite(loss_metrics.loss) & torch.isfinite(grad_norm)
-    applies = update_state.continue_update & all_finite
-    continues = update_state.continue_update
+    is_finite = torch.isfinite(loss_metrics.loss) & torch.isfinite(grad_norm)
+    continue_update = update_state.continue_update
+    is_applied = continue_update & is_finite
     if ppo.target_kl is not None:
         exceeds_kl = loss_metrics.approx_kl > ppo.target_kl
         if ppo.kl_stop == "epoch":
-            continues = continues & ~(exceeds_kl & ends_epoch)
+            # The last minibatch of the epoch is applied, the next epoch is not.
+            continue_update = continue_update & ~(exceeds_kl & ends_epoch)
         else:
-            continues = continues & ~exceeds_kl
-            applies = applies & ~exceeds_kl
+            continue_update = continue_update & ~exceeds_kl
+            is_applied = is_applied & ~exceeds_kl
 
     unchanged = (update_state.flat_params, update_state.opt_state)
     params, opt_state = tree.map(
-        lambda new, old: torch.where(applies, new, old), stepped, unchanged
+        lambda new, old: torch.where(is_applied, new, old), stepped, unchanged
     )
     metrics = MinibatchMetrics(
-        loss_metrics, grad_norm, applied=applies, all_finite=all_finite
+        loss_metrics, grad_norm, is_applied=is_applied, is_finite=is_finite
     )
-    return UpdateState(params, opt_state, continues), metrics
+    return UpdateState(params, opt_state, continue_update), metrics
 
 
 def minibatch_step(
@@ -302,3 +307,21 @@ def minibatch_step(
     return apply_gradients(
         cfg, update_state, grads, loss_metrics, minibatch.ends_epoch, scalars
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MinibatchParts:
+    """The functions from which a runtime composes a `minibatch_step` that it cannot compile as a whole.
+
+    minibatch_step          accumulate_gradients, then apply_gradients
+    accumulate_gradients    the mean of loss_gradient over the microbatches
+    loss_gradient           the derivative of minibatch_loss
+    """
+
+    accumulate_gradients: GradientFn = accumulate_gradients
+    apply_gradients: ApplyGradientsFn = apply_gradients
+    loss_gradient: GradientFn = loss_gradient
+    minibatch_loss: LossFn = minibatch_loss
+
+
+EAGER_MINIBATCH_PARTS = MinibatchParts()

@@ -2,7 +2,7 @@
 
     train_step = sample_randomness . n_steps x rollout_step . build_batch . (n_epochs * n_minibatches) x minibatch_step
 
-`init` makes the first state. `Parts` names the functions that an update is made of, for a runtime that replaces them by
+`init` makes the first state. `Parts` names the functions that an update calls, for a runtime that replaces them by
 compiled ones.
 """
 
@@ -22,11 +22,9 @@ from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars
 from funcppo.minibatch import (
-    ApplyGradientsFn,
-    GradientFn,
-    LossFn,
     MinibatchIndices,
     MinibatchMetrics,
+    MinibatchParts,
     UpdateState,
     minibatch_step,
 )
@@ -49,23 +47,29 @@ class TrainState(NamedTuple, Generic[Params, State]):
     env_state: State
     episode_stats: EpisodeStats
     key: I64[Tensor, "2"]
-    update: I64[Tensor, ""]  # updates made so far
+    # Updates made so far, each of one rollout and all its minibatches; `opt_state.step` counts the latter.
+    update: I64[Tensor, ""]
     scalars: Scalars  # before their schedules
 
 
 class RolloutMetrics(NamedTuple):
     """Measures of one rollout."""
 
-    n_episodes: F32[Tensor, ""]  # episodes that ended in it
+    # Episodes that ended in it; often 0 if episodes are longer than a rollout.
+    n_episodes: F32[Tensor, ""]
     episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
     n_truncated_episodes: F32[Tensor, ""]  # how many of them were truncated
-    # Of the value targets by the values, before the update.
+    # Share of the variance of the value targets that the values explain, before the update; NaN if all targets are
+    # equal.
     explained_variance: F32[Tensor, ""]
 
 
 class Metrics(NamedTuple):
-    """Measures of one update. Losses and norms are means over the minibatches that were applied."""
+    """Measures of one update.
+
+    The loss, its parts and the gradient norm are means over the minibatches that were applied; NaN if none was.
+    """
 
     rollout: RolloutMetrics
     loss: LossMetrics
@@ -110,7 +114,7 @@ def init(
     """The state before the first update.
 
     Raises:
-      TypeError: params, or the state of the environment, are no NamedTuple of tensors.
+      TypeError: params, or the state of the environment, are no tree of tensors.
     """
     key, init_key = random.split(key).unbind()
     key, reset_key = random.split(key).unbind()
@@ -293,7 +297,7 @@ class UnravelFn(Protocol):
 
 
 class MinibatchStepFn(Protocol):
-    """As `minibatch.minibatch_step`, its own parts already bound."""
+    """As `minibatch.minibatch_step`, with the functions that it calls in turn already bound."""
 
     def __call__(
         self,
@@ -310,11 +314,12 @@ class MinibatchStepFn(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """The functions that `train_step` is made of; a runtime may put compiled ones in their place.
+    """The functions that `train_step` calls, in this order; a runtime may put compiled ones in their place.
 
-    The last four are for a runtime that cannot compile `minibatch_step` as a whole: it is `accumulate_gradients`, then
-    `apply_gradients`; the first of these sums `loss_gradient` over microbatches, and that is the derivative of
-    `minibatch_loss`.
+    The loop `scan` runs `rollout_step`, and later `minibatch_step`.
+
+    `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
+    whole composes one from them (`minibatch.MinibatchParts`).
     """
 
     scan: Scan = rollout.scan
@@ -324,10 +329,7 @@ class Parts:
     ravel_update_state: RavelFn = minibatch.ravel_update_state
     minibatch_step: MinibatchStepFn = minibatch_step
     unravel_update_state: UnravelFn = minibatch.unravel_update_state
-    accumulate_gradients: GradientFn = minibatch.accumulate_gradients
-    apply_gradients: ApplyGradientsFn = minibatch.apply_gradients
-    loss_gradient: GradientFn = minibatch.loss_gradient
-    minibatch_loss: LossFn = minibatch.minibatch_loss
+    minibatch_parts: MinibatchParts = minibatch.EAGER_MINIBATCH_PARTS
 
 
 EAGER_PARTS = Parts()
@@ -413,21 +415,19 @@ def _update_metrics(
     scalars: Scalars,
 ) -> Metrics:
     """Metrics of an update from those of its rollout and of all its minibatches."""
-    n_applied = minibatch_metrics.applied.to(
-        minibatch_metrics.grad_norm.dtype
-    ).sum(0)
+    is_applied = minibatch_metrics.is_applied
+    n_applied = is_applied.to(minibatch_metrics.grad_norm.dtype).sum(0)
 
     def mean_over_applied(x: Tensor) -> Tensor:
-        return torch.where(minibatch_metrics.applied, x, 0.0).sum(
-            0
-        ) / n_applied.clamp(min=1.0)
+        # 0 / 0 = NaN if no minibatch was applied: a loss of 0 would look like one that has converged.
+        return torch.where(is_applied, x, 0.0).sum(0) / n_applied
 
     return Metrics(
         rollout=rollout_metrics,
         loss=tree.map(mean_over_applied, minibatch_metrics.loss),
         grad_norm=mean_over_applied(minibatch_metrics.grad_norm),
         n_applied_minibatches=n_applied,
-        n_nonfinite_minibatches=(~minibatch_metrics.all_finite)
+        n_nonfinite_minibatches=(~minibatch_metrics.is_finite)
         .to(n_applied.dtype)
         .sum(0),
         learning_rate=scalars.learning_rate,

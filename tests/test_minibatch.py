@@ -170,7 +170,7 @@ def test_a_minibatch_that_is_not_finite_moves_nothing_and_the_next_one_does(
             else batch
         )
         before, (got, learnt) = got, step(bad, scalars, got, minibatch)
-        assert bool(learnt.all_finite) == bool(learnt.applied) == (i != 2)
+        assert bool(learnt.is_finite) == bool(learnt.is_applied) == (i != 2)
         if i == 2:
             assert_trees_equal(got, before, rtol=0, atol=0)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -10,9 +10,11 @@ import torch
 
 from funcppo import optim, random, rollout, tree
 from funcppo.config import Schedule
+from funcppo.minibatch import MinibatchParts
 from funcppo.rollout import RolloutState
 from funcppo.train_step import (
     EAGER_PARTS,
+    Parts,
     apply_schedules,
     build_batch,
     init,
@@ -51,6 +53,27 @@ def acted(cfg, state):
     )
 
 
+def fails(*_):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "name", sorted({f.name for f in fields(Parts)} - {"minibatch_parts"})
+)
+def test_a_training_step_calls_each_of_its_parts(name):
+    cfg = cartpole_config(**SMALL)
+    parts = replace(EAGER_PARTS, **{name: fails})
+    with pytest.raises(ZeroDivisionError):
+        train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)), parts)
+
+
+def test_a_training_step_calls_none_of_what_a_minibatch_step_is_composed_of():
+    cfg = cartpole_config(**SMALL)
+    pieces = MinibatchParts(**{f.name: fails for f in fields(MinibatchParts)})
+    parts = replace(EAGER_PARTS, minibatch_parts=pieces)
+    train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)), parts)
+
+
 def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time():
     cfg = cartpole_config(**SMALL)
     key, _, minibatches = sample_randomness(cfg, WORLD, random.key(0))
@@ -63,7 +86,8 @@ def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time()
     assert len(orders.unique(dim=0)) == 6
 
 
-def test_metrics_count_what_was_skipped_and_stay_finite():
+def test_metrics_count_what_was_skipped_and_show_no_loss_where_nothing_was_applied():
+    """NaN: a loss of 0 would look like one that has converged."""
     cfg = cartpole_config(**SMALL)
     state = init(cfg, WORLD, random.key(0))
     broken = state._replace(
@@ -74,7 +98,9 @@ def test_metrics_count_what_was_skipped_and_stay_finite():
         float(metrics.n_nonfinite_minibatches),
         float(metrics.n_applied_minibatches),
     ) == (6, 0)
-    assert all(bool(torch.isfinite(x)) for x in tree.leaves(metrics))
+    means = [*tree.leaves(metrics.loss), metrics.grad_norm]
+    assert len(means) == 7 and torch.stack(means).isnan().all()
+    assert torch.stack(tree.leaves(metrics.rollout)).isfinite().all()
     assert_trees_equal(after.params, state.params, rtol=0, atol=0)
     assert float(train_step(cfg, WORLD, state)[1].n_nonfinite_minibatches) == 0
 
@@ -137,6 +163,17 @@ def test_without_bootstrapping_a_truncation_counts_as_an_end():
         want = 1 + (0.99 * final_value[4] if bootstrap else torch.zeros(4))
         torch.testing.assert_close(batch.value_target.view(8, 4)[4], want)
         assert final_value[4].any() == bootstrap
+
+
+def test_an_environment_that_truncates_against_its_word_is_learnt_as_if_it_terminated():
+    cfg = cartpole_config(max_steps=5, **SMALL)
+    state = init(cfg, WORLD, random.key(0))
+    denied = replace(cfg, env=replace(cfg.env, truncates=False))
+    off = replace(cfg, ppo=replace(cfg.ppo, bootstrap_truncated=False))
+    got, metrics = train_step(denied, WORLD, state)
+    want, _ = train_step(off, WORLD, state)
+    assert_trees_equal(got, want, rtol=0, atol=0)
+    assert float(metrics.rollout.n_truncated_episodes) == 4
 
 
 def test_scheduled_scalars_follow_their_schedules_and_leave_the_state_alone():

@@ -466,27 +466,28 @@ def _build_minibatch_step(
     if strategy == "one-graph":
         return compile_part(parts.minibatch_step)
 
+    pieces = parts.minibatch_parts
     if strategy == "two-graphs":
-        gradient_fn = compile_part(parts.loss_gradient)
+        gradient_fn = compile_part(pieces.loss_gradient)
         return partial(
             parts.minibatch_step,
             accumulate_gradients=partial(
-                parts.accumulate_gradients, gradient_fn=gradient_fn
+                pieces.accumulate_gradients, gradient_fn=gradient_fn
             ),
-            apply_gradients=compile_part(parts.apply_gradients),
+            apply_gradients=compile_part(pieces.apply_gradients),
         )
 
     if strategy == "forward":
         gradient_fn = partial(
-            _gradient_by_autograd, compile_part(parts.minibatch_loss)
+            _gradient_by_autograd, compile_part(pieces.minibatch_loss)
         )
         return partial(
             parts.minibatch_step,
             accumulate_gradients=partial(
-                parts.accumulate_gradients, gradient_fn=gradient_fn
+                pieces.accumulate_gradients, gradient_fn=gradient_fn
             ),
             apply_gradients=partial(
-                parts.apply_gradients, adam_update=fused_adam
+                pieces.apply_gradients, adam_update=fused_adam
             ),
         )
 

@@ -1,8 +1,8 @@
 """Structural types that the runtime's modules share: the members of a training step that they read.
 
 The runtime compiles, checks and replays the functions of a training step, but imports none of them. These protocols
-say what it expects of its arguments. `train_step.Parts`, `train_step.collect`, `config.Config`,
-`train_step.TrainState` and `train_step.RolloutResult` satisfy them.
+say what it expects of its arguments. `train_step.Parts`, `minibatch.MinibatchParts`, `train_step.collect`,
+`config.Config`, `train_step.TrainState` and `train_step.RolloutResult` satisfy them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,32 @@ class TensorFunction(Protocol[Result]):
         ...
 
 
+class MinibatchParts(Protocol):
+    """The functions from which a minibatch step can be composed: see `minibatch.MinibatchParts`."""
+
+    @property
+    def accumulate_gradients(self) -> TensorFunction[tuple[object, object]]:
+        """The gradient of a minibatch, averaged over its microbatches, and the metrics of the loss."""
+        ...
+
+    @property
+    def apply_gradients(self) -> TensorFunction[tuple[object, object]]:
+        """The update state after clipping and one Adam step, and the metrics of the minibatch."""
+        ...
+
+    @property
+    def loss_gradient(self) -> TensorFunction[tuple[object, object]]:
+        """The gradient of the loss over some rows, and the metrics of the loss."""
+        ...
+
+    @property
+    def minibatch_loss(self) -> TensorFunction[tuple[Tensor, object]]:
+        """The loss over some rows, and its metrics."""
+        ...
+
+
 class TrainingParts(Protocol):
-    """The functions that a training step is made of, as fields of a dataclass: see `train_step.Parts`."""
+    """The functions that a training step calls, as fields of a dataclass: see `train_step.Parts`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -54,23 +78,8 @@ class TrainingParts(Protocol):
         ...
 
     @property
-    def accumulate_gradients(self) -> TensorFunction[tuple[object, object]]:
-        """The gradient of a minibatch, summed over its microbatches, and the metrics of the loss."""
-        ...
-
-    @property
-    def apply_gradients(self) -> TensorFunction[tuple[object, object]]:
-        """The update state after clipping and one Adam step, and the metrics of the minibatch."""
-        ...
-
-    @property
-    def loss_gradient(self) -> TensorFunction[tuple[object, object]]:
-        """The gradient of the loss over some rows, and the metrics of the loss."""
-        ...
-
-    @property
-    def minibatch_loss(self) -> TensorFunction[tuple[Tensor, object]]:
-        """The loss over some rows, and its metrics."""
+    def minibatch_parts(self) -> MinibatchParts:
+        """What a strategy composes a minibatch step from."""
         ...
 
 

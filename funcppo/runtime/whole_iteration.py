@@ -111,7 +111,7 @@ def compile_iteration(
     ) -> tuple[object, object]:
         # Cloned: the parameters are views of the carry of the loop over minibatches.
         own_params = tree.map(torch.clone, params)
-        return parts.accumulate_gradients(
+        return parts.minibatch_parts.accumulate_gradients(
             cfg, world, own_params, *args, scan=graph_scan
         )
 

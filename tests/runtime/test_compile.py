@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from funcppo import data, optim, random, tree
 from funcppo.config import AdamConfig, PPOConfig
-from funcppo.minibatch import UpdateState
+from funcppo.minibatch import MinibatchParts, UpdateState
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.runtime import parallel_compile
@@ -27,7 +27,7 @@ from funcppo.runtime.compile import (
 )
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
-from funcppo.train_step import EAGER_PARTS, collect, init, train_step
+from funcppo.train_step import EAGER_PARTS, Parts, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 CFG = cartpole_config(
@@ -54,11 +54,26 @@ def select(parts=EAGER_PARTS, strategy="auto", backend="aot_eager"):
 def broken(name: str, why: str = "broken on purpose") -> Any:
     """A part that works eagerly and breaks the graph when it is compiled."""
 
+    owner = (
+        EAGER_PARTS
+        if hasattr(EAGER_PARTS, name)
+        else EAGER_PARTS.minibatch_parts
+    )
+
     def part(*args, **kwargs):
         torch._dynamo.graph_break(msg=why)
-        return getattr(EAGER_PARTS, name)(*args, **kwargs)
+        return getattr(owner, name)(*args, **kwargs)
 
     return part
+
+
+def with_parts(**functions: Any) -> Parts:
+    """The eager parts with some replaced, those of a minibatch step included."""
+    names = {field.name for field in fields(MinibatchParts)}
+    pieces = {name: functions.pop(name) for name in names & functions.keys()}
+    return replace(
+        EAGER_PARTS, minibatch_parts=MinibatchParts(**pieces), **functions
+    )
 
 
 def wrong(*args, **kwargs):
@@ -145,9 +160,8 @@ def test_microbatches_update_as_their_minibatch_does(strategy):
 def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     failing = STRATEGIES[:n_broken]
     parts, record = select(
-        replace(
-            EAGER_PARTS,
-            **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing},
+        with_parts(
+            **{BREAKABLE[r]: broken(BREAKABLE[r], f"no {r}") for r in failing}
         )
     )
     assert record.strategy == STRATEGIES[n_broken]
@@ -278,9 +292,7 @@ def test_what_fails_with_custom_passes_is_compiled_without_and_recorded(
 def test_a_strategy_chosen_by_name_that_fails_raises():
     for strategy, part in BREAKABLE.items():
         with pytest.raises(torch._dynamo.exc.Unsupported):
-            select(
-                replace(EAGER_PARTS, **{part: broken(part)}), strategy=strategy
-            )
+            select(with_parts(**{part: broken(part)}), strategy=strategy)
     with pytest.raises(EquivalenceError):
         select(replace(EAGER_PARTS, minibatch_step=wrong), strategy="one-graph")
 
@@ -311,8 +323,7 @@ def test_an_update_that_fails_eagerly_too_raises():
 
     with pytest.raises(ZeroDivisionError):
         select(
-            replace(
-                EAGER_PARTS,
+            with_parts(
                 minibatch_step=fails,
                 accumulate_gradients=fails,
                 minibatch_loss=fails,

@@ -8,6 +8,7 @@ from typing import get_type_hints
 import pytest
 
 from funcppo.config import Config, PPOConfig
+from funcppo.minibatch import MinibatchParts
 from funcppo.runtime import protocols
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import ROLLOUT_PARTS
@@ -31,7 +32,8 @@ def fields(record: type) -> set[str]:
 @pytest.mark.parametrize(
     ("protocol", "record", "n_members"),
     [
-        (protocols.TrainingParts, Parts, 9),
+        (protocols.TrainingParts, Parts, 6),
+        (protocols.MinibatchParts, MinibatchParts, 4),
         (protocols.TrainingConfig, Config, 1),
         (protocols.UpdateSettings, PPOConfig, 1),
         (protocols.TrainingState, TrainState, 2),
@@ -48,8 +50,10 @@ def test_each_record_has_the_members_of_its_protocol(
 
 def test_the_parts_are_functions_that_a_runtime_may_replace():
     assert set(ROLLOUT_PARTS) <= members(protocols.TrainingParts)
+    functions = members(protocols.TrainingParts) - {"minibatch_parts"}
+    assert all(callable(getattr(EAGER_PARTS, name)) for name in functions)
     assert all(
-        callable(getattr(EAGER_PARTS, name))
-        for name in members(protocols.TrainingParts)
+        callable(getattr(EAGER_PARTS.minibatch_parts, name))
+        for name in members(protocols.MinibatchParts)
     )
     assert dataclasses.replace(EAGER_PARTS, scan=print).scan is print
