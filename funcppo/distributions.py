@@ -1,4 +1,8 @@
-"""Distributions over actions, read from a network's output: `CATEGORICAL` and `DIAGONAL_GAUSSIAN`."""
+"""Distributions over actions, read from a network's output: `CATEGORICAL` and `DIAGONAL_GAUSSIAN`.
+
+The logit of an illegal action is -inf, or the smallest finite number: either way it has probability 0, is never
+sampled, and adds nothing to entropy or gradients. Each row has at least one legal action.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +96,9 @@ def _categorical_log_prob(
 def _categorical_entropy(output: HasLogits) -> F32[Tensor, "B"]:
     log_p = torch.log_softmax(output.logits, -1)
     p = log_p.exp()
-    # A masked action has probability 0 and adds nothing; without the mask it would add 0 times its huge logit.
-    return -torch.where(p > 0, p * log_p, 0.0).sum(-1)
+    # 0 log 0 = 0. The logarithm is replaced before the product: 0 times -inf is NaN, in the gradient even where a mask
+    # leaves it out of the sum.
+    return -(p * torch.where(p > 0, log_p, 0.0)).sum(-1)
 
 
 def _categorical_mode(output: HasLogits) -> I64[Tensor, "B"]:

@@ -25,7 +25,7 @@ class Scalars(NamedTuple):
 
 
 class Batch(NamedTuple, Generic[Obs]):
-    """Transitions to learn from."""
+    """Transitions to learn from: those of a rollout, or of a minibatch."""
 
     obs: Obs  # what the action was chosen on
     action: Tensor
@@ -63,8 +63,9 @@ def loss_fn(
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
     """The loss of PPO: policy loss - entropy_coef * entropy + value_coef * value loss.
 
-    Each part is a mean over the rows within the network's capacity. The KL estimate is the mean of
-    (ratio - 1) - log ratio.
+    Each part, and each metric, is a mean over the rows within the network's capacity. Advantages are normalised over
+    all rows before: the capacity limits what the network computes, and advantages are known without it. The KL
+    estimate is the mean of (ratio - 1) - log ratio.
 
     Returns:
       The loss, and its metrics.
@@ -74,7 +75,7 @@ def loss_fn(
     agent = cfg.update_agent or cfg.agent
     output = agent.apply(agent.cfg, world, params, batch.obs)
 
-    # A network of limited capacity drops rows: they count in no mean.
+    # A network of limited capacity has no output for some rows: they count in no mean of the loss.
     is_within_capacity: Bool[Tensor, "TB"] | None = None
     mean: MeanFn = torch.mean
     if agent.within_capacity is not None:
@@ -89,8 +90,8 @@ def loss_fn(
     advantage = batch.advantage
     if cfg.ppo.n_microbatches == 1:
         advantage = normalize_advantages(cfg.ppo, advantage)
-    policy = policy_loss(ratio, advantage, scalars.clip_eps, mean)
-    value = value_loss(
+    policy_term = policy_loss(ratio, advantage, scalars.clip_eps, mean)
+    value_term = value_loss(
         cfg.ppo,
         output.value,
         batch.value,
@@ -99,13 +100,17 @@ def loss_fn(
         mean,
     )
     entropy = mean(agent.distribution.entropy(output))
-    loss = policy - scalars.entropy_coef * entropy + scalars.value_coef * value
+    loss = (
+        policy_term
+        - scalars.entropy_coef * entropy
+        + scalars.value_coef * value_term
+    )
 
     is_clipped = (ratio - 1).abs() > scalars.clip_eps
     metrics = LossMetrics(
         loss=loss,
-        policy_loss=policy,
-        value_loss=value,
+        policy_loss=policy_term,
+        value_loss=value_term,
         entropy=entropy,
         approx_kl=mean(ratio - 1 - log_ratio),
         clip_fraction=mean(is_clipped.to(ratio.dtype)),
@@ -179,7 +184,7 @@ def value_loss(
 def normalize_advantages(
     cfg: PPOConfig, advantage: F32[Tensor, "TB"]
 ) -> F32[Tensor, "TB"]:
-    """(A - mean) / (deviation + 1e-8) over the batch; unchanged if `advantage_ddof` is None."""
+    """(A - mean) / (deviation + 1e-8) over all rows; unchanged if `advantage_ddof` is None."""
     if cfg.advantage_ddof is None:
         return advantage
     deviation = advantage.std(correction=cfg.advantage_ddof)

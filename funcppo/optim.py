@@ -16,7 +16,7 @@ from funcppo.types import F32, I64, Params
 class AdamState(NamedTuple, Generic[Params]):
     """State of Adam; moments have the structure of the parameters."""
 
-    step: F32[Tensor, ""]  # updates so far
+    step: F32[Tensor, ""]  # optimizer steps so far: minibatches applied
     mu: Params  # running mean of the gradient
     nu: Params  # running mean of its square
 

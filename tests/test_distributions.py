@@ -10,6 +10,8 @@ from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
 from funcppo.nets.base import GaussianPolicyValue, PolicyValue
 from tests.learning import double
 
+MASKED = (-torch.inf, torch.finfo(torch.float32).min)
+
 
 def test_the_categorical_equals_torch_distributions():
     out = double(
@@ -29,24 +31,34 @@ def test_the_categorical_equals_torch_distributions():
     assert torch.equal(CATEGORICAL.mode(out), want.probs.argmax(-1))
 
 
-def test_a_masked_action_has_probability_zero_and_no_entropy():
-    lowest = torch.finfo(torch.float32).min
-    out = PolicyValue(
-        logits=torch.tensor([[1.0, lowest, 1.0]], requires_grad=True),
-        value=torch.zeros(1),
-    )
-    assert float(CATEGORICAL.log_prob(out, torch.tensor([1])).exp()) == 0
-    assert float(CATEGORICAL.entropy(out)) == pytest.approx(
-        torch.tensor(2.0).log().item()
-    )
-    (grad,) = torch.autograd.grad(CATEGORICAL.entropy(out).sum(), out.logits)
-    assert grad.isfinite().all()
+@pytest.mark.parametrize("masked", MASKED)
+def test_a_masked_action_has_probability_zero_and_no_entropy(masked):
+    """Entropy and gradients are those of the legal actions alone."""
+    legal = torch.tensor([[1.0, 2.0, 1.0]], requires_grad=True)
+    logits = torch.cat([legal, torch.tensor([[masked]])], 1)
+    with_masked = PolicyValue(logits=logits, value=torch.zeros(1))
+    alone = PolicyValue(logits=legal, value=torch.zeros(1))
+    action = torch.tensor([1])
+    masked_log_prob = CATEGORICAL.log_prob(with_masked, torch.tensor([3]))
+    assert float(masked_log_prob.detach().exp()) == 0
+
+    def outcome(out):
+        entropy, log_prob = (
+            CATEGORICAL.entropy(out),
+            CATEGORICAL.log_prob(out, action),
+        )
+        (grad,) = torch.autograd.grad(entropy + log_prob, legal)
+        return entropy, log_prob, grad
+
+    for got, want in zip(outcome(with_masked), outcome(alone)):
+        torch.testing.assert_close(got, want)
+    assert CATEGORICAL.mode(with_masked).tolist() == [1]
 
 
-def test_a_row_with_one_legal_action_has_entropy_zero():
-    lowest = torch.finfo(torch.float32).min
+@pytest.mark.parametrize("masked", MASKED)
+def test_a_row_with_one_legal_action_has_entropy_zero(masked):
     out = PolicyValue(
-        logits=torch.tensor([[lowest, 5.0, lowest]]), value=torch.zeros(1)
+        logits=torch.tensor([[masked, 5.0, masked]]), value=torch.zeros(1)
     )
     assert (
         float(CATEGORICAL.entropy(out)) == 0

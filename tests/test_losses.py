@@ -225,14 +225,15 @@ def test_its_gradient_equals_finite_differences():
         ) == pytest.approx(float(grad[i]), rel=1e-5, abs=1e-7)
 
 
-def test_a_masked_action_has_no_part_in_the_loss():
+@pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float64).min])
+def test_a_masked_action_has_no_part_in_the_loss(masked):
     """Adding masked actions changes neither log-probability nor entropy, and gives finite gradients."""
     cfg, params, batch, scalars = problem()
     plain = cfg.agent.apply
 
     def padded(c, world, p, obs):
         out = plain(c, world, p, obs)
-        illegal = torch.full_like(out.logits, torch.finfo(out.logits.dtype).min)
+        illegal = torch.full_like(out.logits, masked)
         return out._replace(logits=torch.cat([out.logits, illegal], 1))
 
     wide = replace(cfg, agent=replace(cfg.agent, apply=padded))
@@ -245,6 +246,27 @@ def test_a_masked_action_has_no_part_in_the_loss():
     for a, b in zip(*(tree.leaves(g) for g in grads)):
         assert b.isfinite().all()
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_rows_beyond_the_capacity_are_in_no_mean_but_that_of_the_advantages():
+    """By hand: advantages are normalised over all rows, and what is left is learnt from; float64, 1e-12."""
+    cfg, params, batch, scalars = problem(advantage_ddof=0)
+    is_within = torch.arange(32) % 3 > 0
+    limited = replace(
+        cfg,
+        agent=replace(cfg.agent, within_capacity=lambda *_: is_within),
+    )
+    loss, metrics = loss_fn(limited, (), params, batch, scalars)
+
+    unnormalised = replace(cfg, ppo=replace(cfg.ppo, advantage_ddof=None))
+    advantage = normalize_advantages(cfg.ppo, batch.advantage)
+    rows = tree.map(lambda x: x[is_within], batch._replace(advantage=advantage))
+    want, expected = loss_fn(unnormalised, (), params, rows, scalars)
+    torch.testing.assert_close(loss, want, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        metrics.policy_loss, expected.policy_loss, rtol=1e-12, atol=0
+    )
+    assert float(metrics.dropped_fraction) == pytest.approx(11 / 32)
 
 
 def test_scalars_are_read_from_the_state_and_not_from_the_config():

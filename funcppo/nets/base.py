@@ -30,8 +30,7 @@ __all__ = [
 class PolicyValue(NamedTuple):
     """The output of an actor-critic over discrete actions."""
 
-    # The smallest finite number for an illegal action.
-    logits: F32[Tensor, "B S"]
+    logits: F32[Tensor, "B S"]  # -inf for an illegal action
     value: F32[Tensor, "B"]
 
 
