@@ -110,10 +110,12 @@ class PPOConfig:
     half_value_loss: bool = True
     """Multiply the value loss by 1/2. Default: on."""
     target_kl: PositiveFloat | None = None
-    """Stop an update when the approximate KL divergence from the old policy exceeds this, in nats. Default: never."""
+    """Stop an update when the approximate KL divergence from the old policy exceeds this, in nats. What follows in the
+    update is computed and discarded, so that a stop saves no time. Default: never."""
     kl_stop: Literal["epoch", "minibatch"] = "epoch"
-    """When target_kl takes effect. epoch: stop after the epoch whose KL exceeds target_kl; minibatch: skip the first
-    minibatch that exceeds it, and the rest."""
+    """Which estimates target_kl is compared with; each is of one minibatch, before its step. epoch: that of the last
+    minibatch of each epoch, which is applied, and the later epochs are not; minibatch: that of every minibatch, and the
+    first beyond target_kl is not applied, nor are the later ones."""
     bootstrap_truncated: bool = True
     """Bootstrap with V(s_T) when an episode is truncated; if off, truncation counts as termination. Default: on."""
 
@@ -135,17 +137,23 @@ class PPOConfig:
                 f"n_microbatches: expected a divisor of the {minibatch_size} rows of a minibatch, "
                 f"got {self.n_microbatches}"
             )
+        # The deviation of one advantage is 0 (ddof 0) or not defined (ddof 1).
+        if minibatch_size == 1 and self.advantage_ddof is not None:
+            raise ValueError(
+                f"n_minibatches: expected at least 2 rows a minibatch to normalise advantages over, got "
+                f"{self.n_minibatches} minibatches of {batch_size} rows; or set advantage_ddof to None"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """A learning problem: the algorithm, the environment, the network."""
+    """A learning problem: the algorithm, the environment, the agent."""
 
     ppo: PPOConfig
     """The algorithm's settings."""
     env: AnyEnvironment
     """The environment."""
     agent: AnyAgent
-    """The network."""
+    """The network, and the distribution that it acts by."""
     update_agent: AnyAgent | None = None
-    """The network as the update applies it, with the same params, e.g. with a smaller capacity. None: `agent`."""
+    """The agent that the update applies to the same params, e.g. of a smaller capacity. None: `agent`."""

@@ -6,14 +6,16 @@ An environment is three pure functions and their settings, `Environment`:
     step_functional(cfg, world, state, action, key)  -> state, Timestep
     observe(cfg, world, state)                       -> observation
 
-A network is two pure functions and their settings, `Agent`:
+A network is two pure functions; an `Agent` is a network, its settings, and the distribution over actions that its
+output stands for:
 
     init(cfg, key)                   -> params
     apply(cfg, world, params, obs)   -> output      a NamedTuple with the field `value`
 
-`cfg` is a frozen dataclass of Python scalars. `world` is a NamedTuple of tensors that stay fixed while a policy learns
-(`NoWorld()` if there are none). `state`, `params` and the output are NamedTuples of tensors, the observation is a
-tensor or a NamedTuple of tensors; all but `params` have the leading axis B, one row for each environment.
+`cfg` is static: a Python scalar, or a frozen dataclass of such. `world` is a tree of tensors that stay fixed while a
+policy learns (`NoWorld()` if there are none). A tree of tensors is a tensor, or a NamedTuple, tuple or list of trees;
+a NamedTuple names its parts. So are `state`, `params` and the observation, and all but `params` and `world` have the
+leading axis B, one row for each environment. Shapes and dtypes stay the same from step to step.
 
 An environment's `key` is `I64[Tensor, "B 2"]`, one key for each row, so that a row depends on its own key alone. Rows
 are independent. A row that has finished stays as it is: reward 0, the same state, the same flags. Nothing resets
@@ -33,13 +35,13 @@ from typing_extensions import TypeVar
 from funcppo.distributions import CATEGORICAL, Distribution
 from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
 
-# What is static about an environment or a network: hashable, as a frozen dataclass
-# of Python scalars is. A new value is a new graph.
+# What is static about an environment or a network: hashable, as a Python scalar and
+# a frozen dataclass of such are. A new value is a new graph.
 Settings: TypeAlias = Any
 
 
 class ActorCriticOutput(Protocol):
-    """The output of a network, as far as the learner reads it; the rest is for its `Distribution`."""
+    """The output of a network, as far as the learner reads it; the rest is for the agent's `Distribution`."""
 
     @property
     def value(self) -> F32[Tensor, "B"]: ...
@@ -49,11 +51,12 @@ Output = TypeVar("Output", bound=ActorCriticOutput, infer_variance=True)
 
 
 class Timestep(NamedTuple):
-    """The transition just made. Its last observation is `observe(state)`, before any reset."""
+    """The transition just made. The observation that it leads to is `observe(state)`, before any reset."""
 
     reward: F32[Tensor, "B"]
     terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
-    # Cut by a limit that is no part of the task: rewards would have followed.
+    # Cut by a limit that is no part of the task, such as a time limit: rewards would have followed. The value of the
+    # state that was reached stands for these, unless `PPOConfig.bootstrap_truncated` is off.
     truncated: Bool[Tensor, "B"]
 
 
@@ -145,8 +148,9 @@ class Environment(Generic[World, State, Obs, ResetSample]):
     reset: ResetFn[World, State]
     step_functional: StepFn[World, State]
     observe: ObserveFn[World, State, Obs]
-    # whether `truncated` is ever true; if not, rollouts spare the last observations
-    truncates: bool
+    # False if `truncated` is never true: rollouts then spare the observations after each step. An environment that
+    # truncates all the same is learnt as if it terminated there.
+    truncates: bool = True
 
     # A reset in two parts, for states too large to hold one for every step of a rollout:
     # reset(key) == reset_from_sample(sample_reset(key)). None: the sample is the state itself.
@@ -160,7 +164,7 @@ class Environment(Generic[World, State, Obs, ResetSample]):
         StepWithAutoresetFn[World, State, ResetSample] | None
     ) = None
 
-    # for networks that are built from it, such as `nets.mlp`
+    # for networks that are built from it, such as `nets.mlp`; needs an observation that is one tensor [B, F]
     spec: EnvironmentSpec | None = None
 
 
@@ -189,7 +193,7 @@ _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent(Generic[World, Params, Obs, Output]):
-    """A network: its functions, their settings, and the distribution that its output stands for."""
+    """A network and how it acts: its functions, their settings, and the distribution that its output stands for."""
 
     cfg: Settings  # the first argument of each function
     init: InitFn[Params]
@@ -206,6 +210,6 @@ AnyAgent: TypeAlias = Agent[Any, Any, Any, Any]
 
 
 class NetworkFactory(Protocol):
-    """Builds a network for the sizes of an environment."""
+    """Builds an agent for the sizes of an environment."""
 
     def __call__(self, spec: EnvironmentSpec, /) -> AnyAgent: ...

@@ -82,7 +82,7 @@ class Learner(Generic[Params, State]):
         """The state before the first update, on the device of the key.
 
         Raises:
-          TypeError: params, or the state of the environment, are no NamedTuple of tensors.
+          TypeError: params, or the state of the environment, are no tree of tensors.
         """
         return train_step.init(self.cfg, self.world, key)
 
@@ -93,6 +93,9 @@ class Learner(Generic[Params, State]):
 
         Returns:
           The state after the update, and its metrics.
+
+        Raises:
+          TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says.
         """
         return train_step.train_step(self.cfg, self.world, state)
 
@@ -148,8 +151,9 @@ def ppo(
 
     Args:
       env: the environment, e.g. `fp.envs.cartpole()` or one of your own (`funcppo.interfaces`).
-      network: an `Agent`, or a function that builds one for the environment's `spec`, e.g. `fp.nets.mlp(64, 64)`.
-      world: tensors of the environment that no step changes; None if it needs none.
+      network: the network, as an `Agent` or as a function that builds one for the environment's `spec`, such as
+        `fp.nets.mlp(64, 64)`.
+      world: a tree of tensors that the environment and the network read and no step changes; None if there are none.
       options: fields of `PPOConfig`, e.g. `n_envs=8`.
 
     Returns:

@@ -27,6 +27,7 @@ from funcppo.types import (
     World,
     X,
     Y,
+    check_tensor,
 )
 
 
@@ -82,7 +83,7 @@ def init_rollout_state(
     """First states of `n_envs` rows, with empty episodes.
 
     Raises:
-      TypeError: the environment's state is no NamedTuple of tensors.
+      TypeError: the environment's state is no tree of tensors.
     """
     env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
     tree.check_tree(env_state, "state of the environment")
@@ -135,6 +136,9 @@ def rollout_step(
 
     Returns:
       The state to continue from, and the transition.
+
+    Raises:
+      TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says.
     """
     env, agent = cfg.env, cfg.agent
     obs = env.observe(env.cfg, world, rollout_state.env_state)
@@ -149,15 +153,22 @@ def rollout_step(
         random_inputs.step_key,
         random_inputs.reset_sample,
     )
+    # Shapes and dtypes are known when a step is traced, so that a compiled step checks nothing.
+    value = output.value
+    total_reward = rollout_state.episode_stats.total_reward
+    rows, dtype = total_reward.shape, total_reward.dtype
+    check_tensor(timestep.reward, rows, dtype, "Timestep.reward")
+    check_tensor(value, rows, value.dtype, "value of the network")
+
     episode_stats = EpisodeStats(
-        total_reward=rollout_state.episode_stats.total_reward + timestep.reward,
+        total_reward=total_reward + timestep.reward,
         length=rollout_state.episode_stats.length + 1,
     )
     transition = Transition(
         obs=obs,
         action=action,
         log_prob=agent.distribution.log_prob(output, action),
-        value=output.value,
+        value=value,
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,

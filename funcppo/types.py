@@ -1,7 +1,8 @@
 """Shape-and-dtype annotations, readable by people, type checkers and tests; and the type variables of the package.
 
 `F32[Tensor, "B A"]` is `typing.Annotated` to a type checker; at run time it carries a `TensorSpec` that
-`check_shapes_and_dtypes` enforces in tests and at the library's boundary. Nothing here runs inside a compiled function.
+`check_shapes_and_dtypes` enforces in tests and at the library's boundary. Nothing here runs inside a compiled function:
+`check_tensor` is evaluated when one is traced.
 
 Axes; the single letters:
 
@@ -49,6 +50,7 @@ __all__ = [
     "X",
     "Y",
     "check_shapes_and_dtypes",
+    "check_tensor",
 ]
 
 if TYPE_CHECKING:
@@ -144,6 +146,20 @@ def check_shapes_and_dtypes(
         elif hasattr(value, "_fields"):
             check_shapes_and_dtypes(value, axis_sizes, field_path)
     return axis_sizes
+
+
+def check_tensor(
+    tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype, name: str
+) -> None:
+    """Check a tensor that a user's function returns: broadcasting and type promotion would hide what is wrong with it.
+
+    Raises:
+      TypeError: one line that names the tensor, and says what was expected and what came.
+    """
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise TypeError(
+            f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"
+        )
 
 
 def _tensor_spec(hint: Any) -> TensorSpec | None:

@@ -29,6 +29,19 @@ def test_the_number_of_microbatches_must_divide_the_minibatch():
         PPOConfig(n_minibatches=4, n_microbatches=3)
 
 
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_a_minibatch_of_one_row_is_refused_where_advantages_are_normalised(
+    ddof,
+):
+    sizes = {"n_envs": 2, "n_steps": 3, "n_minibatches": 6}
+    assert PPOConfig(**sizes, advantage_ddof=None).n_minibatches == 6
+    with pytest.raises(
+        ValueError,
+        match=r"^n_minibatches: expected at least 2 rows a minibatch .*, got 6 minibatches of 6 rows; or",
+    ):
+        PPOConfig(**sizes, advantage_ddof=ddof)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -22,18 +22,16 @@ def test_what_may_be_left_out_of_an_environment():
         reset=nothing,
         step_functional=nothing,
         observe=nothing,
-        truncates=False,
     )
+    assert env.truncates
     assert (
         env.sample_reset,
         env.reset_from_sample,
         env.step_with_autoreset,
         env.spec,
     ) == (None,) * 4
-    with pytest.raises(TypeError, match="truncates"):
-        Environment(
-            cfg=None, reset=nothing, step_functional=nothing, observe=nothing
-        )
+    with pytest.raises(TypeError, match="observe"):
+        Environment(cfg=None, reset=nothing, step_functional=nothing)
 
 
 def test_an_agent_is_categorical_unless_it_says_otherwise():

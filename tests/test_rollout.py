@@ -135,3 +135,69 @@ def test_the_network_is_called_once_a_step_and_last_observations_kept_only_where
         traj = trajectory(replace(cfg, agent=agent, env=env), n_steps=3)[-1]
         assert len(seen) == 3
         assert isinstance(traj.final_obs, torch.Tensor) == kept
+
+
+def changed(field, change):
+    """CartPole with a field of its timestep, its next state or its network's output changed."""
+    cfg = cartpole_config()
+    env, agent = cfg.env, cfg.agent
+
+    def with_change(record):
+        if field not in record._fields:
+            return record
+        return record._replace(**{field: change(getattr(record, field))})
+
+    def step(*args):
+        state, timestep = env.step_functional(*args)
+        return with_change(state), with_change(timestep)
+
+    def apply(*args):
+        return with_change(agent.apply(*args))
+
+    return replace(
+        cfg,
+        env=replace(env, step_functional=step),
+        agent=replace(agent, apply=apply),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "text"),
+    [
+        (
+            "reward",
+            torch.Tensor.double,
+            r"Timestep.reward: expected torch.float32 \[6\], got torch.float64 \[6\]",
+        ),
+        (
+            "reward",
+            lambda x: x[:, None],
+            r"Timestep.reward: expected torch.float32 \[6\], got torch.float32 \[6, 1\]",
+        ),
+        (
+            "terminated",
+            torch.Tensor.float,
+            r"Timestep.terminated: expected torch.bool \[6\], got torch.float32 \[6\]",
+        ),
+        (
+            "truncated",
+            lambda x: x[:1],
+            r"Timestep.truncated: expected torch.bool \[6\], got torch.bool \[1\]",
+        ),
+        (
+            "value",
+            lambda x: x[:, None],
+            r"value of the network: expected torch.float32 \[6\], got torch.float32 \[6, 1\]",
+        ),
+        (
+            "steps",
+            torch.Tensor.float,
+            r"state.steps after a step: expected torch.int64 \[6\], got torch.float32 \[6\]",
+        ),
+    ],
+)
+def test_a_tensor_that_promotion_or_broadcasting_would_hide_is_refused_in_one_line(
+    field, change, text
+):
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        trajectory(changed(field, change), n_steps=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from funcppo import tree
@@ -17,7 +18,7 @@ from funcppo.interfaces import (
     NoWorld,
     Timestep,
 )
-from funcppo.types import I64, Obs, ResetSample, State, World
+from funcppo.types import I64, Obs, ResetSample, State, World, check_tensor
 
 __all__ = [
     "AutoresetStep",
@@ -56,6 +57,9 @@ def step_with_autoreset(
 
     Args:
       reset_sample: from `sample_reset`; used in finished rows only.
+
+    Raises:
+      TypeError: `step_functional` returns a flag or a state of another shape or dtype than it should.
     """
     if env.step_with_autoreset is not None:
         return AutoresetStep(
@@ -67,6 +71,7 @@ def step_with_autoreset(
     reached_state, timestep = env.step_functional(
         env.cfg, world, state, action, key
     )
+    _check_step(state, reached_state, timestep, key.shape[:1])
     if env.reset_from_sample is not None:
         reset_state = env.reset_from_sample(env.cfg, world, reset_sample)
     else:
@@ -74,6 +79,27 @@ def step_with_autoreset(
     return AutoresetStep(
         reached_state, timestep, autoreset(reached_state, timestep, reset_state)
     )
+
+
+def _check_step(
+    state: State, reached_state: State, timestep: Timestep, rows: torch.Size
+) -> None:
+    """Check the flags that a step returns, and that it keeps the shapes and dtypes of the state.
+
+    Raises:
+      TypeError: names the tensor.
+    """
+    for name in ("terminated", "truncated"):
+        flag = getattr(timestep, name)
+        check_tensor(flag, rows, torch.bool, f"Timestep.{name}")
+
+    leaves = zip(tree.leaves(state), tree.leaves(reached_state))
+    for i, (before, after) in enumerate(leaves):
+        if after.shape != before.shape or after.dtype != before.dtype:
+            path = tree.paths(state)[i]
+            check_tensor(
+                after, before.shape, before.dtype, f"state.{path} after a step"
+            )
 
 
 def autoreset(state: State, timestep: Timestep, reset_state: State) -> State:
