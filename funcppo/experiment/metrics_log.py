@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
     Returns:
       n_episodes, episode_return, episode_length: number of episodes that ended, and the means over them.
       n_truncated_episodes, explained_variance: as in `RolloutMetrics`.
-      loss, policy_loss, ...: as in `LossMetrics`; dropped_fraction only if the capacity is limited.
+      loss, policy_loss, ...: as in `LossMetrics`, NaN if no minibatch was applied; dropped_fraction only if the
+        capacity is limited.
       grad_norm, learning_rate, n_applied_minibatches, n_nonfinite_minibatches: as in `Metrics`.
     """
     values = torch.stack(tree.leaves(metrics)).tolist()
@@ -123,4 +125,11 @@ def truncate(path: Path, last_update: int) -> list[str]:
 
 
 def _to_line(row: Row) -> bytes:
-    return json.dumps(row).encode() + b"\n"
+    """A row as JSON, which has no NaN: null stands for a number that is not finite."""
+    finite_row = {
+        name: None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in row.items()
+    }
+    return json.dumps(finite_row).encode() + b"\n"

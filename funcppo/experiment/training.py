@@ -526,7 +526,7 @@ def _divergence_message(folder: Path, update: int, n_bad_updates: int) -> str:
     saved_update = int(saved.arrays["train_state.update"])
     return (
         f"{folder}: expected finite numbers, got a loss or gradient not finite in each of the {n_bad_updates} updates "
-        f"up to {update}; none of them changed the parameters, and {CHECKPOINT_FILE} holds update {saved_update}"
+        f"up to {update}; none of them was saved, and {CHECKPOINT_FILE} holds update {saved_update}"
     )
 
 

@@ -78,6 +78,16 @@ def test_means_over_no_episode_are_zero():
     )
 
 
+def test_a_number_that_is_not_finite_is_null_since_json_has_none(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics_log.truncate(path, 0)
+    row = {"update": 1, "loss": float("nan"), "explained_variance": -torch.inf}
+    metrics_log.append(path, row)
+    assert metrics_log.read(path) == [
+        {"update": 1, "loss": None, "explained_variance": None}
+    ]
+
+
 def test_a_log_starts_with_its_format_and_returns_its_rows(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics_log.truncate(path, 0)
