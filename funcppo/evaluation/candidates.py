@@ -1,8 +1,14 @@
 """Candidates of a ranking query: the entities that its answer is ranked against.
 
-The candidates of a query are its answer and every entity of the pool whose triple is in no split (the filtered
-setting), or a sample of these. `list_candidates` builds the table of those that need a score: an unprovable candidate
-scores 0 and ties at the bottom, so for every score but `greedy` it is enough to score the provable ones.
+A query is a triple whose argument on one side, head or tail, is the answer. Its candidates are the answer and every
+entity of the pool that completes it to no known triple, or a sample of these; known are the triples of all splits and
+of facts.txt (the filtered setting).
+
+`list_candidates` builds the table of the candidates that need a score. By every score but `greedy`, an unprovable
+candidate scores 0; these candidates tie below all others, their number is known, and only the provable ones are listed.
+
+Axes: Q queries of a batch, L listed candidates of all queries together, G corruptions of a query, E entities of the
+pool, W atom width.
 """
 
 from __future__ import annotations
@@ -53,12 +59,12 @@ class SampledCorruptions(NamedTuple):
 
 
 class CandidateTable(NamedTuple):
-    """The candidates of a batch of queries on one side that need a score; N rows for all queries together."""
+    """The candidates of a batch of queries on one side that need a score."""
 
-    query_row: I64[Tensor, "N"]  # row of the query in the batch
+    query_row: I64[Tensor, "L"]  # row of the query in the batch
     # the query with the candidate in place of the answer
-    atom: I64[Tensor, "N W"]
-    is_answer: Bool[Tensor, "N"]  # the candidate is the answer itself
+    atom: I64[Tensor, "L W"]
+    is_answer: Bool[Tensor, "L"]  # the candidate is the answer itself
     # candidates of the query, listed here or not
     n_candidates: I64[Tensor, "Q"]
     answer_provable: Bool[Tensor, "Q"]  # T_P derives the answer
@@ -74,9 +80,9 @@ class _EntityTable(NamedTuple):
 class _Subset(NamedTuple):
     """A subset of 0 .. size - 1 for each row."""
 
-    member: I64[Tensor, "Q n"]  # distinct where the mask is true
-    # false in the last slots of a row with fewer than n members
-    mask: Bool[Tensor, "Q n"]
+    member: I64[Tensor, "Q G"]  # distinct where the mask is true
+    # false in the last slots of a row with fewer than G members
+    mask: Bool[Tensor, "Q G"]
 
 
 def check_queries(
@@ -121,9 +127,9 @@ def list_candidates(
     pool: I64[Tensor, "E"],
     side: int,
 ) -> CandidateTable:
-    """List the candidates of one side that need a score.
+    """List the candidates of one side that need a score: the provable ones, or all if `protocol.score_unprovable`.
 
-    The answer is listed where it is provable; so is every other candidate. `protocol.score_unprovable` lists all.
+    The answer is one of the candidates, and is listed by the same rule.
 
     Args:
       model: T_P, in which sampled candidates are looked up.
@@ -182,7 +188,7 @@ def count_candidates(
     """The number of candidates of each query, its answer included: the pool less the other true answers.
 
     Args:
-      true_triples: the triples of all splits, restricted to the pool.
+      true_triples: the known triples, restricted to the pool.
       side: `HEAD` or `TAIL`.
       pool_size: number of entities of the pool, which holds every answer.
     """
@@ -200,7 +206,7 @@ def list_provable_candidates(
     """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0.
 
     Args:
-      true_triples: the triples of all splits.
+      true_triples: the known triples.
       derivable_triples: the derivable triples, restricted to the pool; with or without the facts, which are filtered.
       side: `HEAD` or `TAIL`.
     """
@@ -231,13 +237,16 @@ def sample_corruptions(
     """Sample corruptions of each query: a uniform subset of its candidates other than the answer, in no special order.
 
     A query's sample depends on the key, the side and its id alone, not on the rest of the batch. There is no rejection
-    sampling, and a query with fewer than `n_corruptions` gets them all: the r-th entity (from 0) that is allowed stands
-    in the pool at
+    sampling, and a query with fewer than `n_corruptions` gets them all: a random subset of 0, 1, ... says which of the
+    allowed entities to take. The allowed entity number r, counted from 0, stands in the pool at
 
         r + #{j : position_j - j <= r},    position_0 < position_1 < ... of the entities that are not allowed
 
+    For example, a pool of 6 without positions 1 and 4 has allowed positions 0, 2, 3, 5. position_j - j is 1 and 3; for
+    r = 2 one of these is at most 2, and allowed entity number 2 stands at 2 + 1 = 3.
+
     Args:
-      true_triples: the triples of all splits, restricted to the pool.
+      true_triples: the known triples, restricted to the pool.
       pool: entities to choose from, ascending; it holds every answer.
       query_id: a number below 2**32 that stays with the query, such as its row in its split.
     """
@@ -252,17 +261,17 @@ def sample_corruptions(
     side_key = random.fold_in(key, side)
     query_key = random.fold_in(side_key, query_id)
     n_allowed = len(pool) - n_excluded
-    rank, mask = _sample_subset(query_key, n_allowed, n_corruptions)
+    allowed, mask = _sample_subset(query_key, n_allowed, n_corruptions)
 
-    # position_j - j, coded in the same way: one binary search counts the excluded entities below each rank.
+    # position_j - j, coded in the same way: one binary search counts the excluded entities before each allowed one.
     index = torch.arange(len(excluded), device=device)
     j = index - first_excluded[excluded_query]
     query_row = torch.arange(n_queries, device=device)
-    code = query_row[:, None] * width + rank
+    code = query_row[:, None] * width + allowed
     n_below = torch.searchsorted(excluded - j, code, right=True)
     n_skipped = n_below - first_excluded[:, None]
 
-    position = torch.where(mask, rank + n_skipped, 0)
+    position = torch.where(mask, allowed + n_skipped, 0)
     entity = torch.where(mask, pool[position], 0)
     return SampledCorruptions(entity=entity, mask=mask)
 
@@ -282,7 +291,10 @@ def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
 
 
 def _provable_table(
-    filter_index: FilterIndex, queries: Tensor, side: int, pool_size: int
+    filter_index: FilterIndex,
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    pool_size: int,
 ) -> CandidateTable:
     """The provable candidates among the whole pool."""
     true_triples, derivable_triples = filter_index
@@ -300,7 +312,10 @@ def _provable_table(
 
 
 def _all_corruptions(
-    true_triples: TripleIndex, queries: Tensor, pool: Tensor, side: int
+    true_triples: TripleIndex,
+    queries: I64[Tensor, "Q W"],
+    pool: I64[Tensor, "E"],
+    side: int,
 ) -> _EntityTable:
     """Every entity of the pool for every query, and which of them are candidates other than the answer."""
     entity = pool.expand(len(queries), -1)
@@ -326,11 +341,16 @@ def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
     return torch.where(is_replaced, entity[..., None], atoms)
 
 
-def _sample_subset(key: Tensor, size: Tensor, n: int) -> _Subset:
+def _sample_subset(
+    key: I64[Tensor, "Q 2"], size: I64[Tensor, "Q"], n: int
+) -> _Subset:
     """Sample a uniform subset of 0 .. size - 1 for each row, of n members or of all where there are fewer.
 
     Member i of n is a uniform t_i <= j_i = size - n + i, or j_i itself when t_i is a member already, that is when
     t_i = t_k for a k < i, or t_i = j_k for a k < i that had to give way itself: a chain, followed by doubling.
+
+    For example, size 5 and n = 3 have j = 2, 3, 4. Of the draws t = 1, 1, 3 the second repeats the first and gives way
+    to j_1 = 3; the third is 3 = j_1, a member since slot 1 gave way, and gives way to j_2 = 4. The subset is 1, 3, 4.
 
     Source: Floyd's algorithm in Bentley 1987, "A sample of brilliance", CACM 30(9).
     """
@@ -365,16 +385,19 @@ def _sample_subset(key: Tensor, size: Tensor, n: int) -> _Subset:
 
 
 def _excluded_entities(
-    true_triples: TripleIndex, pool: Tensor, queries: Tensor, side: int
-) -> Tensor:
+    true_triples: TripleIndex,
+    pool: I64[Tensor, "E"],
+    queries: I64[Tensor, "Q W"],
+    side: int,
+) -> I64[Tensor, "X"]:
     """The entities that corrupt no query: its answer and its other true answers.
 
     Returns:
-      query_row * (E + 1) + position in the pool, ascending.
+      [X], query_row * (E + 1) + position in the pool for each of them, ascending.
     """
     answers = triple_index.list_answers(true_triples, queries, side)
 
-    # The answer of a query that is in no split is not listed among the true ones.
+    # The answer of a query that is no known triple is not listed among the true ones.
     is_listed = triple_index.contains(true_triples, queries, side)
     unlisted = (~is_listed).nonzero()[:, 0]
     query_row = torch.cat([answers.query_row, unlisted])

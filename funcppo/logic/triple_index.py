@@ -37,7 +37,7 @@ class TripleIndex(NamedTuple):
 class FilterIndex(NamedTuple):
     """The triples that candidates are looked up in, the same for every query of a data set."""
 
-    # the triples of all splits, which are filtered from the candidates
+    # the known triples, of all splits and of facts.txt, which are filtered from the candidates
     true_triples: TripleIndex
     derivable_triples: TripleIndex  # the triples that T_P derives
 
@@ -98,7 +98,7 @@ def build_filter_index(
     """Build the indices of the true and of the derivable triples.
 
     Args:
-      true_atoms: the atoms of all splits.
+      true_atoms: the known atoms, of all splits and of facts.txt.
       pool: the entities to rank against, ascending.
     """
     return FilterIndex(
