@@ -13,6 +13,7 @@ Environments and networks:
     fp.envs      cartpole, pendulum
     fp.nets      mlp
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
+    fp.MaskedObservation                                           where some actions are illegal
     fp.Agent, fp.PolicyValue, fp.GaussianPolicyValue               for a network of your own
     fp.CATEGORICAL, fp.DIAGONAL_GAUSSIAN                           distributions over actions
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         Agent,
         Environment,
         EnvironmentSpec,
+        MaskedObservation,
         NoWorld,
         Timestep,
     )
@@ -57,6 +59,7 @@ __all__ = [
     "EnvironmentSpec",
     "GaussianPolicyValue",
     "Learner",
+    "MaskedObservation",
     "Metrics",
     "NoWorld",
     "PPOConfig",
@@ -88,6 +91,7 @@ _SOURCES = {
     "EnvironmentSpec": "funcppo.interfaces",
     "GaussianPolicyValue": "funcppo.nets.base",
     "Learner": "funcppo.learner",
+    "MaskedObservation": "funcppo.interfaces",
     "Metrics": "funcppo.train_step",
     "NoWorld": "funcppo.interfaces",
     "PPOConfig": "funcppo.config",

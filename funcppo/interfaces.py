@@ -60,6 +60,15 @@ class Timestep(NamedTuple):
     truncated: Bool[Tensor, "B"]
 
 
+class MaskedObservation(NamedTuple):
+    """An observation that says which actions are legal; `nets.mlp` reads it, and so may a network of your own."""
+
+    features: F32[Tensor, "B F"]
+    action_mask: Bool[
+        Tensor, "B S"
+    ]  # the action is legal; some action of each row is
+
+
 class NoWorld(NamedTuple):
     """The world of an environment that needs none."""
 
@@ -164,7 +173,8 @@ class Environment(Generic[World, State, Obs, ResetSample]):
         StepWithAutoresetFn[World, State, ResetSample] | None
     ) = None
 
-    # for networks that are built from it, such as `nets.mlp`; needs an observation that is one tensor [B, F]
+    # For networks that are built from it, such as `nets.mlp`. That one reads an observation of one tensor [B, F], or a
+    # `MaskedObservation`.
     spec: EnvironmentSpec | None = None
 
 

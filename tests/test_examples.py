@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import funcppo as fp
-from examples import custom_env
+from examples import custom_env, grid_world
 from funcppo import random
 from funcppo.runtime.compile import select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
@@ -30,11 +31,13 @@ def printed_numbers(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(path.name for path in FOLDER.glob("*.py"))
+    ("name", "n_lines"),
+    [("cartpole.py", 60), ("custom_env.py", 60), ("grid_world.py", 100)],
 )
-def test_an_example_has_fewer_than_60_lines_and_says_what_it_is(name):
+def test_an_example_is_short_and_says_what_it_is(name, n_lines):
+    assert len(list(FOLDER.glob("*.py"))) == 3
     text = (FOLDER / name).read_text()
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) < n_lines
     assert re.match(r'"""[A-Z]', text)
 
 
@@ -50,16 +53,64 @@ def test_your_own_environment_is_learnt():
     assert len(lengths) == 20 and lengths[0] > 15 and lengths[-1] < 8
 
 
-def test_your_own_environment_and_network_are_one_graph():
-    cfg = custom_env.learner.cfg
-    state = init(cfg, WORLD, random.key(0))
+def shortest_lengths() -> list[int]:
+    """Steps to the goal from each start, by breadth-first search over the rows of the map."""
+    rows = grid_world.ROWS
+    length = {(4, 4): 0}
+    frontier = [(4, 4)]
+    while frontier:
+        row, column = frontier.pop(0)
+        for i, j in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+            cell = (row + i, column + j)
+            is_inside = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
+            if (
+                is_inside
+                and rows[cell[0]][cell[1]] == "."
+                and cell not in length
+            ):
+                length[cell] = length[row, column] + 1
+                frontier.append(cell)
+    return [length[cell] for cell in sorted(length) if cell != (4, 4)]
+
+
+def test_the_grid_is_learnt_by_legal_moves():
+    """At most one step more than the shortest way, on average over the starts; more than twice that at first."""
+    shortest = sum(shortest_lengths()) / len(grid_world.grid.start)
+    *lengths, greedy = printed_numbers("grid_world.py")
+    assert len(lengths) == 6 and lengths[0] > 2 * shortest
+    assert shortest - 0.005 <= greedy < shortest + 1  # two decimals are printed
+
+
+def test_no_move_into_a_wall_is_ever_made():
+    """Every cell of a rollout is free, and every action of it legal."""
+    cfg, world = grid_world.learner.cfg, grid_world.learner.world
+    batch = collect(cfg, world, grid_world.learner.init(random.key(1))).batch
+    cell = batch.obs.features.argmax(1)
+    free = torch.tensor([x == "." for x in "".join(grid_world.ROWS)])
+    assert free[cell].all() and len(cell.unique()) == free.sum() - 1
+    assert batch.obs.action_mask.gather(1, batch.action[:, None]).all()
+
+
+def test_the_grid_s_time_limit_truncates():
+    learner = grid_world.learner
+    walk = replace(learner.cfg.ppo, n_steps=grid_world.MAX_STEPS)
+    cfg = replace(learner.cfg, ppo=walk)
+    state = train_step(cfg, learner.world, learner.init(random.key(1)))
+    rollout = state[1].rollout
+    assert 0 < rollout.n_truncated_episodes < rollout.n_episodes
+
+
+@pytest.mark.parametrize("example", [custom_env, grid_world])
+def test_your_own_environment_and_network_are_one_graph(example):
+    cfg, world = example.learner.cfg, example.learner.world
+    state = init(cfg, world, random.key(0))
     parts, record = select_strategy(
-        collect, EAGER_PARTS, cfg, WORLD, state, backend="aot_eager"
+        collect, EAGER_PARTS, cfg, world, state, backend="aot_eager"
     )
     assert record.strategy == "one-graph" and not record.failures
     assert_trees_equal(
-        train_step(cfg, WORLD, state, parts),
-        train_step(cfg, WORLD, state),
+        train_step(cfg, world, state, parts),
+        train_step(cfg, world, state),
         rtol=1e-5,
         atol=1e-5,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import random
-from funcppo.interfaces import AnyAgent, EnvironmentSpec
+from funcppo.interfaces import AnyAgent, EnvironmentSpec, MaskedObservation
 from funcppo.nets.base import (
     DIAGONAL_GAUSSIAN,
     Agent,
@@ -106,16 +106,21 @@ def stack_heads(policy: Dense, value: Dense) -> Dense:
 
 
 def apply(
-    cfg: MLPConfig, world: object, params: Params, obs: F32[Tensor, "B F"]
+    cfg: MLPConfig,
+    world: object,
+    params: Params,
+    obs: F32[Tensor, "B F"] | MaskedObservation,
 ) -> PolicyValue:
-    """Logits, none of them masked, and value."""
-    x = obs.expand(2, *obs.shape)
+    """Logits, -inf for actions that the observation masks, and value."""
+    features = obs.features if isinstance(obs, MaskedObservation) else obs
+    x = features.expand(2, *features.shape)
     for layer in params.hidden:
         x = torch.tanh(dense(layer, x, cfg.matmul_dtype))
     policy_and_value = dense(params.heads, x, cfg.matmul_dtype)
-    return PolicyValue(
-        logits=policy_and_value[0], value=policy_and_value[1, :, 0]
-    )
+    logits, value = policy_and_value[0], policy_and_value[1, :, 0]
+    if isinstance(obs, MaskedObservation):
+        logits = torch.where(obs.action_mask, logits, -torch.inf)
+    return PolicyValue(logits=logits, value=value)
 
 
 def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:
@@ -157,7 +162,9 @@ def orthogonal(
     return (gain * oriented).clone(memory_format=torch.contiguous_format)
 
 
-def agent(cfg: MLPConfig) -> Agent[object, Params, Tensor, PolicyValue]:
+def agent(
+    cfg: MLPConfig,
+) -> Agent[object, Params, Tensor | MaskedObservation, PolicyValue]:
     """The network for discrete actions."""
     return Agent(cfg=cfg, init=init, apply=apply)
 
@@ -178,6 +185,8 @@ def mlp(
     *hidden: int, matmul_dtype: torch.dtype | None = None
 ) -> NetworkFactory:
     """A network with tanh layers, built for the environment that it is used with.
+
+    Observations are [B, F], or of type `MaskedObservation` where actions are discrete.
 
     Args:
       hidden: units of each hidden layer.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from funcppo import random, tree
-from funcppo.interfaces import EnvironmentSpec
+from funcppo.interfaces import EnvironmentSpec, MaskedObservation
 from funcppo.nets import feedforward
 from tests.learning import WORLD
 
@@ -37,6 +37,19 @@ def test_the_stacked_mlp_equals_two_separate_ones():
     out = feedforward.apply(CFG, WORLD, params, obs)
     torch.testing.assert_close(out.logits, outs[0])
     torch.testing.assert_close(out.value, outs[1][:, 0])
+
+
+def test_an_action_that_the_observation_masks_is_never_taken():
+    params = feedforward.init(CFG, random.key(4))
+    features = random.normal(random.key(5), (6, 3))
+    mask = torch.tensor([[True, False], [True, True]]).repeat(3, 1)
+    plain = feedforward.apply(CFG, WORLD, params, features)
+    masked = feedforward.apply(
+        CFG, WORLD, params, MaskedObservation(features, mask)
+    )
+    assert torch.equal(masked.logits[mask], plain.logits[mask])
+    assert (masked.logits[~mask] == -torch.inf).all()
+    assert torch.equal(masked.value, plain.value)
 
 
 def test_what_fills_up_the_critic_s_head_is_zero_and_has_no_gradient():
