@@ -40,9 +40,8 @@ def init(n_cells, key):  # logits of left and right, and value, for each cell
 
 def apply(n_cells, world, params, cell):
     left, right, value = params[cell].unbind(-1)
-    masked = torch.finfo(left.dtype).min  # there is no way left of cell 0
-    logits = torch.stack([torch.where(cell == 0, masked, left), right], -1)
-    return fp.PolicyValue(logits, value)
+    left = torch.where(cell == 0, -torch.inf, left)  # there is no such way
+    return fp.PolicyValue(torch.stack([left, right], -1), value)
 
 
 steps = {"reset": reset, "step_functional": step, "observe": observe}
@@ -55,5 +54,5 @@ if __name__ == "__main__":
     for update in range(20):
         state, metrics = learner.step(state)
         stats = metrics.rollout
-        length = stats.episode_length_sum / stats.n_episodes
+        length = stats.episode_length_sum / stats.n_episodes.clamp(min=1)
         print(f"update {update:2}  steps to the goal {length:5.1f}")

@@ -1,10 +1,11 @@
-"""The examples run as they stand, learn what they say, and stay short."""
+"""The examples and the code of the guide run as they stand; the examples learn what they say, and stay short."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,3 +127,27 @@ def test_your_own_mask_keeps_actions_from_the_wall():
     )
     assert agent.distribution.sample(random.key(1), output).all()
     assert isinstance(output, fp.PolicyValue)
+
+
+def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_loads(
+    tmp_path, monkeypatch
+):
+    """Every block of docs/rl.md but the signatures, in order; compiled by the backend that compiles nothing."""
+    monkeypatch.chdir(tmp_path)
+    page = (FOLDER.parent / "docs" / "rl.md").read_text()
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
+    code = [
+        textwrap.dedent(block)
+        for block in blocks
+        if "->" not in block and "def " not in block
+    ]
+    assert len(blocks) - len(code) == 3 and len(code) == 3
+    *first, saving = code
+    names = {}
+    for block in first:
+        block = block.replace("(ppo, state)", "(ppo, state, backend='eager')")
+        exec(block, names)
+    saved = names["state"]
+    exec(saving, names)
+    assert names["state"] is not saved
+    assert_trees_equal(names["state"], saved, rtol=0, atol=0)
