@@ -61,6 +61,8 @@ def next_values(
 ) -> F32[Tensor, "T B"]:
     """V(s_{t+1}) of the state before any reset: the next row's value, or `final_value` where an episode was cut.
 
+    Where an episode terminated, the next row is of another episode; `gae` takes 0 there.
+
     Args:
       value: V(s_t) of the rollout.
       final_value: V of the last state of each truncated episode, at its last step.
@@ -74,6 +76,9 @@ def discounted_sum(
     x: F32[Tensor, "T B"], decay: F32[Tensor, "T B"]
 ) -> F32[Tensor, "T B"]:
     """Solve y_t = x_t + decay_t y_{t+1}, y_T = 0, by doubling: log2(T) steps instead of T.
+
+    For example, x = 1, 2, 3, 4 and every decay 1/2. The first turn adds half of the next element: 2, 3.5, 5, 4, each
+    of two terms, and decays are 1/4. The second adds a quarter of the element after next: 3.25, 4.5, 5, 4 = y.
 
     Source: Hillis & Steele 1986, "Data parallel algorithms"; Blelloch 1990 for linear recurrences.
     """

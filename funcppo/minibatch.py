@@ -198,7 +198,8 @@ def accumulate_gradients(
     if ppo.n_microbatches == 1:
         return gradient_fn(cfg, world, params, batch, rows, scalars)
 
-    # Normalise advantages over the whole minibatch first: a microbatch has another mean and deviation.
+    # Normalise advantages over the whole minibatch first: a microbatch has another mean and deviation. They go back to
+    # their rows, because microbatches index the whole batch, as `rows` does.
     advantage = normalize_advantages(ppo, batch.advantage[rows])
     batch = batch._replace(
         advantage=batch.advantage.scatter(0, rows, advantage)

@@ -230,7 +230,7 @@ def sample_randomness(
     step_keys = rollout.rollout_keys(rollout_key, ppo.n_steps, ppo.n_envs)
     random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
 
-    # Each epoch goes through all rows in an order of its own.
+    # Each epoch goes through all rows in an order of its own: [n_epochs, TB], cut into minibatches [n_minibatches, MB].
     n_minibatches = ppo.n_epochs * ppo.n_minibatches
     order = random.permutation(
         random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps

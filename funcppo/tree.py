@@ -185,7 +185,7 @@ def check_tree(tree: object, name: str) -> None:
       TypeError: one line that names the value, or the part of it, that is no tensor.
     """
     expected = (
-        f"{name}: expected a NamedTuple of tensors (or of such NamedTuples)"
+        f"{name}: expected a tensor, or a NamedTuple, tuple or list of such"
     )
     accessors, found, _ = optree.tree_flatten_with_accessor(
         cast(Any, tree),

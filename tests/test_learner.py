@@ -188,7 +188,7 @@ def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
     with pytest.raises(TypeError) as raised:
         small(as_state(make)).init(KEY)
     assert str(raised.value).startswith(
-        "state of the environment: expected a NamedTuple of tensors"
+        "state of the environment: expected a tensor, or a NamedTuple, tuple or list of such"
     )
     assert got in str(raised.value) and "\n" not in str(raised.value)
 
@@ -246,7 +246,7 @@ def test_params_that_are_no_tree_of_tensors_are_refused_in_one_line():
     ):
         with pytest.raises(
             TypeError,
-            match=f"^params of the network: expected a NamedTuple of tensors .*{got}",
+            match=f"^params of the network: expected a tensor, or a NamedTuple, tuple or list of such.*{got}",
         ):
             small(network=network).init(KEY)
 

@@ -97,7 +97,8 @@ def test_trees_of_tensors_pass(good):
 )
 def test_another_value_is_refused_with_its_place(bad, got):
     with pytest.raises(
-        TypeError, match=rf"^it: expected a NamedTuple of tensors .*, {got}$"
+        TypeError,
+        match=rf"^it: expected a tensor, or a NamedTuple, tuple or list of such.*, {got}$",
     ):
         tree.check_tree(bad, "it")
 
