@@ -68,7 +68,7 @@ def test_the_report_is_printed(monkeypatch, capsys):
         torch_version="2.9",
         device="cuda:0",
         backend="inductor",
-        replay_mode="manual graph",
+        replay_mode="cuda-graph",
     )
     monkeypatch.setattr(
         "funcppo.cli.doctor.try_strategies", lambda device: record
@@ -76,7 +76,7 @@ def test_the_report_is_printed(monkeypatch, capsys):
     assert doctor("--device", "cpu") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert f"torch {version('torch')}" in output
-    assert "strategy two-graphs on cuda:0, replay: manual graph" in output
+    assert "strategy two-graphs on cuda:0, replay: cuda-graph" in output
     assert "one-graph failed: Unsupported: [call] refused" in output
 
 
