@@ -15,9 +15,14 @@ from tyro.conf import Positional, arg
 
 from funcppo.cli.common import JsonObject, write_json
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
-from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
-from funcppo.data import Dataset, format_atom, format_rule, parse_query
-from funcppo.data.lexer import tokenize_line
+from funcppo.cli.target import (
+    fixpoint_progress,
+    is_run_folder,
+    open_dataset,
+    print_notes_to_stderr,
+)
+from funcppo.data import Dataset, format_atom, format_rule
+from funcppo.data.queries import read_query
 from funcppo.data.writers import proof_names
 from funcppo.experiment.config import read_config
 from funcppo.prover.config import ProverTaskConfig
@@ -81,10 +86,11 @@ class Prove:
         Returns:
           The exit status.
         """
-        dataset = open_dataset(self.target, self.rules)
-        atom = tuple(int(term) for term in parse_query(dataset, self.query))
-        variables = _variable_names(self.query)
-        _print_ambiguous_names(dataset, variables)
+        query = read_query(open_dataset(self.target, self.rules), self.query)
+        print_notes_to_stderr(query.notes)
+        dataset = query.dataset
+        atom: Atom = tuple(query.atom.tolist())
+        variables = query.variables
         options = self._with_settings_of_run()
         if not variables:
             report = _prove_ground(options, dataset, atom)
@@ -122,26 +128,6 @@ class _Report(NamedTuple):
     result: JsonObject  # the JSON of --json
     # for standard output, in the format of --format unless that is json
     text: str
-
-
-def _variable_names(query: str) -> list[str]:
-    """The names of the variables by first occurrence; every `_` is a variable of its own, _0, _1, ..."""
-    tokens = [
-        token.text
-        for token in tokenize_line(query)[1:]
-        if token.kind == "variable"
-    ]
-    names = [f"_{i}" if text == "_" else text for i, text in enumerate(tokens)]
-    return list(dict.fromkeys(names))
-
-
-def _print_ambiguous_names(dataset: Dataset, variables: Sequence[str]) -> None:
-    """Print a note for each variable that is spelt like an entity."""
-    for name in set(variables) & set(dataset.entities):
-        print(
-            f"note: {name} is a variable here; the entity is '{name}', in single quotes",
-            file=sys.stderr,
-        )
 
 
 def _build_knowledge_base(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:

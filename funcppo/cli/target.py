@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,9 +43,14 @@ def open_dataset(target: str, rules: str | None) -> Dataset:
         rules = run_config.rules
 
     dataset = load(target, rules)
-    for line in dataset.notes:
-        print(f"note: {line}", file=sys.stderr)
+    print_notes_to_stderr(dataset.notes)
     return dataset
+
+
+def print_notes_to_stderr(notes: Iterable[str]) -> None:
+    """Print notes, one a line, where they do not mix with a result."""
+    for line in notes:
+        print(f"note: {line}", file=sys.stderr)
 
 
 @contextmanager

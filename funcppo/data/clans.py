@@ -80,7 +80,7 @@ def make_clans(n_people: int, seed: int) -> Dataset:
         splits[split].append((name, "clan", person.clan))
 
     dataset = from_splits(f"clans:{n_people}:{seed}", splits)
-    rules = read_clauses(RULES, "clans", "weighted")
+    rules = read_clauses(RULES, "clans", "weighted").clauses
     return with_rules(dataset, rules, "clans")
 
 

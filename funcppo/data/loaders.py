@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -95,8 +96,7 @@ def load(
 
 def from_text(program: str, name: str = "program") -> Dataset:
     """The data set of a Prolog program in memory; raises as `load` does for a file of that name."""
-    clauses = read_clauses(program, name, "Prolog")
-    return from_clauses(name, clauses, name)
+    return _read_program(program, name, name)
 
 
 def from_triples(
@@ -121,8 +121,8 @@ def from_triples(
     )
     if not rules:
         return dataset
-    clauses = read_clauses(rules, "rules", detect_format(rules))
-    return with_rules(dataset, clauses, "rules")
+    clauses, notes = read_clauses(rules, "rules", detect_format(rules))
+    return _with_notes(with_rules(dataset, clauses, "rules"), notes)
 
 
 def _names_of_datasets() -> list[str]:
@@ -147,9 +147,18 @@ def _load_folder(folder: Path, *, with_own_rules: bool) -> Dataset:
 
 def _load_program(path: Path) -> Dataset:
     """The data set of a Prolog program."""
-    program = _read_text(path)
-    clauses = read_clauses(program, str(path), "Prolog")
-    return from_clauses(path.name, clauses, str(path))
+    return _read_program(_read_text(path), path.name, str(path))
+
+
+def _read_program(program: str, name: str, path: str) -> Dataset:
+    """The data set of the text of a Prolog program."""
+    clauses, notes = read_clauses(program, path, "Prolog")
+    return _with_notes(from_clauses(name, clauses, path), notes)
+
+
+def _with_notes(dataset: Dataset, notes: list[str]) -> Dataset:
+    """The data set with further notes."""
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def _load_known_facts(folder: Path) -> Dataset:
@@ -188,7 +197,7 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     text = _read_text(path)
     is_prolog = path.name.endswith(_PROLOG_SUFFIXES)
     file_format = "Prolog" if is_prolog else detect_format(text)
-    clauses = read_clauses(text, str(path), file_format)
+    clauses, notes = read_clauses(text, str(path), file_format)
 
     for clause in clauses:
         is_fact = not clause.body and not has_variables(clause.head)
@@ -197,7 +206,7 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
             raise ValueError(
                 f"{place}: expected rules with a body: facts belong in facts.txt"
             )
-    return with_rules(dataset, clauses, str(path))
+    return _with_notes(with_rules(dataset, clauses, str(path)), notes)
 
 
 def _find_file(path: Path) -> Path | None:
