@@ -17,11 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from funcppo.data.leakage import leakage_notes
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import Atom, Clause, Variable
 from funcppo.data.prolog import indicator
+from funcppo.data.triple_files import Triple
 
-Triple = tuple[str, str, str]  # head, relation, tail
 PredicateKey = tuple[str, int]  # name and arity
 NameT = TypeVar("NameT", str, PredicateKey)
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
@@ -118,7 +119,7 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
     notes = []
     n_duplicates = len(splits["train"]) - len(train)
     if n_duplicates:
-        notes.append(_duplicate_note(n_duplicates))
+        notes.append(duplicate_note(n_duplicates))
     n_unseen_entities = len(entity_ids) - len(set(_entity_names(facts)))
     if n_unseen_entities:
         notes.append(_unseen_note(n_unseen_entities, "entities"))
@@ -126,15 +127,21 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
     if n_unseen_relations:
         notes.append(_unseen_note(n_unseen_relations, "relations"))
 
+    fact_table = _encode_triples(facts, entity_ids, predicate_ids)
+    held_out = {
+        split: _encode_triples(splits[split], entity_ids, predicate_ids)
+        for split in ("valid", "test")
+    }
+    notes += leakage_notes(fact_table, held_out, tuple(predicate_ids))
     return Dataset(
         name=name,
         entities=tuple(entity_ids),
         predicates=tuple(predicate_ids),
         arities=(2,) * len(predicate_ids),
-        train=_encode_triples(train, entity_ids, predicate_ids),
-        valid=_encode_triples(splits["valid"], entity_ids, predicate_ids),
-        test=_encode_triples(splits["test"], entity_ids, predicate_ids),
-        facts=_encode_triples(facts, entity_ids, predicate_ids),
+        train=fact_table[: len(train)],
+        valid=held_out["valid"],
+        test=held_out["test"],
+        facts=fact_table,
         rules=np.zeros((0, 1, 3), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
@@ -168,7 +175,7 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
     notes = _undefined_notes(clauses, path)
     n_duplicates = len(stated_facts) - len(distinct_facts)
     if n_duplicates:
-        notes.append(_duplicate_note(n_duplicates))
+        notes.append(duplicate_note(n_duplicates))
     dataset = Dataset(
         name=name,
         entities=tuple(entity_ids),
@@ -334,7 +341,7 @@ def _encode_triples(
     return table.reshape(-1, 3)  # [0, 3] for no triples
 
 
-def _duplicate_note(n_duplicates: int) -> str:
+def duplicate_note(n_duplicates: int) -> str:
     """The note on lines of train that were dropped."""
     return f"train: {n_duplicates} lines repeat another and were dropped"
 

@@ -52,7 +52,7 @@ def problem(folder, name, content):
         (
             "test.txt",
             "a\tr\tb\tc\n",
-            f"test.txt:1: {TRIPLE}, got 4, in 'a\\tr\\tb\\tc'",
+            f"test.txt:1: {TRIPLE}, got 4 (--columns chooses three), in 'a\\tr\\tb\\tc'",
         ),
         (
             "valid.txt",
@@ -68,6 +68,26 @@ def problem(folder, name, content):
             "train.txt",
             "\n\n",
             "train.txt: empty: expected lines of head<TAB>relation<TAB>tail",
+        ),
+        (
+            "train.txt",
+            "head\trelation\ttail\n",
+            "train.txt: empty: expected lines of head<TAB>relation<TAB>tail",
+        ),
+        (
+            "test.txt",
+            "ann\tknows\tbob\nann\tknows\tbo\0b\n",
+            "test.txt:2: expected text, got a NUL byte",
+        ),
+        (
+            "rules.txt",
+            "knows(X,Y) :- knows(Y,X)\n\0",
+            "rules.txt:2: expected text, got a NUL byte",
+        ),
+        (
+            "train.csv",
+            "ann,knows,bob\n",
+            "train.txt: expected one of it and train.csv, got both",
         ),
         (
             "facts.txt",
@@ -110,11 +130,11 @@ def test_a_bad_split_is_named(folder, name, content, expected):
     assert problem(folder, name, content) == expected
 
 
-def test_a_missing_split_is_named(folder):
-    (folder / "valid.txt").unlink()
+def test_a_folder_without_train_is_named(folder):
+    (folder / "train.txt").unlink()
     assert (
         message(load, folder)
-        == f"{folder}/valid.txt: missing split: expected this file or valid.txt.gz"
+        == f"{folder}/train.txt: missing split: expected this file, train.tsv or train.csv, or one of them with .gz"
     )
 
 
@@ -401,7 +421,7 @@ def test_a_query_for_what_only_bodies_of_rules_have_is_named():
 def test_a_name_that_is_no_data_set_is_named():
     text = message(load, "contries_s1")
     assert text.startswith(
-        "unknown data set 'contries_s1': expected a folder, a .pl file or one of "
+        "unknown data set 'contries_s1': expected a folder, a .txt, .tsv, .csv or .pl file or one of "
     )
     assert (
         message(load, "no/such.pl")
