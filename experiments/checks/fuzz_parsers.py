@@ -204,9 +204,12 @@ def try_file(folder: Path, name: str, text: bytes) -> bool:
 
     written = folder / "again.pl"
     facts, rules = to_clauses(dataset)
-    written.write_text(
-        format_clauses([*facts, *rules], "Prolog"), encoding="utf-8", newline=""
-    )
+    try:
+        program = format_clauses([*facts, *rules], "Prolog")
+    except ValueError as error:
+        check_error(error)  # a relation is a built-in of Prolog
+        return True
+    written.write_text(program, encoding="utf-8", newline="")
     facts_again, rules_again = to_clauses(load(written))
     assert without_lines(facts_again) == without_lines(facts), text
     assert without_lines(rules_again) == without_lines(rules), text

@@ -26,7 +26,13 @@ from funcppo.cli.evaluation_setup import (
     prepare_evaluation,
     search_notes,
 )
-from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.cli.options import (
+    DataOptions,
+    JsonOutput,
+    OptionalFile,
+    TargetArgument,
+)
+from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -58,8 +64,8 @@ class Evaluate:
     """
 
     target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, or a Prolog program
-    FILE.pl."""
+    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
+    (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
     split: Literal["test", "valid"] = "test"
     """Split whose queries are ranked."""
     negatives: Annotated[str, arg(metavar="all|N")] = "all"
@@ -70,6 +76,8 @@ class Evaluate:
     Default: auto, the run's own score; for a data set the one that ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
     height: Size | None = None
     """Maximum height of a proof: rule applications on one branch (data sets only). Default: chosen on the valid
     split."""
@@ -163,7 +171,9 @@ class Evaluate:
 
         split = getattr(dataset, self.split)
         if not len(split):
-            raise ValueError(f"{dataset.name}: its {self.split} split is empty")
+            raise ValueError(
+                f"{dataset.name}: its {self.split} split is empty: expected triples, or --split-ratios to hold some out"
+            )
         if self.queries is None:
             return np.arange(len(split))
         return stratified_sample(split, self.queries)

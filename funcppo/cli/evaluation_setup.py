@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 from funcppo.cli.common import JsonObject, check_device
-from funcppo.cli.target import is_run_folder
+from funcppo.cli.target import check_read_as_trained, is_run_folder
+from funcppo.data.config import DataConfig
 from funcppo.data.lexer import shorten
 from funcppo.prover.config import ProverTaskConfig
 
@@ -63,6 +64,8 @@ class EvaluationOptions(Protocol):
     def score(self) -> str: ...
     @property
     def rules(self) -> str | None: ...
+    @property
+    def data(self) -> DataConfig: ...
     @property
     def height(self) -> int | None: ...
     @property
@@ -292,6 +295,7 @@ def _load_subject(options: EvaluationOptions) -> _Subject:
     from funcppo.prover.task import build_task
 
     if is_run_folder(options.target):
+        check_read_as_trained(options.target, options.data)
         for name in ("rules", "height", "smoothing", "object_identity"):
             if getattr(options, name) not in (None, "auto"):
                 option = name.replace("_", "-")
@@ -308,7 +312,7 @@ def _load_subject(options: EvaluationOptions) -> _Subject:
         raise ValueError(
             f"--score {options.score}: {options.target} is no trained run, expected {UNTRAINED_SCORES}"
         )
-    dataset = data.load(options.target, options.rules)
+    dataset = data.load(options.target, options.rules, cfg=options.data)
     choice = choose_settings(
         dataset,
         ProverTaskConfig(

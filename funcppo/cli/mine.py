@@ -23,7 +23,8 @@ from funcppo.cli.console import (
     show_status,
     update_status,
 )
-from funcppo.cli.options import JsonOutput
+from funcppo.cli.options import DataOptions, JsonOutput
+from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.mining.config import MiningConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -51,8 +52,10 @@ class Mine:
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, or a Prolog program FILE.pl. Only the training triples are read; valid and test are not
-    used."""
+    a folder with train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl. Only the training
+    triples are read; valid and test are not used."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
     out: Annotated[Path, arg(metavar="FILE|-")]
     """Rule file to write; - writes to standard output."""
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
@@ -147,7 +150,7 @@ class Mine:
         from funcppo.experiment import rule_cache
 
         check_device(self.device)
-        dataset = load(self.dataset, facts_only=True)
+        dataset = load(self.dataset, facts_only=True, cfg=self.data)
         with show_status(make_console(use_stderr=True), "reading") as status:
 
             def show_stage(stage: str) -> None:

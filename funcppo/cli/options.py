@@ -30,6 +30,7 @@ from tyro.constructors import (
 )
 
 from funcppo.config import PPOConfig
+from funcppo.data.config import DataConfig
 from funcppo.ranges import check_fields
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
@@ -37,10 +38,13 @@ TargetArgument: TypeAlias = Annotated[
     Positional[str], arg(metavar="RUN|DATASET")
 ]
 OptionalFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
+# its options have no prefix
+DataOptions: TypeAlias = Annotated[DataConfig, arg(name="")]
 JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
 
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
+METAVARS_OF_FIELDS = {"columns": "H,R,T", "split_ratios": "X,X,X"}
 DEFAULT_NAMES = {"True": "on", "False": "off"}
 
 
@@ -115,7 +119,7 @@ def _style_field(field: StructFieldSpec) -> StructFieldSpec:
     describe = _one_line(field.helptext)
     settings = [
         arg(
-            metavar=_metavar(field.type),
+            metavar=METAVARS_OF_FIELDS.get(field.name, _metavar(field.type)),
             help_behavior_hint=_default_hint(describe),
         )
     ]

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from funcppo.cli.common import JsonObject, write_json
-from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
+from funcppo.cli.options import (
+    DataOptions,
+    DatasetArgument,
+    JsonOutput,
+    OptionalFile,
+)
 from funcppo.cli.target import fixpoint_progress, open_dataset
+from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import PositiveInt, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -40,9 +46,11 @@ class Provable:
 
     dataset: DatasetArgument
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, or a Prolog program FILE.pl."""
+    a folder with train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules. Default: the data set's rules."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
     split: Literal["test", "valid", "train"] = "test"
     """Split whose triples are counted; train counts facts derivable from other facts, at height 1."""
     height: Annotated[
@@ -67,7 +75,7 @@ class Provable:
         """
         max_height = self._max_height()
         start = time.perf_counter()
-        dataset = open_dataset(self.dataset, self.rules)
+        dataset = open_dataset(self.dataset, self.rules, self.data)
         if not len(dataset.rules) and len(dataset.test):
             raise ValueError(
                 f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none"

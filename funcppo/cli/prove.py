@@ -14,10 +14,21 @@ import numpy as np
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import JsonObject, write_json
-from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
-from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
-from funcppo.data import Dataset, format_atom, format_rule, parse_query
-from funcppo.data.lexer import tokenize_line
+from funcppo.cli.options import (
+    DataOptions,
+    JsonOutput,
+    OptionalFile,
+    TargetArgument,
+)
+from funcppo.cli.target import (
+    fixpoint_progress,
+    is_run_folder,
+    open_dataset,
+    print_notes_to_stderr,
+)
+from funcppo.data import Dataset, format_atom, format_rule
+from funcppo.data.config import DEFAULT_CONFIG
+from funcppo.data.queries import read_query
 from funcppo.data.writers import proof_names
 from funcppo.experiment.config import read_config
 from funcppo.prover.config import ProverTaskConfig
@@ -46,21 +57,26 @@ class Prove:
 
     A query without variables never counts as a fact while it is proved. A query that is a known fact is reported as
     stated; its derivation from other facts is shown if one exists. A trained run shows its policy's most probable
-    proof. The answers of a query with variables (names that start with a capital or `_`) are the stated and the
-    derived ones.
+    proof. The answers of a query with variables are the stated and the derived ones.
+
+    In a query, ?x, _ and a single capital such as X or Y2 are variables, and a name of the data is that entity, also
+    if it starts with a capital; any other name is an error. In the query of a Prolog program, names that start with a
+    capital or _ are variables, and nothing holds of a constant that the program does not have. A name in single quotes
+    is always an entity.
 
     Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (--max-atoms
     was reached without a proof, or before the list of --all was complete).
     """
 
     target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name such as countries_s3, a folder with train.txt, or a
-    Prolog program FILE.pl."""
+    """Folder of a training run, or a data set: an embedded name such as countries_s3, a folder with train.txt, a
+    file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
     query: Annotated[Positional[str], arg(metavar="QUERY")]
-    """Atom to prove, such as "locatedIn(france, europe)" or "locatedIn(X, europe)". Names that start with a capital or
-    _ are variables, unless in single quotes."""
+    """Atom to prove, such as "locatedIn(france, europe)", "locatedIn(X, europe)" or "'citizen of'(?who, China)"."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
     height: Annotated[int, Range(0, INT32_MAX)] | None = None
     """Maximum height of a proof: rule applications on one branch. Default: that of the run; no limit for a data set."""
     all: bool = False
@@ -81,10 +97,13 @@ class Prove:
         Returns:
           The exit status.
         """
-        dataset = open_dataset(self.target, self.rules)
-        atom = tuple(int(term) for term in parse_query(dataset, self.query))
-        variables = _variable_names(self.query)
-        _print_ambiguous_names(dataset, variables)
+        query = read_query(
+            open_dataset(self.target, self.rules, self.data), self.query
+        )
+        print_notes_to_stderr(query.notes)
+        dataset = query.dataset
+        atom: Atom = tuple(query.atom.tolist())
+        variables = query.variables
         options = self._with_settings_of_run()
         if not variables:
             report = _prove_ground(options, dataset, atom)
@@ -122,26 +141,6 @@ class _Report(NamedTuple):
     result: JsonObject  # the JSON of --json
     # for standard output, in the format of --format unless that is json
     text: str
-
-
-def _variable_names(query: str) -> list[str]:
-    """The names of the variables by first occurrence; every `_` is a variable of its own, _0, _1, ..."""
-    tokens = [
-        token.text
-        for token in tokenize_line(query)[1:]
-        if token.kind == "variable"
-    ]
-    names = [f"_{i}" if text == "_" else text for i, text in enumerate(tokens)]
-    return list(dict.fromkeys(names))
-
-
-def _print_ambiguous_names(dataset: Dataset, variables: Sequence[str]) -> None:
-    """Print a note for each variable that is spelt like an entity."""
-    for name in set(variables) & set(dataset.entities):
-        print(
-            f"note: {name} is a variable here; the entity is '{name}', in single quotes",
-            file=sys.stderr,
-        )
 
 
 def _build_knowledge_base(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcppo.data import Dataset, load
+from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment.config import CONFIG_FILE, read_config
 
 if TYPE_CHECKING:
@@ -20,20 +21,24 @@ def is_run_folder(target: str) -> bool:
     return (Path(target) / CONFIG_FILE).is_file()
 
 
-def open_dataset(target: str, rules: str | None) -> Dataset:
+def open_dataset(
+    target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
+) -> Dataset:
     """Load the data set of a target and print its notes on standard error.
 
     Args:
-      target: folder of a training run, embedded name, folder of a data set, or program FILE.pl.
+      target: folder of a training run, embedded name, folder or file of a data set.
       rules: rule file to use instead of the data set's own; None for the latter.
+      cfg: how files of triples are read and split.
 
     Returns:
       The data set; for a run, the one that it was trained on, with the rules that it was trained with.
 
     Raises:
-      ValueError: the target is neither a run nor a data set, or `rules` is given for a run.
+      ValueError: the target is neither a run nor a data set, or `rules` or `cfg` are given for a run.
     """
     if is_run_folder(target):
+        check_read_as_trained(target, cfg)
         if rules is not None:
             raise ValueError(
                 f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
@@ -41,11 +46,26 @@ def open_dataset(target: str, rules: str | None) -> Dataset:
         run_config = read_config(Path(target))
         target = run_config.dataset
         rules = run_config.rules
+        cfg = run_config.data
 
-    dataset = load(target, rules)
-    for line in dataset.notes:
-        print(f"note: {line}", file=sys.stderr)
+    dataset = load(target, rules, cfg=cfg)
+    print_notes_to_stderr(dataset.notes)
     return dataset
+
+
+def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
+    """Raise ValueError if options ask to read the data of a run in a way of their own."""
+    if cfg != DEFAULT_CONFIG:
+        options = "--columns, --split-ratios, --split-seed"
+        raise ValueError(
+            f"{options}: {run_folder} is a trained run, which reads its data as in training"
+        )
+
+
+def print_notes_to_stderr(notes: Iterable[str]) -> None:
+    """Print notes, one a line, where they do not mix with a result."""
+    for line in notes:
+        print(f"note: {line}", file=sys.stderr)
 
 
 @contextmanager

@@ -27,7 +27,12 @@ from funcppo.cli.console import (
     show_status,
     update_status,
 )
-from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
+from funcppo.cli.options import (
+    DataOptions,
+    DatasetArgument,
+    JsonOutput,
+    OptionalFile,
+)
 from funcppo.config import PPOConfig
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
@@ -76,12 +81,14 @@ class Train:
 
     dataset: DatasetArgument
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, or a Prolog program FILE.pl."""
+    a folder with train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
     out: Annotated[Path, arg(metavar="RUN")]
     """Folder that the run is written to; created if it is missing."""
     rules: OptionalFile = _DEFAULT.rules
     """Rule file to use instead of the data set's own rules. Default: the data set's rules; if it has none, rules are
     mined first."""
+    data: DataOptions = _DEFAULT.data
+    """How files of triples are read and split."""
     steps: int = _DEFAULT.steps
     """Total number of environment steps, over all environments; rounded up to whole rollouts."""
     seed: int = _DEFAULT.seed
@@ -229,7 +236,7 @@ class Train:
 
         if config.rules is not None:
             return config
-        dataset = data.load(config.dataset)
+        dataset = data.load(config.dataset, cfg=config.data)
         if len(dataset.rules):
             return config
 
@@ -280,8 +287,10 @@ class Train:
                 )
                 for run, numbers in updates:
                     logger.report_changes(run.state.train_state, numbers)
-                    best = f"best valid {metric} {float(run.state.best_valid_metric):.4f}"
-                    note = f"return {numbers['episode_return']:.3f}  {best}"
+                    note = f"return {numbers['episode_return']:.3f}"
+                    if len(run.task.dataset.valid):
+                        best = float(run.state.best_valid_metric)
+                        note += f"  best valid {metric} {best:.4f}"
                     bar.update(
                         bar_task,
                         completed=int(run.state.train_state.update),
@@ -315,7 +324,12 @@ def _print_run(console: Console, run: Run) -> None:
     )
     print_notes(console, run.notes)
     if not len(dataset.test):
-        print_notes(console, ["no test split; the test evaluation is skipped"])
+        print_notes(
+            console,
+            [
+                "no test split; the test evaluation is skipped (--split-ratios holds triples out)"
+            ],
+        )
 
 
 def _prepare_train_step(
@@ -433,7 +447,9 @@ def _evaluate(run: Run, training_seconds: float) -> JsonObject:
         "seed": run.run_config.seed,
         "steps": n_updates * ppo.n_envs * ppo.n_steps,
         "best_update": int(run.state.best_update),
-        "best_valid_metric": float(run.state.best_valid_metric),
+        "best_valid_metric": float(run.state.best_valid_metric)
+        if len(task.dataset.valid)
+        else None,
         "false_negative_rate": false_negative_rate(task),
         "test": test_metrics,
         "seconds": training_seconds,

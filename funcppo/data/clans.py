@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from funcppo.data.dataset import Dataset, Triple, from_splits, with_rules
+from funcppo.data.dataset import Dataset, from_splits, with_rules
 from funcppo.data.readers import read_clauses
+from funcppo.data.triple_files import Triple
 
 # the clans of each tribe
 PATRILINEAL_TRIBES = (("bear", "crane", "wolf"), ("deer", "eagle", "fox"))
@@ -80,7 +81,7 @@ def make_clans(n_people: int, seed: int) -> Dataset:
         splits[split].append((name, "clan", person.clan))
 
     dataset = from_splits(f"clans:{n_people}:{seed}", splits)
-    rules = read_clauses(RULES, "clans", "weighted")
+    rules = read_clauses(RULES, "clans", "weighted").clauses
     return with_rules(dataset, rules, "clans")
 
 

@@ -1,7 +1,6 @@
 """Dataset: the ids of a knowledge graph, its splits and its rules, as plain arrays.
 
-`from_splits` makes one of triples and `from_clauses` of a program. `with_rules` replaces the rules. `parse_query`
-encodes an atom that a user wrote.
+`from_splits` makes one of triples and `from_clauses` of a program. `with_rules` replaces the rules.
 
 Ids: 0 is padding, 1..C are constants, above C are variables; predicates count from 1 in a space of their own.
 An atom is `[predicate, argument...]`, padded with 0 to the width W of the widest predicate.
@@ -14,16 +13,22 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
-from funcppo.data.lexer import shorten, tokenize_line
-from funcppo.data.parser import Atom, Clause, Variable, parse_atom
+from funcppo.data.leakage import leakage_notes
+from funcppo.data.lexer import shorten
+from funcppo.data.parser import Atom, Clause, Variable
+from funcppo.data.prolog import indicator
+from funcppo.data.triple_files import Triple
 
-Triple = tuple[str, str, str]  # head, relation, tail
+PredicateKey = tuple[str, int]  # name and arity
+NameT = TypeVar("NameT", str, PredicateKey)
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
 # characters of a name for which similar names are searched
 _MAX_SUGGESTION_LENGTH = 100
+_MAX_LISTED = 5  # predicates that a note names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,7 +37,8 @@ class Dataset:
 
     name: str
     entities: tuple[str, ...]  # constant id c is entities[c - 1]
-    predicates: tuple[str, ...]  # predicate id p is predicates[p - 1]
+    # predicate id p is predicates[p - 1]; in a program, two may differ in arity only
+    predicates: tuple[str, ...]
     arities: tuple[int, ...]  # of each predicate
     train: np.ndarray  # int32 [n, W], in the order of the file, distinct
     valid: np.ndarray  # int32 [n, W]
@@ -45,6 +51,8 @@ class Dataset:
     n_duplicates: int  # lines of train dropped because they repeat another
     # one line each on what is unusual but allowed; to print, not to act on
     notes: tuple[str, ...]
+    # a Prolog program: in queries, names are read as in Prolog
+    is_program: bool = False
 
     @property
     def n_constants(self) -> int:
@@ -111,7 +119,7 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
     notes = []
     n_duplicates = len(splits["train"]) - len(train)
     if n_duplicates:
-        notes.append(_duplicate_note(n_duplicates))
+        notes.append(duplicate_note(n_duplicates))
     n_unseen_entities = len(entity_ids) - len(set(_entity_names(facts)))
     if n_unseen_entities:
         notes.append(_unseen_note(n_unseen_entities, "entities"))
@@ -119,15 +127,21 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
     if n_unseen_relations:
         notes.append(_unseen_note(n_unseen_relations, "relations"))
 
+    fact_table = _encode_triples(facts, entity_ids, predicate_ids)
+    held_out = {
+        split: _encode_triples(splits[split], entity_ids, predicate_ids)
+        for split in ("valid", "test")
+    }
+    notes += leakage_notes(fact_table, held_out, tuple(predicate_ids))
     return Dataset(
         name=name,
         entities=tuple(entity_ids),
         predicates=tuple(predicate_ids),
         arities=(2,) * len(predicate_ids),
-        train=_encode_triples(train, entity_ids, predicate_ids),
-        valid=_encode_triples(splits["valid"], entity_ids, predicate_ids),
-        test=_encode_triples(splits["test"], entity_ids, predicate_ids),
-        facts=_encode_triples(facts, entity_ids, predicate_ids),
+        train=fact_table[: len(train)],
+        valid=held_out["valid"],
+        test=held_out["test"],
+        facts=fact_table,
         rules=np.zeros((0, 1, 3), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
@@ -144,27 +158,29 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
       path: file of the program, for messages.
 
     Raises:
-      ValueError: a predicate has different arities, or a rule is too long; names file and line.
+      ValueError: a rule is too long; names file and line.
     """
-    entities, arities = _vocabulary(clauses, path)
-    entity_ids = assign_ids(entities)
-    predicate_ids = assign_ids(arities)
-    atom_width = 1 + max([1, *arities.values()])
+    entity_ids, predicate_ids = _vocabulary(clauses)
+    arities = tuple(arity for _, arity in predicate_ids)
+    atom_width = 1 + max((1, *arities))
 
     stated_facts = [clause.head for clause in clauses if not clause.body]
     distinct_facts = list(dict.fromkeys(stated_facts))
     facts = np.zeros((len(distinct_facts), atom_width), np.int32)
     for row, atom in zip(facts, distinct_facts):
         args = [entity_ids[str(term)] for term in atom.args]
-        ids = [predicate_ids[atom.predicate], *args]
+        ids = [predicate_ids[_predicate_key(atom)], *args]
         row[: len(ids)] = ids
 
+    notes = _undefined_notes(clauses, path)
     n_duplicates = len(stated_facts) - len(distinct_facts)
+    if n_duplicates:
+        notes.append(duplicate_note(n_duplicates))
     dataset = Dataset(
         name=name,
-        entities=tuple(entities),
-        predicates=tuple(arities),
-        arities=tuple(arities.values()),
+        entities=tuple(entity_ids),
+        predicates=tuple(predicate for predicate, _ in predicate_ids),
+        arities=arities,
         train=facts,
         valid=facts[:0],
         test=facts[:0],
@@ -172,7 +188,8 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
         rules=np.zeros((0, 1, atom_width), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
-        notes=(_duplicate_note(n_duplicates),) if n_duplicates else (),
+        notes=tuple(notes),
+        is_program=True,
     )
     return with_rules(
         dataset, [clause for clause in clauses if clause.body], path
@@ -184,9 +201,11 @@ def with_rules(
 ) -> Dataset:
     """The data set with these rules in place of its own.
 
-    The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which. A rule
-    without a body (AnyBURL's zero rules) would derive its head for every constant whatever the facts are. Such rules
-    are left out, and `notes` says how many.
+    The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which.
+
+    Two kinds of rules are left out, and `notes` says how many. A rule without a body (AnyBURL's zero rules) would
+    derive its head for every constant whatever the facts are. A rule with an entity that the data do not have, or with
+    a relation that neither the data nor any head has, says nothing of the data.
 
     Args:
       dataset: its own rules are dropped.
@@ -194,8 +213,8 @@ def with_rules(
       path: file of the rules, for messages.
 
     Raises:
-      ValueError: a relation that neither the data nor any head has, an entity that the data do not have, a wrong
-        arity, or a body of more than `MAX_BODY_ATOMS`; names file and line.
+      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, or every rule has an unknown name; names file and
+        line.
     """
     for clause in clauses:
         _check_body_length(clause, path)
@@ -209,6 +228,9 @@ def with_rules(
         notes = (*dataset.notes, note)
         dataset = replace(dataset, notes=notes)
 
+    rules, notes = _drop_rules_of_unknown_names(dataset, rules, path)
+    dataset = replace(dataset, notes=(*dataset.notes, *notes))
+
     # Predicates first: a rule may use a relation that the head of a later rule defines.
     dataset = _with_head_predicates(dataset, rules, path)
     table = _encode_rules(dataset, rules, path)
@@ -216,61 +238,11 @@ def with_rules(
     return replace(dataset, rules=table, rule_weights=weights)
 
 
-def parse_query(dataset: Dataset, text: str) -> np.ndarray:
-    """Encode an atom that a user wrote, such as `locatedIn(france, X)`.
-
-    Returns:
-      int64 [W], variables from C + 1 on.
-
-    Raises:
-      ValueError: text that is no atom, an unknown name, a wrong number of arguments, or a predicate that no fact and no
-        rule's head has. The message is one line.
-    """
-    try:
-        ids = _parse_query_ids(dataset, text)
-    except ValueError as error:
-        raise ValueError(f"query {shorten(text)}: {error}") from None
-
-    padding = [0] * (dataset.atom_width - len(ids))
-    return np.array(ids + padding, np.int64)
-
-
-def _parse_query_ids(dataset: Dataset, text: str) -> list[int]:
-    """`parse_query` without padding."""
-    tokens = tokenize_line(text)
-    atom, next_index = parse_atom(tokens, 0, prolog=False)
-    next_token = tokens[next_index]
-    if next_token.kind != "end":
-        raise ValueError(
-            f"expected one atom, got {shorten(next_token.text)} after it"
-        )
-
-    starts_with_not = tokens[0] == ("name", "not")
-    is_negation = starts_with_not and len(atom.args) == 1
-    if is_negation and "not" not in dataset.predicates:
-        raise ValueError("expected one atom, got negation not(...)")
-
-    entity_ids = assign_ids(dataset.entities)
-    predicate_ids = assign_ids(dataset.predicates)
-    ids = encode_atom(dataset, atom, entity_ids, predicate_ids, variables={})
-
-    # A relation that only bodies of rules have cannot be derived; most likely the user meant another.
-    heads = dataset.rules[:, 0]
-    for table in (dataset.facts, dataset.valid, dataset.test, heads):
-        predicates = table[:, 0]
-        if (predicates == ids[0]).any():
-            return ids
-    predicate = shorten(atom.predicate)
-    raise ValueError(
-        f"expected a predicate of some fact or of a rule's head, got {predicate}"
-    )
-
-
 def encode_atom(
     dataset: Dataset,
     atom: Atom,
     entity_ids: dict[str, int],
-    predicate_ids: dict[str, int],
+    predicate_ids: dict[PredicateKey, int],
     variables: dict[Variable, int],
 ) -> list[int]:
     """The ids of an atom: [predicate, argument...].
@@ -279,20 +251,15 @@ def encode_atom(
       dataset: where names and arities are looked up.
       atom: in names.
       entity_ids: `assign_ids` of the entities.
-      predicate_ids: `assign_ids` of the predicates.
+      predicate_ids: `predicate_ids` of the data set.
       variables: ids of the variables of the clause so far; grows by those that occur here for the first time.
 
     Raises:
       ValueError: an unknown relation or entity, or a wrong number of arguments; suggests names of similar spelling.
     """
-    predicate = predicate_ids.get(atom.predicate)
+    predicate = predicate_ids.get(_predicate_key(atom))
     if predicate is None:
-        raise ValueError(
-            unknown_name_message("relation", atom.predicate, dataset.predicates)
-        )
-    arity = dataset.arities[predicate - 1]
-    if arity != len(atom.args):
-        raise ValueError(_arity_message(atom.predicate, arity, len(atom.args)))
+        raise ValueError(_unknown_predicate_message(dataset, atom))
 
     ids = [predicate]
     for term in atom.args:
@@ -316,19 +283,28 @@ def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
       name: the unknown name.
       known: all names of this kind.
     """
-    similar = []
-    if len(name) <= _MAX_SUGGESTION_LENGTH:
-        similar = difflib.get_close_matches(name, known, n=3)
-
-    hint = f"none of {len(known)} is spelled like it"
-    if similar:
-        hint = "close: " + ", ".join(map(shorten, similar))
+    hint = similar_names_hint(name, known)
     return (
         f"unknown {kind} {shorten(name)}: expected one of the data's ({hint})"
     )
 
 
-def assign_ids(names: Iterable[str]) -> dict[str, int]:
+def similar_names_hint(name: str, known: Sequence[str]) -> str:
+    """The known names that are spelled like a name, or that there are none."""
+    similar = []
+    if len(name) <= _MAX_SUGGESTION_LENGTH:
+        similar = difflib.get_close_matches(name, known, n=3)
+    if similar:
+        return "close: " + ", ".join(map(shorten, similar))
+    return f"none of {len(known)} is spelled like it"
+
+
+def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
+    """Ids of the predicates by name and arity."""
+    return assign_ids(zip(dataset.predicates, dataset.arities))
+
+
+def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:
     """Ids from 1 of distinct names, in the order of first occurrence."""
     distinct = dict.fromkeys(names)
     return {name: i for i, name in enumerate(distinct, 1)}
@@ -365,7 +341,7 @@ def _encode_triples(
     return table.reshape(-1, 3)  # [0, 3] for no triples
 
 
-def _duplicate_note(n_duplicates: int) -> str:
+def duplicate_note(n_duplicates: int) -> str:
     """The note on lines of train that were dropped."""
     return f"train: {n_duplicates} lines repeat another and were dropped"
 
@@ -377,23 +353,45 @@ def _unseen_note(n_unseen: int, kind: str) -> str:
     )
 
 
+def _predicate_key(atom: Atom) -> PredicateKey:
+    """Name and arity of the predicate of an atom."""
+    return atom.predicate, len(atom.args)
+
+
 def _vocabulary(
-    clauses: Sequence[Clause], path: str
-) -> tuple[dict[str, None], dict[str, int]]:
-    """Constants as keys, and the arity of each predicate, in the order of the program."""
+    clauses: Sequence[Clause],
+) -> tuple[dict[str, int], dict[PredicateKey, int]]:
+    """The ids of constants, and of predicates by name and arity, in the order of the program."""
     entities: dict[str, None] = {}
-    arities: dict[str, int] = {}
+    predicates: dict[PredicateKey, None] = {}
     for clause in clauses:
-        for predicate, args in (clause.head, *clause.body):
-            n_args = len(args)
-            arity = arities.setdefault(predicate, n_args)
-            if arity != n_args:
-                problem = _arity_message(predicate, arity, n_args)
-                raise ValueError(f"{path}:{clause.line}: {problem}")
-            for term in args:
+        for atom in (clause.head, *clause.body):
+            predicates[_predicate_key(atom)] = None
+            for term in atom.args:
                 if not isinstance(term, Variable):
                     entities[term] = None
-    return entities, arities
+    return assign_ids(entities), assign_ids(predicates)
+
+
+def _undefined_notes(clauses: Sequence[Clause], path: str) -> list[str]:
+    """The note on predicates that bodies have and no head has; most likely they are misspelled."""
+    defined = {_predicate_key(clause.head) for clause in clauses}
+    first_lines: dict[str, int] = {}  # by predicate indicator
+    for clause in clauses:
+        for goal in clause.body:
+            if _predicate_key(goal) not in defined:
+                first_lines.setdefault(indicator(goal), clause.line)
+    if not first_lines:
+        return []
+
+    listed = [
+        f"{shorten(name)} (line {line})" for name, line in first_lines.items()
+    ]
+    if len(listed) > _MAX_LISTED:
+        n_more = len(listed) - _MAX_LISTED
+        listed[_MAX_LISTED:] = [f"{n_more} more"]
+    names = ", ".join(listed)
+    return [f"{path}: no fact and no rule defines {names}: nothing proves it"]
 
 
 def _check_body_length(clause: Clause, path: str) -> None:
@@ -405,6 +403,60 @@ def _check_body_length(clause: Clause, path: str) -> None:
         raise ValueError(
             f"{path}:{clause.line}: {problem}, in a rule for {head}"
         )
+
+
+def _drop_rules_of_unknown_names(
+    dataset: Dataset, rules: list[Clause], path: str
+) -> tuple[list[Clause], list[str]]:
+    """The rules whose names the data or other rules have, and a note on the rest.
+
+    Raises:
+      ValueError: there are rules, and each has an unknown name.
+    """
+    entities = set(dataset.entities)
+    relations = set(dataset.predicates)
+    kept = rules
+    n_before = -1
+
+    # A rule that is dropped defines no relation for the others.
+    while len(kept) != n_before:
+        n_before = len(kept)
+        relations = {*dataset.predicates}
+        relations.update(rule.head.predicate for rule in kept)
+        kept = [
+            rule
+            for rule in kept
+            if not _unknown_names(rule, entities, relations)
+        ]
+    if len(kept) == len(rules):
+        return rules, []
+
+    first = next(r for r in rules if _unknown_names(r, entities, relations))
+    kind, name = _unknown_names(first, entities, relations)[0]
+    known = dataset.entities if kind == "entity" else sorted(relations)
+    problem = unknown_name_message(kind, name, known)
+    head = shorten(first.head.predicate)
+    message = f"{path}:{first.line}: {problem}, in a rule for {head}"
+    if not kept:
+        raise ValueError(message)
+    n_dropped = len(rules) - len(kept)
+    return kept, [
+        f"{message}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
+    ]
+
+
+def _unknown_names(
+    rule: Clause, entities: set[str], relations: set[str]
+) -> list[tuple[str, str]]:
+    """The relations and entities of a rule that are not among these, each with its kind."""
+    unknown: list[tuple[str, str]] = []
+    for atom in (rule.head, *rule.body):
+        if atom.predicate not in relations:
+            unknown.append(("relation", atom.predicate))
+        for term in atom.args:
+            if not isinstance(term, Variable) and term not in entities:
+                unknown.append(("entity", term))
+    return unknown
 
 
 def _with_head_predicates(
@@ -450,7 +502,7 @@ def _encode_rules(
     n_atoms = 1 + max(body_lengths, default=0)
     table = np.zeros((len(rules), n_atoms, dataset.atom_width), np.int32)
     entity_ids = assign_ids(dataset.entities)
-    predicate_ids = assign_ids(dataset.predicates)
+    ids_of_predicates = predicate_ids(dataset)
 
     for i, rule in enumerate(rules):
         variables: dict[Variable, int] = {}  # numbered from C + 1 in each rule
@@ -458,7 +510,7 @@ def _encode_rules(
         for j, atom in enumerate(atoms):
             try:
                 ids = encode_atom(
-                    dataset, atom, entity_ids, predicate_ids, variables
+                    dataset, atom, entity_ids, ids_of_predicates, variables
                 )
             except ValueError as error:
                 head = shorten(rule.head.predicate)
@@ -470,7 +522,14 @@ def _encode_rules(
     return table
 
 
-def _arity_message(predicate: str, expected: int, n_args: int) -> str:
-    """The message for an atom with another number of arguments than its predicate has elsewhere."""
-    name = shorten(predicate)
-    return f"arity clash: expected {expected} arguments for {name}, as elsewhere, got {n_args}"
+def _unknown_predicate_message(dataset: Dataset, atom: Atom) -> str:
+    """The message for an atom whose predicate the data set has not, or not with this number of arguments."""
+    predicates = zip(dataset.predicates, dataset.arities)
+    arities = [n for name, n in predicates if name == atom.predicate]
+    if not arities:
+        return unknown_name_message(
+            "relation", atom.predicate, dataset.predicates
+        )
+    name = shorten(atom.predicate)
+    expected = " or ".join(map(str, arities))
+    return f"arity clash: expected {expected} arguments for {name}, as elsewhere, got {len(atom.args)}"

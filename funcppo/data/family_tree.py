@@ -192,7 +192,9 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
         notes=(),
     )
     return with_rules(
-        dataset, read_clauses(RULES, "family_tree", "weighted"), "family_tree"
+        dataset,
+        read_clauses(RULES, "family_tree", "weighted").clauses,
+        "family_tree",
     )
 
 

@@ -5,7 +5,7 @@ Two ways to cut text into tokens serve all rule formats:
     line     a name is any run without white space, `,` `(` `)`, as in `/m/02(X, a-b)`: queries and the line formats
     Prolog   a name is as in ISO Prolog: `ann`, `'any text'`, `42`
 
-In both, a name in single quotes is never a variable and never a built-in, and takes the escapes of ISO Prolog.
+In both, a name in single quotes is never a variable, and takes the escapes of ISO Prolog.
 
 `tokenize_line` and `tokenize_prolog` cut text; `quote` and `unquote` convert between names and quoted text.
 """
@@ -57,7 +57,7 @@ _LINE_TOKEN = re.compile(
 _PROLOG_TOKEN = re.compile(
     rf"(?P<quoted>{QUOTED_PATTERN})"
     r"|(?P<integer>-?[0-9]++)"
-    r"|(?P<word>[^\W\d]\w*+)"
+    r"|(?P<word>[^\W\d](?:\w++|[^\x00-\x7f\s])*+)"
     r"|(?P<end>\.(?=\s|%|\Z))"
     r"|(?:\s|%[^\n]*+|/\*(?s:.*?)\*/)++"
     r"|(?P<symbol>[(),]|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"
@@ -108,7 +108,7 @@ def shorten(text: str, width: int = 60) -> str:
 
 def is_variable(text: str) -> bool:
     """Whether an unquoted argument is a variable as in Prolog: `_` or a capital comes first."""
-    return text[0] == "_" or text[0].isupper()
+    return text[:1] == "_" or text[:1].isupper()
 
 
 def is_anyburl_variable(text: str) -> bool:
@@ -250,6 +250,9 @@ def tokenize_prolog(program: str) -> Iterator[PrologSource]:
 
 def _prolog_token(kind: str, text: str) -> Token:
     """The token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
+    # Prolog and Python draw the letters of a name from the same two classes of Unicode.
+    if kind == "word" and not text.isidentifier():
+        return Token(text, text)
     if kind == "word":
         return Token("variable" if is_variable(text) else "name", text)
     if kind == "integer":

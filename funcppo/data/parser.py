@@ -3,7 +3,8 @@
     clause = atom [arrow atom {, atom}]        atom = name [( argument {, argument} )]
 
 `parse_clause` and `parse_atom` read tokens of `funcppo.data.lexer`. The parser is a loop, so no depth of nesting can
-exhaust the stack. What is outside Datalog (negation, built-ins, compound terms) is an error that names it.
+exhaust the stack. What is outside Datalog (negation, operators, compound terms) is an error that names it; built-ins
+of Prolog are the subject of `funcppo.data.prolog`.
 """
 
 from __future__ import annotations
@@ -93,28 +94,6 @@ _OPERATORS = {
     "@<",
     "@>",
 }
-_BUILT_INS = """
-    true/0 fail/0 false/0 not/1 call/1 call/2 call/3 once/1 ignore/1 findall/3 bagof/3 setof/3 forall/2 aggregate_all/3
-    var/1 nonvar/1 atom/1 number/1 integer/1 float/1 atomic/1 compound/1 callable/1 ground/1 is_list/1 functor/3 arg/3
-    copy_term/2 assert/1 asserta/1 assertz/1 retract/1 abolish/1 write/1 write/2 writeln/1 print/1 nl/0 nl/1 halt/0
-    halt/1 between/3 dif/2 repeat/0 throw/1 catch/3 op/3 read/1 consult/1 atom_length/2 atom_concat/3 succ/2 plus/3 is/2
-    dynamic/1 discontiguous/1 table/1 initialization/1 multifile/1 ensure_loaded/1 include/1 set_prolog_flag/2
-    current_prolog_flag/2 call/4 call/5 call/6 call/7 call/8 unify_with_occurs_check/2 compare/3 subsumes_term/2
-    acyclic_term/1 term_variables/2 numbervars/3 sort/2 msort/2 keysort/2 length/2 sub_atom/5 atom_chars/2 atom_codes/2
-    char_code/2 number_chars/2 number_codes/2 char_conversion/2 current_char_conversion/2 current_op/3 clause/2
-    current_predicate/1 predicate_property/2 retractall/1 phrase/2 phrase/3 writeq/1 writeq/2 write_canonical/1
-    write_canonical/2 write_term/2 write_term/3 read/2 read_term/2 read_term/3 open/3 open/4 close/1 close/2
-    current_input/1 current_output/1 set_input/1 set_output/1 set_stream_position/2 stream_property/2 flush_output/0
-    flush_output/1 at_end_of_stream/0 at_end_of_stream/1 get_char/1 get_char/2 peek_char/1 peek_char/2 put_char/1
-    put_char/2 get_code/1 get_code/2 peek_code/1 peek_code/2 put_code/1 put_code/2 get_byte/1 get_byte/2 peek_byte/1
-    peek_byte/2 put_byte/1 put_byte/2
-"""
-_BUILT_IN_SET = frozenset(_BUILT_INS.split())
-
-
-def is_built_in(predicate: str, arity: int) -> bool:
-    """Whether Prolog gives this predicate a meaning of its own."""
-    return f"{predicate}/{arity}" in _BUILT_IN_SET
 
 
 def has_variables(head: Atom) -> bool:
@@ -152,7 +131,7 @@ def parse_clause(
 
     Args:
       arrow: kind of the token between head and body.
-      prolog: names follow Prolog: a predicate cannot start with a capital, nor be a built-in.
+      prolog: names follow Prolog: a predicate cannot start with a capital, and an integer is no quoted name.
 
     Raises:
       ValueError: the tokens are no clause; says what was expected and what was read.
@@ -193,17 +172,6 @@ def parse_atom(tokens: list[Token], start: int, *, prolog: bool) -> ParsedAtom:
     index = start + 1
     if has_args:
         args, index = _parse_arguments(tokens, index, prolog)
-
-    # Only the number of arguments says whether a name is a built-in.
-    if prolog and predicate.kind == "name":
-        arity = len(args)
-        if predicate.text == "not" and arity == 1:
-            raise _unexpected("a predicate", predicate)
-        if is_built_in(predicate.text, arity):
-            built_in = f"{predicate.text}/{arity}"
-            raise ValueError(
-                f"expected a predicate of facts and rules, got the built-in {built_in}"
-            )
 
     atom = Atom(_token_name(predicate), tuple(args))
     return ParsedAtom(atom, index)
@@ -286,7 +254,7 @@ def _parse_argument(
     if token.kind == "variable" and token.text == "_":
         return Variable(f"_ {index}")
     if token.kind == "variable":
-        return Variable(token.text)
+        return Variable(token.text.removeprefix("?"))
 
     name = _token_name(token)
     is_quoted = token.kind == "quoted"

@@ -5,9 +5,11 @@
     AMIE       ?a  b  ?c  ?c  d  ?e   => ?a  h  ?e<TAB>head coverage<TAB>confidence<TAB>...
     Prolog     facts and rules, each ended by a full stop
 
-The first three are line formats. In these, lines that start with `#` and AMIE's header line are comments. AnyBURL's
-zero rules, `h(X,c) <= ` without a body, hold of every constant. They are read as clauses without a body, and
-`dataset.with_rules` leaves them out with a note.
+The first three are line formats. In these, lines that start with `#` and AMIE's header line are comments. What AMIE
+prints around its table is skipped, and so are declarations of a Prolog program; a note counts each.
+
+AnyBURL's zero rules, `h(X,c) <= ` without a body, hold of every constant. They are read as clauses without a body, and
+`dataset.with_rules` leaves them out with a note. In AnyBURL's `h(X,me_myself_i)` the second name stands for X.
 
 Sources: Meilicke et al. 2019, "Anytime bottom-up rule learning" (AnyBURL); Lajus et al. 2020, "Fast and exact rule
 mining with AMIE 3"; ISO/IEC 13211-1 (Prolog).
@@ -17,10 +19,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
+from funcppo.data import prolog
 from funcppo.data.lexer import (
     QUOTED_PATTERN,
     Token,
@@ -41,6 +44,7 @@ from funcppo.data.parser import (
 )
 
 _COMMENT_PREFIXES = ("#", "Rule\t")  # the second starts AMIE's header line
+_AMIE_HEADER = re.compile("^Rule\t", re.MULTILINE)
 _QUOTED = re.compile(QUOTED_PATTERN)
 # a name may hold single spaces
 _AMIE_SPACED_WORD = re.compile(
@@ -48,7 +52,15 @@ _AMIE_SPACED_WORD = re.compile(
 )
 _AMIE_PLAIN_WORD = re.compile(rf"{QUOTED_PATTERN}|\S+")
 _AMIE_VARIABLE = re.compile(r"\w+")
+_ANYBURL_SAME_ENTITY = "me_myself_i"
 _NO_LINE = 0  # of a clause whose line is not yet set
+
+
+class ClauseFile(NamedTuple):
+    """The clauses of a file, in its order, and what was left out."""
+
+    clauses: list[Clause]
+    notes: list[str]  # one line each
 
 
 class LineReader(Protocol):
@@ -60,6 +72,8 @@ class LineReader(Protocol):
 def detect_format(text: str) -> FileFormat:
     """The format that the first line with content is written in, quoted names left aside.
 
+    A file with AMIE's header line is AMIE's, whatever its first line is.
+
     Args:
       text: content of a rule file; without any line of content it counts as weighted.
     """
@@ -67,9 +81,12 @@ def detect_format(text: str) -> FileFormat:
     if not first_line:
         return "weighted"
 
+    if _AMIE_HEADER.search(text):
+        return "AMIE"
+
     # A quoted name may hold any of the symbols below.
     unquoted = _QUOTED.sub("q", first_line).strip()
-    if unquoted.startswith(_COMMENT_PREFIXES) or "=>" in unquoted:
+    if "=>" in unquoted:
         return "AMIE"
     if "<=" in unquoted and ":-" not in unquoted:
         return "AnyBURL"
@@ -95,8 +112,8 @@ def _first_line(text: str) -> str:
     return ""
 
 
-def read_clauses(text: str, path: str, file_format: FileFormat) -> list[Clause]:
-    """The clauses of a file, in its order.
+def read_clauses(text: str, path: str, file_format: FileFormat) -> ClauseFile:
+    """The clauses of a file.
 
     Args:
       text: content of the file.
@@ -109,88 +126,111 @@ def read_clauses(text: str, path: str, file_format: FileFormat) -> list[Clause]:
     if not text.strip():
         raise ValueError(f"{path}: empty: expected facts or rules")
 
-    clauses = list(_iter_clauses(text, path, file_format))
+    read = _read_prolog if file_format == "Prolog" else _read_lines
+    clauses, notes = read(text, path, file_format)
     if not clauses:
         raise ValueError(
             f"{path}: as {file_format}: expected at least one clause, got none"
         )
-    return clauses
+    return ClauseFile(clauses, notes)
 
 
-def _iter_clauses(
-    text: str, path: str, file_format: FileFormat
-) -> Iterator[Clause]:
-    """The clauses of a file, one by one."""
-    if file_format == "Prolog":
-        return _read_prolog(text, path)
-    return _read_lines(text, path, file_format)
-
-
-def _read_prolog(text: str, path: str) -> Iterator[Clause]:
+def _read_prolog(text: str, path: str, file_format: FileFormat) -> ClauseFile:
     """The clauses of a Prolog program."""
+    clauses: list[Clause] = []
+    # clauses with goals that must be defined somewhere in the program, and their text
+    library_users: list[tuple[Clause, str]] = []
+    declarations: list[str] = []
+
     for line, source, tokens in tokenize_prolog(text):
-        read = partial(_prolog_clause, tokens)
-        yield _checked_clause("Prolog", path, line, source, read)
+        with _located_errors(f"{path}:{line}: as {file_format}", source):
+            if tokens[0].kind == ":-":
+                declarations.append(prolog.declared_by(tokens))
+                continue
+            clause = _prolog_clause(tokens)._replace(line=line)
+        clauses.append(clause)
+        if any(map(prolog.is_library_predicate, clause.body)):
+            library_users.append((clause, source))
+
+    defined = {prolog.indicator(clause.head) for clause in clauses}
+    for clause, source in library_users:
+        place = f"{path}:{clause.line}: as {file_format}"
+        with _located_errors(place, source):
+            for goal in clause.body:
+                if prolog.indicator(goal) not in defined:
+                    prolog.check_goal(goal)
+
+    notes: list[str] = []
+    if declarations:
+        names = ", ".join(dict.fromkeys(declarations))
+        notes.append(
+            f"{path}: {len(declarations)} directives skipped, which change no answer here: {names}"
+        )
+    return ClauseFile(clauses, notes)
 
 
-def _read_lines(
-    text: str, path: str, file_format: FileFormat
-) -> Iterator[Clause]:
+def _read_lines(text: str, path: str, file_format: FileFormat) -> ClauseFile:
     """The clauses of a file in a line format, one for each line that is no comment."""
     read_line = _LINE_READERS[file_format]
+    clauses: list[Clause] = []
     n_columns = None
-    for number, full_line in enumerate(text.split("\n"), 1):
-        line = full_line.rstrip("\r")
-        if not line.strip() or line.startswith(_COMMENT_PREFIXES):
+    n_skipped = 0
+    for number, line in _lines_with_content(text):
+        # What AMIE prints before and after its table.
+        if file_format == "AMIE" and "=>" not in _QUOTED.sub("q", line):
+            n_skipped += 1
             continue
 
-        # All lines have as many columns as the first.
-        n_line_columns = line.count("\t") + 1
-        if n_columns is None:
-            n_columns = n_line_columns
-        if n_line_columns != n_columns:
-            problem = f"expected {n_columns} columns, got {n_line_columns}"
-            raise ValueError(
-                f"{path}:{number}: as {file_format}: {problem}, in {shorten(line)}"
-            )
+        with _located_errors(f"{path}:{number}: as {file_format}", line):
+            # All lines have as many columns as the first.
+            n_line_columns = line.count("\t") + 1
+            if n_columns is None:
+                n_columns = n_line_columns
+            if n_line_columns != n_columns:
+                raise ValueError(
+                    f"expected {n_columns} columns, got {n_line_columns}"
+                )
+            clause = read_line(line)
+            # A zero rule of AnyBURL is never safe; `with_rules` leaves it out.
+            if clause.body or file_format != "AnyBURL":
+                check_safe(clause.head, clause.body)
+        clauses.append(clause._replace(line=number))
 
-        read = partial(read_line, line)
-        yield _checked_clause(file_format, path, number, line, read)
+    notes = [f"{path}: {n_skipped} lines without => skipped"]
+    return ClauseFile(clauses, notes if n_skipped else [])
 
 
-def _checked_clause(
-    file_format: FileFormat,
-    path: str,
-    line: int,
-    source: str,
-    read: Callable[[], Clause],
-) -> Clause:
-    """The clause that `read` returns, with its line number, if it is safe.
+def _lines_with_content(text: str) -> Iterator[tuple[int, str]]:
+    """The number and text of each line that is neither blank nor a comment."""
+    for number, full_line in enumerate(text.split("\n"), 1):
+        line = full_line.rstrip("\r")
+        if line.strip() and not line.startswith(_COMMENT_PREFIXES):
+            yield number, line
 
-    Raises:
-      ValueError: the clause cannot be read or is not safe; names file, line, format and text.
-    """
+
+@contextmanager
+def _located_errors(place: str, source: str) -> Iterator[None]:
+    """Put the place before, and the text of a clause behind, the message of a ValueError."""
     try:
-        clause = read()
-        # A zero rule of AnyBURL is never safe; `with_rules` leaves it out.
-        if clause.body or file_format != "AnyBURL":
-            check_safe(clause.head, clause.body)
+        yield
     except ValueError as error:
         text = shorten(source.strip())
-        raise ValueError(
-            f"{path}:{line}: as {file_format}: {error}, in {text}"
-        ) from None
-    return clause._replace(line=line)
+        raise ValueError(f"{place}: {error}, in {text}") from None
 
 
 def _prolog_clause(tokens: list[Token]) -> Clause:
-    """The clause of the tokens between two full stops of a Prolog program."""
-    first = tokens[0]
-    if first.kind in (":-", "?-"):
-        raise ValueError(
-            f"expected a fact or a rule, got the directive or query {first.text}"
-        )
-    head, body = parse_clause(tokens, ":-", prolog=True)
+    """The clause of the tokens between two full stops of a Prolog program, without goals `true`."""
+    if tokens[0].kind == "?-":
+        raise ValueError("expected a fact or a rule, got a query ?-")
+
+    head, goals = parse_clause(tokens, ":-", prolog=True)
+    prolog.check_head(head)
+    body = tuple(goal for goal in goals if goal != prolog.TRUE)
+    for goal in body:
+        # Whether the program defines a library predicate is known at its end.
+        if not prolog.is_library_predicate(goal):
+            prolog.check_goal(goal)
+    check_safe(head, body)
     return Clause(head, body, math.nan, _NO_LINE)
 
 
@@ -221,12 +261,25 @@ def _anyburl_clause(line: str) -> Clause:
     is_zero_rule = kinds[-2:] == ["<=", "end"] and kinds.count("<=") == 1
     if is_zero_rule:
         del tokens[-2]
-    head, body = parse_clause(tokens, "<=", prolog=False)
+    atoms = parse_clause(tokens, "<=", prolog=False)
+    head = _with_same_entity(atoms.head)
+    body = tuple(map(_with_same_entity, atoms.body))
 
     # A zero rule whose head has no variables would be a fact.
     if not body and not (is_zero_rule and has_variables(head)):
         raise _missing_body("<=")
     return Clause(head, body, _parse_weight(confidence), _NO_LINE)
+
+
+def _with_same_entity(atom: Atom) -> Atom:
+    """The atom with its other argument in place of AnyBURL's name for it: h(X,me_myself_i) is h(X,X)."""
+    others = [term for term in atom.args if term != _ANYBURL_SAME_ENTITY]
+    if len(others) == len(atom.args):
+        return atom
+    if len(atom.args) != 2 or not others:
+        problem = f"one argument beside {_ANYBURL_SAME_ENTITY}, which repeats it, got {len(others)}"
+        raise ValueError(f"expected {problem}")
+    return Atom(atom.predicate, (others[0], others[0]))
 
 
 def _amie_clause(line: str) -> Clause:

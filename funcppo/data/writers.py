@@ -23,7 +23,8 @@ from funcppo.data.lexer import (
     quote,
     shorten,
 )
-from funcppo.data.parser import Atom, Clause, FileFormat, Variable, is_built_in
+from funcppo.data.parser import Atom, Clause, FileFormat, Variable
+from funcppo.data.prolog import indicator, is_built_in
 
 # all but X and Y, which are those of the head
 _ANYBURL_INNER_VARIABLES = "ABCDEFGHIJKLMNOPQRSTUVWZ"
@@ -138,8 +139,8 @@ def format_clauses(clauses: Iterable[Clause], file_format: FileFormat) -> str:
       file_format: format of the file.
 
     Raises:
-      ValueError: a clause that the format cannot express: a fact outside Prolog, an atom that is not binary in AMIE, or
-        more variables than AnyBURL has letters.
+      ValueError: a clause that the format cannot express: a fact outside Prolog, a predicate that is a built-in of
+        Prolog, an atom that is not binary in AMIE, or more variables than AnyBURL has letters.
     """
     lines = [_format_line(clause, file_format) for clause in clauses]
     return "".join(line + "\n" for line in lines)
@@ -303,9 +304,12 @@ def _format_term(term: Variable | str, file_format: FileFormat) -> str:
 def _is_bare_predicate(atom: Atom, file_format: FileFormat) -> bool:
     """Whether the predicate of an atom needs no quotes."""
     name, args = atom
+    if file_format == "Prolog" and is_built_in(atom):
+        raise ValueError(
+            f"expected a predicate that Prolog lets a program define, got {indicator(atom)}"
+        )
     if file_format == "Prolog":
-        is_reserved = name == "not" or is_built_in(name, len(args))
-        return is_prolog_name(name) and not is_reserved
+        return is_prolog_name(name) and name != "not"
 
     # Without arguments a capital would read as a variable.
     if not args:

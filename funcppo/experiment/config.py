@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 from funcppo import atomic_io, json_io
 from funcppo.config import PPOConfig, Schedule
+from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment import formats
 from funcppo.json_io import Json
 from funcppo.prover.config import ProverTaskConfig
@@ -57,10 +58,13 @@ class RunConfig:
 
     dataset: str
     """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED), a folder with
-    train.txt, or a Prolog program FILE.pl."""
+    train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
 
     rules: str | None = None
     """Rule file to use instead of the data set's own rules; None: the data set's."""
+
+    data: DataConfig = DEFAULT_CONFIG
+    """How files of triples are read and split."""
 
     steps: PositiveInt = 120_000
     """Total number of environment steps, rounded up to whole rollouts."""
@@ -133,6 +137,8 @@ def read_config(folder: Path) -> RunConfig:
     try:
         if version == 1:
             raw = formats.upgrade_config(raw)
+        # Earlier runs read folders of files with three columns.
+        raw.setdefault("data", {})
         return _from_json(RunConfig, raw, prefix="")
     except KeyError as error:
         reason = f"expected the settings of a run, got a file without {error}"

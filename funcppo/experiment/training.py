@@ -175,7 +175,9 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
       ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
         belong to them.
     """
-    dataset = data.load(run_config.dataset, run_config.rules)
+    dataset = data.load(
+        run_config.dataset, run_config.rules, cfg=run_config.data
+    )
     if not resume:
         return _choose_run(run_config, dataset)
 

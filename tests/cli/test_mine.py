@@ -123,7 +123,7 @@ def test_whatever_the_names_are_printing_and_parsing_is_the_identity(
     if len(mined.rules):
         for form in RULE_FILE_FORMATS:
             text = format_rule_table(mined, counts, form)
-            read = read_clauses(text, "rules", detect_format(text))
+            read, _ = read_clauses(text, "rules", detect_format(text))
             written = to_clauses(mined)[1]
             assert [(c.head.predicate, len(c.body)) for c in read] == [
                 (c.head.predicate, len(c.body)) for c in written

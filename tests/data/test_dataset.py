@@ -1,6 +1,5 @@
 """Dataset: ids, splits and rules worked out by hand; names that read back; the fingerprint."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,21 +135,37 @@ def test_no_rules_are_an_empty_table_and_replace_those_that_were_there():
     assert bare.fingerprint == from_triples([("a", "r", "b")]).fingerprint
 
 
+ONE = [("a", "r", "b")]
+
+
 @pytest.mark.parametrize(
-    ("query", "ids"),
+    ("rules", "n_left", "note"),
     [
-        ("r(a, b)", [1, 1, 2]),
-        ("r(X, 'b').", [1, 3, 2]),
-        ("r(X, Y)", [1, 3, 4]),
-        ("r(X, X)", [1, 3, 3]),
-        ("r(_, _)", [1, 3, 4]),
-        ("s(b, X)", [2, 2, 3]),
+        (
+            "r(X,Y) :- r(Y,X)\nr(X,Y) :- rr(Y,X)\nr(X,c) :- r(X,b)",
+            1,
+            "rules:2: unknown relation 'rr': expected one of the data's (close: 'r'), in a rule for 'r'; "
+            "2 of 3 rules have unknown names and were left out",
+        ),
+        # s has no rule once the rule of the unknown entity is gone.
+        (
+            "r(X,Y) :- s(X,Y)\ns(X,Y) :- r(X,Y), r(Y,c)\nt(X,Y) :- r(Y,X)",
+            1,
+            "rules:1: unknown relation 's': expected one of the data's (none of 2 is spelled like it), in a rule for "
+            "'r'; 2 of 3 rules have unknown names and were left out",
+        ),
     ],
 )
-def test_a_query_worked_by_hand(query, ids):
-    d = from_triples([("a", "r", "b")], rules="s(X,Y) :- r(Y,X)")
-    atom = parse_query(d, query)
-    assert atom.tolist() == ids and atom.dtype == np.int64
+def test_rules_of_unknown_names_are_left_out_and_counted(rules, n_left, note):
+    d = from_triples(ONE, rules=rules)
+    assert len(d.rules) == len(d.rule_weights) == n_left
+    assert d.notes[0] == note
+    assert "s" not in d.predicates
+
+
+def test_rules_that_all_have_unknown_names_are_an_error():
+    with pytest.raises(ValueError, match=r"^rules:1: unknown entity 'c'"):
+        from_triples(ONE, rules="r(X,c) :- r(X,b)\nr(X,Y) :- q(Y,X)")
 
 
 def test_a_name_of_similar_spelling_is_suggested():

@@ -1,11 +1,16 @@
 """Lexer: worked tokens, quoting as the inverse of unquoting, and no character lost."""
 
+import os
+import subprocess
+import unicodedata
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcppo.data import lexer
 from funcppo.data.lexer import SPACED_PAREN, Token
+from tests import prolog
 from tests.data.clause_strategies import NAMES, NASTY
 
 LINE_END = Token("end", "the end of the line")
@@ -177,3 +182,44 @@ def test_a_long_text_is_cut_to_one_short_line():
     assert lexer.shorten("x" * 60) == repr("x" * 60)
     assert lexer.shorten("x" * 61) == repr("x" * 57 + "...")
     assert lexer.shorten("abcdef", width=5) == "'ab...'"
+
+
+@pytest.mark.skipif(not prolog.AVAILABLE, reason="no swipl on this machine")
+def test_the_letters_of_a_name_are_those_of_swi_prolog():
+    """At the start and inside of a name; of Unicode 3.2, which every version knows.
+
+    They differ in the middle dot, and in a dozen characters that are refused here.
+    """
+    old = unicodedata.ucd_3_2_0
+    codes = [c for c in range(0x80, 0x3200) if old.category(chr(c)) != "Cn"]
+    goal = (
+        "forall((between(0x80, 0x31FF, C), char_code(X, C), member(T, [X-a, a-X])),"
+        "(T = U-V, atom_concat(U, V, S), catch((term_to_atom(R, S), (var(R) -> K = variable ; R == S -> K = name ;"
+        "K = none)), _, K = none), writeln(K)))"
+    )
+    done = subprocess.run(
+        ["swipl", "-q", "-g", goal, "-t", "halt"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "LANG": "C.UTF-8"},
+    )
+    kinds = done.stdout.split()
+    different = set()
+    for code in codes:
+        start, end = chr(code) + "a", "a" + chr(code)
+        theirs = kinds[2 * (code - 0x80) : 2 * (code - 0x80) + 2]
+        if [prolog_kind(start), prolog_kind(end)] != theirs:
+            different.add(code)
+    refused = {0x37A, 0xE33, 0xEB3, 0x1885, 0x1886, 0x2118, 0x212E}
+    assert different <= {0xB7, *refused, 0x309B, 0x309C}
+
+
+def prolog_kind(text):
+    """Kind of the token that a text is as a whole; "none" if it is no name and no variable."""
+    tokens = [
+        t for source in lexer.tokenize_prolog(text) for t in source.tokens
+    ]
+    kind, word = tokens[0]
+    is_whole = word == text and kind in ("name", "variable")
+    return kind if is_whole else "none"

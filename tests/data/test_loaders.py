@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from funcppo.data import format_rule, load
+from funcppo.data.config import DataConfig
 from funcppo.data.loaders import GENERATORS
+from tests.data.python_datalog import triples
 from tests.learning import DATA
 
 
@@ -106,8 +108,89 @@ def test_known_facts_alone_are_train_and_facts(folder):
     ) == (("a", "b", "c", "d"), 2, 3, 0, 0)
     write(folder, train="")
     assert load(folder, facts_only=True).train.shape == (0, 3)
-    with pytest.raises(ValueError, match="missing split"):
+    with pytest.raises(ValueError, match=r"train\.txt: empty"):
         load(folder)
+
+
+def test_valid_and_test_may_be_missing_or_empty(folder):
+    (folder / "valid.txt").unlink()
+    write(folder, test="")
+    d = load(folder)
+    assert (len(d.train), len(d.facts)) == (2, 3)
+    assert d.valid.shape == d.test.shape == (0, 3)
+    assert not d.is_program
+
+
+def test_one_file_of_triples_is_train(tmp_path):
+    lines = "a\tr\tb\nb\tr\tc\na\tr\tb\n"
+    (tmp_path / "graph.tsv").write_text(lines)
+    (tmp_path / "graph.csv.gz").write_bytes(
+        gzip.compress(lines.replace("\t", ",").encode())
+    )
+    d = load(tmp_path / "graph.tsv")
+    assert (d.name, d.n_duplicates, len(d.valid), len(d.test)) == (
+        "graph.tsv",
+        1,
+        0,
+        0,
+    )
+    assert d.train.tolist() == [[1, 1, 2], [1, 2, 3]]
+    assert load(tmp_path / "graph.csv.gz").fingerprint == d.fingerprint
+    with pytest.raises(ValueError, match=r"nothing\.tsv: expected a file that"):
+        load(tmp_path / "nothing.tsv")
+
+
+@pytest.fixture
+def chain(tmp_path):
+    path = tmp_path / "chain.csv"
+    rows = [f"{i},next,e{i},e{i + 1}\n" for i in range(100)]
+    path.write_text("row,what,from,to\n" + "".join(rows) + rows[0])
+    return path
+
+
+def test_a_file_is_split_at_random(chain):
+    cfg = DataConfig(
+        columns="from,what,to", split_ratios="0.8,0.1,0.1", split_seed=1
+    )
+    d = load(chain, cfg=cfg)
+    assert (len(d.train), len(d.valid), len(d.test)) == (80, 10, 10)
+    assert d.n_duplicates == 1
+    assert d.notes[-2:] == (
+        "split at random by 0.8,0.1,0.1 with seed 1: 80 / 10 / 10 train / valid / test",
+        "train: 1 lines repeat another and were dropped",
+    )
+    parts = [triples(d, part) for part in (d.train, d.valid, d.test)]
+    assert len(set.union(*parts)) == 100
+    assert load(chain, cfg=cfg).fingerprint == d.fingerprint
+    other = DataConfig(columns="3,2,4", split_ratios="0.8,0.1,0.1")
+    # Without names the header is one triple more.
+    assert len(load(chain, cfg=other).facts) == 81
+
+    known = load(chain, cfg=cfg, facts_only=True)
+    assert triples(known, known.facts) == parts[0]
+    assert not len(known.valid) and not len(known.test)
+
+
+def test_the_triples_of_a_folder_are_split_if_it_holds_no_valid_and_test(
+    folder,
+):
+    cfg = DataConfig(split_ratios="0.5,0,0.5")
+    for facts_only in (False, True):
+        with pytest.raises(ValueError, match="has valid or test triples alr"):
+            load(folder, cfg=cfg, facts_only=facts_only)
+    for name in ("valid", "test"):
+        (folder / f"{name}.txt").unlink()
+    d = load(folder, cfg=cfg)
+    # facts.txt stays known, and holds one of the two triples of train.
+    assert (len(d.train), len(d.valid), len(d.test)) == (1, 0, 1)
+    assert len(d.facts) in (2, 3)
+
+
+@pytest.mark.parametrize("name", ["clans:100:0", "program.pl"])
+def test_only_files_of_triples_have_columns_and_are_split(name):
+    for cfg in (DataConfig(columns="1,2,3"), DataConfig(split_ratios="1,0,0")):
+        with pytest.raises(ValueError, match="expected a folder or a file of "):
+            load(name, cfg=cfg)
 
 
 def test_the_first_rule_file_of_a_folder_is_taken(folder):

@@ -10,7 +10,6 @@ from funcppo.data.parser import (
     Variable,
     check_safe,
     has_variables,
-    is_built_in,
     parse_atom,
     parse_clause,
 )
@@ -107,12 +106,18 @@ def test_a_head_is_safe_when_the_body_has_its_variables():
         check_safe(Atom("p", (Variable("_ 2"),)), ())
 
 
-def test_built_ins_have_an_arity_and_an_atom_may_have_variables():
-    assert (
-        is_built_in("length", 2)
-        and not is_built_in("length", 3)
-        and not is_built_in("lengthy", 2)
-    )
-    assert has_variables(Atom("p", ("a", X))) and not has_variables(
-        Atom("p", ("a", "X"))
-    )
+def test_an_atom_may_have_variables():
+    assert has_variables(Atom("p", ("a", X)))
+    assert not has_variables(Atom("p", ("a", "X")))
+
+
+def test_a_question_mark_before_a_variable_is_no_part_of_its_name():
+    tokens = [
+        Token("name", "p"),
+        Token("(", "("),
+        Token("variable", "?x"),
+        Token(")", ")"),
+        Token("end", ""),
+    ]
+    atom = parse_atom(tokens, 0, prolog=False).atom
+    assert atom == Atom("p", (Variable("x"),))

@@ -14,7 +14,7 @@ X, Y, Z = Variable("X"), Variable("Y"), Variable("Z")
 
 
 def read(text):
-    return read_clauses(text, "f", detect_format(text))
+    return read_clauses(text, "f", detect_format(text)).clauses
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,45 @@ def test_comments_and_header_lines_of_the_line_formats_are_skipped():
     assert [(c.weight, c.line) for c in read(table)] == [(1.0, 4)]
     amie = "Rule\tHead Coverage\tStd Confidence\n?a  q  ?b   => ?a  p  ?b\t0.1\t0.2\n"
     assert [(c.weight, c.line) for c in read(amie)] == [(0.2, 2)]
+
+
+def test_what_amie_prints_around_its_table_is_skipped_and_counted():
+    log = (
+        "Loading files...\n  Starting data.tsv\nUsing HeadCoverage as pruning metric.\n"
+        + "Rule\tHead Coverage\tStd Confidence\n"
+        + "?a  q  ?b   => ?a  p  ?b\t0.1\t0.2\n\n"
+        + "?a  'x => y'  ?b   => ?b  p  ?a\t0.1\t0.3\n"
+        + "Mining done in 1.23 s\n1 rules mined.\n"
+    )
+    assert detect_format(log) == "AMIE"
+    clauses, notes = read_clauses(log, "f", "AMIE")
+    assert [(c.weight, c.line) for c in clauses] == [(0.2, 5), (0.3, 7)]
+    assert notes == ["f: 5 lines without => skipped"]
+    with pytest.raises(ValueError, match="expected at least one clause"):
+        read_clauses("Rule\tHead Coverage\nMining done\n", "f", "AMIE")
+
+
+@pytest.mark.parametrize(
+    ("rule", "meaning"),
+    [
+        (
+            "p(me_myself_i,Y) <= q(Y,me_myself_i)",
+            "p(Y,Y) <= q(Y,Y)",
+        ),
+        ("p(X,me_myself_i) <= q(X,A), q(A,b)", "p(X,X) <= q(X,A), q(A,b)"),
+        ("p(X,Y) <= q(X,Y), r(c,me_myself_i)", "p(X,Y) <= q(X,Y), r(c,c)"),
+    ],
+)
+def test_anyburls_me_myself_i_is_the_other_argument(rule, meaning):
+    line = "9\t6\t.6\t"
+    assert read(line + rule) == read(line + meaning)
+
+
+def test_two_me_myself_i_in_one_atom_are_an_error():
+    with pytest.raises(
+        ValueError, match=r"^f:1: as AnyBURL: expected one argument beside me_"
+    ):
+        read("9\t6\t.6\tp(X,Y) <= q(X,Y), r(me_myself_i,me_myself_i)")
 
 
 def test_capitals_are_variables_by_the_custom_of_each_format():

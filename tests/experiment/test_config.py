@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from funcppo.config import AdamConfig, PPOConfig, Schedule
+from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment.config import (
     CONFIG_FILE,
     RunConfig,
@@ -36,6 +37,7 @@ def test_counts_are_at_least_1(name):
         RunConfig(
             dataset="family_tree:20:1",
             rules="/tmp/rules.txt",
+            data=DataConfig(columns="1,3,2", split_ratios="1,0,0"),
             steps=7,
             score="success",
             prover=ProverTaskConfig(
@@ -71,6 +73,17 @@ def test_the_file_lists_every_setting_under_its_name(tmp_path):
     }
 
 
+def test_runs_of_earlier_versions_read_their_data_as_by_default(tmp_path):
+    config = RunConfig(dataset="countries_s1")
+    write_config(config, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    del raw["data"]
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path) == config
+    assert config.data == DEFAULT_CONFIG
+
+
 def _in_group(group, fields):
     return lambda raw: raw | {group: raw[group] | fields}
 
@@ -100,6 +113,10 @@ def _without(key):
         (
             lambda raw: raw | {"steps": 0},
             "config.json: steps: expected 1 or more, got 0",
+        ),
+        (
+            _in_group("data", {"columns": "1,2"}),
+            "config.json: data.columns: expected three names or three numbers",
         ),
         (
             _in_group("ppo", {"n_envs": 16.0}),
