@@ -93,7 +93,7 @@ def rank_split(
     ranking_protocol: RankingProtocol,
     query_id: np.ndarray | None = None,
 ) -> Ranking:
-    """Rank queries of a task's split, filtered by the triples of all splits.
+    """Rank queries of a task's split, filtered by the triples of all splits and of facts.txt.
 
     Args:
       split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
