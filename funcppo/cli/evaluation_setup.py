@@ -172,7 +172,7 @@ def prepare_evaluation(options: EvaluationOptions) -> EvaluationSetup:
 
     check_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
-    memory_limit = _parse_memory(options.memory, options.device)
+    memory_limit = _memory_limit(options)
     task, score, policy_run, notes = _load_subject(options)
 
     search_stats = SearchStats()
@@ -251,12 +251,15 @@ def _parse_negatives(text: str) -> int | None:
     return int(text)
 
 
-def _parse_memory(text: str | None, device: str) -> int:
-    """The bytes that --memory allows; by default three quarters of what the device has."""
-    from funcppo.runtime import memory
+def parse_memory(text: str) -> int:
+    """The bytes that --memory allows.
 
-    if text is None:
-        return memory.total_bytes(device) * 3 // 4
+    Args:
+      text: a number, alone or with a unit.
+
+    Raises:
+      ValueError: it is none.
+    """
     match = re.fullmatch(
         r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", text.strip().lower()
     )
@@ -266,6 +269,15 @@ def _parse_memory(text: str | None, device: str) -> int:
             f"--memory {text}: expected bytes, or a number with {units}"
         )
     return int(float(match[1]) * MEMORY_UNITS[match[2]])
+
+
+def _memory_limit(options: EvaluationOptions) -> int:
+    """The bytes that --memory allows; by default three quarters of what the device has."""
+    from funcppo.runtime import memory
+
+    if options.memory is None:
+        return memory.total_bytes(options.device) * 3 // 4
+    return parse_memory(options.memory)
 
 
 def _check_memory(memory_limit: int, device: str) -> None:

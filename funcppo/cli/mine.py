@@ -5,24 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
+    EXIT_INTERRUPTED,
     JsonObject,
     check_device,
     check_output_path,
     write_json,
 )
 from funcppo.cli.console import (
+    WorkProgress,
     make_console,
     print_notes,
     show_status,
-    update_status,
 )
+from funcppo.cli.evaluation_setup import parse_memory
 from funcppo.cli.options import JsonOutput
 from funcppo.mining.config import MiningConfig
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from funcppo.data import Dataset
     from funcppo.data.rule_tables import RuleStatistics
+    from funcppo.experiment.rule_cache import MinedDataset
     from funcppo.mining.miner import MiningResult
 
 MAX_PRINTED_RULES = 5
@@ -44,9 +47,10 @@ class Mine:
 
     The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction; with --constants also
     h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). A rule is kept if it is the most confident one for some fact that it derives
-    from other facts. The same seed gives the same file, unless --time-limit ends the search early; a note then says so.
+    from other facts. The same options give the same file, unless the time is over before the work; a note then says so.
+    Ctrl-C ends the search, and the rules found by then are written.
 
-    Exit status: 0 written, also if no rule was found; 2 bad input.
+    Exit status: 0 written, also if no rule was found; 2 bad input; 130 interrupted.
     """
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
@@ -68,14 +72,15 @@ class Mine:
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
     votes_per_fact: int = _DEFAULT.votes_per_fact
     """Keep a rule if it is among the N best rules for at least one fact that it derives."""
-    time_limit: Annotated[float | None, arg(metavar="SECONDS")] = (
-        _DEFAULT.time_limit
-    )
-    """Stop searching for rules after this many seconds; the counts of the rules found are then completed, and the file
-    is written. Default: no limit."""
-    max_rows: int = _DEFAULT.max_rows
-    """Maximum number of rows, about 40 bytes each, that one stage may materialise; larger joins are estimated from a
-    sample and marked."""
+    seconds: float = _DEFAULT.seconds
+    """Time limit, reading the data left out. It also sets how much is searched, as if a second did 7 million rows of
+    work, which an idle core does in half of it."""
+    work: int | None = _DEFAULT.work
+    """Maximum rows of work: what exceeds it is sampled, and what is too much even so is left out. Default: by
+    --seconds."""
+    memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. Default:
+    three quarters of what is free."""
     seed: int = _DEFAULT.seed
     """Random seed of the samples."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -94,6 +99,7 @@ class Mine:
             format_rule_table,
         )
         from funcppo.experiment import rule_cache
+        from funcppo.runtime import memory
 
         start = time.perf_counter()
         cfg = MiningConfig(
@@ -104,7 +110,10 @@ class Mine:
         )
         to_stdout = str(self.out) == "-"
         self._check_outputs()
-        rules, counts, result = self._mine(cfg)
+        console = make_console(to_stdout or self.json == "-")
+        dataset, limit = self._load()
+        mined = self._mine(dataset, cfg, console)
+        rules, counts, result = mined
 
         if to_stdout:
             sys.stdout.write(format_rule_table(rules, counts, self.format))
@@ -112,20 +121,17 @@ class Mine:
             rule_cache.write_rule_file(self.out, rules, counts, self.format)
 
         notes = [*result.notes, *compatibility_notes(rules, self.format)]
-        summary = _summarise(
-            self, rules, result, notes, time.perf_counter() - start
-        )
-        console = make_console(to_stdout or self.json == "-")
+        if cfg == MiningConfig() and result.interrupt is None:
+            notes.append(_cache(dataset, cfg, mined))
+        seconds = time.perf_counter() - start
+        summary = _summarise(self, rules, result, notes, seconds) | {
+            "memory_limit_bytes": limit,
+            "peak_bytes": memory.peak_bytes(self.device),
+        }
         print_notes(console, (*rules.notes, *notes))
-        if len(rules.rules):
-            _print_summary(console, rules, counts, summary)
-        else:
-            console.print(
-                f"{rules.name}: {len(rules.facts)} facts give no rule with support {cfg.min_support} and "
-                f"confidence {cfg.min_confidence:g}; {self.out} holds none"
-            )
+        _print_summary(console, cfg, rules, counts, summary)
         write_json(self.json, summary)
-        return 0
+        return 0 if result.interrupt is None else EXIT_INTERRUPTED
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -139,23 +145,59 @@ class Mine:
                 f"--json {self.json}: expected another file than that of --out"
             )
 
-    def _mine(
-        self, cfg: MiningConfig
-    ) -> tuple[Dataset, RuleStatistics, MiningResult]:
-        """The data set with the mined rules as its rules, their counts, and how they were mined."""
+    def _load(self) -> tuple[Dataset, int]:
+        """The data set, and the memory limit in bytes.
+
+        Raises:
+          ValueError: the data set is bad, or mining it takes more memory than the limit.
+        """
         from funcppo.data import load
-        from funcppo.experiment import rule_cache
+        from funcppo.mining import miner
+        from funcppo.runtime import memory
 
         check_device(self.device)
-        dataset = load(self.dataset, facts_only=True)
-        with show_status(make_console(use_stderr=True), "reading") as status:
-
-            def show_stage(stage: str) -> None:
-                update_status(status, stage)
-
-            return rule_cache.mine_dataset(
-                dataset, cfg, self.device, show_stage
+        with show_status(make_console(use_stderr=True), "reading"):
+            dataset = load(self.dataset, facts_only=True)
+        used_bytes = memory.used_bytes(self.device)
+        if self.memory is None:
+            limit = used_bytes + memory.free_bytes(self.device) * 3 // 4
+        else:
+            limit = parse_memory(self.memory)
+        needed_bytes = used_bytes + miner.needed_bytes(len(dataset.facts))
+        if needed_bytes > limit:
+            raise ValueError(
+                f"--memory {limit}: expected at least {needed_bytes} bytes, to mine {len(dataset.facts)} facts"
             )
+        memory.reset_peak(self.device)
+        return dataset, limit
+
+    def _mine(
+        self, dataset: Dataset, cfg: MiningConfig, console: Console
+    ) -> MinedDataset:
+        """The data set with the mined rules as its rules, their counts, and how they were mined."""
+        from funcppo.experiment import rule_cache
+
+        with WorkProgress(make_console(use_stderr=True)) as progress:
+            return rule_cache.mine_dataset(
+                dataset,
+                cfg,
+                self.device,
+                progress,
+                lambda line: print_notes(console, [line]),
+            )
+
+
+def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
+    """Keep the rules for later trainings; a note on where they are."""
+    from funcppo.experiment import rule_cache
+
+    try:
+        path = rule_cache.cache_rules(dataset, cfg, mined)
+    except OSError as error:
+        return (
+            f"not kept for `funcppo train`: {error.filename}: {error.strerror}"
+        )
+    return f"kept for `funcppo train` on these data: {path}"
 
 
 def _summarise(
@@ -182,6 +224,11 @@ def _summarise(
         "n_constant_rules": int((~is_path).sum()),
         "n_candidate_rules": result.n_candidates,
         "n_estimated_rules": int(has_error.sum()),
+        "stages": [asdict(stage) for stage in result.stages],
+        "rows": result.rows,
+        "max_rows": result.max_rows,
+        "seconds_limit": options.seconds,
+        "interrupted": result.interrupt is not None,
         "mining_seconds": round(result.seconds, 3),
         "total_seconds": round(seconds, 3),
         "file_format": options.format,
@@ -192,6 +239,7 @@ def _summarise(
 
 def _print_summary(
     console: Console,
+    cfg: MiningConfig,
     rules: Dataset,
     counts: RuleStatistics,
     summary: JsonObject,
@@ -199,6 +247,12 @@ def _print_summary(
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
+    if not len(rules.rules):
+        console.print(
+            f"{rules.name}: {len(rules.facts)} facts give no rule with support {cfg.min_support} and "
+            f"confidence {cfg.min_confidence:g}; {summary['out']} holds none"
+        )
+        return
     kinds = [
         f"{n} of length {length}"
         for length, n in summary["n_path_rules_by_length"].items()

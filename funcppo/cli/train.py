@@ -20,12 +20,12 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import (
+    WorkProgress,
     make_console,
     metrics_table,
     print_notes,
     progress_bar,
     show_status,
-    update_status,
 )
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
 from funcppo.config import PPOConfig
@@ -220,24 +220,21 @@ class Train:
         if len(dataset.rules):
             return config
 
-        with show_status(console, "mining rules") as status:
-
-            def show_stage(stage: str) -> None:
-                update_status(status, f"mining rules: {stage}")
-
-            cached, note = rule_cache.get_or_mine_rules(
+        with WorkProgress(console) as progress:
+            mined = rule_cache.get_or_mine_rules(
                 dataset,
                 MiningConfig(),
                 config.device,
-                show_stage,
+                progress,
+                lambda line: print_notes(console, [f"mining rules: {line}"]),
                 self.cache_dir,
             )
-        print_notes(console, [note])
+        print_notes(console, [mined.message, *mined.notes])
 
         self.out.mkdir(parents=True, exist_ok=True)
         rule_file = self.out / MINED_RULES_FILE
         write_atomically(
-            rule_file, lambda file: file.write(cached.read_bytes())
+            rule_file, lambda file: file.write(mined.path.read_bytes())
         )
         return dataclasses.replace(config, rules=str(rule_file))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MAX_PATH_LENGTH = 3  # body atoms of the longest path rule
+# Rows that a slow core, or a core shared with another program, computes in a second; an idle one computes twice as
+# many. It turns seconds into rows, so that the rules depend on the setting and not on the machine.
+ROWS_PER_SECOND = 7_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,10 +25,10 @@ class MiningConfig:
     """Whether to look for rules with constants too: h(X, c) :- b(X, Z) and h(X, c) :- b(X, d)."""
     votes_per_fact: int = 1
     """A rule is kept if it is among this many best rules of some fact that it derives."""
-    max_rows: int = 200_000_000
-    """Approximate number of rows that one stage may compute; what exceeds it is sampled."""
-    time_limit: float | None = None
-    """Seconds after which the search stops; the rules found by then depend on the machine. None sets no limit."""
+    seconds: float = 60.0
+    """Time limit. It also sets the work, ROWS_PER_SECOND rows a second, if `work` is None."""
+    work: int | None = None
+    """Maximum number of rows to compute, which sets what is searched whole, sampled or left out; None: by `seconds`."""
     seed: int = 0
     """Random seed of the samples."""
 
@@ -34,16 +38,25 @@ class MiningConfig:
             raise ValueError(
                 f"max_length={self.max_length}: expected 1, 2 or 3"
             )
-        for name in ("min_support", "votes_per_fact", "max_rows"):
+        for name in ("min_support", "votes_per_fact"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name}={getattr(self, name)}: expected 1 or more"
                 )
+        if self.work is not None and self.work < 1:
+            raise ValueError(f"work={self.work}: expected 1 or more")
         if not 0.0 <= self.min_confidence <= 1.0:
             raise ValueError(
                 f"min_confidence={self.min_confidence}: expected a number from 0 to 1"
             )
-        if self.time_limit is not None and not self.time_limit > 0.0:
+        if not 0.0 < self.seconds < math.inf:
             raise ValueError(
-                f"time_limit={self.time_limit}: expected more than 0"
+                f"seconds={self.seconds}: expected a number above 0"
             )
+
+    @property
+    def max_rows(self) -> int:
+        """Maximum number of rows to compute in all."""
+        if self.work is not None:
+            return self.work
+        return max(1, int(self.seconds * ROWS_PER_SECOND))
