@@ -51,8 +51,8 @@ class Evaluate:
     score of the answer (log_score, its natural logarithm, and quantised_score, its log-odds in steps of 1e-4, by which
     candidates are compared); its status: proved, refuted, or missed (provable, but not found by the search); a proof;
     and near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
-    it otherwise. The summary is computed from these lines. Ctrl-C or SIGTERM ends the evaluation after the part in
-    progress, a second one at once; a later --resume continues it.
+    it otherwise. The summary is computed from these lines. Ctrl-C or SIGTERM ends the evaluation after the queries
+    in progress, a second one at once; a later --resume continues it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -89,7 +89,7 @@ class Evaluate:
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
     size is tuned within it. Default: three quarters of the total memory."""
     details: OptionalFile = None
-    """Write one JSON line per query and side to FILE, in parts as they are ranked. Default: no file."""
+    """Write one JSON line per query and side to FILE, as soon as it is ranked. Default: no file."""
     resume: bool = False
     """Continue an interrupted evaluation from the lines in the --details FILE. Default: off."""
     overwrite: bool = False
@@ -211,14 +211,14 @@ class Evaluate:
             bar_task = bar.add_task(
                 "ranking", total=n_done + len(rows), completed=n_done, note=""
             )
-            for part in evaluation.evaluate_chunks(evaluator, split, rows):
+            for query in evaluation.evaluate_queries(evaluator, split, rows):
                 if log:
-                    result_log.append(log, part)
+                    result_log.append(log, query)
                 # Proofs are in the file, and large.
-                records += [{**record, "proof": None} for record in part]
+                records += [{**record, "proof": None} for record in query]
 
-                n_done += len(part) // n_sides
-                n_scored += sum(record["n_scored"] for record in part)
+                n_done += 1
+                n_scored += sum(record["n_scored"] for record in query)
                 speed = n_scored / (time.perf_counter() - start)
                 bar.update(
                     bar_task,
@@ -227,6 +227,8 @@ class Evaluate:
                 )
                 if interrupt.requested:
                     break
+        if log:
+            result_log.close(log)
         return records
 
     def _summarise(
