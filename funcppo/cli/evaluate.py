@@ -12,6 +12,7 @@ from tyro.conf import arg
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    check_overwrites,
     defer_interrupt,
     write_json,
 )
@@ -27,6 +28,7 @@ from funcppo.cli.evaluation_setup import (
     search_notes,
 )
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.cli.target import data_files
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -111,7 +113,7 @@ class Evaluate:
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        self._check_details()
+        self._check_outputs()
         setup = prepare_evaluation(
             self, with_proofs=self.details is not None and self.proofs
         )
@@ -138,14 +140,19 @@ class Evaluate:
 
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
-        self._print_result(console, setup, result)
         write_json(self.json, result)
+        self._print_result(console, setup, result)
         return 0
 
-    def _check_details(self) -> None:
-        """Check the file of --details, before any work."""
+    def _check_outputs(self) -> None:
+        """Check the files to write, before any work."""
         from funcppo.evaluation import result_log
 
+        outputs = [("--json", self.json), ("--details", self.details)]
+        if self.details is not None:
+            settings_path = result_log.settings_path(Path(self.details))
+            outputs.append(("--details", str(settings_path)))
+        check_overwrites(outputs, data_files(self.target, self.rules))
         if self.details is not None:
             result_log.check_writable(
                 Path(self.details), resume=self.resume, overwrite=self.overwrite

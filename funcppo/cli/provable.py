@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
-from funcppo.cli.target import fixpoint_progress, open_dataset
+from funcppo.cli.target import data_files, fixpoint_progress, open_dataset
 from funcppo.ranges import PositiveInt, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -67,6 +67,9 @@ class Provable:
           The exit status.
         """
         max_height = self._max_height()
+        check_overwrites(
+            [("--json", self.json)], data_files(self.dataset, self.rules)
+        )
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules)
         if not len(dataset.rules) and len(dataset.test):
@@ -76,11 +79,11 @@ class Provable:
 
         result = _count(self, dataset, max_height)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
+        write_json(self.json, result)
         if self.json != "-":
             _print_table(result)
         elif result["stop_reason"]:
             print(f"note: {result['stop_reason']}", file=sys.stderr)
-        write_json(self.json, result)
         return 0
 
     def _max_height(self) -> int | None:

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 import numpy as np
 from tyro.conf import Positional, arg
 
-from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
-from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
+from funcppo.cli.target import (
+    data_files,
+    fixpoint_progress,
+    is_run_folder,
+    open_dataset,
+)
 from funcppo.data import Dataset, format_atom, format_rule, parse_query
 from funcppo.data.lexer import tokenize_line
 from funcppo.data.writers import proof_names
@@ -81,6 +86,9 @@ class Prove:
         Returns:
           The exit status.
         """
+        check_overwrites(
+            [("--json", self.json)], data_files(self.target, self.rules)
+        )
         dataset = open_dataset(self.target, self.rules)
         atom = tuple(int(term) for term in parse_query(dataset, self.query))
         variables = _variable_names(self.query)
@@ -95,12 +103,12 @@ class Prove:
         else:
             report = _answer_open(options, dataset, atom, variables)
 
+        write_json(self.json, report.result)
         if self.json != "-":
             if self.format == "json":
                 write_json("-", report.result)
             else:
                 sys.stdout.write(report.text)
-        write_json(self.json, report.result)
         return EXIT_STATUS[report.result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:

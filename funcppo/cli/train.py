@@ -16,6 +16,7 @@ from funcppo import atomic_io
 from funcppo.cli.common import (
     JsonObject,
     check_device,
+    check_overwrites,
     defer_interrupt,
     write_json,
 )
@@ -28,6 +29,7 @@ from funcppo.cli.console import (
     update_status,
 )
 from funcppo.cli.options import DatasetArgument, JsonOutput, OptionalFile
+from funcppo.cli.target import data_files
 from funcppo.config import PPOConfig
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
@@ -145,6 +147,7 @@ class Train:
 
         import torch
 
+        self._check_outputs()
         start = time.perf_counter()
         console = make_console(self.json == "-")
         run = self._resume_run() if self.resume else self._start_run(console)
@@ -169,6 +172,16 @@ class Train:
         _print_results(trained.run, results, console)
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
+
+    def _check_outputs(self) -> None:
+        """Check the files to write, before any work. Mined rules are written only where no rules are read."""
+        run_files = [
+            ("--out", self.out / name)
+            for name in RUN_FILES
+            if name != MINED_RULES_FILE
+        ]
+        outputs = [*run_files, ("--json", self.json)]
+        check_overwrites(outputs, data_files(self.dataset, self.rules))
 
     def _resume_run(self) -> Run:
         """The run in the folder, where its checkpoint left it."""

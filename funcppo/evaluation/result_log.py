@@ -85,7 +85,7 @@ def open_log(
             write_atomically(path, lambda file: file.write(_to_lines(records)))
             text = json.dumps({"format": FORMAT, **settings}, indent=2) + "\n"
             write_atomically(
-                _settings_path(path),
+                settings_path(path),
                 lambda file: file.write(text.encode()),
             )
         return ResultLog(
@@ -254,8 +254,8 @@ def _read_complete(
     ]
 
 
-def _settings_path(path: Path) -> Path:
-    """The file beside a file of records that holds its settings."""
+def settings_path(path: Path) -> Path:
+    """Return the file beside a file of records that holds its settings."""
     return path.with_name(path.name + ".settings.json")
 
 
@@ -265,7 +265,7 @@ def _read_settings(path: Path) -> Settings:
     Raises:
       ValueError: there are none, or they are of another format.
     """
-    beside = _settings_path(path)
+    beside = settings_path(path)
     if not beside.is_file():
         raise ValueError(
             f"{beside}: expected the settings that {path.name} was made with, got no file"
