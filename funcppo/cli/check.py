@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.console import (
     make_console,
     print_notes,
@@ -17,6 +17,7 @@ from funcppo.cli.console import (
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
 from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.cli.target import data_files
 from funcppo.ranges import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -68,6 +69,9 @@ class Check:
         Returns:
           The exit status.
         """
+        check_overwrites(
+            [("--json", self.json)], data_files(self.target, self.rules)
+        )
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
         with show_status(make_console(use_stderr=True), "reading") as status:
