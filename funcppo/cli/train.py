@@ -324,12 +324,9 @@ def _print_run(console: Console, run: Run) -> None:
     )
     print_notes(console, run.notes)
     if not len(dataset.test):
-        print_notes(
-            console,
-            [
-                "no test split; the test evaluation is skipped (--split-ratios holds triples out)"
-            ],
-        )
+        hint = " (--split-ratios holds triples out)"
+        note = "no test split; the test evaluation is skipped"
+        print_notes(console, [note + ("" if dataset.is_program else hint)])
 
 
 def _prepare_train_step(
