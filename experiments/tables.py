@@ -135,8 +135,8 @@ CARTPOLE_LABELS = {
 
 # These records name the commit and the hardware of each of their rows.
 RESULTS_ORIGIN = (
-    "\nRecords in `experiments/results/`: `main_results.json` (policies), "
-    "`untrained_scores.json` (scores without a policy).\n"
+    "\nRecords: `experiments/results/main_results.json` (policies), "
+    "`experiments/results/untrained_scores.json` (scores without a policy).\n"
 )
 MINING_ORIGIN = "\nRecord: `experiments/results/mining_results.json`.\n"
 MINED_COUNTS_ORIGIN = (
