@@ -16,6 +16,7 @@ import pytest
 
 from funcppo import ranges
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.data.config import DataConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
 from funcppo.evaluation import scorers
@@ -151,6 +152,7 @@ def configs():
         ProverTaskConfig(),
         MiningConfig(),
         RunConfig(dataset="d"),
+        DataConfig(split_ratios="0.8,0.1,0.1"),
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
         PendulumConfig(),

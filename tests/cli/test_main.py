@@ -165,10 +165,15 @@ def test_a_signal_ends_a_program_with_one_line_and_its_status(
     number, status, line, monkeypatch, capsys
 ):
     before = signal.getsignal(signal.SIGTERM)
+    # A shell's background jobs ignore Ctrl-C.
+    old_sigint = signal.signal(signal.SIGINT, signal.default_int_handler)
     run = Mock(side_effect=lambda: os.kill(os.getpid(), number))
     program = Mock(json=None, run=run)
     monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
-    assert funcppo(monkeypatch, "mine") == status
+    try:
+        assert funcppo(monkeypatch, "mine") == status
+    finally:
+        signal.signal(signal.SIGINT, old_sigint)
     assert capsys.readouterr().err == f"funcppo: {line}\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
