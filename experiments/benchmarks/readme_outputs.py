@@ -41,9 +41,9 @@ def main() -> None:
 def example_code(readme: str) -> str:
     """The first indented block after the heading of the PPO example."""
     section = readme.split("## PPO in 20 lines\n", 1)[1]
-    match = re.search(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE)
+    match = re.search(r"^ {4}\S.*\n(?:(?: {4}.*)?\n)*", section, re.MULTILINE)
     assert match, "README.md: expected code below its PPO heading"
-    return re.sub(r"^ {4}", "", match[0], flags=re.MULTILINE)
+    return re.sub(r"^ {4}", "", match[0], flags=re.MULTILINE).rstrip() + "\n"
 
 
 def train_command(makefile: str, out: Path) -> list[str]:

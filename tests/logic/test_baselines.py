@@ -233,6 +233,6 @@ def test_a_task_is_built_with_the_confidences_and_the_identity_asked_for():
         assert kb.rule_confidence(ready.kb).tolist() == pytest.approx([share])
         assert len(ready.least_model.atoms) == (6 if identity else 10)
     with pytest.raises(
-        ValueError, match=r"smoothing: expected 0 or more, got -1\.0"
+        ValueError, match=r"smoothing: expected 0 or more or auto, got -1\.0"
     ):
         ProverTaskConfig(smoothing=-1.0)
