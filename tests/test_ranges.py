@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args, get_origin
 import numpy as np
 import pytest
 
-from funcppo import ranges
+from funcppo import cli, ranges
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.data.config import DataConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
@@ -202,6 +202,7 @@ PROGRAMS = {
     "provable": ["countries_s1"],
     "mine": ["countries_s1", "--out", "{tmp}/x"],
     "doctor": [],
+    "check": ["countries_s1"],
 }
 OPTIONS = {
     "train": ["steps", "seed", "n_validations", "n_validation_queries", "max_nonfinite_updates"],
@@ -210,6 +211,7 @@ OPTIONS = {
     "provable": ["height", "max_atoms"],
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "time_limit", "max_rows", "seed"],
     "doctor": [],
+    "check": ["queries", "n_rules", "seconds", "seed"],
 }  # fmt: skip
 
 
@@ -219,7 +221,7 @@ def program_class(name):
     )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", cli.PROGRAMS)
 def test_no_numeric_option_is_left_out(name):
     types = field_types(program_class(name))
     numeric = [field for field in types if numeric_ranges(types[field])]

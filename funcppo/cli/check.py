@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.console import (
     make_console,
     print_notes,
@@ -16,7 +16,14 @@ from funcppo.cli.console import (
 )
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
-from funcppo.cli.options import JsonOutput, OptionalFile, TargetArgument
+from funcppo.cli.options import (
+    DataOptions,
+    JsonOutput,
+    OptionalFile,
+    TargetArgument,
+)
+from funcppo.cli.target import data_files
+from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -45,10 +52,12 @@ class Check:
     """
 
     target: TargetArgument
-    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, or a Prolog program
-    FILE.pl."""
+    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
+    (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
     split: Literal["test", "valid"] = "test"
     """Split whose queries are ranked."""
     queries: Size = 50
@@ -68,11 +77,17 @@ class Check:
         Returns:
           The exit status.
         """
+        check_overwrites(
+            [("--json", self.json)], data_files(self.target, self.rules)
+        )
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
         with show_status(make_console(use_stderr=True), "reading") as status:
             options = Evaluate(
-                target=self.target, split=self.split, rules=self.rules
+                target=self.target,
+                split=self.split,
+                rules=self.rules,
+                data=self.data,
             )
             setup = prepare_evaluation(options, with_proofs=True)
             task = setup.evaluator.task

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,41 @@ def check_output_path(
     written = path if is_device else path.resolve().parent
     if not os.access(written, os.W_OK):
         raise ValueError(f"{option} {path}: no permission to write it")
+
+
+def check_overwrites(
+    outputs: Sequence[tuple[str, str | Path | None]], inputs: Iterable[Path]
+) -> None:
+    """Check that no output would overwrite a file that the program reads or another output, before any work.
+
+    Args:
+      outputs: option and path of each; - is standard output, None is no output.
+      inputs: files that the program reads.
+
+    Raises:
+      ValueError: two are one file, under whatever names; the message names the option.
+    """
+    written = [(option, Path(path)) for option, path in outputs if path]
+    for i, (option, path) in enumerate(written):
+        for earlier_option, earlier_path in written[:i]:
+            if _is_same_file(path, earlier_path):
+                raise ValueError(
+                    f"{option} {path}: expected another file than that of {earlier_option}"
+                )
+        for input_path in inputs:
+            if _is_same_file(path, input_path):
+                raise ValueError(
+                    f"{option} {path}: expected another file than {input_path}, which would be overwritten"
+                )
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, which may not exist yet; a device may be written to twice."""
+    if path.exists() and not path.is_file():
+        return False
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()
 
 
 def check_device(device: str) -> None:

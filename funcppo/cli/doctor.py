@@ -57,18 +57,20 @@ class Doctor:
         for name, value in report.items():
             console.print(f"{name:>10}  {value}")
 
+        start = time.perf_counter()
+        record = None
         if not self.quick:
-            start = time.perf_counter()
             device = resolve_device(self.device)
             with show_status(
                 console, f"trying the training strategies on {device}"
             ):
                 record = try_strategies(device)
             report["strategy"] = dataclasses.asdict(record)
-            _print_record(console, record)
-            console.print(f"tried in {time.perf_counter() - start:.0f} s")
 
         write_json(self.json, report)
+        if record is not None:
+            _print_record(console, record)
+            console.print(f"tried in {time.perf_counter() - start:.0f} s")
         return 0
 
 

@@ -12,6 +12,7 @@ from tyro.conf import arg
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    check_overwrites,
     defer_interrupt,
     write_json,
 )
@@ -32,6 +33,7 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
+from funcppo.cli.target import data_files
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 
@@ -57,8 +59,8 @@ class Evaluate:
     score of the answer (log_score, its natural logarithm, and quantised_score, its log-odds in steps of 1e-4, by which
     candidates are compared); its status: proved, refuted, or missed (provable, but not found by the search); a proof;
     and near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
-    it otherwise. The summary is computed from these lines. Ctrl-C or SIGTERM ends the evaluation after the part in
-    progress, a second one at once; a later --resume continues it.
+    it otherwise. The summary is computed from these lines. Ctrl-C or SIGTERM ends the evaluation after the queries
+    in progress, a second one at once; a later --resume continues it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -97,7 +99,7 @@ class Evaluate:
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
     size is tuned within it. Default: three quarters of the total memory."""
     details: OptionalFile = None
-    """Write one JSON line per query and side to FILE, in parts as they are ranked. Default: no file."""
+    """Write one JSON line per query and side to FILE, as soon as it is ranked. Default: no file."""
     resume: bool = False
     """Continue an interrupted evaluation from the lines in the --details FILE. Default: off."""
     overwrite: bool = False
@@ -119,7 +121,7 @@ class Evaluate:
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        self._check_details()
+        self._check_outputs()
         setup = prepare_evaluation(
             self, with_proofs=self.details is not None and self.proofs
         )
@@ -146,14 +148,19 @@ class Evaluate:
 
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
-        self._print_result(console, setup, result)
         write_json(self.json, result)
+        self._print_result(console, setup, result)
         return 0
 
-    def _check_details(self) -> None:
-        """Check the file of --details, before any work."""
+    def _check_outputs(self) -> None:
+        """Check the files to write, before any work."""
         from funcppo.evaluation import result_log
 
+        outputs = [("--json", self.json), ("--details", self.details)]
+        if self.details is not None:
+            settings_path = result_log.settings_path(Path(self.details))
+            outputs.append(("--details", str(settings_path)))
+        check_overwrites(outputs, data_files(self.target, self.rules))
         if self.details is not None:
             result_log.check_writable(
                 Path(self.details), resume=self.resume, overwrite=self.overwrite
@@ -221,14 +228,14 @@ class Evaluate:
             bar_task = bar.add_task(
                 "ranking", total=n_done + len(rows), completed=n_done, note=""
             )
-            for part in evaluation.evaluate_chunks(evaluator, split, rows):
+            for query in evaluation.evaluate_queries(evaluator, split, rows):
                 if log:
-                    result_log.append(log, part)
+                    result_log.append(log, query)
                 # Proofs are in the file, and large.
-                records += [{**record, "proof": None} for record in part]
+                records += [{**record, "proof": None} for record in query]
 
-                n_done += len(part) // n_sides
-                n_scored += sum(record["n_scored"] for record in part)
+                n_done += 1
+                n_scored += sum(record["n_scored"] for record in query)
                 speed = n_scored / (time.perf_counter() - start)
                 bar.update(
                     bar_task,
@@ -237,6 +244,8 @@ class Evaluate:
                 )
                 if interrupt.requested:
                     break
+        if log:
+            result_log.close(log)
         return records
 
     def _summarise(

@@ -15,6 +15,7 @@ from funcppo.cli.common import (
     JsonObject,
     check_device,
     check_output_path,
+    check_overwrites,
     write_json,
 )
 from funcppo.cli.console import (
@@ -24,6 +25,7 @@ from funcppo.cli.console import (
     update_status,
 )
 from funcppo.cli.options import DataOptions, JsonOutput
+from funcppo.cli.target import data_files
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.mining.config import MiningConfig
 
@@ -118,6 +120,7 @@ class Mine:
         summary = _summarise(
             self, rules, result, notes, time.perf_counter() - start
         )
+        write_json(self.json, summary)
         console = make_console(to_stdout or self.json == "-")
         print_notes(console, (*rules.notes, *notes))
         if len(rules.rules):
@@ -127,20 +130,20 @@ class Mine:
                 f"{rules.name}: {len(rules.facts)} facts give no rule with support {cfg.min_support} and "
                 f"confidence {cfg.min_confidence:g}; {self.out} holds none"
             )
-        write_json(self.json, summary)
         return 0
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
         if str(self.out) != "-":
             check_output_path("--out", self.out)
-        if (
-            self.json is not None
-            and Path(self.json).resolve() == self.out.resolve()
-        ):
-            raise ValueError(
-                f"--json {self.json}: expected another file than that of --out"
-            )
+        # Rules are not read, and may be written beside the triples.
+        triple_files = [
+            path
+            for path in data_files(self.dataset)
+            if not path.name.startswith("rules.")
+        ]
+        outputs = [("--out", self.out), ("--json", self.json)]
+        check_overwrites(outputs, triple_files)
 
     def _mine(
         self, cfg: MiningConfig

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import (
     Annotated,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
     Union,
     get_args,
     get_origin,
+    runtime_checkable,
 )
 
 import tyro
@@ -61,13 +63,22 @@ class Program(Protocol):
         ...
 
 
+@runtime_checkable
+class HasStoredOptions(Protocol):
+    """A program that continues earlier work with the options of that."""
+
+    def stored_options(self) -> Self | None:
+        """The program with the stored options, for those that the command line leaves out; None for new work."""
+        ...
+
+
 ProgramT = TypeVar("ProgramT", bound=Program)
 
 
 def parse_options(
     program: type[ProgramT], arguments: Sequence[str], prog: str | None = None
 ) -> ProgramT:
-    """Return a program with the options of a command line.
+    """Return a program with the options of a command line, and if it continues earlier work with those stored there.
 
     Args:
       program: the class of the program.
@@ -77,16 +88,29 @@ def parse_options(
     Raises:
       SystemExit: after --help, with status 0; after a bad option, whose error is on standard error.
       FieldError: an option is out of range.
+      ValueError: what is stored cannot be read.
     """
     parsed = tyro.cli(
         program, prog=prog, args=arguments, registry=_make_registry()
     )
+    if isinstance(parsed, HasStoredOptions):
+        stored = parsed.stored_options()
+        if stored is not None:
+            # A flag that is off by default may be stored as on, and turned off.
+            registry = _make_registry(has_all_twins=True)
+            parsed = tyro.cli(
+                program, default=stored, args=arguments, registry=registry
+            )
     check_fields(parsed)
     return parsed
 
 
-def _make_registry() -> ConstructorRegistry:
-    """The rules of tyro, and one that styles the options of dataclasses."""
+def _make_registry(has_all_twins: bool = False) -> ConstructorRegistry:
+    """The rules of tyro, and one that styles the options of dataclasses.
+
+    Args:
+      has_all_twins: flags that are off have a `--no-` twin too.
+    """
     registry = ConstructorRegistry()
     active: list[StructTypeInfo] = []
 
@@ -104,7 +128,7 @@ def _make_registry() -> ConstructorRegistry:
             return None
         hidden = HIDDEN_OPTIONS.get(info.type, set())
         fields = tuple(
-            _style_field(field)
+            _style_field(field, has_all_twins)
             for field in spec.fields
             if field.name not in hidden
         )
@@ -114,7 +138,9 @@ def _make_registry() -> ConstructorRegistry:
     return registry
 
 
-def _style_field(field: StructFieldSpec) -> StructFieldSpec:
+def _style_field(
+    field: StructFieldSpec, has_all_twins: bool
+) -> StructFieldSpec:
     """A field with a uniform metavar, a help text without line breaks, and no `--no-` twin of a flag that is off."""
     describe = _one_line(field.helptext)
     settings = [
@@ -123,7 +149,7 @@ def _style_field(field: StructFieldSpec) -> StructFieldSpec:
             help_behavior_hint=_default_hint(describe),
         )
     ]
-    if field.default is False:
+    if field.default is False and not has_all_twins:
         settings.append(FlagCreatePairsOff)
     styled_type = Annotated[(field.type, *settings)]  # pyright: ignore[reportInvalidTypeForm]
     return dataclasses.replace(field, type=styled_type, helptext=describe)

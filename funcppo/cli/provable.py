@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.options import (
     DataOptions,
     DatasetArgument,
     JsonOutput,
     OptionalFile,
 )
-from funcppo.cli.target import fixpoint_progress, open_dataset
+from funcppo.cli.target import data_files, fixpoint_progress, open_dataset
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import PositiveInt, Size
 
@@ -37,7 +37,8 @@ DEFAULT_HEIGHT = 3
 class Provable:
     """Count the triples of a split that the rules derive from the training facts within height 1, 2, ...
 
-    A triple that is itself a known fact counts as derivable from step 0 on. With `--split train`, where that would be
+    The counts end at the fixpoint, beyond which nothing is derived. A triple that is itself a known fact counts as
+    derivable from step 0 on. With `--split train`, where that would be
     every triple, a triple counts if a rule derives it from other facts, at height 1. A program (.pl) has no split: only
     its atoms are counted. The step that would exceed --max-atoms is evaluated for the split only.
 
@@ -74,6 +75,9 @@ class Provable:
           The exit status.
         """
         max_height = self._max_height()
+        check_overwrites(
+            [("--json", self.json)], data_files(self.dataset, self.rules)
+        )
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules, self.data)
         if not len(dataset.rules) and len(dataset.test):
@@ -83,11 +87,11 @@ class Provable:
 
         result = _count(self, dataset, max_height)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
+        write_json(self.json, result)
         if self.json != "-":
             _print_table(result)
         elif result["stop_reason"]:
             print(f"note: {result['stop_reason']}", file=sys.stderr)
-        write_json(self.json, result)
         return 0
 
     def _max_height(self) -> int | None:
@@ -135,14 +139,7 @@ def _count(
                 knowledge_base, sizes, split, options.object_identity
             )
         elif not is_program:
-            n_derivable = _count_by_height(
-                knowledge_base, model, split, max_height
-            )
-
-    # Steps beyond the fixpoint derive nothing.
-    n_atoms = list(model.n_atoms_after_step)
-    if model.reached_fixpoint and max_height is not None:
-        n_atoms += [n_atoms[-1]] * (max_height + 1 - len(n_atoms))
+            n_derivable = _count_by_height(knowledge_base, model, split)
 
     n_known_facts = 0
     if not is_train:
@@ -158,7 +155,7 @@ def _count(
         "n_rules": sizes.n_rules,
         "height": "fixpoint" if max_height is None else max_height,
         "n_derivable_by_height": n_derivable,
-        "n_atoms_after_step": n_atoms,
+        "n_atoms_after_step": list(model.n_atoms_after_step),
         "complete": model.complete,
         "fixpoint": model.reached_fixpoint,
         "stop_reason": model.stop_reason,
@@ -172,21 +169,17 @@ def _count_by_height(
     knowledge_base: KnowledgeBase,
     model: LeastModel,
     split: np.ndarray,
-    max_height: int | None,
 ) -> dict[str, int]:
     """The number of atoms of a split that are derivable within each height.
 
-    The heights go up to `max_height`, or to the fixpoint, or to the step that would have exceeded the atoms to hold:
-    that step is evaluated for the split only.
+    The heights go up to that of the model, which ends at the fixpoint, or to the step that would have exceeded the
+    atoms to hold: that step is evaluated for the split only.
     """
     from funcppo.logic import fixpoint
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
-    if max_height is not None and model.reached_fixpoint:
-        last_height = max_height
-
     if model.stop_reason:
         last_height += 1
         derived_next = fixpoint.derived_in_next_step(
@@ -244,7 +237,7 @@ def _print_table(result: JsonObject) -> None:
 
     table = Table()
     headings = ["height", "atoms"]
-    if result["n_derivable_by_height"]:
+    if result["split"]:
         headings += [
             f"{result['split']} derivable",
             f"of {result['n_queries']:,}",
@@ -282,7 +275,8 @@ def _print_extent(console: Console, result: JsonObject) -> None:
     """Print how far the counts reach and what they count."""
     parts = [result["stop_reason"] or "complete to this height"]
     if result["fixpoint"]:
-        parts = ["the fixpoint is reached"]
+        height = len(result["n_atoms_after_step"]) - 1
+        parts = [f"the fixpoint is reached at height {height}"]
     if result["object_identity"]:
         parts.append(
             "object identity: the variables of a rule bind different constants, none of which it names"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 import numpy as np
 from tyro.conf import Positional, arg
 
-from funcppo.cli.common import JsonObject, write_json
+from funcppo.cli.common import JsonObject, check_overwrites, write_json
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
@@ -21,6 +21,7 @@ from funcppo.cli.options import (
     TargetArgument,
 )
 from funcppo.cli.target import (
+    data_files,
     fixpoint_progress,
     is_run_folder,
     open_dataset,
@@ -97,6 +98,9 @@ class Prove:
         Returns:
           The exit status.
         """
+        check_overwrites(
+            [("--json", self.json)], data_files(self.target, self.rules)
+        )
         query = read_query(
             open_dataset(self.target, self.rules, self.data), self.query
         )
@@ -114,12 +118,12 @@ class Prove:
         else:
             report = _answer_open(options, dataset, atom, variables)
 
+        write_json(self.json, report.result)
         if self.json != "-":
             if self.format == "json":
                 write_json("-", report.result)
             else:
                 sys.stdout.write(report.text)
-        write_json(self.json, report.result)
         return EXIT_STATUS[report.result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,10 +11,14 @@ from typing import TYPE_CHECKING
 
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
-from funcppo.experiment.config import CONFIG_FILE, read_config
+from funcppo.experiment.config import CONFIG_FILE, RUN_FILES, read_config
 
 if TYPE_CHECKING:
     from funcppo.logic.fixpoint import StepCallback
+
+
+# Files of a data set in a folder, in any format.
+_DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
 
 
 def is_run_folder(target: str) -> bool:
@@ -66,6 +71,29 @@ def print_notes_to_stderr(notes: Iterable[str]) -> None:
     """Print notes, one a line, where they do not mix with a result."""
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
+
+
+def data_files(target: str, rules: str | None = None) -> list[Path]:
+    """Return the files of a target that an output must not overwrite; names of embedded data sets have none.
+
+    Args:
+      target: folder of a training run, name, folder or file of a data set.
+      rules: rule file that is read in place of the data set's own; None for none.
+
+    Raises:
+      ValueError: the config of a run is damaged.
+    """
+    path = Path(target)
+    files = [] if rules is None else [Path(rules)]
+    if is_run_folder(target):
+        run_config = read_config(path)
+        files += [path / name for name in RUN_FILES]
+        return files + data_files(run_config.dataset, run_config.rules)
+    if path.is_dir():
+        return files + [
+            file for file in path.iterdir() if _DATA_FILE.match(file.name)
+        ]
+    return [*files, path] if path.is_file() else files
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from funcppo import atomic_io
 from funcppo.cli.common import (
     JsonObject,
     check_device,
+    check_overwrites,
     defer_interrupt,
+    option_name,
     write_json,
 )
 from funcppo.cli.console import (
@@ -33,6 +36,7 @@ from funcppo.cli.options import (
     JsonOutput,
     OptionalFile,
 )
+from funcppo.cli.target import data_files
 from funcppo.config import PPOConfig
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
@@ -42,6 +46,7 @@ from funcppo.experiment.config import (
     RESULTS_FILE,
     RUN_FILES,
     RunConfig,
+    iter_differences,
     read_config,
     write_config,
 )
@@ -90,7 +95,9 @@ class Train:
     data: DataOptions = _DEFAULT.data
     """How files of triples are read and split."""
     steps: int = _DEFAULT.steps
-    """Total number of environment steps, over all environments; rounded up to whole rollouts."""
+    """Total number of environment steps, over all environments; rounded up to whole rollouts. With --resume a larger
+    number extends the run: its schedules and validations then span the new total, so that a learning rate that had
+    fallen rises again."""
     seed: int = _DEFAULT.seed
     """Random seed of the initial weights, the training queries and the actions."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -112,7 +119,8 @@ class Train:
     """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P. Default:
     auto, the best of them on the valid split."""
     resume: bool = False
-    """Continue from the checkpoint in RUN; all other settings are read from its config.json. Default: off."""
+    """Continue from the checkpoint in RUN with the settings in its config.json; only --steps may be given another
+    value. Default: off."""
     overwrite: bool = False
     """Start a new run in a folder that already holds one, replacing its files. Default: off."""
     json: JsonOutput = None
@@ -152,6 +160,7 @@ class Train:
 
         import torch
 
+        self._check_outputs()
         start = time.perf_counter()
         console = make_console(self.json == "-")
         run = self._resume_run() if self.resume else self._start_run(console)
@@ -163,7 +172,8 @@ class Train:
         trained = self._train(run, console)
         if not trained.is_finished:
             update = int(trained.run.state.train_state.update)
-            command = f"funcppo train {self.dataset} --out {self.out} --resume"
+            words = ("funcppo", "train", self.dataset, "--out", str(self.out))
+            command = f"{shlex.join(words)} --resume"
             console.print(
                 f"interrupted after update {update}; `{command}` continues"
             )
@@ -177,19 +187,73 @@ class Train:
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
 
+    def _check_outputs(self) -> None:
+        """Check the files to write, before any work. Mined rules are written only where no rules are read."""
+        run_files = [
+            ("--out", self.out / name)
+            for name in RUN_FILES
+            if name != MINED_RULES_FILE
+        ]
+        outputs = [*run_files, ("--json", self.json)]
+        check_overwrites(outputs, data_files(self.dataset, self.rules))
+
     def _resume_run(self) -> Run:
         """The run in the folder, where its checkpoint left it."""
         from funcppo.experiment import training
 
         stored = read_config(self.out)
-        if stored.dataset != absolute_or_name(self.dataset):
-            raise ValueError(
-                f"{self.out}: expected a run on {self.dataset}, got a run on {stored.dataset}"
-            )
-        check_device(stored.device)
-        run = training.prepare_run(stored, self.out, resume=True)
+        config = self._extend(stored)
+        check_device(config.device)
+        run = training.prepare_run(config, self.out, resume=True)
         notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
-        return dataclasses.replace(run, notes=(*run.notes, *notes))
+        if config.steps > stored.steps:
+            notes.append(
+                f"extended after update {int(run.state.train_state.update)} from {stored.steps:,} to {config.steps:,} "
+                "steps: schedules and validations span the new total"
+            )
+        run = dataclasses.replace(run, notes=(*run.notes, *notes))
+
+        # Results of fewer steps are no longer those of the run.
+        if config.steps > stored.steps:
+            training.save_checkpoint(run, self.out)
+            write_config(run.run_config, self.out)
+            (self.out / RESULTS_FILE).unlink(missing_ok=True)
+        return run
+
+    def _extend(self, stored: RunConfig) -> RunConfig:
+        """The stored settings with the steps of the command line, the only setting that may differ.
+
+        Raises:
+          ValueError: another differs, or the steps are fewer.
+        """
+        given = self._run_config()
+        changes: list[str] = []
+        for name, old, new in iter_differences(stored, given):
+            if name not in ("steps", "ppo.n_updates"):
+                option = "DATASET" if name == "dataset" else option_name(name)
+                changes.append(f"{option}: expected {old}, got {new}")
+        if changes:
+            raise ValueError(
+                f"{self.out}: a run is resumed with its own settings: {'; '.join(changes)}"
+            )
+        if given.steps < stored.steps:
+            raise ValueError(
+                f"{self.out}: --steps: expected {stored.steps} or more, to extend the run, got {given.steps}"
+            )
+        return dataclasses.replace(stored, steps=given.steps)
+
+    def stored_options(self) -> Train | None:
+        """The options of the run to resume; None without --resume."""
+        if not self.resume:
+            return None
+        if self.overwrite:
+            raise ValueError("--resume, --overwrite: expected one of them")
+        stored = read_config(self.out)
+        settings = {
+            field.name: getattr(stored, field.name)
+            for field in dataclasses.fields(RunConfig)
+        }
+        return dataclasses.replace(self, **settings)
 
     def _start_run(self, console: Console) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
@@ -209,9 +273,10 @@ class Train:
             (self.out / name).unlink(missing_ok=True)
 
         # A folder with a config is a run, so it has a checkpoint to resume from, wherever a process is killed.
+        run = dataclasses.replace(run, notes=(*run.notes, *notes))
         training.save_checkpoint(run, self.out)
         write_config(run.run_config, self.out)
-        return dataclasses.replace(run, notes=(*run.notes, *notes))
+        return run
 
     def _remove_stale_parts(self) -> list[str]:
         """Remove half-written files of killed processes from the folder; a note for each."""
@@ -296,7 +361,9 @@ class Train:
                         completed=int(run.state.train_state.update),
                         note=note,
                     )
-        is_finished = int(run.state.train_state.update) >= n_updates
+        # An interrupt may have left out the last validation.
+        is_last = int(run.state.train_state.update) >= n_updates
+        is_finished = is_last and not interrupt.requested
         return _TrainingResult(run, is_finished, interrupt.exit_status)
 
 
@@ -324,12 +391,9 @@ def _print_run(console: Console, run: Run) -> None:
     )
     print_notes(console, run.notes)
     if not len(dataset.test):
-        print_notes(
-            console,
-            [
-                "no test split; the test evaluation is skipped (--split-ratios holds triples out)"
-            ],
-        )
+        hint = " (--split-ratios holds triples out)"
+        note = "no test split; the test evaluation is skipped"
+        print_notes(console, [note + ("" if dataset.is_program else hint)])
 
 
 def _prepare_train_step(

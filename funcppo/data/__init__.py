@@ -1,6 +1,7 @@
 """Data sets and rules from files and memory, the embedded and generated data sets, and their text forms."""
 
 from funcppo.data.clans import make_clans
+from funcppo.data.config import DataConfig
 from funcppo.data.dataset import Dataset
 from funcppo.data.family_tree import make_family_tree
 from funcppo.data.loaders import from_text, from_triples, load
@@ -8,6 +9,7 @@ from funcppo.data.queries import parse_query
 from funcppo.data.writers import format_atom, format_rule, proof_names
 
 __all__ = [
+    "DataConfig",
     "Dataset",
     "format_atom",
     "format_rule",

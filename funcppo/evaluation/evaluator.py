@@ -1,7 +1,7 @@
-"""Evaluation of a split in chunks of queries, with a record for each query and side.
+"""Evaluation of a split query by query, with a record for each query and side.
 
-`evaluate_chunks` ranks queries chunk by chunk and yields their records, so that a long evaluation can show its
-progress, be interrupted and be resumed (`result_log` writes, reads and summarises the records).
+`evaluate_queries` ranks a second's work at a time and yields the records of each query as they are made, so that a long
+evaluation can show its progress, be interrupted and be resumed (`result_log` writes, reads and summarises the records).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from funcppo.logic.proof import Proof
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask
 
-FIRST_CHUNK_QUERIES = 256
-TARGET_CHUNK_SECONDS = 10.0
+# Queries are ranked in chunks: scoring many candidates at once is fast, and what is ranked together is lost together
+# when the process is killed.
+FIRST_CHUNK_QUERIES = 1
+TARGET_CHUNK_SECONDS = 1.0
 # listed candidates of a chunk, which bound its memory
 MAX_CHUNK_CANDIDATES = 1 << 20
 MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
@@ -57,19 +59,20 @@ class Evaluator:
     all_scores: bool
 
 
-def evaluate_chunks(
+def evaluate_queries(
     evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
 ) -> Iterator[list[Record]]:
-    """Rank queries of a split and yield their records, a chunk at a time.
+    """Rank queries of a split and yield the records of one query at a time, a record for each side.
 
-    Records do not depend on the chunks: corruptions are sampled by the query's row, scores depend on the atom alone.
+    Records do not depend on what is ranked together: corruptions are sampled by the query's row, scores depend on the
+    atom alone.
 
     Args:
       split: atoms [n, W].
       rows: rows of the split to rank.
 
     Raises:
-      ValueError: before the first chunk, if a query cannot be ranked (see `ranking.check_split`).
+      ValueError: before the first query is ranked, if a query cannot be ranked (see `ranking.check_split`).
     """
     ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
     start, size = 0, FIRST_CHUNK_QUERIES
@@ -83,14 +86,11 @@ def evaluate_chunks(
             evaluator.protocol,
             chunk,
         )
-        yield _make_records(evaluator, ranked, chunk)
+        seconds = time.perf_counter() - start_time
+        yield from _iter_records(evaluator, ranked, chunk)
 
         start += size
-        size = _next_chunk_size(
-            size,
-            time.perf_counter() - start_time,
-            len(ranked.listed_score),
-        )
+        size = _next_chunk_size(size, seconds, len(ranked.listed_score))
 
 
 def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
@@ -107,46 +107,49 @@ def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:
     )
 
 
-def _make_records(
+def _iter_records(
     evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
-) -> list[Record]:
-    """A record for each query and side, both sides of a query together."""
+) -> Iterator[list[Record]]:
+    """Yield the records of each query in the order of `rows`, one for each side."""
     task = evaluator.task
     near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
     ranks = _ranks_by_policy(ranked)
     expected_reciprocal = _expected_reciprocal_ranks(ranked)
+    other_scores = _other_scores(ranked)
 
-    # Both sides of a query have the same answer, so a proof is found once a query.
-    proofs: dict[int, Proof | None] = {}
-    records: list[Record] = []
-    for i, other_scores in enumerate(_other_scores(ranked)):
-        query_row = int(ranked.query_row[i])
-        record = {"query_row": int(rows[query_row])} | _answer_record(
-            evaluator,
-            ranked,
-            i,
-        )
-        record["rank"] = ranks[i]
-        record["reciprocal_rank"] = expected_reciprocal[i]
-        record["n_scored"] = len(other_scores) + (
-            record["quantised_score"] is not None
-        )
-        record["near_boundary"] = i in near_boundary
-        if evaluator.all_scores or task.is_countries:
-            record["other_quantised_scores"] = other_scores
+    ranked_rows: list[list[int]] = [[] for _ in rows]
+    for i, query in enumerate(ranked.query_row.tolist()):
+        ranked_rows[query].append(i)
 
-        answer_proof = None
-        if record["status"] == "proved":
-            if query_row not in proofs:
-                proofs[query_row] = evaluator.prove(ranked.queries[query_row])
-            answer_proof = proofs[query_row]
-        record["proof"] = (
-            None
-            if answer_proof is None
-            else _proof_to_dict(task.dataset, answer_proof)
-        )
-        records.append(record)
-    return sorted(records, key=lambda record: record["query_row"])
+    for query in np.argsort(rows, kind="stable").tolist():
+        records: list[Record] = []
+        for i in ranked_rows[query]:
+            record = {"query_row": int(rows[query])}
+            record |= _answer_record(evaluator, ranked, i)
+            record["rank"] = ranks[i]
+            record["reciprocal_rank"] = expected_reciprocal[i]
+            is_scored = record["quantised_score"] is not None
+            record["n_scored"] = len(other_scores[i]) + is_scored
+            record["near_boundary"] = i in near_boundary
+            if evaluator.all_scores or task.is_countries:
+                record["other_quantised_scores"] = other_scores[i]
+            records.append(record)
+        yield _with_proof(evaluator, records, ranked.queries[query])
+
+
+def _with_proof(
+    evaluator: Evaluator, records: list[Record], answer: Tensor
+) -> list[Record]:
+    """The records of a query with a proof of its answer, which all sides have in common, where it was proved."""
+    is_proved = [record["status"] == "proved" for record in records]
+    answer_proof = evaluator.prove(answer) if any(is_proved) else None
+    proof_fields = answer_proof and _proof_to_dict(
+        evaluator.task.dataset, answer_proof
+    )
+    return [
+        {**record, "proof": proof_fields if proved else None}
+        for record, proved in zip(records, is_proved)
+    ]
 
 
 def _answer_record(evaluator: Evaluator, ranked: Ranking, i: int) -> Record:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,10 @@ REQUIRED_KEYS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+SYNC_SECONDS = 1.0  # between two waits for the disk
+
+
+@dataclass(kw_only=True, slots=True)
 class ResultLog:
     """A file of records that is open for more."""
 
@@ -55,6 +59,8 @@ class ResultLog:
     file: IO[bytes]
     # records that it held when opened, of queries with a record for every side
     complete_records: list[Record]
+    # when the disk held all of the file, on the monotonic clock
+    sync_time: float = 0.0
 
 
 def open_log(
@@ -76,10 +82,10 @@ def open_log(
 
         # A device or a pipe is written to as it is.
         if path.is_file() or not path.exists():
-            write_atomically(path, lambda file: _write(file, records))
+            write_atomically(path, lambda file: file.write(_to_lines(records)))
             text = json.dumps({"format": FORMAT, **settings}, indent=2) + "\n"
             write_atomically(
-                _settings_path(path),
+                settings_path(path),
                 lambda file: file.write(text.encode()),
             )
         return ResultLog(
@@ -111,7 +117,7 @@ def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def append(log: ResultLog, records: Sequence[Record]) -> None:
-    """Write records and wait until they are on the disk.
+    """Write records, which stay if the process is killed; a second later they stay if the power fails.
 
     Args:
       records: all sides of a query together.
@@ -120,11 +126,27 @@ def append(log: ResultLog, records: Sequence[Record]) -> None:
       ValueError: they cannot be written. Earlier records stay and can be resumed from.
     """
     try:
-        _write(log.file, records)
+        log.file.write(_to_lines(records))
+        log.file.flush()
+        if time.monotonic() - log.sync_time >= SYNC_SECONDS:
+            _sync(log)
     except OSError as error:
         raise ValueError(
             f"{log.path}: {error.strerror}: the records written so far stay, and --resume continues after them"
         ) from None
+
+
+def close(log: ResultLog) -> None:
+    """Close the file when its records are on the disk."""
+    _sync(log)
+    log.file.close()
+
+
+def _sync(log: ResultLog) -> None:
+    """Wait until the file is on the disk; a device or a pipe has nothing to wait for."""
+    if log.path.is_file():
+        os.fsync(log.file.fileno())
+    log.sync_time = time.monotonic()
 
 
 def read(path: Path) -> list[Record]:
@@ -232,8 +254,8 @@ def _read_complete(
     ]
 
 
-def _settings_path(path: Path) -> Path:
-    """The file beside a file of records that holds its settings."""
+def settings_path(path: Path) -> Path:
+    """Return the file beside a file of records that holds its settings."""
     return path.with_name(path.name + ".settings.json")
 
 
@@ -243,7 +265,7 @@ def _read_settings(path: Path) -> Settings:
     Raises:
       ValueError: there are none, or they are of another format.
     """
-    beside = _settings_path(path)
+    beside = settings_path(path)
     if not beside.is_file():
         raise ValueError(
             f"{beside}: expected the settings that {path.name} was made with, got no file"
@@ -257,15 +279,13 @@ def _read_settings(path: Path) -> Settings:
     return settings
 
 
-def _write(file: IO[bytes], records: Iterable[Record]) -> None:
-    """Write records and wait until they are on the disk."""
+def _to_lines(records: Iterable[Record]) -> bytes:
+    """Records as lines of JSON."""
     text = "".join(
         json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         for record in records
     )
-    file.write(text.encode())
-    file.flush()
-    os.fsync(file.fileno())
+    return text.encode()
 
 
 def _parse_record(path: Path, line_number: int, line: bytes) -> Record:

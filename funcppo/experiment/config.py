@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from funcppo import atomic_io, json_io
 from funcppo.config import PPOConfig, Schedule
@@ -108,6 +109,28 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
         check_fields(self)
+
+
+class Difference(NamedTuple):
+    """A field in which two configs differ."""
+
+    name: str  # path of fields, such as "ppo.gamma"
+    old: object
+    new: object
+
+
+def iter_differences(
+    old: object, new: object, prefix: str = ""
+) -> Iterator[Difference]:
+    """Yield the fields in which two configs of one type differ, those of nested configs one by one."""
+    for name in field_types(type(old)):
+        old_value, new_value = getattr(old, name), getattr(new, name)
+        if is_dataclass(old_value):
+            yield from iter_differences(
+                old_value, new_value, f"{prefix}{name}."
+            )
+        elif old_value != new_value:
+            yield Difference(f"{prefix}{name}", old_value, new_value)
 
 
 def write_config(run_config: RunConfig, folder: Path) -> None:

@@ -67,6 +67,11 @@ def append(path: Path, row: Row) -> None:
         file.write(_to_line(row))
 
 
+def is_row(value: object) -> bool:
+    """Whether a value of JSON is the row of an update."""
+    return isinstance(value, dict) and isinstance(value.get("update"), int)
+
+
 def read(path: Path) -> list[Row]:
     """Read the rows of a log, of this format version or an older one, under today's names.
 
@@ -84,7 +89,7 @@ def read(path: Path) -> list[Row]:
         if number == 1 and formats.FORMAT_KEY in row:
             version = formats.check_format(path, row[formats.FORMAT_KEY])
             continue
-        if not isinstance(row.get("update"), int):
+        if not is_row(row):
             shown = shorten(line.decode(errors="replace"))
             raise ValueError(
                 f"{place}: expected the metrics of an update, got {shown}"

@@ -185,17 +185,36 @@ def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
     state, meta = checkpoint.restore(
         folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
     )
-    score = meta.get("score")
-    if score not in RUN_SCORES:
-        raise ValueError(
-            f"{folder / CHECKPOINT_FILE}: score: expected one of {', '.join(RUN_SCORES)}, got {score!r}"
-        )
+    meta = {"notes": list(run.notes), "pending_row": None} | meta
+    _check_meta(folder / CHECKPOINT_FILE, meta)
     return dataclasses.replace(
         run,
-        score=score,
+        score=meta["score"],
         state=state,
-        pending_row=meta.get("pending_row"),
+        notes=tuple(meta["notes"]),
+        pending_row=meta["pending_row"],
     )
+
+
+def _check_meta(path: Path, meta: checkpoint.Meta) -> None:
+    """Check what a checkpoint says of a run beside its tensors.
+
+    Raises:
+      ValueError: names the file and what is wrong.
+    """
+    score, row, notes = meta.get("score"), meta["pending_row"], meta["notes"]
+    if score not in RUN_SCORES:
+        raise ValueError(
+            f"{path}: score: expected one of {', '.join(RUN_SCORES)}, got {score!r}"
+        )
+    if row is not None and not metrics_log.is_row(row):
+        raise ValueError(
+            f"{path}: pending_row: expected the metrics of an update, got {row!r}"
+        )
+    if not isinstance(notes, list) or not all(
+        isinstance(note, str) for note in notes
+    ):
+        raise ValueError(f"{path}: notes: expected texts, got {notes!r}")
 
 
 def open_run(folder: Path, device: str = "cpu") -> Run:
@@ -659,6 +678,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
         "pending_row": run.pending_row,
+        "notes": list(run.notes),
     }
     checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
 

@@ -71,6 +71,35 @@ def test_permission_is_that_of_the_folder_or_of_the_device_itself(
     assert asked == [tmp_path, tmp_path / "pipe"]
 
 
+def test_an_output_is_no_input_and_no_other_output(tmp_path):
+    """Under whatever name: another spelling, a symbolic link, a hard link."""
+    data = tmp_path / "train.txt"
+    data.write_text("")
+    (tmp_path / "symbolic").symlink_to(data)
+    (tmp_path / "hard").hardlink_to(data)
+    for name in ("train.txt", "x/../train.txt", "symbolic", "hard"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        path = tmp_path / name
+        with pytest.raises(
+            ValueError,
+            match=f"^--out {path}: expected another file than {data}, which would be overwritten$",
+        ):
+            common.check_overwrites([("--out", path)], [data])
+
+    new = tmp_path / "new"
+    other = str(tmp_path / "x" / ".." / "new")
+    with pytest.raises(
+        ValueError,
+        match=f"^--json {other}: expected another file than that of --out$",
+    ):
+        common.check_overwrites([("--out", new), ("--json", other)], [data])
+
+    outputs = [("--out", new), ("--json", None), ("--details", "/dev/null")]
+    common.check_overwrites(outputs, [data, tmp_path / "absent"])
+    twice = [("--json", "/dev/null"), ("--details", "/dev/null")]
+    common.check_overwrites(twice, [])
+
+
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_device_is_checked_and_auto_resolved(has_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)

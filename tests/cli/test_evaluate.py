@@ -184,19 +184,18 @@ def test_more_corruptions_than_entities_are_all_of_them(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
+def test_an_interrupt_ends_the_ranking_after_the_query_in_progress(
     number, monkeypatch, capsys, tmp_path
 ):
     """Without --details the text says how to make it resumable."""
-    rank_in_parts = evaluator.evaluate_chunks
+    evaluate_queries = evaluator.evaluate_queries
 
-    def interrupt_first_part(*args):
-        for part in rank_in_parts(*args):
+    def interrupt_first_query(*args):
+        for records in evaluate_queries(*args):
             os.kill(os.getpid(), number)
-            yield part
+            yield records
 
-    monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 2)
-    monkeypatch.setattr(evaluator, "evaluate_chunks", interrupt_first_part)
+    monkeypatch.setattr(evaluator, "evaluate_queries", interrupt_first_query)
     args = (
         "evaluate",
         "family_tree:60:0",
@@ -209,5 +208,5 @@ def test_an_interrupt_ends_the_ranking_after_the_part_in_progress(
     output = " ".join(capsys.readouterr().out.split())
     assert contains(
         output,
-        "interrupted after 2 of ... queries; with --details FILE, --resume could continue",
+        "interrupted after 1 of ... queries; with --details FILE, --resume could continue",
     )

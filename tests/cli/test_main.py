@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import os
 import signal
 import subprocess
@@ -142,6 +144,77 @@ def test_a_file_for_the_json_that_cannot_be_written_is_an_error_before_any_work(
         line = f"funcppo: --json {target}: expected a file in a folder that exists, or -\n"
         assert funcppo(monkeypatch, *program, "--json", target) == 2
         assert capsys.readouterr() == ("", line)
+
+
+@pytest.fixture
+def data_folder(tmp_path):
+    """A folder of a data set with rules."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, text in {
+        "train": "a\te\tb\nb\te\tc\n",
+        "valid": "a\tp\tb\n",
+        "test": "b\tp\tc\n",
+        "rules": "p(X,Y) :- e(X,Y)\n",
+    }.items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+# Each program with an option that names an output, and without it.
+WRITERS = {
+    "mine --out": ["mine", "{data}", "--out"],
+    "mine --json": ["mine", "{data}", "--out", "{tmp}/r.tsv", "--json"],
+    "evaluate --json": ["evaluate", "{data}", "--json"],
+    "evaluate --details": ["evaluate", "{data}", "--overwrite", "--details"],
+    "check --json": ["check", "{data}", "--json"],
+    "prove --json": ["prove", "{data}", "p(a, b)", "--json"],
+    "provable --json": ["provable", "{data}", "--json"],
+    "train --json": ["train", "{data}", "--out", "{tmp}/run", "--json"],
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_no_output_overwrites_the_data(
+    name, split, data_folder, monkeypatch, capsys, tmp_path
+):
+    output = data_folder / f"{split}.txt"
+    before = output.read_bytes()
+    arguments = [
+        text.format(data=data_folder, tmp=tmp_path) for text in WRITERS[name]
+    ]
+    assert funcppo(monkeypatch, *arguments, output) == 2
+    option = name.split(" ")[1]
+    line = f"{option} {output}: expected another file than {output}, which would be overwritten"
+    assert capsys.readouterr() == ("", f"funcppo: {line}\n")
+    assert output.read_bytes() == before
+    assert set(tmp_path.iterdir()) == {data_folder}
+
+
+class BrokenOutput(io.StringIO):
+    """A standard output that fails at names of the user, and takes a progress bar."""
+
+    def write(self, text: str) -> int:
+        if "data" in text or "p(a, b)" in text:
+            raise ValueError("no output")
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mine --json", "evaluate --json", "prove --json", "provable --json"],
+)
+def test_the_json_is_written_before_anything_is_printed(
+    name, data_folder, monkeypatch, tmp_path
+):
+    output = tmp_path / "result.json"
+    arguments = [
+        text.format(data=data_folder, tmp=tmp_path) for text in WRITERS[name]
+    ]
+    monkeypatch.setattr(sys, "stdout", BrokenOutput())
+    assert funcppo(monkeypatch, *arguments, output) == 2
+    assert json.loads(output.read_text())["format"] == 2
 
 
 def test_ctrl_c_while_a_program_is_loaded_is_one_line(

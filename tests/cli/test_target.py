@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from funcppo.cli.target import fixpoint_progress, is_run_folder, open_dataset
+from funcppo.cli.target import (
+    data_files,
+    fixpoint_progress,
+    is_run_folder,
+    open_dataset,
+)
 from funcppo.data import load
-from funcppo.experiment.config import RunConfig, write_config
+from funcppo.experiment.config import RUN_FILES, RunConfig, write_config
 
 RULE = "0.5\tlocatedIn(X, Y) :- neighborOf(X, Y)\n"
 
@@ -74,3 +81,31 @@ def test_progress_off_a_terminal_prints_no_steps(capsys):
     with fixpoint_progress() as show_step:
         show_step(3, 1234, 0.5)
     assert "T_P" not in capsys.readouterr().out
+
+
+def test_the_files_of_a_target_are_those_of_its_data_rules_and_run(
+    tmp_path, rule_file
+):
+    data = tmp_path / "data"
+    data.mkdir()
+    names = ["train.txt", "valid.tsv", "test.csv.gz", "facts.txt", "rules.pl"]
+    for name in (*names, "notes.txt", "trainer.txt"):
+        (data / name).write_text("")
+    expected = {data / name for name in names}
+    assert set(data_files(str(data))) == expected
+    assert set(data_files(str(data), rule_file)) == {
+        *expected,
+        Path(rule_file),
+    }
+    program = data / "notes.txt"
+    assert data_files(str(program)) == [program]
+    assert data_files("countries_s1") == []
+
+    run = tmp_path / "run"
+    run.mkdir()
+    write_config(RunConfig(dataset=str(data), rules=rule_file), run)
+    assert set(data_files(str(run))) == {
+        *expected,
+        Path(rule_file),
+        *(run / name for name in RUN_FILES),
+    }

@@ -87,9 +87,9 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     assert updates == [0, 1, 2, 3, 4]
 
 
-def continued(folder, monkeypatch):
-    """The exit status of resuming the run in a folder, which is one of the fixture `trained`."""
-    arguments = ("countries_s1", "--out", folder, "--resume")
+def continued(folder, monkeypatch, *options):
+    """The exit status of resuming a run on Countries S1."""
+    arguments = ("countries_s1", "--out", folder, "--resume", *options)
     return funcppo(monkeypatch, "train", *arguments)
 
 
@@ -109,6 +109,113 @@ def assert_equal_runs(folder, trained):
         assert [row.get(name) for row in rows] == [
             row.get(name) for row in whole_rows
         ]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (["--seed", "7"], "--seed: expected 0, got 7"),
+        (["--ppo.learning-rate", "0.5"], "--ppo.learning-rate: expected 0.001, got 0.5"),
+        (["--ppo.n-epochs", "4"], "--ppo.n-epochs: expected 2, got 4"),
+        (["--ppo.no-half-value-loss"], "--ppo.half-value-loss: expected True, got False"),
+        (["--prover.max-height", "2"], "--prover.max-height: expected 1, got 2"),
+        (["--device", "cuda", "--seed", "1"], "--seed: expected 0, got 1; --device: expected cpu, got cuda"),
+        (["--score", "success"], "--score: expected best-proof, got success"),
+    ],
+)  # fmt: skip
+def test_a_run_is_resumed_with_its_own_settings_only(
+    options, changes, trained, monkeypatch, capsys
+):
+    before = {path.name: path.read_bytes() for path in trained.iterdir()}
+    assert continued(trained, monkeypatch, *options) == 2
+    line = f"{trained}: a run is resumed with its own settings: {changes}"
+    assert capsys.readouterr().err == f"funcppo: {line}\n"
+    assert before == {
+        path.name: path.read_bytes() for path in trained.iterdir()
+    }
+
+
+def test_a_default_that_is_typed_is_compared_too(monkeypatch, capsys, tmp_path):
+    """Left out, an option is that of the run; typed, it is not taken for left out."""
+    arguments = ("countries_s1", "--out", tmp_path, *TRAINED, "--seed", "7")
+    assert funcppo(monkeypatch, "train", *arguments) == 0
+    assert continued(tmp_path, monkeypatch) == 0
+    assert continued(tmp_path, monkeypatch, *TRAINED, "--seed", "7") == 0
+    capsys.readouterr()
+    assert continued(tmp_path, monkeypatch, "--seed", "0") == 2
+    assert "--seed: expected 7, got 0" in capsys.readouterr().err
+
+
+def test_a_flag_that_is_stored_is_repeated_or_refused(
+    monkeypatch, capsys, tmp_path
+):
+    off = "--ppo.no-half-value-loss"
+    arguments = ("countries_s1", "--out", tmp_path, *TRAINED, off)
+    assert funcppo(monkeypatch, "train", *arguments) == 0
+    assert continued(tmp_path, monkeypatch, off) == 0
+    capsys.readouterr()
+    assert continued(tmp_path, monkeypatch, "--ppo.half-value-loss") == 2
+    line = "--ppo.half-value-loss: expected False, got True"
+    assert line in capsys.readouterr().err
+
+
+def test_more_steps_extend_a_finished_run(monkeypatch, capsys, tmp_path):
+    """With a constant learning rate, to the state of a run that had as many steps from the start."""
+    constant = ("--ppo.learning-rate-schedule.kind", "constant", *TRAINED)
+    long, short = tmp_path / "long", tmp_path / "short"
+    steps = ("--steps", "256")
+    for folder, options in ((long, (*constant, *steps)), (short, constant)):
+        arguments = ("countries_s1", "--out", folder, *options)
+        assert funcppo(monkeypatch, "train", *arguments) == 0
+    assert continued(short, monkeypatch, *steps) == 0
+
+    arrays, whole = (
+        checkpoint.read(folder / CHECKPOINT_FILE).arrays
+        for folder in (short, long)
+    )
+    assert int(arrays["train_state.update"]) == 8
+    for name in whole:
+        if name.startswith("train_state."):
+            assert np.array_equal(arrays[name], whole[name]), name
+    rows = metrics_log.read(short / METRICS_FILE)
+    assert [row["update"] for row in rows] == list(range(9))
+    assert read_config(short).steps == 256
+
+    # Said at once, kept by later resumes, and part of the results.
+    note = "extended after update 4 from 128 to 256 steps: "
+    assert f"note: {note}" in capsys.readouterr().out
+    assert continued(short, monkeypatch) == 0
+    assert f"note: {note}" in capsys.readouterr().out
+    results = json.loads((short / RESULTS_FILE).read_text())
+    assert sum(text.startswith(note) for text in results["notes"]) == 1
+    assert results["steps"] == 256
+
+
+def test_the_schedules_of_an_extended_run_span_the_new_total(
+    trained, monkeypatch, tmp_path
+):
+    """The learning rate falls by 1/4 of the initial one an update; by 1/8 and from 1/2 on, when it is extended."""
+    shutil.copytree(trained, tmp_path / "run")
+    assert continued(tmp_path / "run", monkeypatch, "--steps", "256") == 0
+    rows = metrics_log.read(tmp_path / "run" / METRICS_FILE)
+    rates = [row["learning_rate"] / 0.001 for row in rows[1:]]
+    expected = [1, 3 / 4, 2 / 4, 1 / 4, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", ["127", "1"])
+def test_fewer_steps_are_refused(steps, trained, monkeypatch, capsys):
+    assert continued(trained, monkeypatch, "--steps", steps) == 2
+    line = f"--steps: expected 128 or more, to extend the run, got {steps}"
+    assert line in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_or_overwritten(trained, monkeypatch, capsys):
+    before = (trained / CHECKPOINT_FILE).read_bytes()
+    assert continued(trained, monkeypatch, "--overwrite") == 2
+    line = "funcppo: --resume, --overwrite: expected one of them\n"
+    assert capsys.readouterr().err == line
+    assert (trained / CHECKPOINT_FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize("n_validations", [1, 2])
@@ -168,6 +275,29 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
         0,
         1,
     ]
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_an_interrupt_in_the_last_validation_ends_the_program(
+    trained, monkeypatch, capsys, tmp_path
+):
+    validate = training.validate
+    calls = []
+
+    def interrupted(run, *args):
+        calls.append(run)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return validate(run, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "validate", interrupted)
+        arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
+        assert funcppo(patch, "train", *arguments) == 143
+    command = f"`funcppo train countries_s1 --out {tmp_path} --resume`"
+    assert f"interrupted after update 4; {command}" in capsys.readouterr().out
+    assert not (tmp_path / RESULTS_FILE).exists()
     assert continued(tmp_path, monkeypatch) == 0
     assert_equal_runs(tmp_path, trained)
 
@@ -299,7 +429,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
         (("countries_s1", "--out", "{run}"), "holds a run already"),
         (
             ("countries_s2", "--out", "{run}", "--resume"),
-            "expected a run on countries_s2, got a run on countries_s1",
+            "DATASET: expected countries_s1, got countries_s2",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--steps", "0"),
@@ -482,17 +612,28 @@ def test_a_checkpoint_of_another_data_set_or_shape_is_refused(
         checkpoint.read(tmp_path / "c.npz")
 
 
-@pytest.mark.parametrize("score", ["loud", ["success"], None])
-def test_a_checkpoint_with_another_score_is_one_line(
-    score, trained, monkeypatch, capsys, tmp_path
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("score", "loud", "one of success, best-proof"),
+        ("score", ["success"], "one of success, best-proof"),
+        ("score", None, "one of success, best-proof"),
+        ("pending_row", 5, "the metrics of an update"),
+        ("pending_row", {"update": "4"}, "the metrics of an update"),
+        ("notes", "a note", "texts"),
+        ("notes", [5], "texts"),
+    ],
+)
+def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
+    field, value, expected, trained, monkeypatch, capsys, tmp_path
 ):
     shutil.copytree(trained, tmp_path / "run")
     run = training.open_run(trained)
     path = tmp_path / "run" / CHECKPOINT_FILE
-    meta = {"fingerprint": run.task.dataset.fingerprint, "score": score}
+    meta = checkpoint.read(path).meta | {field: value}
     checkpoint.save(path, run.state, meta)
     assert continued(tmp_path / "run", monkeypatch) == 2
-    line = f"{path}: score: expected one of success, best-proof, got {score!r}"
+    line = f"{path}: {field}: expected {expected}, got {value!r}"
     assert capsys.readouterr().err == f"funcppo: {line}\n"
 
 

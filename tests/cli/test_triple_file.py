@@ -88,6 +88,8 @@ def test_rules_are_mined_from_the_train_part(
     arguments = ("provable", graph, "--rules", rules, *SPLIT, "--json", "-")
     assert funcppo(monkeypatch, *arguments) == 0
     counted = json.loads(capsys.readouterr().out)
+    checked = ("check", graph, "--rules", rules, *SPLIT, "--queries", "2")
+    assert funcppo(monkeypatch, *checked) == 0
     assert counted["n_queries"] == len(load(graph, cfg=CONFIG).test)
     assert counted["n_known_facts"] == 0
 

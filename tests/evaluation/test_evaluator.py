@@ -42,7 +42,7 @@ def make_evaluator(dataset: Dataset, score: str, **protocol) -> Evaluator:
 def all_records(evaluator_, split):
     return [
         r
-        for chunk in evaluator.evaluate_chunks(
+        for chunk in evaluator.evaluate_queries(
             evaluator_, split, np.arange(len(split))
         )
         for r in chunk
@@ -170,7 +170,7 @@ def test_a_query_that_cannot_be_ranked_is_refused_before_the_first_chunk():
         match="expected an answer among the 5 candidates, got query 0",
     ):
         next(
-            evaluator.evaluate_chunks(
+            evaluator.evaluate_queries(
                 evaluator_, evaluator_.task.dataset.test, np.arange(4)
             )
         )
@@ -196,14 +196,14 @@ def test_the_records_of_some_queries_are_among_those_of_all():
     split = evaluator_.task.dataset.test
     every = [
         r
-        for part in evaluator.evaluate_chunks(
+        for part in evaluator.evaluate_queries(
             evaluator_, split, np.arange(len(split))
         )
         for r in part
     ]
     some = [
         r
-        for part in evaluator.evaluate_chunks(
+        for part in evaluator.evaluate_queries(
             evaluator_, split, np.array([1, 4, 7])
         )
         for r in part
@@ -229,7 +229,7 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     split = evaluator_.task.dataset.valid
     found = [
         r
-        for part in evaluator.evaluate_chunks(
+        for part in evaluator.evaluate_queries(
             evaluator_, split, np.arange(len(split))
         )
         for r in part

@@ -80,9 +80,9 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
         ranked, list(dataset.predicates), with_auc=True
     )
     parts = list(
-        evaluator.evaluate_chunks(evaluator_, split, np.arange(len(split)))
+        evaluator.evaluate_queries(evaluator_, split, np.arange(len(split)))
     )
-    assert len(parts) > 1
+    assert len(parts) == len(split)
     found = [record for part in parts for record in part]
     got = result_log.summarise_records(
         found[::-1], dataset.predicates, with_auc=True
@@ -94,8 +94,8 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
 
 
 def interrupted(monkeypatch, after: int):
-    """A Ctrl-C while the part `after` is ranked; parts of two queries."""
-    whole = evaluator.evaluate_chunks
+    """A Ctrl-C while the query `after` is ranked."""
+    whole = evaluator.evaluate_queries
 
     def stopped(*args):
         for i, part in enumerate(whole(*args)):
@@ -103,9 +103,7 @@ def interrupted(monkeypatch, after: int):
                 os.kill(os.getpid(), signal.SIGINT)
             yield part
 
-    monkeypatch.setattr(evaluator, "FIRST_CHUNK_QUERIES", 2)
-    monkeypatch.setattr(evaluator, "TARGET_CHUNK_SECONDS", 1e-9)
-    monkeypatch.setattr(evaluator, "evaluate_chunks", stopped)
+    monkeypatch.setattr(evaluator, "evaluate_queries", stopped)
 
 
 def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
@@ -121,7 +119,7 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
         interrupted(patch, after=2)
         assert funcppo(patch, *EVALUATE, part) == 130
     assert (
-        "interrupted after 4 of" in (out := capsys.readouterr().out)
+        "interrupted after 3 of" in (out := capsys.readouterr().out)
         and "--resume" in out
     )
     n = len(part.read_text().splitlines())
@@ -150,6 +148,48 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
     for result in (one, two):
         del result["total_seconds"], result["peak_bytes"]
     assert one == two
+
+
+KILLED = """
+import os, signal, sys
+from funcppo import cli
+from funcppo.evaluation import evaluator
+
+evaluate_queries = evaluator.evaluate_queries
+
+def killed(*args):
+    for i, records in enumerate(evaluate_queries(*args)):
+        if i == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield records
+
+evaluator.evaluate_queries = killed
+evaluator.FIRST_CHUNK_QUERIES = 1000
+cli.main()
+"""
+
+
+def test_a_killed_evaluation_keeps_every_query_before_the_one_in_work(
+    tmp_path,
+):
+    """Although all queries are ranked together."""
+    path = tmp_path / "ranks.jsonl"
+    command = [sys.executable, "-c", KILLED, *EVALUATE, str(path)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    records = result_log.read(path)
+    assert len(records) == 10 and path.read_bytes().endswith(b"\n")
+    assert len({record["query_row"] for record in records}) == 5
+
+
+def test_records_are_written_to_a_pipe_as_they_come(tmp_path, monkeypatch):
+    """Which cannot be synchronised with a disk."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert funcppo(monkeypatch, *EVALUATE, pipe, "--queries", "2") == 0
+    assert os.read(reader, 1 << 20).count(b"\n") == 4
+    os.close(reader)
 
 
 def test_a_file_of_another_evaluation_is_not_resumed(
