@@ -12,7 +12,6 @@ from funcppo.cli.console import (
     make_console,
     print_notes,
     show_status,
-    update_status,
 )
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
@@ -22,15 +21,15 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import data_files
+from funcppo.cli.target import data_files, set_target_threads
 from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.ranges import PositiveFloat, Seed, Size
+from funcppo.ranges import PositiveFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
 
+    from funcppo.cli.console import WorkDisplay
     from funcppo.evaluation.agreement import Agreement
 
 EXIT_DISAGREEMENT = 1
@@ -68,6 +67,8 @@ class Check:
     """Seconds that the recount may take; loading the data and ranking the sample come on top."""
     seed: Seed = 0
     """Random seed of the samples."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -80,6 +81,7 @@ class Check:
         check_overwrites(
             [("--json", self.json)], data_files(self.target, self.rules)
         )
+        set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
         with show_status(make_console(use_stderr=True), "reading") as status:
@@ -89,7 +91,7 @@ class Check:
                 rules=self.rules,
                 data=self.data,
             )
-            setup = prepare_evaluation(options, with_proofs=True)
+            setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
             print_notes(console, [*task.notes, *setup.notes])
             for agreement in self._compare(setup, status):
@@ -117,7 +119,7 @@ class Check:
         return EXIT_DISAGREEMENT if has_disagreement else 0
 
     def _compare(
-        self, setup: EvaluationSetup, status: Status
+        self, setup: EvaluationSetup, status: WorkDisplay
     ) -> Iterator[Agreement]:
         """The comparisons, one after another."""
         from funcppo.evaluation import agreement
@@ -131,17 +133,17 @@ class Check:
         rows = _sample(draw, len(split), self.queries)
         seconds = [share * self.seconds for share in TIME_SHARES]
 
-        update_status(status, f"counting {len(rules):,} rules")
+        status.update(f"counting {len(rules):,} rules")
         supports, counts = agreement.compare_supports(
             subject, rules, seconds[0]
         )
         yield supports
         if not rows:
             return
-        update_status(status, f"ranking {len(rows):,} queries")
+        status.update(f"ranking {len(rows):,} queries")
         ranked = agreement.rank_sample(evaluator, split, rows)
         yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
-        update_status(status, "checking proofs")
+        status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])
 
 

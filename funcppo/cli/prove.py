@@ -26,6 +26,7 @@ from funcppo.cli.target import (
     is_run_folder,
     open_dataset,
     print_notes_to_stderr,
+    set_target_threads,
 )
 from funcppo.data import Dataset, format_atom, format_rule
 from funcppo.data.config import DEFAULT_CONFIG
@@ -87,6 +88,8 @@ class Prove:
     counts). Default: as the run was trained; off for a data set."""
     max_atoms: PositiveInt = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     format: Literal["text", "json", "dot"] = "text"
     """Output format on standard output; dot is a Graphviz graph of the proof."""
     json: JsonOutput = None
@@ -101,6 +104,7 @@ class Prove:
         check_overwrites(
             [("--json", self.json)], data_files(self.target, self.rules)
         )
+        set_target_threads(self.target, self.threads)
         query = read_query(
             open_dataset(self.target, self.rules, self.data), self.query
         )

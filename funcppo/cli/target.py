@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from funcppo.cli.common import set_threads
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment.config import CONFIG_FILE, RUN_FILES, read_config
@@ -73,6 +74,22 @@ def print_notes_to_stderr(notes: Iterable[str]) -> None:
         print(f"note: {line}", file=sys.stderr)
 
 
+def set_target_threads(target: str, n_threads: int | None) -> None:
+    """Set how many CPU threads an operation uses.
+
+    Args:
+      target: folder of a training run, name, folder or file of a data set.
+      n_threads: as set; None for as many as the run was trained with, or 1 for a data set.
+
+    Raises:
+      ValueError: the config of a run is damaged.
+    """
+    if n_threads is None:
+        is_run = is_run_folder(target)
+        n_threads = read_config(Path(target)).threads if is_run else 1
+    set_threads(n_threads)
+
+
 def data_files(target: str, rules: str | None = None) -> list[Path]:
     """Return the files of a target that an output must not overwrite; names of embedded data sets have none.
 
@@ -98,18 +115,16 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
 
 @contextmanager
 def fixpoint_progress() -> Iterator[StepCallback]:
-    """Show the steps of T_P on standard error, if that is a terminal.
+    """Show the steps of T_P on standard error.
 
     Returns:
       A context that yields the function to call after each step, with the step, its atoms and the seconds so far.
     """
-    from funcppo.cli.console import make_console, show_status, update_status
+    from funcppo.cli.console import make_console, show_status
 
     with show_status(make_console(use_stderr=True), "reading") as status:
 
         def show_step(step: int, n_atoms: int, seconds: float) -> None:
-            update_status(
-                status, f"T_P step {step}: {n_atoms:,} atoms, {seconds:.1f} s"
-            )
+            status.update(f"T_P step {step + 1}, from {n_atoms:,} atoms")
 
         yield show_step
