@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -64,7 +65,8 @@ class Check:
     n_rules: Size = 1000
     """Number of rules to count, a random sample."""
     seconds: PositiveFloat = 60.0
-    """Seconds that the recount may take; loading the data and ranking the sample come on top."""
+    """Seconds that the recount may take. Reading the data, choosing the settings and ranking the sample come on top;
+    the seconds that they took are printed."""
     seed: Seed = 0
     """Random seed of the samples."""
     threads: PositiveInt | None = None
@@ -84,6 +86,7 @@ class Check:
         set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
+        start = time.perf_counter()
         with show_status(make_console(use_stderr=True), "reading") as status:
             options = Evaluate(
                 target=self.target,
@@ -93,8 +96,10 @@ class Check:
             )
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
-            print_notes(console, [*task.notes, *setup.notes])
-            for agreement in self._compare(setup, status):
+            prepare_seconds = time.perf_counter() - start
+            prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, beside --seconds"
+            print_notes(console, [*task.notes, *setup.notes, prepared])
+            for agreement in self._compare(setup, console, status):
                 _print_agreement(console, agreement)
                 agreements.append(agreement)
 
@@ -108,6 +113,7 @@ class Check:
                 "smoothing": task.cfg.smoothing,
                 "object_identity": task.cfg.object_identity,
                 "seed": self.seed,
+                "prepare_seconds": prepare_seconds,
                 "checks": [_to_json(agreement) for agreement in agreements],
             },
         )
@@ -119,7 +125,7 @@ class Check:
         return EXIT_DISAGREEMENT if has_disagreement else 0
 
     def _compare(
-        self, setup: EvaluationSetup, status: WorkDisplay
+        self, setup: EvaluationSetup, console: Console, status: WorkDisplay
     ) -> Iterator[Agreement]:
         """The comparisons, one after another."""
         from funcppo.evaluation import agreement
@@ -141,7 +147,10 @@ class Check:
         if not rows:
             return
         status.update(f"ranking {len(rows):,} queries")
+        start = time.perf_counter()
         ranked = agreement.rank_sample(evaluator, split, rows)
+        ranked_text = f"{len(rows):,} queries ranked in {time.perf_counter() - start:.1f} s, beside --seconds"
+        print_notes(console, [ranked_text])
         yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
         status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])

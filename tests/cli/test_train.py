@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
@@ -112,6 +114,41 @@ def assert_equal_runs(folder, trained):
         assert [row.get(name) for row in rows] == [
             row.get(name) for row in whole_rows
         ]
+
+
+def test_a_run_that_the_system_kills_is_resumed_bit_for_bit(
+    trained, monkeypatch, tmp_path
+):
+    """By SIGKILL, which no program can answer, as soon as its log holds an update."""
+    words = ["train", "countries_s1", "--out", str(tmp_path), *TRAINED]
+    process = subprocess.Popen([sys.executable, "-m", "funcppo", *words])
+    metrics = tmp_path / METRICS_FILE
+    while process.poll() is None:
+        if metrics.exists() and b'"update": 1,' in metrics.read_bytes():
+            process.kill()
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """A limit on the size of files stands for the disk: it fits the log, not the checkpoint."""
+    resource = pytest.importorskip("resource")
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        assert continued(run, monkeypatch, "--steps", "256") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    checkpoint_file = (run / CHECKPOINT_FILE).resolve()
+    line = f"funcppo: {checkpoint_file}: File too large\n"
+    assert capsys.readouterr().err == line
+    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
+    assert continued(run, monkeypatch, "--steps", "256") == 0
 
 
 @pytest.mark.parametrize(
