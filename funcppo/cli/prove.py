@@ -14,6 +14,7 @@ import numpy as np
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import JsonObject, check_overwrites, write_json
+from funcppo.cli.console import make_console, show_status
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
@@ -295,7 +296,10 @@ def _policy_proof(options: Prove, atom: Atom) -> Proof | None:
     from funcppo.evaluation import explain
     from funcppo.experiment import training
 
-    run = training.open_run(Path(options.target))
+    with show_status(
+        make_console(use_stderr=True), "opening the run"
+    ) as status:
+        run = training.open_run(Path(options.target), on_phase=status.update)
     if options.object_identity and not run.task.cfg.object_identity:
         return None
     if options.height is not None and options.height < run.task.max_height:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcppo.cli.common import set_threads
+from funcppo.cli.console import make_console, show_status
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment.config import CONFIG_FILE, RUN_FILES, read_config
@@ -30,7 +31,7 @@ def is_run_folder(target: str) -> bool:
 def open_dataset(
     target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
 ) -> Dataset:
-    """Load the data set of a target and print its notes on standard error.
+    """Load the data set of a target, showing so, and print its notes on standard error.
 
     Args:
       target: folder of a training run, embedded name, folder or file of a data set.
@@ -54,7 +55,8 @@ def open_dataset(
         rules = run_config.rules
         cfg = run_config.data
 
-    dataset = load(target, rules, cfg=cfg)
+    with show_status(make_console(use_stderr=True), "reading data"):
+        dataset = load(target, rules, cfg=cfg)
     print_notes_to_stderr(dataset.notes)
     return dataset
 
@@ -120,8 +122,6 @@ def fixpoint_progress() -> Iterator[StepCallback]:
     Returns:
       A context that yields the function to call after each step, with the step, its atoms and the seconds so far.
     """
-    from funcppo.cli.console import make_console, show_status
-
     with show_status(make_console(use_stderr=True), "reading") as status:
 
         def show_step(step: int, n_atoms: int, seconds: float) -> None:

@@ -642,6 +642,7 @@ def _print_proof(run: Run, console: Console) -> None:
 
     dataset = run.task.dataset
     split = dataset.test if len(dataset.test) else dataset.train
+    program = explain.build_program(run.task)
     longest: proof.Proof | None = None
     for row in split[:MAX_PROOF_QUERIES]:
         candidate = explain.most_probable_proof(
@@ -649,6 +650,7 @@ def _print_proof(run: Run, console: Console) -> None:
             run.cfg,
             run.state.best_params,
             torch.from_numpy(row).long(),
+            program=program,
         )
         if candidate is None:
             continue
