@@ -11,9 +11,8 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
-# The tensors are small: on one thread this takes half a minute, on two it takes four.
 train: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/funcppo train clans:1500:0 --prover.hard-negative-fraction 0.5 --out runs/clans --overwrite
+	$(BIN)/funcppo train clans:1500:0 --prover.hard-negative-fraction 0.5 --out runs/clans --overwrite
 
 test: .venv/installed
 	@command -v swipl >/dev/null || echo "note: SWI-Prolog (swipl) is not installed: the tests that compare with it will be skipped"

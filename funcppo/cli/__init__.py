@@ -7,7 +7,9 @@ imports neither PyTorch nor the programs: `funcppo --help` answers at once.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import gc
 import importlib
 import io
 import itertools
@@ -49,6 +51,7 @@ PROGRAMS = {
 
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
+    atexit.register(_skip_collection)
     try:
         try:
             with raise_terminated():
@@ -67,6 +70,12 @@ def main() -> NoReturn:
         print(f"funcppo: standard output: {error.strerror}", file=sys.stderr)
         _discard_output()
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _skip_collection() -> None:
+    """Leave all objects to the end of the process: collecting those of PyTorch would delay it by seconds."""
+    gc.disable()
+    gc.freeze()
 
 
 def _discard_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,6 @@ from funcppo.cli.console import (
     make_console,
     print_notes,
     show_status,
-    update_status,
 )
 from funcppo.cli.evaluate import Evaluate
 from funcppo.cli.evaluation_setup import EvaluationSetup, prepare_evaluation
@@ -22,15 +22,15 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import data_files
+from funcppo.cli.target import data_files, set_target_threads
 from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.ranges import PositiveFloat, Seed, Size
+from funcppo.ranges import PositiveFloat, PositiveInt, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
 
+    from funcppo.cli.console import WorkDisplay
     from funcppo.evaluation.agreement import Agreement
 
 EXIT_DISAGREEMENT = 1
@@ -65,9 +65,12 @@ class Check:
     n_rules: Size = 1000
     """Number of rules to count, a random sample."""
     seconds: PositiveFloat = 60.0
-    """Seconds that the recount may take; loading the data and ranking the sample come on top."""
+    """Seconds that the recount may take. Reading the data, choosing the settings and ranking the sample come on top;
+    the seconds that they took are printed."""
     seed: Seed = 0
     """Random seed of the samples."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -80,8 +83,10 @@ class Check:
         check_overwrites(
             [("--json", self.json)], data_files(self.target, self.rules)
         )
+        set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
         agreements: list[Agreement] = []
+        start = time.perf_counter()
         with show_status(make_console(use_stderr=True), "reading") as status:
             options = Evaluate(
                 target=self.target,
@@ -89,10 +94,12 @@ class Check:
                 rules=self.rules,
                 data=self.data,
             )
-            setup = prepare_evaluation(options, with_proofs=True)
+            setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
-            print_notes(console, [*task.notes, *setup.notes])
-            for agreement in self._compare(setup, status):
+            prepare_seconds = time.perf_counter() - start
+            prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, beside --seconds"
+            print_notes(console, [*task.notes, *setup.notes, prepared])
+            for agreement in self._compare(setup, console, status):
                 _print_agreement(console, agreement)
                 agreements.append(agreement)
 
@@ -106,6 +113,7 @@ class Check:
                 "smoothing": task.cfg.smoothing,
                 "object_identity": task.cfg.object_identity,
                 "seed": self.seed,
+                "prepare_seconds": prepare_seconds,
                 "checks": [_to_json(agreement) for agreement in agreements],
             },
         )
@@ -117,7 +125,7 @@ class Check:
         return EXIT_DISAGREEMENT if has_disagreement else 0
 
     def _compare(
-        self, setup: EvaluationSetup, status: Status
+        self, setup: EvaluationSetup, console: Console, status: WorkDisplay
     ) -> Iterator[Agreement]:
         """The comparisons, one after another."""
         from funcppo.evaluation import agreement
@@ -131,17 +139,20 @@ class Check:
         rows = _sample(draw, len(split), self.queries)
         seconds = [share * self.seconds for share in TIME_SHARES]
 
-        update_status(status, f"counting {len(rules):,} rules")
+        status.update(f"counting {len(rules):,} rules")
         supports, counts = agreement.compare_supports(
             subject, rules, seconds[0]
         )
         yield supports
         if not rows:
             return
-        update_status(status, f"ranking {len(rows):,} queries")
+        status.update(f"ranking {len(rows):,} queries")
+        start = time.perf_counter()
         ranked = agreement.rank_sample(evaluator, split, rows)
+        ranked_text = f"{len(rows):,} queries ranked in {time.perf_counter() - start:.1f} s, beside --seconds"
+        print_notes(console, [ranked_text])
         yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
-        update_status(status, "checking proofs")
+        status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])
 
 

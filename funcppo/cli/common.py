@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib.metadata
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_TERMINATED = 143  # 128 + SIGTERM
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
+
+# after a signal, work in progress may end by itself for so long
+GRACE_SECONDS = 0.5
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -149,6 +154,13 @@ def resolve_device(
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def set_threads(n_threads: int) -> None:
+    """Set how many CPU threads an operation of PyTorch uses."""
+    import torch
+
+    torch.set_num_threads(n_threads)
+
+
 def package_version(package: str) -> str:
     """Return the version of an installed package, or "not installed".
 
@@ -202,16 +214,24 @@ class Interrupt:
 def defer_interrupt() -> Iterator[Interrupt]:
     """Record a first Ctrl-C or SIGTERM in the object that is yielded, so that work can end cleanly.
 
-    A second one raises at once, and a third one kills the process.
+    Where it has not ended after `GRACE_SECONDS`, the signal is repeated. A second one raises at once, and a third one
+    kills the process.
 
     Raises:
       KeyboardInterrupt: at the second signal; `Terminated` if that is a SIGTERM.
     """
     interrupt = Interrupt()
+    repeats: list[threading.Timer] = []
 
     def handle_signal(signal_number: int, frame: FrameType | None) -> None:
         if not interrupt.requested:
             interrupt.signal_number = signal_number
+            repeat = threading.Timer(
+                GRACE_SECONDS, _thread.interrupt_main, [signal_number]
+            )
+            repeat.daemon = True
+            repeat.start()
+            repeats.append(repeat)
             return
         for number in handlers:
             signal.signal(number, signal.SIG_DFL)
@@ -225,5 +245,7 @@ def defer_interrupt() -> Iterator[Interrupt]:
     try:
         yield interrupt
     finally:
+        for repeat in repeats:
+            repeat.cancel()
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Text for people: notes, progress bars and tables of metrics.
+"""Text for people: notes, the progress of work and tables of metrics.
 
 `make_console` opens the console of a program. Names of entities, relations and rules are printed as they are: a name
 such as "[/x]" or ":smile:" is neither markup nor an emoji.
@@ -6,25 +6,28 @@ such as "[/x]" or ":smile:" is neither markup nor an emoji.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.status import Status
 from rich.table import Table
-from rich.text import Text
 
 from funcppo.cli.common import JsonObject
 
 FILE_OUTPUT_WIDTH = 120  # characters a line, where the output is not a terminal
+LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
 
 
@@ -52,27 +55,109 @@ def make_console(use_stderr: bool) -> Console:
     return _PlainConsole(stderr=use_stderr)
 
 
-def progress_bar(console: Console) -> Progress:
-    """Return a progress bar with the time left; its field `note` is a free text behind the bar."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=console,
-    )
+class WorkDisplay:
+    """What a program does: a bar in a terminal, elsewhere a line on standard error every `LINE_SECONDS`."""
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[amount]}", markup=False),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None, amount="", note="")
+        self._has_ended = threading.Event()
+        self._start_phase(text, 0)
+        self.update(text)
+
+    def __enter__(self) -> WorkDisplay:
+        if self._bar:
+            self._bar.start()
+        else:
+            threading.Thread(target=self._print_lines, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._has_ended.set()
+        if self._bar:
+            self._bar.stop()
+
+    def update(
+        self, text: str, done: int = 0, total: int | None = None, note: str = ""
+    ) -> None:
+        """Change what is shown; another text begins a phase, whose time starts at 0.
+
+        Args:
+          text: what is being done.
+          done: how much of it is.
+          total: how much there is; None if that is not known.
+          note: a free text behind the time.
+        """
+        if text != self._text:
+            self._start_phase(text, done)
+        self._done, self._total, self._note = done, total, note
+        if self._bar:
+            self._bar.update(
+                self._task,
+                description=text,
+                completed=done,
+                total=total,
+                amount=self._amount(),
+                note=note,
+            )
+
+    def line(self, seconds: float) -> str:
+        """Return what is shown where there is no terminal.
+
+        Args:
+          seconds: time since the phase began.
+        """
+        parts = [self._amount(), f"{seconds:.0f} s"]
+        n_new = self._done - self._first_done
+        if self._total is not None and n_new > 0:
+            left = (self._total - self._done) * seconds / n_new
+            parts.append(f"about {left:.0f} s left")
+        parts.append(self._note)
+        return f"{self._text}: {', '.join(filter(None, parts))}"
+
+    def _start_phase(self, text: str, first_done: int) -> None:
+        self._text = text
+        self._first_done = first_done
+        self._done: int = first_done
+        self._total: int | None = None
+        self._note = ""
+        self._start = time.monotonic()
+        if self._bar:
+            self._bar.reset(self._task, completed=first_done, total=None)
+
+    def _amount(self) -> str:
+        if self._total is None:
+            return ""
+        return f"{self._done:,} of {self._total:,}"
+
+    def _print_lines(self) -> None:
+        while not self._has_ended.wait(LINE_SECONDS):
+            line = self.line(time.monotonic() - self._start)
+            # A closed standard error ends no work.
+            with contextlib.suppress(OSError, ValueError):
+                print(line, file=sys.stderr, flush=True)
 
 
-def show_status(console: Console, text: str) -> Status:
-    """Return a spinner beside a text, to be used as a context; `update_status` changes the text."""
-    return console.status(Text(text))
+def show_status(console: Console, text: str) -> WorkDisplay:
+    """Return a display of work that begins with a text, to be used as a context; `update_status` changes it."""
+    return WorkDisplay(console, text)
 
 
-def update_status(status: Status, text: str) -> None:
-    """Change the text of a spinner; like `Status.update`, but without markup."""
-    status.update(Text(text))
+def update_status(status: WorkDisplay, text: str) -> None:
+    """Change the text of a display of work."""
+    status.update(text)
 
 
 def print_notes(console: Console, lines: Iterable[str]) -> None:

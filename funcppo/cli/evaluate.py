@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,7 +21,7 @@ from funcppo.cli.console import (
     make_console,
     metrics_table,
     print_notes,
-    progress_bar,
+    show_status,
 )
 from funcppo.cli.evaluation_setup import (
     EvaluationSetup,
@@ -33,7 +34,7 @@ from funcppo.cli.options import (
     OptionalFile,
     TargetArgument,
 )
-from funcppo.cli.target import data_files
+from funcppo.cli.target import data_files, set_target_threads
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
 
@@ -95,6 +96,8 @@ class Evaluate:
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to score on."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
     size is tuned within it. Default: three quarters of the total memory."""
@@ -122,9 +125,13 @@ class Evaluate:
         start = time.perf_counter()
         console = make_console(self.json == "-")
         self._check_outputs()
-        setup = prepare_evaluation(
-            self, with_proofs=self.details is not None and self.proofs
-        )
+        set_target_threads(self.target, self.threads)
+        with show_status(console, "reading data") as status:
+            setup = prepare_evaluation(
+                self,
+                with_proofs=self.details is not None and self.proofs,
+                on_phase=status.update,
+            )
         evaluator = setup.evaluator
         memory.reset_peak(self.device)
 
@@ -220,28 +227,26 @@ class Evaluate:
         rows = rows[~np.isin(rows, [record["query_row"] for record in records])]
         split = getattr(evaluator.task.dataset, self.split)
         n_sides = len(evaluator.protocol.sides)
-        n_done = len(records) // n_sides
+        n_all = len(records) // n_sides + len(rows)
 
+        _print_work(console, evaluator, split[rows])
         n_scored = 0
         start = time.perf_counter()
-        with progress_bar(console) as bar:
-            bar_task = bar.add_task(
-                "ranking", total=n_done + len(rows), completed=n_done, note=""
-            )
+        # A repeated signal ends the queries in progress; those before stay.
+        with (
+            suppress(KeyboardInterrupt),
+            show_status(console, "ranking") as status,
+        ):
             for query in evaluation.evaluate_queries(evaluator, split, rows):
                 if log:
                     result_log.append(log, query)
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
-                n_done += 1
                 n_scored += sum(record["n_scored"] for record in query)
-                speed = n_scored / (time.perf_counter() - start)
-                bar.update(
-                    bar_task,
-                    completed=n_done,
-                    note=f"{speed:,.0f} candidates/s",
-                )
+                note = _speed_text(n_scored, start)
+                n_done = len(records) // n_sides
+                status.update("ranking", n_done, n_all, note)
                 if interrupt.requested:
                     break
         if log:
@@ -286,3 +291,21 @@ class Evaluate:
         )
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         console.print(metrics_table(title, {setup.score: result}))
+
+
+def _speed_text(n_scored: int, start: float) -> str:
+    """How many candidates were scored a second since a time of the performance counter."""
+    return f"{n_scored / (time.perf_counter() - start):,.0f} candidates/s"
+
+
+def _print_work(
+    console: Console, evaluator: Evaluator, queries: np.ndarray
+) -> None:
+    """Print how much is to be ranked."""
+    from funcppo.evaluation.ranking import estimate_candidates
+
+    n_candidates = estimate_candidates(
+        evaluator.task, queries, evaluator.protocol
+    )
+    work = f"{len(queries):,} queries, about {n_candidates:,} candidates"
+    print_notes(console, [work])

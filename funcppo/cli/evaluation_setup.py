@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from funcppo.evaluation.ranking import RankingProtocol, Scorer
     from funcppo.experiment.training import Run
     from funcppo.logic.proof import Proof
-    from funcppo.prover.task import ProverTask
+    from funcppo.prover.task import PhaseCallback, ProverTask
 
 POLICY_SCORES = ("success", "best-proof", "greedy")
 UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
@@ -155,12 +155,16 @@ class _PolicyScorer(NamedTuple):
 
 
 def prepare_evaluation(
-    options: EvaluationOptions, *, with_proofs: bool = False
+    options: EvaluationOptions,
+    on_phase: PhaseCallback,
+    *,
+    with_proofs: bool = False,
 ) -> EvaluationSetup:
     """Load the run or data set, build its scorer for this machine, and build the evaluator.
 
     Args:
       options: the command line of `funcppo evaluate`.
+      on_phase: receives what is being done.
       with_proofs: the evaluator proves answers.
 
     Returns:
@@ -176,7 +180,7 @@ def prepare_evaluation(
     check_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
     memory_limit = _parse_memory(options.memory, options.device)
-    task, score, policy_run, notes = _load_subject(options)
+    task, score, policy_run, notes = _load_subject(options, on_phase)
 
     search_stats = SearchStats()
     if policy_run is None:
@@ -184,6 +188,7 @@ def prepare_evaluation(
         fallback_reasons: Callable[[], list[str]] = list
         _check_memory(memory_limit, options.device)
     else:
+        on_phase("choosing the batch size")
         split = getattr(task.dataset, options.split)
         scorer, notes = _make_policy_scorer(
             policy_run, score, split, memory_limit, search_stats
@@ -284,7 +289,9 @@ def _check_memory(memory_limit: int, device: str) -> None:
         )
 
 
-def _load_subject(options: EvaluationOptions) -> _Subject:
+def _load_subject(
+    options: EvaluationOptions, on_phase: PhaseCallback
+) -> _Subject:
     """Load the run or the data set of an evaluation and choose its score."""
     from funcppo import data
     from funcppo.evaluation.settings_choice import (
@@ -302,7 +309,7 @@ def _load_subject(options: EvaluationOptions) -> _Subject:
                 raise ValueError(
                     f"--{option}: {options.target} is a trained run, which has its own"
                 )
-        run = training.open_run(Path(options.target), options.device)
+        run = training.open_run(Path(options.target), options.device, on_phase)
         score = run.score if options.score == "auto" else options.score
         return _Subject(
             run.task, score, run if score in POLICY_SCORES else None, []
@@ -321,8 +328,9 @@ def _load_subject(options: EvaluationOptions) -> _Subject:
             object_identity=options.object_identity,
         ),
         _rule_score_option(options),
+        on_phase,
     )
-    task = build_task(dataset, choice.settings, options.device)
+    task = build_task(dataset, choice.settings, options.device, on_phase)
     score = choice.score if options.score == "auto" else options.score
     return _Subject(task, score, None, describe_choice(choice, task.max_height))
 

@@ -14,6 +14,7 @@ import numpy as np
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import JsonObject, check_overwrites, write_json
+from funcppo.cli.console import make_console, show_status
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
@@ -26,6 +27,7 @@ from funcppo.cli.target import (
     is_run_folder,
     open_dataset,
     print_notes_to_stderr,
+    set_target_threads,
 )
 from funcppo.data import Dataset, format_atom, format_rule
 from funcppo.data.config import DEFAULT_CONFIG
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 MAX_PRINTED_ANSWERS = 10  # answers of a query with variables, without --all
 # rules that match a refuted query, in the text and in the JSON
 MAX_FAILED_RULES = 5
+RAISE_LIMITS = "--max-atoms and --max-rows are the limits"
 EXIT_STATUS = {"proved": 0, "refuted": 1, "unknown": 3}
 EMPTY_GRAPH = "digraph proof {\n}\n"
 
@@ -66,7 +69,7 @@ class Prove:
     is always an entity.
 
     Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (--max-atoms
-    was reached without a proof, or before the list of --all was complete).
+    or --max-rows was reached without a proof, or before the list of --all was complete).
     """
 
     target: TargetArgument
@@ -87,6 +90,11 @@ class Prove:
     counts). Default: as the run was trained; off for a data set."""
     max_atoms: PositiveInt = ProverTaskConfig().max_atoms
     """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
+    max_rows: PositiveInt = 300_000_000
+    """Maximum number of rows that the joins of T_P may make, about two minutes of work; a step that would make more is
+    left out, and if there is no proof before it the verdict is unknown."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     format: Literal["text", "json", "dot"] = "text"
     """Output format on standard output; dot is a Graphviz graph of the proof."""
     json: JsonOutput = None
@@ -101,6 +109,7 @@ class Prove:
         check_overwrites(
             [("--json", self.json)], data_files(self.target, self.rules)
         )
+        set_target_threads(self.target, self.threads)
         query = read_query(
             open_dataset(self.target, self.rules, self.data), self.query
         )
@@ -195,7 +204,7 @@ class _FailedRules(NamedTuple):
 
 def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     """Prove a query without variables, or find out what is missing."""
-    from funcppo.logic import proof, query_answering
+    from funcppo.logic import joins, proof, query_answering
 
     with fixpoint_progress() as progress:
         knowledge_base, sizes = _build_knowledge_base(dataset)
@@ -207,6 +216,7 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
             max_atoms=options.max_atoms,
             object_identity=options.object_identity,
             progress=progress,
+            budget=joins.RowBudget(options.max_rows),
         )
 
     policy_proof = _policy_proof(options, atom) if found.proof else None
@@ -286,7 +296,10 @@ def _policy_proof(options: Prove, atom: Atom) -> Proof | None:
     from funcppo.evaluation import explain
     from funcppo.experiment import training
 
-    run = training.open_run(Path(options.target))
+    with show_status(
+        make_console(use_stderr=True), "opening the run"
+    ) as status:
+        run = training.open_run(Path(options.target), on_phase=status.update)
     if options.object_identity and not run.task.cfg.object_identity:
         return None
     if options.height is not None and options.height < run.task.max_height:
@@ -337,9 +350,7 @@ def _headline(result: JsonObject, n_matching: int) -> str:
     else:
         next_step = len(result["n_atoms_after_step"])
         limits = _height_text(next_step) + _object_identity_text(result)
-        reason = (
-            f"no proof{limits}; {result['stop_reason']} (--max-atoms raises it)"
-        )
+        reason = f"no proof{limits}; {result['stop_reason']} ({RAISE_LIMITS})"
 
     if not result["is_fact"]:
         return f"{verdict}: {result['query']}: {reason}"
@@ -391,7 +402,7 @@ def _answer_open(
     options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]
 ) -> _Report:
     """Answer a query with variables; the answers of the smallest height come first."""
-    from funcppo.logic import fixpoint
+    from funcppo.logic import fixpoint, joins
 
     with fixpoint_progress() as progress:
         knowledge_base, sizes = _build_knowledge_base(dataset)
@@ -403,6 +414,7 @@ def _answer_open(
             predicates={atom[0]},
             object_identity=options.object_identity,
             progress=progress,
+            budget=joins.RowBudget(options.max_rows),
         )
 
     atoms, heights = fixpoint.matching_atoms(model, atom)
@@ -440,7 +452,7 @@ def _named_places(
 
 
 def _open_verdict(options: Prove, model: LeastModel, n_answers: int) -> str:
-    """One answer proves the query, unless all are asked for and --max-atoms was reached."""
+    """One answer proves the query, unless all are asked for and a limit was reached."""
     if n_answers and (model.complete or not options.all):
         return "proved"
     return "refuted" if model.complete else "unknown"
@@ -461,7 +473,7 @@ def _answers_text(options: Prove, result: JsonObject) -> str:
     if n_more:
         lines.append(f"  ... and {n_more:,} more (--all lists them)")
     if not result["complete"]:
-        lines.append(f"unknown beyond: {result['stop_reason']}")
+        lines.append(f"{result['stop_reason']} ({RAISE_LIMITS})")
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from funcppo.cli.common import set_threads
+from funcppo.cli.console import make_console, show_status
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment.config import CONFIG_FILE, RUN_FILES, read_config
@@ -29,7 +31,7 @@ def is_run_folder(target: str) -> bool:
 def open_dataset(
     target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
 ) -> Dataset:
-    """Load the data set of a target and print its notes on standard error.
+    """Load the data set of a target, showing so, and print its notes on standard error.
 
     Args:
       target: folder of a training run, embedded name, folder or file of a data set.
@@ -53,7 +55,8 @@ def open_dataset(
         rules = run_config.rules
         cfg = run_config.data
 
-    dataset = load(target, rules, cfg=cfg)
+    with show_status(make_console(use_stderr=True), "reading data"):
+        dataset = load(target, rules, cfg=cfg)
     print_notes_to_stderr(dataset.notes)
     return dataset
 
@@ -71,6 +74,22 @@ def print_notes_to_stderr(notes: Iterable[str]) -> None:
     """Print notes, one a line, where they do not mix with a result."""
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
+
+
+def set_target_threads(target: str, n_threads: int | None) -> None:
+    """Set how many CPU threads an operation uses.
+
+    Args:
+      target: folder of a training run, name, folder or file of a data set.
+      n_threads: as set; None for as many as the run was trained with, or 1 for a data set.
+
+    Raises:
+      ValueError: the config of a run is damaged.
+    """
+    if n_threads is None:
+        is_run = is_run_folder(target)
+        n_threads = read_config(Path(target)).threads if is_run else 1
+    set_threads(n_threads)
 
 
 def data_files(target: str, rules: str | None = None) -> list[Path]:
@@ -98,18 +117,14 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
 
 @contextmanager
 def fixpoint_progress() -> Iterator[StepCallback]:
-    """Show the steps of T_P on standard error, if that is a terminal.
+    """Show the steps of T_P on standard error.
 
     Returns:
       A context that yields the function to call after each step, with the step, its atoms and the seconds so far.
     """
-    from funcppo.cli.console import make_console, show_status, update_status
-
     with show_status(make_console(use_stderr=True), "reading") as status:
 
         def show_step(step: int, n_atoms: int, seconds: float) -> None:
-            update_status(
-                status, f"T_P step {step}: {n_atoms:,} atoms, {seconds:.1f} s"
-            )
+            status.update(f"T_P step {step + 1}, from {n_atoms:,} atoms")
 
         yield show_step

@@ -7,7 +7,9 @@ import os
 import platform
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -20,15 +22,14 @@ from funcppo.cli.common import (
     check_overwrites,
     defer_interrupt,
     option_name,
+    set_threads,
     write_json,
 )
 from funcppo.cli.console import (
     make_console,
     metrics_table,
     print_notes,
-    progress_bar,
     show_status,
-    update_status,
 )
 from funcppo.cli.options import (
     DataOptions,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.experiment.training import Run
+    from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
@@ -102,6 +104,9 @@ class Train:
     """Random seed of the initial weights, the training queries and the actions."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to train on."""
+    threads: int = _DEFAULT.threads
+    """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph
+    are slower on two threads than on one."""
     strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
         "auto"
     )
@@ -149,43 +154,55 @@ class Train:
         Returns:
           The exit status.
         """
-        # The compilers read these variables when they are imported.
-        if self.cache_dir is not None:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
-                self.cache_dir.absolute() / "inductor"
-            )
-            os.environ["TRITON_CACHE_DIR"] = str(
-                self.cache_dir.absolute() / "triton"
-            )
-
-        import torch
-
+        self._set_caches()
         self._check_outputs()
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        run = self._resume_run() if self.resume else self._start_run(console)
-        torch.set_float32_matmul_precision(
-            "high" if run.run_config.precision == "high" else "highest"
-        )
+        set_threads(self.threads)
+        with show_status(console, "reading data") as status:
+            run = (
+                self._resume_run(status.update)
+                if self.resume
+                else self._start_run(console, status.update)
+            )
         _print_run(console, run)
 
         trained = self._train(run, console)
         if not trained.is_finished:
-            update = int(trained.run.state.train_state.update)
-            words = ("funcppo", "train", self.dataset, "--out", str(self.out))
-            command = f"{shlex.join(words)} --resume"
-            console.print(
-                f"interrupted after update {update}; `{command}` continues"
-            )
+            self._print_interrupted(console)
             return trained.exit_status
 
-        results = _evaluate(trained.run, time.perf_counter() - start)
+        try:
+            results = _evaluate(
+                trained.run, time.perf_counter() - start, console
+            )
+        except KeyboardInterrupt:
+            self._print_interrupted(console)
+            raise
         results["total_seconds"] = time.perf_counter() - start
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
         _print_results(trained.run, results, console)
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
+
+    def _set_caches(self) -> None:
+        """Set the folders of the compilers, which read these variables when they are imported."""
+        if self.cache_dir is None:
+            return
+        folder = self.cache_dir.absolute()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+        os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+
+    def _print_interrupted(self, console: Console) -> None:
+        """Print what the checkpoint holds, and how to continue from it."""
+        from funcppo.experiment.training import saved_update
+
+        words = ("funcppo", "train", self.dataset, "--out", str(self.out))
+        command = f"{shlex.join(words)} --resume"
+        console.print(
+            f"interrupted after update {saved_update(self.out)}; `{command}` continues"
+        )
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work. Mined rules are written only where no rules are read."""
@@ -197,14 +214,16 @@ class Train:
         outputs = [*run_files, ("--json", self.json)]
         check_overwrites(outputs, data_files(self.dataset, self.rules))
 
-    def _resume_run(self) -> Run:
+    def _resume_run(self, on_phase: PhaseCallback) -> Run:
         """The run in the folder, where its checkpoint left it."""
         from funcppo.experiment import training
 
         stored = read_config(self.out)
         config = self._extend(stored)
         check_device(config.device)
-        run = training.prepare_run(config, self.out, resume=True)
+        run = training.prepare_run(
+            config, self.out, resume=True, on_phase=on_phase
+        )
         notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
         if config.steps > stored.steps:
             notes.append(
@@ -255,7 +274,7 @@ class Train:
         }
         return dataclasses.replace(self, **settings)
 
-    def _start_run(self, console: Console) -> Run:
+    def _start_run(self, console: Console, on_phase: PhaseCallback) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
         from funcppo.experiment import training
 
@@ -264,8 +283,10 @@ class Train:
                 f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
             )
         check_device(self.device)
-        config = self._with_rules(self._run_config(), console)
-        run = training.prepare_run(config, self.out, resume=False)
+        config = self._with_rules(self._run_config(), console, on_phase)
+        run = training.prepare_run(
+            config, self.out, resume=False, on_phase=on_phase
+        )
 
         self.out.mkdir(parents=True, exist_ok=True)
         notes = self._remove_stale_parts()
@@ -293,7 +314,9 @@ class Train:
         settings["rules"] = self.rules and absolute_or_name(self.rules)
         return RunConfig(**settings)
 
-    def _with_rules(self, config: RunConfig, console: Console) -> RunConfig:
+    def _with_rules(
+        self, config: RunConfig, console: Console, on_phase: PhaseCallback
+    ) -> RunConfig:
         """The settings with mined rules, copied into the folder of the run, if the data set has none."""
         from funcppo import data
         from funcppo.atomic_io import write_atomically
@@ -305,18 +328,16 @@ class Train:
         if len(dataset.rules):
             return config
 
-        with show_status(console, "mining rules") as status:
+        def show_stage(stage: str) -> None:
+            on_phase(f"mining rules: {stage}")
 
-            def show_stage(stage: str) -> None:
-                update_status(status, f"mining rules: {stage}")
-
-            cached, note = rule_cache.get_or_mine_rules(
-                dataset,
-                MiningConfig(),
-                config.device,
-                show_stage,
-                self.cache_dir,
-            )
+        cached, note = rule_cache.get_or_mine_rules(
+            dataset,
+            MiningConfig(),
+            config.device,
+            show_stage,
+            self.cache_dir,
+        )
         print_notes(console, [note])
 
         self.out.mkdir(parents=True, exist_ok=True)
@@ -328,43 +349,53 @@ class Train:
 
     def _train(self, run: Run, console: Console) -> _TrainingResult:
         """Train until the last update or an interrupt, which takes effect after the update in progress."""
-        from funcppo.evaluation.ranking import selection_metric
+        import torch
+
         from funcppo.experiment import training
         from funcppo.runtime.monitor import Monitor
 
+        torch.set_float32_matmul_precision(
+            "high" if run.run_config.precision == "high" else "highest"
+        )
         n_updates = run.cfg.ppo.n_updates
-        metric = selection_metric(run.task)
         with Monitor() as monitor:
             captured = _prepare_train_step(run, monitor, console)
             logger = _CompileLogger(monitor, console, self.log_compiles)
 
-            with progress_bar(console) as bar, defer_interrupt() as interrupt:
-                first_update = int(run.state.train_state.update)
-                bar_task = bar.add_task(
-                    "training", total=n_updates, completed=first_update, note=""
-                )
+            with (
+                show_status(console, "training") as status,
+                defer_interrupt() as interrupt,
+            ):
                 updates = training.train(
                     run,
                     self.out,
                     captured,
                     lambda: interrupt.requested,
                     monitor,
+                    partial(status.update, "validating"),
                 )
-                for run, numbers in updates:
-                    logger.report_changes(run.state.train_state, numbers)
-                    note = f"return {numbers['episode_return']:.3f}"
-                    if len(run.task.dataset.valid):
-                        best = float(run.state.best_valid_metric)
-                        note += f"  best valid {metric} {best:.4f}"
-                    bar.update(
-                        bar_task,
-                        completed=int(run.state.train_state.update),
-                        note=note,
-                    )
+                # A repeated signal ends the update or validation in progress.
+                with suppress(KeyboardInterrupt):
+                    for run, numbers in updates:
+                        logger.report_changes(run.state.train_state, numbers)
+                        update = int(run.state.train_state.update)
+                        note = _training_note(run, numbers)
+                        status.update("training", update, n_updates, note)
         # An interrupt may have left out the last validation.
         is_last = int(run.state.train_state.update) >= n_updates
         is_finished = is_last and not interrupt.requested
         return _TrainingResult(run, is_finished, interrupt.exit_status)
+
+
+def _training_note(run: Run, numbers: dict[str, float]) -> str:
+    """The mean return of an update, and the best metric on valid so far."""
+    from funcppo.evaluation.ranking import selection_metric
+
+    note = f"return {numbers['episode_return']:.3f}"
+    if len(run.task.dataset.valid):
+        best = float(run.state.best_valid_metric)
+        note += f"  best valid {selection_metric(run.task)} {best:.4f}"
+    return note
 
 
 def _truncate_metrics(run: Run, folder: Path) -> list[str]:
@@ -489,7 +520,9 @@ def _format_value(value: object) -> str:
     return "none" if value == "" else str(value)
 
 
-def _evaluate(run: Run, training_seconds: float) -> JsonObject:
+def _evaluate(
+    run: Run, training_seconds: float, console: Console
+) -> JsonObject:
     """The contents of results.json, without the total time.
 
     Args:
@@ -502,7 +535,7 @@ def _evaluate(run: Run, training_seconds: float) -> JsonObject:
     task = run.task
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
-    test_metrics = _test_metrics(run) if len(task.dataset.test) else {}
+    test_metrics = _test_metrics(run, console) if len(task.dataset.test) else {}
     return {
         "dataset": run.run_config.dataset,
         "rules": len(task.dataset.rules),
@@ -526,7 +559,7 @@ def _evaluate(run: Run, training_seconds: float) -> JsonObject:
     }
 
 
-def _test_metrics(run: Run) -> dict[str, JsonObject]:
+def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
     """Metrics on the test split of the untrained scores, of the untrained policy and of the trained one."""
     from funcppo.evaluation import ranking, scorers
     from funcppo.experiment import training
@@ -535,6 +568,9 @@ def _test_metrics(run: Run) -> dict[str, JsonObject]:
     test = task.dataset.test
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
 
+    n_candidates = ranking.estimate_candidates(task, test, protocol)
+    work = f"test: {len(test):,} queries, about {n_candidates:,} candidates to score"
+    print_notes(console, [work])
     metrics = {}
     names = (
         f"exists@{task.max_height}",
@@ -542,20 +578,26 @@ def _test_metrics(run: Run) -> dict[str, JsonObject]:
         "noisy-or",
         run.run_config.rule_score,
     )
-    for name in dict.fromkeys(names):
-        ranked = ranking.rank_split(
-            task, test, scorers.make_untrained_scorer(task, name), protocol
-        )
-        metrics[name] = ranking.summarise_ranking(
-            ranked, list(task.dataset.predicates), with_auc=task.is_countries
-        )
-    initial_params = training.initial_params(run)
-    metrics[f"{run.score}, untrained"] = training.evaluate_policy(
-        run, initial_params, test, protocol
-    )
-    metrics[f"{run.score}, trained"] = training.evaluate_policy(
-        run, run.state.best_params, test, protocol
-    )
+    policies = {
+        f"{run.score}, untrained": training.initial_params(run),
+        f"{run.score}, trained": run.state.best_params,
+    }
+    with show_status(console, "ranking test") as status:
+        for name in dict.fromkeys(names):
+            status.update(f"ranking test by {name}")
+            ranked = ranking.rank_split(
+                task, test, scorers.make_untrained_scorer(task, name), protocol
+            )
+            metrics[name] = ranking.summarise_ranking(
+                ranked,
+                list(task.dataset.predicates),
+                with_auc=task.is_countries,
+            )
+        for name, params in policies.items():
+            on_progress = partial(status.update, f"ranking test by {name}")
+            metrics[name] = training.evaluate_policy(
+                run, params, test, protocol, on_progress=on_progress
+            )
     return metrics
 
 
@@ -586,7 +628,8 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
             "no update ranked valid better than the untrained policy, whose parameters are kept"
         )
     print_notes(console, notes)
-    _print_proof(run, console)
+    with show_status(console, "looking for a proof to print"):
+        _print_proof(run, console)
 
 
 def _print_proof(run: Run, console: Console) -> None:
@@ -599,6 +642,7 @@ def _print_proof(run: Run, console: Console) -> None:
 
     dataset = run.task.dataset
     split = dataset.test if len(dataset.test) else dataset.train
+    program = explain.build_program(run.task)
     longest: proof.Proof | None = None
     for row in split[:MAX_PROOF_QUERIES]:
         candidate = explain.most_probable_proof(
@@ -606,6 +650,7 @@ def _print_proof(run: Run, console: Console) -> None:
             run.cfg,
             run.state.best_params,
             torch.from_numpy(row).long(),
+            program=program,
         )
         if candidate is None:
             continue

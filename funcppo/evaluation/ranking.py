@@ -33,6 +33,8 @@ from funcppo.types import F64, I32, I64, Bool
 
 # Error of the log-odds of a score in float32: its difference between batch shapes, devices and compilers.
 LOG_ODDS_TOLERANCE = 4e-6
+# queries whose candidates are counted for an estimate of the work
+ESTIMATE_QUERIES = 100
 HEADLINE_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
 
 
@@ -111,6 +113,33 @@ def rank_split(
         task.entity_pool,
         scorer,
     )
+
+
+def count_candidates(
+    task: ProverTask, split: np.ndarray, ranking_protocol: RankingProtocol
+) -> int:
+    """Count the distinct candidates that a ranking of a split scores."""
+    ranked = rank_split(task, split, _zero_scores, ranking_protocol)
+    return len(ranked.scored_atom)
+
+
+def estimate_candidates(
+    task: ProverTask, split: np.ndarray, ranking_protocol: RankingProtocol
+) -> int:
+    """Estimate how many candidates a ranking of a split scores, from the candidates of a part of its queries."""
+    if not len(split):
+        return 0
+    if ranking_protocol.score_unprovable:
+        pool_size = ranking_protocol.n_negatives or len(task.entity_pool)
+        return pool_size * len(split) * len(ranking_protocol.sides)
+    sample = split[:: max(1, len(split) // ESTIMATE_QUERIES)]
+    n_candidates = count_candidates(task, sample, ranking_protocol)
+    return n_candidates * len(split) // len(sample)
+
+
+def _zero_scores(atoms: Tensor, /) -> Tensor:
+    """The same score for all atoms."""
+    return torch.zeros(len(atoms), dtype=torch.float64, device=atoms.device)
 
 
 def check_split(

@@ -125,7 +125,7 @@ def make_policy_scorer(
     Args:
       cfg: its `score` says which score of the policy.
       step: what `make_search_step` returns, or another way to run `evaluate_step`; not called where there is no search.
-      on_progress: called with the number of candidates started.
+      on_progress: called with the number of candidates started, and of all.
       on_scored: called once for each call of the scorer.
     """
     world = inference_world(task)
@@ -266,6 +266,7 @@ def _score_chunks_by_rules(
     """Score candidates chunk by chunk without a search."""
     scores = [world.kb.support.new_zeros(0, dtype=torch.float64)]
     n_scored, n_computed = 0, 0
+    on_progress(0, len(atoms))
     for part in load_chunks(atoms, cfg.chunk_size):
         # The last chunk is padded to a power of two, so that few different shapes are run.
         size = min(cfg.chunk_size, 1 << (len(part) - 1).bit_length())
@@ -278,7 +279,7 @@ def _score_chunks_by_rules(
 
         n_scored += len(part)
         n_computed += size
-        on_progress(n_scored)
+        on_progress(n_scored, len(atoms))
     return _RuleScores(log_odds=torch.cat(scores), n_computed=n_computed)
 
 

@@ -38,7 +38,9 @@ from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
     MAX_DERIVATIONS_PER_ATOM,
+    PhaseCallback,
     entity_pool,
+    ignore_phase,
     known_triples,
 )
 from funcppo.types import I32, I64
@@ -125,7 +127,10 @@ class _Options(NamedTuple):
 
 
 def choose_settings(
-    dataset: Dataset, cfg: ProverTaskConfig, score: str | None = None
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    score: str | None = None,
+    on_phase: PhaseCallback = ignore_phase,
 ) -> SettingsChoice:
     """Choose what `cfg` leaves open by the MRR of untrained scores on the valid split.
 
@@ -134,6 +139,7 @@ def choose_settings(
       cfg: settings. `max_height` None, `smoothing` "auto" and `object_identity` "auto" are chosen; unless it is set,
         object identity is tried at height 1 alone, where a policy can keep it.
       score: an untrained score that is set; None chooses one too.
+      on_phase: receives what is being tried, and within which bound.
 
     Returns:
       The settings, with a height, a smoothing and an object identity.
@@ -157,13 +163,15 @@ def choose_settings(
             else options.object_identity
         )
         for object_identity in identities:
+            identity = " with object identity" if object_identity else ""
+            tried = f"height {height}{identity}"
+            on_phase(
+                f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins"
+            )
             try:
                 trials += _try_scores(sample, options, height, object_identity)
             except RowBudgetExceeded as error:
-                identity = " with object identity" if object_identity else ""
-                not_tried.append(
-                    f"height {height}{identity} not tried: {error}"
-                )
+                not_tried.append(f"{tried} not tried: {error}")
         if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
             break
     if not trials:
@@ -321,7 +329,10 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
 
 
 def _try_scores(
-    sample: _Sample, options: _Options, height: int, object_identity: bool
+    sample: _Sample,
+    options: _Options,
+    height: int,
+    object_identity: bool,
 ) -> list[Trial]:
     """The trials of all smoothings and scores at a height.
 

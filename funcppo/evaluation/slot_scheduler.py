@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -105,8 +106,8 @@ class ReadbackFactory(Protocol):
 class ProgressCallback(Protocol):
     """Receives the progress of a scoring run."""
 
-    def __call__(self, n_started: int, /) -> None:
-        """Receive the number of candidates started so far."""
+    def __call__(self, n_started: int, n_candidates: int, /) -> None:
+        """Receive the number of candidates started so far, and of all that are to be scored."""
         ...
 
 
@@ -196,8 +197,15 @@ def blocking_readback() -> Readback:
     return _read_now
 
 
-def ignore_progress(n_started: int, /) -> None:
+def ignore_progress(n_started: int, n_candidates: int, /) -> None:
     """Show no progress."""
+
+
+def _add_progress(
+    on_progress: ProgressCallback, n_before: int, n_started: int, n: int, /
+) -> None:
+    """Report the progress of a run that comes after another one of `n_before` candidates."""
+    on_progress(n_before + n_started, n_before + n)
 
 
 def score_candidates(
@@ -214,7 +222,7 @@ def score_candidates(
 
     Args:
       candidates: ground atoms, at least one.
-      on_progress: called every few steps.
+      on_progress: called before the first step, and every few steps.
       load_chunks: such as `runtime.host_transfer.prefetch`.
       make_readback: such as `runtime.host_transfer.AsyncReadback`.
 
@@ -224,6 +232,7 @@ def score_candidates(
     results: list[SearchResult] = []
     active_row_steps, row_steps = 0, 0
     n_scored = 0
+    on_progress(0, len(candidates))
     for part in load_chunks(candidates, cfg.chunk_size):
         padding = part.new_zeros(
             (cfg.chunk_size + 1 - len(part), part.shape[1])
@@ -243,7 +252,9 @@ def score_candidates(
             )
             if numbers is not None:
                 n_started, finished = numbers.tolist()
-                on_progress(n_scored + min(n_started, len(part)))
+                on_progress(
+                    n_scored + min(n_started, len(part)), len(candidates)
+                )
 
         results.append(_copy_rows(state.results, len(part)))
         active_row_steps += int(state.active_row_steps)
@@ -313,7 +324,7 @@ def score_by_width(
             params,
             again,
             step,
-            on_progress,
+            partial(_add_progress, on_progress, len(candidates)),
             load_chunks,
             make_readback,
         )

@@ -76,6 +76,10 @@ class RunConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to train on: cpu or cuda."""
 
+    threads: PositiveInt = 1
+    """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph
+    are slower on two threads than on one."""
+
     strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
         "auto"
     )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,7 @@ from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
 from funcppo.prover import task as prover_task
 from funcppo.prover.network import Params
-from funcppo.prover.task import ProverTask
+from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord, with_capture
@@ -163,25 +164,33 @@ class DivergenceError(ValueError):
     """A run whose loss or gradient stays infinite or not a number."""
 
 
-def prepare_run(run_config: RunConfig, folder: Path, *, resume: bool) -> Run:
+def prepare_run(
+    run_config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool,
+    on_phase: PhaseCallback = ignore_phase,
+) -> Run:
     """Build the run that a config describes.
 
     Args:
       run_config: the settings. A new run has those of the prover chosen on the valid split that are open.
       folder: the folder of the run; read only if `resume`.
       resume: continue from the checkpoint in the folder; otherwise start anew.
+      on_phase: receives what is being done.
 
     Raises:
       ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
         belong to them.
     """
+    on_phase("reading data")
     dataset = data.load(
         run_config.dataset, run_config.rules, cfg=run_config.data
     )
     if not resume:
-        return _choose_run(run_config, dataset)
+        return _choose_run(run_config, dataset, on_phase)
 
-    run = _build_run(with_stored_height(run_config, dataset), dataset)
+    run = _build_run(with_stored_height(run_config, dataset), dataset, on_phase)
     state, meta = checkpoint.restore(
         folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
     )
@@ -217,19 +226,25 @@ def _check_meta(path: Path, meta: checkpoint.Meta) -> None:
         raise ValueError(f"{path}: notes: expected texts, got {notes!r}")
 
 
-def open_run(folder: Path, device: str = "cpu") -> Run:
+def open_run(
+    folder: Path, device: str = "cpu", on_phase: PhaseCallback = ignore_phase
+) -> Run:
     """Open the run in a folder at its last checkpoint, to evaluate or to resume it.
 
     Raises:
       ValueError: the folder holds no run, or its data set has changed since.
     """
     run_config = dataclasses.replace(read_config(folder), device=device)
-    return prepare_run(run_config, folder, resume=True)
+    return prepare_run(run_config, folder, resume=True, on_phase=on_phase)
 
 
-def _build_run(run_config: RunConfig, dataset: Dataset) -> Run:
+def _build_run(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> Run:
     """A run before its first update, whose score is not chosen yet."""
-    task = prover_task.build_task(dataset, run_config.prover, run_config.device)
+    task = prover_task.build_task(
+        dataset, run_config.prover, run_config.device, on_phase
+    )
     cfg = _learner_config(run_config, task)
     n_queries = _n_validation_queries(run_config, task, cfg)
     notes = list(task.notes)
@@ -253,7 +268,9 @@ def _build_run(run_config: RunConfig, dataset: Dataset) -> Run:
     )
 
 
-def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
+def _choose_run(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> Run:
     """A new run with the settings and the score by which the untrained policy ranks valid best.
 
     Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
@@ -265,6 +282,7 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
         dataset,
         run_config.prover,
         None if rule_score == "auto" else rule_score,
+        on_phase,
     )
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
     best: _ScoredRun | None = None
@@ -279,7 +297,7 @@ def _choose_run(run_config: RunConfig, dataset: Dataset) -> Run:
             )
             break
         config = dataclasses.replace(run_config, prover=settings)
-        scored = _choose_score(_build_run(config, dataset))
+        scored = _choose_score(_build_run(config, dataset, on_phase), on_phase)
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
             break
@@ -425,13 +443,13 @@ def _begin(
     run: Run,
     folder: Path,
     captured: CapturedStep[TrainState, Metrics],
-    should_stop: StopRequest,
+    on_validation: ProgressCallback,
     monitor: Monitor,
 ) -> Run:
     """The run with its state in the step's buffers, its metrics log as it was, and no validation due.
 
     Raises:
-      ValidationStopped: a validation was due, and `should_stop` says so.
+      ValidationStopped: a validation was due, and `on_validation` stops it.
     """
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run))
     run = dataclasses.replace(
@@ -439,7 +457,7 @@ def _begin(
     )
     if run.pending_row is None:
         return run
-    return _validate_and_save(run, folder, should_stop, monitor)
+    return _validate_and_save(run, folder, on_validation, monitor)
 
 
 def train(
@@ -448,12 +466,13 @@ def train(
     captured: CapturedStep[TrainState, Metrics],
     should_stop: StopRequest,
     monitor: Monitor,
+    on_validation: ProgressCallback = ignore_progress,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
     The training state of a yielded run is the buffers of the step, which the next update overwrites. The metrics log
     gets a line at every update, and one before the first update for the validation of the initial parameters. The
-    checkpoint is written before and after every validation and at a stop.
+    checkpoint is written before and after every validation, at a stop, and when a KeyboardInterrupt ends an update.
 
     Args:
       run: the run, at its start or resumed.
@@ -462,6 +481,7 @@ def train(
       should_stop: called after each update and often in a validation; if true, training ends with a checkpoint, and a
         resumed run makes the validation anew.
       monitor: times the steps, and reports compilations at each validation.
+      on_validation: receives the candidates of a validation that are started, and all of them.
 
     Raises:
       DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
@@ -469,11 +489,13 @@ def train(
     n_updates = run.cfg.ppo.n_updates
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
+    report_or_stop = partial(_report_or_stop, should_stop, on_validation)
     try:
-        run = _begin(run, folder, captured, should_stop, monitor)
+        run = _begin(run, folder, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
         for update in range(first_update, n_updates + 1):
-            row, metrics = _step(update, captured, monitor)
+            with _saved_at_interrupt(update, run, folder, n_bad_updates > 0):
+                row, metrics = _step(update, captured, monitor)
             stopping = should_stop()
             n_bad_updates = (
                 n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
@@ -484,17 +506,14 @@ def train(
             if is_due and not n_bad_updates:
                 run = dataclasses.replace(run, pending_row=row)
                 save_checkpoint(run, folder)
-                run = _validate_and_save(run, folder, should_stop, monitor)
+                run = _validate_and_save(run, folder, report_or_stop, monitor)
             else:
                 metrics_log.append(folder / METRICS_FILE, row)
             if stopping and not n_bad_updates:
                 save_checkpoint(run, folder)
 
             yield run, metrics
-            if n_bad_updates >= run.run_config.max_nonfinite_updates:
-                raise DivergenceError(
-                    _divergence_message(folder, update, n_bad_updates)
-                )
+            _check_divergence(run, folder, update, n_bad_updates)
             if stopping:
                 break
     except ValidationStopped:
@@ -513,21 +532,54 @@ def _step(
     return {"update": update, "seconds": seconds} | metrics, metrics
 
 
-def _validate_and_save(
-    run: Run, folder: Path, should_stop: StopRequest, monitor: Monitor
-) -> Run:
-    """The run after the validation that is due, whose metrics complete the pending line of the log.
+def _report_or_stop(
+    should_stop: StopRequest,
+    on_validation: ProgressCallback,
+    n_started: int,
+    n_candidates: int,
+    /,
+) -> None:
+    """Report the progress of a validation.
 
     Raises:
       ValidationStopped: `should_stop` says so.
     """
+    if should_stop():
+        raise ValidationStopped
+    on_validation(n_started, n_candidates)
 
-    def check_stop(n_started: int, /) -> None:
-        if should_stop():
-            raise ValidationStopped
 
+@contextmanager
+def _saved_at_interrupt(
+    update: int, run: Run, folder: Path, is_bad: bool
+) -> Generator[None, None, None]:
+    """Save the state before an update that a KeyboardInterrupt ends midway.
+
+    On a CPU a step overwrites its buffers all at once, at its end. On a GPU it may have changed a part of them, so the
+    last checkpoint stays; there steps are short.
+
+    Args:
+      is_bad: that state has met a number that is not finite.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        is_whole = run.run_config.device == "cpu" and not is_bad
+        if is_whole and int(run.state.train_state.update) == update - 1:
+            save_checkpoint(run, folder)
+        raise
+
+
+def _validate_and_save(
+    run: Run, folder: Path, on_validation: ProgressCallback, monitor: Monitor
+) -> Run:
+    """The run after the validation that is due, whose metrics complete the pending line of the log.
+
+    Raises:
+      ValidationStopped: `on_validation` stops it.
+    """
     row = dict(run.pending_row or {})
-    run, valid_metric = validate(run, check_stop)
+    run, valid_metric = validate(run, on_validation)
     row |= {
         "valid_metric": valid_metric,
         "best_valid_metric": float(run.state.best_valid_metric),
@@ -541,14 +593,26 @@ def _validate_and_save(
     return run
 
 
-def _divergence_message(folder: Path, update: int, n_bad_updates: int) -> str:
-    """Why a run ends, and what its checkpoint still holds."""
-    saved = checkpoint.read(folder / CHECKPOINT_FILE)
-    saved_update = int(saved.arrays["train_state.update"])
-    return (
+def _check_divergence(
+    run: Run, folder: Path, update: int, n_bad_updates: int
+) -> None:
+    """Check that not too many updates in a row met a number that is not finite.
+
+    Raises:
+      DivergenceError: why the run ends, and what its checkpoint still holds.
+    """
+    if n_bad_updates < run.run_config.max_nonfinite_updates:
+        return
+    raise DivergenceError(
         f"{folder}: expected finite numbers, got a loss or gradient not finite in each of the {n_bad_updates} updates "
-        f"up to {update}; none of them was saved, and {CHECKPOINT_FILE} holds update {saved_update}"
+        f"up to {update}; none of them was saved, and {CHECKPOINT_FILE} holds update {saved_update(folder)}"
     )
+
+
+def saved_update(folder: Path) -> int:
+    """Return the number of the last update that the checkpoint of a run holds."""
+    saved = checkpoint.read(folder / CHECKPOINT_FILE)
+    return int(saved.arrays["train_state.update"])
 
 
 def validate(
@@ -610,7 +674,7 @@ def evaluate_policy(
       split: the queries, one row each.
       ranking_protocol: sides and candidates.
       score: how candidates are scored; None: as the run does.
-      on_progress: called with the number of candidates started.
+      on_progress: called with the number of candidates started, and of all.
 
     Returns:
       The metrics of `ranking.summarise_ranking`, such as "mrr"; for Countries also "auc_pr".
@@ -683,7 +747,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
     checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
 
 
-def _choose_score(run: Run) -> _ScoredRun:
+def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
     """The run with the score that is set, or with the one that ranks valid better before any training."""
     queries = validation_queries(run)
     if not len(queries):
@@ -700,7 +764,12 @@ def _choose_score(run: Run) -> _ScoredRun:
     mrr: dict[ScoreName, float] = {}
     for score in candidates:
         quality = evaluate_policy(
-            run, run.state.best_params, queries, protocol, score
+            run,
+            run.state.best_params,
+            queries,
+            protocol,
+            score,
+            partial(on_phase, f"ranking valid by {score}, untrained"),
         )
         mrr[score] = quality["mrr"]
 
@@ -730,8 +799,8 @@ def _n_validation_queries(
 
     queries = valid[stratified_sample(valid, n_queries)]
     protocol = RankingProtocol(sides=ranked_sides(task))
-    ranked = ranking.rank_split(task, queries, _zero_scores, protocol)
-    n_successors = len(ranked.scored_atom) * _n_search_successors(
+    n_candidates = ranking.count_candidates(task, queries, protocol)
+    n_successors = n_candidates * _n_search_successors(
         cfg.env.cfg.resolve.max_successors, task.max_height
     )
     if n_successors <= MAX_VALIDATION_SUCCESSORS:
@@ -753,7 +822,3 @@ def _n_search_successors(max_successors: int, height: int) -> int:
     """A rough count of the successors in the search for one candidate: of its partial proofs, at every step."""
     n_proofs = min(BEAM_WIDTH, max_successors)
     return n_proofs * max_successors * STEPS_PER_HEIGHT * height
-
-
-def _zero_scores(atoms: Tensor) -> F32[Tensor, "N"]:
-    return torch.zeros(len(atoms), device=atoms.device)

@@ -14,7 +14,7 @@ import torch
 from funcppo.logic import fixpoint, joins, proof_builder
 from funcppo.logic.derivations import Derivation, find_derivation
 from funcppo.logic.fixpoint import LeastModel, StepCallback, Verdict
-from funcppo.logic.joins import Inequality
+from funcppo.logic.joins import Inequality, RowBudget
 from funcppo.logic.kb import (
     KBSizes,
     KnowledgeBase,
@@ -73,6 +73,7 @@ def prove_ground(
     max_atoms: int,
     object_identity: bool = False,
     progress: StepCallback | None = None,
+    budget: RowBudget | None = None,
 ) -> QueryResult:
     """Prove or refute a ground atom, which does not count as a fact in its own proof.
 
@@ -85,6 +86,7 @@ def prove_ground(
       max_atoms: the most atoms of a model; see `least_model`.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       progress: is called before each step of T_P; None for no reports.
+      budget: bounds the rows that the joins of all evaluations of T_P make; None for no bound.
 
     Returns:
       The verdict; for a proved atom with a checked proof of the smallest height.
@@ -112,6 +114,7 @@ def prove_ground(
             predicates={atom[0]},
             object_identity=object_identity,
             progress=progress,
+            budget=budget,
         )
         model = _add_if_derived_next(model, atom, rules)
         height = int(fixpoint.atom_height(model, query))

@@ -8,7 +8,7 @@ the candidates of a ranking. `build_config` and `training_world` make of it the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -92,6 +92,16 @@ class ProverTask:
     """What was chosen or left out, one line each."""
 
 
+class PhaseCallback(Protocol):
+    """Receives what is being done."""
+
+    def __call__(
+        self, text: str, done: int = 0, total: int | None = None, /
+    ) -> None:
+        """Receive what is being done, how much of it is, and of how much, if that is known."""
+        ...
+
+
 class _DerivedAtoms(NamedTuple):
     """What the rules derive, as far as it can be held."""
 
@@ -101,8 +111,15 @@ class _DerivedAtoms(NamedTuple):
     notes: list[str]
 
 
+def ignore_phase(text: str, done: int = 0, total: int | None = None, /) -> None:
+    """Show nothing."""
+
+
 def build_task(
-    dataset: Dataset, cfg: ProverTaskConfig, device: str = "cpu"
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
@@ -113,6 +130,7 @@ def build_task(
       cfg: what the data set does not fix, with a height, a smoothing and an object identity; `choose_settings` of
         `funcppo.evaluation.settings_choice` chooses those that are open.
       device: where searches, training and ranking read the task's tensors.
+      on_phase: receives what is being computed.
 
     Raises:
       ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
@@ -123,6 +141,7 @@ def build_task(
         raise ValueError(
             f"{dataset.name}: expected rules (rules.txt, --rules FILE, or `funcppo mine`), got none"
         )
+    on_phase("computing rule confidences")
     kb, sizes = kbase.build(
         dataset.facts,
         dataset.rules,
@@ -137,7 +156,7 @@ def build_task(
     )
 
     # What the rules derive, and who selects facts.
-    derived = _derived_atoms(dataset, cfg, kb, sizes, settings)
+    derived = _derived_atoms(dataset, cfg, kb, sizes, settings, on_phase)
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
@@ -148,6 +167,7 @@ def build_task(
         )
 
     # What queries are ranked against.
+    on_phase("indexing candidates")
     pool, is_countries = entity_pool(dataset)
     filter_index = triple_index.build_filter_index(
         sizes, derived.model, torch.from_numpy(known_triples(dataset)), pool
@@ -189,18 +209,24 @@ def _least_model(
     max_atoms: int,
     kb: KnowledgeBase,
     sizes: KBSizes,
+    on_phase: PhaseCallback,
 ) -> LeastModel:
     """T_P up to the height of the settings; at height 1 perhaps only the facts, if one step cannot be held.
 
     Raises:
       ValueError: T_P up to a greater height cannot be held.
     """
+
+    def show_step(step: int, n_atoms: int, seconds: float) -> None:
+        on_phase(f"T_P step {step + 1}, from {n_atoms:,} atoms")
+
     model = fixpoint.least_model(
         kb,
         sizes,
         max_height=settings.max_height,
         max_atoms=max_atoms,
         object_identity=settings.object_identity,
+        progress=show_step,
     )
     if not model.complete and settings.max_height > 1:
         raise ValueError(
@@ -215,6 +241,7 @@ def _derived_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,
+    on_phase: PhaseCallback,
 ) -> _DerivedAtoms:
     """All that the rules derive up to the height of the settings; a part of it if T_P is too large to hold.
 
@@ -224,7 +251,8 @@ def _derived_atoms(
       ValueError: even the part is too large.
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
-    model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes)
+    model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes, on_phase)
+    on_phase("indexing derivations")
     if model.complete:
         index = derivability.build_derivability_index(
             kb, sizes, model, settings.max_height, max_derivations

@@ -58,6 +58,7 @@ def test_a_run_agrees_with_the_scores_of_its_policy(trained, capsys):
     )
     assert [part["n_compared"] for part in checks.values()] == [1, 40, 8, 8]
     assert [part["n_disagreeing"] for part in checks.values()] == [0] * 4
+    assert result["prepare_seconds"] > 0
     assert checks["ranks"]["notes"] == ["scores are the policy's (best-proof)"]
 
 

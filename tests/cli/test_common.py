@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -159,6 +161,32 @@ def test_a_third_signal_is_left_to_the_system():
         finally:
             handlers = [signal.getsignal(number) for number in SIGNALS]
     assert handlers == [signal.SIG_DFL] * 2
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, common.Terminated),
+    ],
+)
+def test_a_signal_is_repeated_if_the_work_does_not_end(
+    number, error, monkeypatch
+):
+    monkeypatch.setattr(common, "GRACE_SECONDS", 0.01)
+    with pytest.raises(error), common.defer_interrupt():
+        os.kill(os.getpid(), number)
+        while True:
+            time.sleep(0.01)
+
+
+def test_a_signal_is_not_repeated_after_the_work(monkeypatch):
+    monkeypatch.setattr(common, "GRACE_SECONDS", 600.0)
+    with common.defer_interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
 
 
 def test_the_handlers_of_signals_are_restored():

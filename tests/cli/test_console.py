@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.progress import Progress
+from rich.console import Console
 
 from funcppo.cli import console as console_
 from funcppo.cli.console import (
@@ -13,7 +13,7 @@ from funcppo.cli.console import (
     make_console,
     metrics_table,
     print_notes,
-    progress_bar,
+    show_status,
 )
 from tests.cli.runner import funcppo
 
@@ -31,18 +31,12 @@ def test_a_name_is_neither_markup_nor_an_emoji(name, capsys):
     console.print(f"rule {name}")
     print_notes(console, [name])
     console.print(metrics_table(f"title {name}", {f"score {name}": METRICS}))
-    with progress_bar(console) as bar:
-        bar.add_task(f"task {name}", total=1, completed=1, note=f"after {name}")
-    with console_.show_status(console, f"status {name}") as status:
-        console_.update_status(status, f"new {name}")
     output = output_of(capsys)
     for expected in (
         f"rule {name}",
         f"note: {name}",
         f"title {name}",
         f"score {name}",
-        f"task {name}",
-        f"after {name}",
     ):
         assert expected in output
 
@@ -90,13 +84,41 @@ def test_a_closed_pipe_is_an_error_to_the_caller():
         console.print("text")
 
 
-def test_a_progress_bar_shows_its_note(capsys):
-    bar = progress_bar(make_console(use_stderr=False))
-    assert isinstance(bar, Progress)
-    with bar:
-        bar.add_task("ranking", total=4, completed=3, note="7 candidates/s")
-    line = output_of(capsys)
-    assert "ranking" in line and "3/4" in line and "7 candidates/s" in line
+def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left(capsys):
+    """Of 12 updates 2 were done before; 5 more took 20 s, so the last 5 take 20 s."""
+    display = show_status(make_console(use_stderr=False), "reading")
+    assert display.line(3.2) == "reading: 3 s"
+    display.update("training", 2, 12)
+    assert display.line(1.0) == "training: 2 of 12, 1 s"
+    display.update("training", 7, 12, "return 0.5")
+    expected = "training: 7 of 12, 20 s, about 20 s left, return 0.5"
+    assert display.line(20.0) == expected
+    display.update("ranking")
+    assert display.line(1.0) == "ranking: 1 s"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_go_to_standard_error_where_there_is_no_terminal(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(console_, "LINE_SECONDS", 0.01)
+    text = ""
+    with show_status(make_console(use_stderr=False), "[/x] 1") as display:
+        while "[/x] 1: 0 s\n" not in text:
+            text += capsys.readouterr().err
+        display.update("[/x] 2", 3, 4)
+        while "[/x] 2: 3 of 4, 0 s\n" not in text:
+            text += capsys.readouterr().err
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_shows_a_bar_with_its_note():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120)
+    with show_status(console, "[bold]") as display:
+        display.update("[/x]", 3, 4, "7 [b]candidates/s")
+    shown = file.getvalue()
+    assert "[/x]" in shown and "3 of 4" in shown and "7 [b]cand" in shown
 
 
 @pytest.fixture

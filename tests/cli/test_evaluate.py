@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
 
-from funcppo.evaluation import evaluator
+from funcppo.cli import common
+from funcppo.evaluation import evaluator, ranking
 from tests.cli.runner import contains, funcppo
 
 
@@ -210,3 +212,32 @@ def test_an_interrupt_ends_the_ranking_after_the_query_in_progress(
         output,
         "interrupted after 1 of ... queries; with --details FILE, --resume could continue",
     )
+
+
+def test_an_interrupt_ends_a_query_that_takes_long(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """The second chunk of queries does not end: the first one is kept, and the rest is ranked later."""
+    details, whole = tmp_path / "ranks.jsonl", tmp_path / "whole.jsonl"
+    rank_split = ranking.rank_split
+    n_chunks = []
+
+    def endless(task, split, scorer, protocol, *query_id):
+        n_chunks.extend(query_id)
+        if len(n_chunks) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                time.sleep(0.01)
+        return rank_split(task, split, scorer, protocol, *query_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(common, "GRACE_SECONDS", 0.01)
+        patch.setattr(ranking, "rank_split", endless)
+        arguments = ("evaluate", trained, "--details", details)
+        assert funcppo(patch, *arguments) == 130
+    output = capsys.readouterr().out
+    assert contains(output, "interrupted after 1 of 24 queries; --resume")
+    assert len(details.read_text().splitlines()) == 1
+    assert funcppo(monkeypatch, *arguments, "--resume") == 0
+    assert funcppo(monkeypatch, "evaluate", trained, "--details", whole) == 0
+    assert details.read_text() == whole.read_text()

@@ -16,6 +16,7 @@ from funcppo.cli.evaluation_setup import (
     search_notes,
 )
 from funcppo.evaluation import scorers
+from funcppo.prover.task import ignore_phase
 from funcppo.runtime import memory
 
 RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "n_missed": 0}
@@ -116,7 +117,8 @@ def test_notes_say_what_the_search_may_have_missed(
 
 def test_an_untrained_score_has_no_policy_and_no_search():
     setup = prepare_evaluation(
-        Evaluate(target="countries_s1", height=1, negatives="4", seed=5)
+        Evaluate(target="countries_s1", height=1, negatives="4", seed=5),
+        ignore_phase,
     )
     assert (setup.score, setup.fallback_reasons()) == ("max-confidence", [])
     assert [note.split(" chosen by MRR ")[0] for note in setup.notes] == [
@@ -139,7 +141,9 @@ def test_an_untrained_score_has_no_policy_and_no_search():
 
 def test_the_policy_of_a_run_is_tuned_and_identified(trained, monkeypatch):
     setups = [
-        prepare_evaluation(Evaluate(target=str(trained), score=score))
+        prepare_evaluation(
+            Evaluate(target=str(trained), score=score), ignore_phase
+        )
         for score in ("auto", "greedy")
     ]
     assert [setup.score for setup in setups] == ["best-proof", "greedy"]
@@ -155,18 +159,20 @@ def test_the_policy_of_a_run_is_tuned_and_identified(trained, monkeypatch):
     assert all(
         "of 4,000 MB" in "".join(setup.notes)
         for setup in [
-            prepare_evaluation(Evaluate(target=str(trained), memory="4GB"))
+            prepare_evaluation(
+                Evaluate(target=str(trained), memory="4GB"), ignore_phase
+            )
         ]
     )
     monkeypatch.setattr(
         scorers, "graph_fallback_notes", lambda step: ["not replayed"]
     )
     assert prepare_evaluation(
-        Evaluate(target=str(trained))
+        Evaluate(target=str(trained)), ignore_phase
     ).fallback_reasons() == ["not replayed"]
     assert (
         prepare_evaluation(
-            Evaluate(target=str(trained), score="noisy-or")
+            Evaluate(target=str(trained), score="noisy-or"), ignore_phase
         ).log_settings["params_digest"]
         is None
     )

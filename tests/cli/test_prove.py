@@ -14,7 +14,7 @@ from funcppo.experiment.config import RunConfig, write_config
 from funcppo.logic import proof as proof_
 from funcppo.prover.config import ProverTaskConfig
 from tests import prolog
-from tests.cli.runner import json_of, prove
+from tests.cli.runner import contains, json_of, prove
 
 WORLD = """
 path(X, Y) :- path(X, Z), edge(Z, Y).
@@ -348,6 +348,11 @@ def test_a_name_of_the_data_is_that_entity(tmp_path, capsys):
         ("path(X, Y)", ["--max-atoms", "7"], 0),
         ("path(X, Y)", ["--max-atoms", "7", "--all"], 3),
         ("edge(a, b)", ["--max-atoms", "1"], 0),
+        ("path(b, a)", ["--max-rows", "1"], 3),
+        ("far(X, Y)", ["--max-rows", "1"], 3),
+        ("path(X, Y)", ["--max-rows", "20000"], 0),
+        ("path(X, Y)", ["--max-rows", "20000", "--all"], 3),
+        ("edge(a, b)", ["--max-rows", "1"], 0),
     ],
 )
 def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
@@ -365,6 +370,14 @@ def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
         {0: "proved", 1: "refuted", 3: "unknown"}[status],
     )
     assert result["complete"] == (result["stop_reason"] == "")
+
+
+@pytest.mark.parametrize("limit", [["--max-atoms", "6"], ["--max-rows", "1"]])
+@pytest.mark.parametrize("query", ["path(b, a)", "path(X, Y)"])
+def test_a_limit_that_was_reached_is_named(world, limit, query, capsys):
+    prove(world, query, *limit)
+    output = capsys.readouterr().out
+    assert contains(output, "stopped at ...unknown beyond (--max-atoms and")
 
 
 def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from funcppo.cli.target import (
     data_files,
     fixpoint_progress,
     is_run_folder,
     open_dataset,
+    set_target_threads,
 )
 from funcppo.data import load
 from funcppo.experiment.config import RUN_FILES, RunConfig, write_config
@@ -30,6 +32,21 @@ def test_the_folder_of_a_run_holds_a_config(tmp_path):
     assert not is_run_folder("countries_s1")
     write_config(RunConfig(dataset="countries_s1"), tmp_path)
     assert is_run_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stored", "typed", "used"), [(3, None, 3), (3, 2, 2), (None, None, 1)]
+)
+def test_threads_are_those_of_the_run_unless_typed(
+    stored, typed, used, tmp_path, monkeypatch
+):
+    numbers = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    if stored is not None:
+        config = RunConfig(dataset="countries_s1", threads=stored)
+        write_config(config, tmp_path)
+    set_target_threads(str(tmp_path), typed)
+    assert numbers == [used]
 
 
 def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(

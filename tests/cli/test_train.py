@@ -4,6 +4,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 from unittest.mock import Mock
@@ -13,9 +16,11 @@ import pytest
 import torch
 
 from funcppo import tree
+from funcppo.cli import common
 from funcppo.cli.options import parse_options
 from funcppo.cli.train import Train, _CompileLogger, absolute_or_name
 from funcppo.data import load
+from funcppo.data.config import DataConfig
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import evaluate_step
 from funcppo.experiment import checkpoint, metrics_log, training
@@ -111,6 +116,41 @@ def assert_equal_runs(folder, trained):
         ]
 
 
+def test_a_run_that_the_system_kills_is_resumed_bit_for_bit(
+    trained, monkeypatch, tmp_path
+):
+    """By SIGKILL, which no program can answer, as soon as its log holds an update."""
+    words = ["train", "countries_s1", "--out", str(tmp_path), *TRAINED]
+    process = subprocess.Popen([sys.executable, "-m", "funcppo", *words])
+    metrics = tmp_path / METRICS_FILE
+    while process.poll() is None:
+        if metrics.exists() and b'"update": 1,' in metrics.read_bytes():
+            process.kill()
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """A limit on the size of files stands for the disk: it fits the log, not the checkpoint."""
+    resource = pytest.importorskip("resource")
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        assert continued(run, monkeypatch, "--steps", "256") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    checkpoint_file = (run / CHECKPOINT_FILE).resolve()
+    line = f"funcppo: {checkpoint_file}: File too large\n"
+    assert capsys.readouterr().err == line
+    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
+    assert continued(run, monkeypatch, "--steps", "256") == 0
+
+
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
@@ -135,15 +175,41 @@ def test_a_run_is_resumed_with_its_own_settings_only(
     }
 
 
-def test_a_default_that_is_typed_is_compared_too(monkeypatch, capsys, tmp_path):
+def resumed_config(folder, *options):
+    """The settings with which a command line resumes a run."""
+    words = ("countries_s1", "--out", str(folder), "--resume", *options)
+    return parse_options(Train, words)._extend(read_config(folder))
+
+
+def test_a_default_that_is_typed_is_compared_too(trained):
     """Left out, an option is that of the run; typed, it is not taken for left out."""
-    arguments = ("countries_s1", "--out", tmp_path, *TRAINED, "--seed", "7")
-    assert funcppo(monkeypatch, "train", *arguments) == 0
-    assert continued(tmp_path, monkeypatch) == 0
-    assert continued(tmp_path, monkeypatch, *TRAINED, "--seed", "7") == 0
-    capsys.readouterr()
-    assert continued(tmp_path, monkeypatch, "--seed", "0") == 2
-    assert "--seed: expected 7, got 0" in capsys.readouterr().err
+    config = read_config(trained)
+    assert config.ppo.n_envs == 8 != RunConfig(dataset="").ppo.n_envs
+    assert resumed_config(trained) == config
+    assert resumed_config(trained, *TRAINED) == config
+    with pytest.raises(ValueError, match="n-envs: expected 8, got 256"):
+        resumed_config(trained, "--ppo.n-envs", "256")
+
+
+def test_what_was_chosen_for_a_run_is_kept(trained):
+    """Height, smoothing, object identity and rule score are open in the command line, and stored in the run."""
+    config, defaults = read_config(trained), RunConfig(dataset="")
+    assert defaults.prover.smoothing == defaults.rule_score == "auto"
+    assert defaults.prover.max_height is None
+    assert config.prover.smoothing != "auto" != config.rule_score
+    assert config.prover.max_height == 1
+    assert resumed_config(trained) == config
+    with pytest.raises(ValueError, match=r"rule-score: .* got auto"):
+        resumed_config(trained, "--rule-score", "auto")
+
+
+def test_how_the_data_are_read_is_kept(trained, tmp_path):
+    data = DataConfig(split_ratios="0.8,0.1,0.1", split_seed=3)
+    config = replace(read_config(trained), data=data)
+    write_config(config, tmp_path)
+    assert resumed_config(tmp_path) == config
+    with pytest.raises(ValueError, match="split-seed: expected 3, got 0"):
+        resumed_config(tmp_path, "--split-seed", "0")
 
 
 def test_a_flag_that_is_stored_is_repeated_or_refused(
@@ -229,7 +295,9 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
     def killed(run, on_progress):
         calls.append(run)
         if len(calls) == n_validations:
-            raise KeyboardInterrupt
+            # The second signal is not deferred.
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
         return validate(run, on_progress)
 
     with monkeypatch.context() as patch:
@@ -251,10 +319,10 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
     def make_scorer(*args):
         *others, on_progress = args
 
-        def interrupted(n_started):
+        def interrupted(n_started, n_candidates):
             if calls and int(calls[-1].state.train_state.update) == 2:
                 os.kill(os.getpid(), signal.SIGINT)
-            on_progress(n_started)
+            on_progress(n_started, n_candidates)
 
         return score_chunks(*others, interrupted)
 
@@ -277,6 +345,48 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
     ]
     assert continued(tmp_path, monkeypatch) == 0
     assert_equal_runs(tmp_path, trained)
+
+
+def test_an_interrupt_ends_a_long_update(trained, monkeypatch, tmp_path):
+    """The third update does not end: the state before it is saved, and the run is resumed bit for bit."""
+    make_step = training._step
+
+    def endless(update, *args):
+        if update == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:
+                time.sleep(0.01)
+        return make_step(update, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(common, "GRACE_SECONDS", 0.01)
+        patch.setattr(training, "_step", endless)
+        arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
+        assert funcppo(patch, "train", *arguments) == 143
+    assert training.saved_update(tmp_path) == 2
+    assert continued(tmp_path, monkeypatch) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_an_interrupt_in_the_final_test_says_how_to_continue(
+    trained, monkeypatch, capsys, tmp_path
+):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / RESULTS_FILE).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(scorers, "make_untrained_scorer", interrupted)
+        assert continued(run, patch) == 130
+    assert "interrupted after update 4; `funcppo" in capsys.readouterr().out
+    assert continued(run, monkeypatch) == 0
+    results, expected = (
+        json.loads((folder / RESULTS_FILE).read_text())["test"]
+        for folder in (run, trained)
+    )
+    assert results == expected
 
 
 def test_an_interrupt_in_the_last_validation_ends_the_program(

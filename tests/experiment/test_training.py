@@ -19,7 +19,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.logic.triple_index import HEAD
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.task import COUNTRIES_REGIONS
+from funcppo.prover.task import COUNTRIES_REGIONS, ignore_phase
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
@@ -341,9 +341,9 @@ def test_the_score_that_ranks_valid_better_is_chosen(
     mrr = {"success": success, "best-proof": best_proof}
     run = replace(run, run_config=replace(CONFIG, score="auto"))
     monkeypatch.setattr(
-        training, "evaluate_policy", lambda *args: {"mrr": mrr[args[-1]]}
+        training, "evaluate_policy", lambda *args: {"mrr": mrr[args[4]]}
     )
-    scored = training._choose_score(run)
+    scored = training._choose_score(run, ignore_phase)
     assert (scored.run.score, scored.mrr) == (chosen, max(mrr.values()))
     assert scored.notes == [
         f"score {chosen} chosen by MRR on 3 valid queries: success {success:.4f}, best-proof {best_proof:.4f}"
@@ -353,8 +353,8 @@ def test_the_score_that_ranks_valid_better_is_chosen(
 def test_equal_scores_choose_success_and_a_set_score_is_taken(run, monkeypatch):
     monkeypatch.setattr(training, "evaluate_policy", lambda *_: {"mrr": 0.5})
     is_open = replace(run, run_config=replace(CONFIG, score="auto"))
-    assert training._choose_score(is_open).run.score == "success"
-    as_set = training._choose_score(run)
+    assert training._choose_score(is_open, ignore_phase).run.score == "success"
+    as_set = training._choose_score(run, ignore_phase)
     assert (as_set.run.score, as_set.notes) == ("best-proof", [])
 
 
