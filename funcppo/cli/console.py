@@ -6,7 +6,10 @@ such as "[/x]" or ":smile:" is neither markup nor an emoji.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,6 +17,8 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -25,6 +30,7 @@ from rich.text import Text
 from funcppo.cli.common import JsonObject
 
 FILE_OUTPUT_WIDTH = 120  # characters a line, where the output is not a terminal
+PROGRESS_LINE_SECONDS = 10.0  # between two lines of progress, in a file
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
 
 
@@ -63,6 +69,69 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )
+
+
+class WorkProgress:
+    """How much is done of the present stage of some work, to be used as a context.
+
+    In a terminal a bar with the time left, elsewhere a line every PROGRESS_LINE_SECONDS.
+    """
+
+    def __init__(self, console: Console) -> None:
+        """Show it on a console."""
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._stage = ""
+        self._stage_start = 0.0
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Show the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Remove the bar."""
+        self._bar.stop()
+
+    def __call__(self, stage: str, done: float, total: float) -> None:
+        """Show that so much of a stage is done; 0 of 0 if that is not known."""
+        now = time.monotonic()
+        if stage != self._stage:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(stage, total=total or None)
+            self._stage = stage
+            self._stage_start = now
+        if self._task is not None:
+            self._bar.update(self._task, completed=done, total=total or None)
+
+        is_due = now - self._last_line >= PROGRESS_LINE_SECONDS
+        if is_due and not self._console.is_terminal:
+            self._last_line = now
+            self._console.print(self._line(done, total, now))
+
+    def _line(self, done: float, total: float, now: float) -> str:
+        """What is done, and how long the rest of the stage takes at the same speed."""
+        if not done or not total:
+            return f"{self._stage} ..."
+        seconds = (now - self._stage_start) * (total - done) / done
+        return f"{self._stage}: {done / total:.0%}, about {seconds:.0f} s left"
 
 
 def show_status(console: Console, text: str) -> Status:

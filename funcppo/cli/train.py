@@ -23,13 +23,14 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import (
+    WorkProgress,
     make_console,
     metrics_table,
     print_notes,
     progress_bar,
     show_status,
-    update_status,
 )
+from funcppo.cli.mine import check_mining_memory
 from funcppo.cli.options import (
     DataOptions,
     DatasetArgument,
@@ -52,6 +53,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import PositiveFloat
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
 MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
 _DEFAULT = RunConfig(dataset="")
+_MINING = MiningConfig()
 
 
 class _TrainingResult(NamedTuple):
@@ -132,6 +135,12 @@ class Train:
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
     max_nonfinite_updates: int = _DEFAULT.max_nonfinite_updates
     """Stop the run after this many consecutive updates with a non-finite loss or gradient."""
+    mining_seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = (
+        _MINING.seconds
+    )
+    """Time limit of mining, if the data set has no rules; as --seconds of `funcppo mine`."""
+    mining_memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    """Memory limit of mining, as --memory of `funcppo mine`. Default: three quarters of what is free."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
     $XDG_CACHE_HOME/funcppo."""
@@ -305,24 +314,24 @@ class Train:
         if len(dataset.rules):
             return config
 
-        with show_status(console, "mining rules") as status:
-
-            def show_stage(stage: str) -> None:
-                update_status(status, f"mining rules: {stage}")
-
-            cached, note = rule_cache.get_or_mine_rules(
+        check_mining_memory(
+            dataset, self.mining_memory, "--mining-memory", config.device
+        )
+        with WorkProgress(console) as progress:
+            mined = rule_cache.get_or_mine_rules(
                 dataset,
-                MiningConfig(),
+                MiningConfig(seconds=self.mining_seconds),
                 config.device,
-                show_stage,
+                progress,
+                lambda line: print_notes(console, [f"mining rules: {line}"]),
                 self.cache_dir,
             )
-        print_notes(console, [note])
+        print_notes(console, [mined.message, *mined.notes])
 
         self.out.mkdir(parents=True, exist_ok=True)
         rule_file = self.out / MINED_RULES_FILE
         write_atomically(
-            rule_file, lambda file: file.write(cached.read_bytes())
+            rule_file, lambda file: file.write(mined.path.read_bytes())
         )
         return dataclasses.replace(config, rules=str(rule_file))
 

@@ -39,7 +39,7 @@ SEARCHED = RESULT | {
     ],
 )
 def test_memory_is_a_number_with_a_unit(text, n_bytes):
-    assert evaluation_setup._parse_memory(text, "cpu") == n_bytes
+    assert evaluation_setup.parse_memory(text) == n_bytes
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_memory_that_is_no_number_of_bytes_is_an_error(text):
         ValueError,
         match=r"expected bytes below 10.18, or a number with kb, mb, gb, kib, mib, gib, got ",
     ):
-        evaluation_setup._parse_memory(text, "cpu")
+        evaluation_setup.parse_memory(text)
 
 
 def test_the_default_memory_is_three_quarters_of_the_total(monkeypatch):

@@ -7,7 +7,7 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from funcppo.mining import miner, paths
+from funcppo.mining import mined_rules, miner, paths
 from funcppo.mining.config import MiningConfig
 from tests import oracles
 from tests.oracles import Program
@@ -44,7 +44,7 @@ def clauses_of(rules):
     """Head and body of each rule, unpadded."""
     return [
         tuple(tuple(atom) for atom in rule if atom[0])
-        for rule in miner.rule_atoms(rules, 6).tolist()
+        for rule in mined_rules.rule_atoms(rules, 6).tolist()
     ]
 
 
