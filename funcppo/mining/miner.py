@@ -7,8 +7,9 @@ more than that a longer rule beat the shorter ones that it contains.
 
 The work is planned in rows before it is done, so that the rules depend on the facts, the settings and the seed. What
 fits the budget is searched whole, and the counts are exact. What does not is searched through a sample of the
-entities, for the rules that look best there; these are counted again, exactly where the work allows it, and vote with
-the counts that they have then.
+entities, for the rules that look best there; these are counted again, exactly where the work allows it, else from a
+second sample, and vote with the counts that they have then. A choice by estimates favours those that are too high, so
+the rules with a vote are counted once more, exactly or from a third sample, and are written with these counts.
 
 `mine_rules` is the entry point.
 """
@@ -48,7 +49,8 @@ from funcppo.types import F32, I32
 EXPECTED_ROWS_PER_SECOND = 2 * ROWS_PER_SECOND  # of an idle core
 SEARCH_SHARE = 0.7  # of the budget, for the search; the rest is for counting
 STAGE_SHARE = 0.75  # of what is left for the search, for one stage of it
-COUNT_SHARE = 0.9  # of the budget, for the search and for exact counts
+COUNT_SHARE = 0.85  # of the budget, for the search and for exact counts
+RECOUNT_SHARE = 0.95  # of the budget, for all but estimates and PCA confidences
 # A sampled rule is counted if it is among this many times `votes_per_fact` best sampled rules of some fact.
 SAMPLED_VOTES = 3
 # Share of the work for estimates, where the rest is spent.
@@ -102,7 +104,8 @@ class MiningResult:
     """The rules that were mined, and how completely."""
 
     rules: MinedRules  # in descending order of smoothed confidence
-    n_candidates: int  # rules above the thresholds, redundant ones included
+    # rules that reach the thresholds with their circular support, redundant ones included
+    n_candidates: int
     stages: tuple[StageReport, ...]
     notes: tuple[str, ...]  # what was sampled or left out, one line each
     seconds: float  # wall time
@@ -117,8 +120,9 @@ class _MiningContext:
 
     edges: EdgeIndex
     priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
-    # another one, independent of the first
+    # others, independent of it: for the counts that vote, and for those that are written
     second_priority: F32[Tensor, "C1"]
+    third_priority: F32[Tensor, "C1"]
     cfg: MiningConfig
     budget: Budget
 
@@ -216,14 +220,15 @@ def _make_context(
     """The facts, indexed, and a random priority for each entity."""
     ids = torch.arange(n_constants + 1, device=binary.device)
     key = random.key(cfg.seed, binary.device)
-    first, second = (
+    first, second, third = (
         random.uniform(random.fold_in(part, ids), ())
-        for part in random.split(key)
+        for part in random.split(key, 3)
     )
     return _MiningContext(
         edges=paths.build_edge_index(binary, n_predicates, n_constants),
         priority=first,
         second_priority=second,
+        third_priority=third,
         cfg=cfg,
         budget=budget,
     )
@@ -260,7 +265,8 @@ def _iter_states(context: _MiningContext, state: _State) -> Iterator[_State]:
     ]
     if cfg.constants:
         searches.insert(1, _search_constants)
-    for step in (*searches, _count_sampled, _count_pca_pairs):
+    steps = (*searches, _count_sampled, _recount_kept, _count_pca_pairs)
+    for step in steps:
         for next_state in step(context, state):
             state = next_state
             yield state
@@ -406,16 +412,7 @@ def _count_sampled(context: _MiningContext, state: _State) -> Iterator[_State]:
     if not len(found.cost):
         return
 
-    # Choose the cheapest, and count them the best first.
-    cost, by_cost = torch.sort(found.cost, stable=True)
-    n_exact = int(
-        (torch.cumsum(cost, 0) <= budget.rows_left(COUNT_SHARE)).sum()
-    )
-    score = mined_rules.held_out_smoothed_confidence(found.rules)
-    exact = by_cost[:n_exact]
-    exact = exact[
-        torch.sort(score[exact], descending=True, stable=True).indices
-    ]
+    exact = _affordable(found, budget.rows_left(COUNT_SHARE))
     exact_rules = mined_rules.take(found, exact)
     budget.start_stage("exact counts", float(exact_rules.cost.sum()))
     is_counted = torch.zeros_like(found.cost, dtype=torch.bool)
@@ -438,6 +435,14 @@ def _count_sampled(context: _MiningContext, state: _State) -> Iterator[_State]:
     yield from _estimate_sampled(context, state, rest)
 
 
+def _affordable(found: FoundRules, max_rows: float) -> Tensor:
+    """Rows of the cheapest rules that can be counted within a limit, the best rules first."""
+    cost, by_cost = torch.sort(found.cost, stable=True)
+    chosen = by_cost[torch.cumsum(cost, 0) <= max_rows]
+    score = mined_rules.held_out_smoothed_confidence(found.rules)[chosen]
+    return chosen[torch.sort(score, descending=True, stable=True).indices]
+
+
 def _estimate_sampled(
     context: _MiningContext, state: _State, found: FoundRules
 ) -> Iterator[_State]:
@@ -457,6 +462,37 @@ def _estimate_sampled(
             votes=voting.add_votes(state.votes, known),
         )
         yield state
+
+
+def _recount_kept(context: _MiningContext, state: _State) -> Iterator[_State]:
+    """Count the rules that have a vote by estimates again: exactly, or from a sample that did not choose them."""
+    budget = context.budget
+    votes = voting.compact(state.votes)
+    rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
+    found = mined_rules.take(voting.elected(votes), rows)
+    exact = _affordable(found, budget.rows_left(RECOUNT_SHARE))
+    rows = rows[exact]
+    found = mined_rules.take(found, exact)
+    budget.start_stage("counts of the rules kept", float(found.cost.sum()))
+    for part in counting.count_exactly(
+        context.edges, found, context.priority, budget, RECOUNT_SHARE
+    ):
+        votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+        yield replace(state, votes=votes)
+
+    rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
+    found = mined_rules.take(voting.elected(votes), rows)
+    max_rows = _estimate_rows(budget)
+    for part in counting.estimate(
+        context.edges, found, context.third_priority, budget, max_rows
+    ):
+        known = part.rules.std_error.isfinite()
+        votes = voting.replace_rules(
+            votes,
+            rows[part.rows][known],
+            mined_rules.select_rules(part.rules, known),
+        )
+        yield replace(state, votes=votes)
 
 
 def _estimate_rows(budget: Budget) -> float:

@@ -26,12 +26,26 @@ graphs = st.builds(
 )
 
 
-def never():
-    return False
-
-
 def edges_of(facts):
     return paths.build_edge_index(torch.tensor(facts), 2, 6)
+
+
+def edge_sets(facts):
+    """The pairs that each label joins."""
+    steps = {label: set() for label in range(4)}
+    for predicate, a, b in facts:
+        steps[2 * predicate - 2].add((a, b))
+        steps[2 * predicate - 1].add((b, a))
+    return steps
+
+
+def facts_by_rule(facts, found):
+    """The facts that each rule derives from others, each once."""
+    derived = [[] for _ in range(len(found.cost))]
+    for fact, rule in zip(found.fact.tolist(), found.rule.tolist()):
+        derived[rule].append(facts[fact])
+    assert all(len(set(part)) == len(part) for part in derived)
+    return derived
 
 
 def mined(facts, **settings):
