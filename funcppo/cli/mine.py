@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.data import Dataset
-    from funcppo.data.rule_tables import RuleStatistics
     from funcppo.experiment.rule_cache import MinedDataset
-    from funcppo.mining.miner import MiningResult
 
 MAX_PRINTED_RULES = 5
 _DEFAULT = MiningConfig()
@@ -80,8 +78,7 @@ class Mine:
     votes_per_fact: int = _DEFAULT.votes_per_fact
     """Keep a rule if it is among the N best rules for at least one fact that it derives."""
     seconds: float = _DEFAULT.seconds
-    """Time limit, reading the data left out. It also sets how much is searched, as if a second did 7 million rows of
-    work, which an idle core does in half of it."""
+    """Time limit, reading the data left out. It also sets --max-rows, 7 million a second."""
     max_rows: int | None = _DEFAULT.max_rows
     """Maximum rows of work: what exceeds it is sampled, and what is too much even so is left out. Default: by
     --seconds."""
@@ -102,52 +99,36 @@ class Mine:
           The exit status.
         """
         from funcppo.data import load
-        from funcppo.data.rule_tables import (
-            compatibility_notes,
-            format_rule_table,
-        )
-        from funcppo.experiment import rule_cache
         from funcppo.runtime import memory
 
         start = time.perf_counter()
-        cfg = MiningConfig(
-            **{
-                field.name: getattr(self, field.name)
-                for field in fields(MiningConfig)
-            }
-        )
-        to_stdout = str(self.out) == "-"
         self._check_outputs()
-        console = make_console(to_stdout or self.json == "-")
         check_device(self.device)
+        console = make_console(str(self.out) == "-" or self.json == "-")
         with show_status(make_console(use_stderr=True), "reading"):
             dataset = load(self.dataset, facts_only=True, cfg=self.data)
         limit = check_mining_memory(
             dataset, self.memory, "--memory", self.device
         )
         memory.reset_peak(self.device)
-        mined = self._mine(dataset, cfg, console)
-        rules, counts, result = mined
 
-        if to_stdout:
-            sys.stdout.write(format_rule_table(rules, counts, self.format))
-        else:
-            rule_cache.write_rule_file(self.out, rules, counts, self.format)
-
-        notes = [*result.notes, *compatibility_notes(rules, self.format)]
-        # `train` mines with these settings, but for its time limit.
-        is_default = replace(cfg, seconds=_DEFAULT.seconds) == _DEFAULT
-        if is_default and result.interrupt is None and len(rules.rules):
-            notes.append(_cache(dataset, cfg, mined))
+        mined = self._mine(dataset, console)
+        notes = [*mined.result.notes, *self._write(dataset, mined)]
         seconds = time.perf_counter() - start
-        summary = _summarise(self, rules, result, notes, seconds) | {
+        summary = _summarise(self, mined, notes, seconds) | {
             "memory_limit_bytes": limit,
             "peak_bytes": memory.peak_bytes(self.device),
         }
         write_json(self.json, summary)
-        print_notes(console, (*rules.notes, *notes))
-        _print_summary(console, cfg, rules, counts, summary)
-        return _exit_status(result.interrupt)
+        print_notes(console, (*dataset.notes, *notes))
+        _print_summary(console, self, mined, summary)
+        return _exit_status(mined.result.interrupt)
+
+    @property
+    def _config(self) -> MiningConfig:
+        """The settings of the miner among the options."""
+        names = [field.name for field in fields(MiningConfig)]
+        return MiningConfig(**{name: getattr(self, name) for name in names})
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -162,20 +143,39 @@ class Mine:
         outputs = [("--out", self.out), ("--json", self.json)]
         check_overwrites(outputs, triple_files)
 
-    def _mine(
-        self, dataset: Dataset, cfg: MiningConfig, console: Console
-    ) -> MinedDataset:
+    def _mine(self, dataset: Dataset, console: Console) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.experiment import rule_cache
 
         with WorkProgress(make_console(use_stderr=True)) as progress:
             return rule_cache.mine_dataset(
                 dataset,
-                cfg,
+                self._config,
                 self.device,
                 progress,
                 lambda line: print_notes(console, [line]),
             )
+
+    def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
+        """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
+        from funcppo.data.rule_tables import (
+            compatibility_notes,
+            format_rule_table,
+        )
+        from funcppo.experiment import rule_cache
+
+        rules, counts, result = mined
+        if str(self.out) == "-":
+            sys.stdout.write(format_rule_table(rules, counts, self.format))
+        else:
+            rule_cache.write_rule_file(self.out, rules, counts, self.format)
+        notes = compatibility_notes(rules, self.format)
+
+        cfg = self._config
+        is_default = replace(cfg, seconds=_DEFAULT.seconds) == _DEFAULT
+        if is_default and result.interrupt is None and len(rules.rules):
+            notes.append(_cache(dataset, cfg, mined))
+        return notes
 
 
 def check_mining_memory(
@@ -229,13 +229,10 @@ def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
 
 
 def _summarise(
-    options: Mine,
-    rules: Dataset,
-    result: MiningResult,
-    notes: list[str],
-    seconds: float,
+    options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
-    """The JSON of --json."""
+    """The JSON of --json, without the memory."""
+    rules, _, result = mined
     is_path = result.rules.end_constants[:, 0] == 0
     has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
 
@@ -266,19 +263,16 @@ def _summarise(
 
 
 def _print_summary(
-    console: Console,
-    cfg: MiningConfig,
-    rules: Dataset,
-    counts: RuleStatistics,
-    summary: JsonObject,
+    console: Console, options: Mine, mined: MinedDataset, summary: JsonObject
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
+    rules, counts, _ = mined
     if not len(rules.rules):
         console.print(
-            f"{rules.name}: {len(rules.facts)} facts give no rule with support {cfg.min_support} and "
-            f"confidence {cfg.min_confidence:g}; {summary['out']} holds none"
+            f"{rules.name}: {len(rules.facts)} facts give no rule with support {options.min_support} and "
+            f"confidence {options.min_confidence:g}; {options.out} holds none"
         )
         return
     kinds = [

@@ -36,7 +36,6 @@ from funcppo.mining import (
 from funcppo.mining.budget import Budget, ProgressCallback, ignore_progress
 from funcppo.mining.config import (
     MAX_PATH_LENGTH,
-    ROWS_PER_SECOND,
     MiningConfig,
 )
 from funcppo.mining.counting import CountedPart
@@ -46,7 +45,8 @@ from funcppo.mining.paths import EdgeIndex
 from funcppo.mining.voting import Votes
 from funcppo.types import F32, I32
 
-EXPECTED_ROWS_PER_SECOND = 2 * ROWS_PER_SECOND  # of an idle core
+# of one core, where the graph is sparse and where it is dense
+EXPECTED_ROWS_PER_SECOND = (2_000_000, 14_000_000)
 SEARCH_SHARE = 0.7  # of the budget, for the search; the rest is for counting
 STAGE_SHARE = 0.75  # of what is left for the search, for one stage of it
 COUNT_SHARE = 0.85  # of the budget, for the search and for exact counts
@@ -246,13 +246,15 @@ def _describe_work(context: _MiningContext) -> str:
 
     budget = context.budget
     n_rows = min(sum(n_walks), budget.max_rows)
-    seconds = min(n_rows / EXPECTED_ROWS_PER_SECOND, budget.seconds)
+    most, least = (
+        min(n_rows / rate, budget.seconds) for rate in EXPECTED_ROWS_PER_SECOND
+    )
     lengths = ", ".join(
         f"{n:,.0f} of length {length}" for length, n in enumerate(n_walks, 1)
     )
     return (
-        f"{len(first):,} facts have walks: {lengths}; at most {n_rows:,.0f} rows of work, about {seconds:.0f} s; "
-        f"the limits are {budget.max_rows:,} rows and {budget.seconds:g} s"
+        f"{len(first):,} facts have walks: {lengths}; at most {n_rows:,.0f} rows of work, "
+        f"about {least:.0f} to {most:.0f} s; the limits are {budget.max_rows:,} rows and {budget.seconds:g} s"
     )
 
 

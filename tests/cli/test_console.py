@@ -10,6 +10,7 @@ from rich.progress import Progress
 from funcppo.cli import console as console_
 from funcppo.cli.console import (
     FILE_OUTPUT_WIDTH,
+    WorkProgress,
     make_console,
     metrics_table,
     print_notes,
@@ -154,3 +155,24 @@ def test_a_program_prints_names_that_look_like_markup(
     )
     assert status in (0, 1)
     assert expected in output_of(capsys)
+
+
+def test_work_is_a_line_every_ten_seconds_where_there_is_no_terminal(
+    capsys, monkeypatch
+):
+    """20 of 80 rows in 15 seconds: 45 seconds are left. No line for what ends before ten seconds."""
+    now = 100.0
+    monkeypatch.setattr(console_.time, "monotonic", lambda: now)
+    with WorkProgress(make_console(False)) as progress:
+        progress("counting", 0, 80)
+        now += 5
+        progress("counting", 10, 80)
+        now += 10
+        progress("counting", 20, 80)
+        progress("counting", 21, 80)
+        now += 10
+        progress("next", 0, 0)
+    assert capsys.readouterr().out.splitlines() == [
+        "counting: 25%, about 45 s left",
+        "next ...",
+    ]

@@ -55,7 +55,8 @@ def test_memory_that_is_no_number_of_bytes_is_an_error(text):
 
 def test_the_default_memory_is_three_quarters_of_the_total(monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda device: 1000)
-    assert evaluation_setup._parse_memory(None, "cpu") == 750
+    options = Evaluate(target="countries_s1")
+    assert evaluation_setup._memory_limit(options) == 750
 
 
 def test_negatives_are_all_or_a_number():
