@@ -135,6 +135,7 @@ class _State:
     sampled_votes: Votes  # for rules with counts of the search's sample
     n_candidates: int = 0
     n_counted: int = 0  # of the sampled rules with a vote
+    n_estimated_again: int = 0  # of the rules that are kept
     bodies: tuple[Bodies, ...]  # of the length searched last
     stages: tuple[StageReport, ...] = ()
 
@@ -285,7 +286,9 @@ def _search_paths(
     if length == 1:
         samples = path_rules.iter_first_bodies(context.edges, budget)
         report = StageReport(
-            name="rules of length 1", rows_planned=len(context.edges.label)
+            name="rules of length 1",
+            rows_planned=len(context.edges.label)
+            * (1 + path_rules.facts_per_pair(context.edges)),
         )
     else:
         plan = path_rules.plan_extensions(
@@ -305,7 +308,7 @@ def _search_paths(
         )
 
     def add(state: _State, sample: BodySample) -> _State:
-        return _add_sample(context, state, sample, length)
+        return _add_sample(context, state, sample, length, share)
 
     none = path_rules.no_bodies(context.edges.label.device)
     state = replace(state, bodies=(none,))
@@ -371,26 +374,38 @@ def _run_stage(
         report = replace(report, rows_done=budget.rows - start)
         state = replace(state, stages=(*stages, report))
         yield state
-    report = replace(report, rows_done=budget.rows - start, is_finished=True)
+    # The last part may be incomplete if the time is over.
+    report = replace(
+        report,
+        rows_done=budget.rows - start,
+        is_finished=not budget.is_late(share),
+    )
     yield replace(state, stages=(*stages, report))
 
 
 def _add_sample(
-    context: _MiningContext, state: _State, sample: BodySample, length: int
+    context: _MiningContext,
+    state: _State,
+    sample: BodySample,
+    length: int,
+    share: float,
 ) -> _State:
-    """What has been found, after the rules of some bodies."""
+    """What has been found, after the rules of some bodies; the best of them if a share of the time is spent."""
     edges = context.edges
     cfg = context.cfg
     is_sampled = sample.fraction < 1.0
     votes = state.sampled_votes if is_sampled else state.votes
     thresholds = _thresholds(cfg, sample.fraction)
     candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
-    to_beat = torch.maximum(
-        voting.score_to_beat(state.votes), voting.score_to_beat(votes)
-    )
-    for found in path_rules.find_rules(
-        edges, sample, length, candidates, thresholds, to_beat
-    ):
+    for rows in path_rules.pack_candidates(candidates.table):
+        if context.budget.is_late(share):
+            break
+        to_beat = torch.maximum(
+            voting.score_to_beat(state.votes), voting.score_to_beat(votes)
+        )
+        found = path_rules.find_rules(
+            edges, sample, length, candidates, rows, thresholds, to_beat
+        )
         votes = voting.add_votes(votes, found)
 
     if length < cfg.max_length:
@@ -494,7 +509,9 @@ def _recount_kept(context: _MiningContext, state: _State) -> Iterator[_State]:
             rows[part.rows][known],
             mined_rules.select_rules(part.rules, known),
         )
-        yield replace(state, votes=votes)
+        n_known = state.n_estimated_again + int(known.sum())
+        state = replace(state, votes=votes, n_estimated_again=n_known)
+        yield state
 
 
 def _estimate_rows(budget: Budget) -> float:
@@ -573,7 +590,7 @@ def _make_result(
     every_note = [
         *notes,
         *_stage_notes(state.stages),
-        *_count_notes(rules, n_seen - state.n_counted),
+        *_count_notes(rules, state.n_estimated_again, n_seen - state.n_counted),
     ]
     if interrupt is not None:
         every_note.append("interrupted: the rules found by then are kept")
@@ -622,20 +639,26 @@ def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:
                 f"{stage.name}: {stage.n_left_out:,} shorter bodies, the least promising, were not extended"
             )
         if not stage.is_finished:
-            share = stage.rows_done / max(stage.rows_planned, 1.0)
+            percent = 100 * stage.rows_done / max(stage.rows_planned, 1.0)
             notes.append(
-                f"{stage.name}: stopped after {min(share, 1.0):.0%} of the work planned"
+                f"{stage.name}: stopped after {min(int(percent), 99)} % of the work planned"
             )
     return notes
 
 
-def _count_notes(rules: MinedRules, n_uncounted: int) -> list[str]:
+def _count_notes(
+    rules: MinedRules, n_estimated_again: int, n_uncounted: int
+) -> list[str]:
     """Which counts are estimates, or missing."""
     notes: list[str] = []
     n_estimated = int((rules.std_error > 0).sum())
     if n_estimated:
         notes.append(
             f"{n_estimated} rules have estimated counts, with a standard error"
+        )
+    if n_estimated > n_estimated_again:
+        notes.append(
+            f"{n_estimated - n_estimated_again} of these were chosen by the same estimates, which may be too high"
         )
     is_exact = rules.std_error == 0
     n_pca = int((is_exact & (rules.pca_std_error > 0)).sum())

@@ -116,11 +116,12 @@ def iter_first_bodies(edges: EdgeIndex, budget: Budget) -> Iterator[BodySample]:
     priority = torch.zeros(edges.n_entity_ids, device=edges.label.device)
     labels = torch.arange(edges.n_labels, device=edges.label.device)
     n_edges = torch.bincount(edges.label, minlength=edges.n_labels)
-    for first, last in paths.pack(n_edges.double(), CHUNK_ROWS):
+    cost = n_edges.double() * (1 + facts_per_pair(edges))
+    for first, last in paths.pack(cost, CHUNK_ROWS):
         block = paths.walk(edges, labels[first:last], 1, SourceRange(priority))
         none = no_bodies(labels.device)
         yield BodySample(paths.joined_pairs(block), 1.0, none)
-        budget.spend(float(n_edges[first:last].sum()))
+        budget.spend(float(cost[first:last].sum()))
 
 
 def summarise_bodies(edges: EdgeIndex, sample: BodySample) -> Bodies:
@@ -245,42 +246,53 @@ def find_candidates(
     return Candidates(table, hits)
 
 
+def pack_candidates(
+    table: RuleTable,
+) -> Iterator[I64[Tensor, "r"]]:
+    """Yield rows of candidates in parts that derive about MAX_BODY_ROWS facts each, the best rules first."""
+    order = torch.sort(_best_score(table), descending=True, stable=True).indices
+    for first, last in paths.pack(table.support[order], MAX_BODY_ROWS):
+        yield order[first:last]
+
+
 def find_rules(
     edges: EdgeIndex,
     sample: BodySample,
     length: int,
     candidates: Candidates,
+    rows: I64[Tensor, "r"],
     thresholds: Thresholds,
     score_to_beat: F64[Tensor, "N"],
-) -> Iterator[FoundRules]:
-    """Yield the candidates that are above the thresholds and may be the best rule of some fact, in parts.
+) -> FoundRules:
+    """Those among some candidates that are above the thresholds and may be the best rule of some fact.
 
     Counts are those of the sample.
 
     Args:
       length: number of labels of the bodies.
       candidates: the rules of the sample.
+      rows: of the candidates to look at.
       score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
     """
     table, hits = candidates
-
-    # Without circular support a score is at least as high.
-    score = held_out_score(table.support, 0.0, table.n_pairs)
+    part = RuleTable(*(column[rows] for column in table))
     least = _least_of_predicate(edges, score_to_beat)
-    promising = (score > least[table.predicate]).nonzero().squeeze(1)
-    best_first = torch.sort(score[promising], descending=True, stable=True)
-    promising = promising[best_first.indices]
-    for first, last in paths.pack(table.support[promising], MAX_BODY_ROWS):
-        rows = torch.sort(promising[first:last]).values
-        part = RuleTable(*(column[rows] for column in table))
-        facts = match_facts(
-            edges, hits, part.body * edges.n_predicates + part.predicate
-        )
-        wins = score[rows][facts.rule] > score_to_beat[facts.fact]
-        is_kept = torch.zeros_like(rows, dtype=torch.bool)
-        is_kept = is_kept.index_fill(0, facts.rule[wins], True)
-        found = _found_rules(edges, sample, length, part, facts, is_kept)
-        yield above_thresholds(found, thresholds)
+    is_promising = _best_score(part) > least[part.predicate]
+    rows = torch.sort(rows[is_promising]).values
+    part = RuleTable(*(column[rows] for column in table))
+    facts = match_facts(
+        edges, hits, part.body * edges.n_predicates + part.predicate
+    )
+    wins = _best_score(part)[facts.rule] > score_to_beat[facts.fact]
+    is_kept = torch.zeros_like(rows, dtype=torch.bool)
+    is_kept = is_kept.index_fill(0, facts.rule[wins], True)
+    found = _found_rules(edges, sample, length, part, facts, is_kept)
+    return above_thresholds(found, thresholds)
+
+
+def _best_score(table: RuleTable) -> Tensor:
+    """The scores that rules have without circular support; with it they are at most as high."""
+    return held_out_score(table.support, 0.0, table.n_pairs)
 
 
 def find_hits(edges: EdgeIndex, pairs: JoinedPairs) -> FactHits:
