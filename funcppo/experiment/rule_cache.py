@@ -33,7 +33,7 @@ from funcppo.mining.mined_rules import MinedRules
 from funcppo.mining.miner import AnnounceCallback, MiningResult
 
 # Part of the cache key; increase it when the miner finds other rules.
-MINER_VERSION = 5
+MINER_VERSION = 6
 
 
 class MinedDataset(NamedTuple):

@@ -7,7 +7,10 @@ With pairs(r) the distinct heads that rule r derives from the facts,
     circular   = facts among them that r derives only from bodies which hold the fact itself
     leave-one-out confidence = (support - circular) / (body_pairs - circular)
     PCA confidence = support / |{(x, y) in pairs(r) : the head's predicate has a fact (x, y')}|
-    smoothed confidence = (support - circular) / (body_pairs - circular + SMOOTHING_COUNT)
+    smoothed confidence = (support - circular) / (body_pairs - circular + SMOOTHING_COUNT * body atoms)
+
+A longer body is one of many more, and the best of many looks better than it is: where an atom more makes B times as
+many bodies, log B wrong pairs more bound the confidence of a rule that was never wrong; SMOOTHING_COUNT is log 150.
 
 Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
 AnyBURL (smoothing by a number of unseen wrong predictions).
@@ -26,7 +29,9 @@ from torch.nn.functional import pad
 from funcppo.mining.config import MAX_PATH_LENGTH
 from funcppo.types import F64, I64, Bool
 
-SMOOTHING_COUNT = 5.0  # wrong pairs added to the counts of each rule
+SMOOTHING_COUNT = (
+    5.0  # wrong pairs added to the counts of a rule for each atom of its body
+)
 MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
 
 
@@ -138,11 +143,17 @@ def held_out_score(
     support: F64[Tensor, "R"],
     circular_support: F64[Tensor, "R"] | float,
     body_pairs: F64[Tensor, "R"],
+    length: I64[Tensor, "R"] | int,
 ) -> F64[Tensor, "R"]:
     """The smoothed confidence if one of the facts that the rule derives from others were unknown."""
     right = support - circular_support - 1
     pairs = body_pairs - circular_support - 1
-    return right / (pairs + SMOOTHING_COUNT)
+    return right / (pairs + SMOOTHING_COUNT * length)
+
+
+def body_length(rules: MinedRules) -> I64[Tensor, "R"]:
+    """The number of body atoms of each rule."""
+    return (rules.labels[:, 1:] >= 0).sum(1)
 
 
 def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
@@ -157,18 +168,20 @@ def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
 
 
 def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """(support - circular) / (body_pairs - circular + SMOOTHING_COUNT), less two standard errors if estimated."""
+    """The confidence with SMOOTHING_COUNT wrong pairs a body atom, less two standard errors if estimated."""
     support = rules.support - rules.circular_support
-    smoothed = support / (
-        rules.body_pairs - rules.circular_support + SMOOTHING_COUNT
-    )
+    pairs = rules.body_pairs - rules.circular_support
+    smoothed = support / (pairs + SMOOTHING_COUNT * body_length(rules))
     return (smoothed - 2 * rules.std_error).clamp_min(0)
 
 
 def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     """The smoothed confidence if one of the facts that the rule derives were unknown."""
     score = held_out_score(
-        rules.support, rules.circular_support, rules.body_pairs
+        rules.support,
+        rules.circular_support,
+        rules.body_pairs,
+        body_length(rules),
     )
     return (score - 2 * rules.std_error).clamp_min(0)
 
@@ -177,7 +190,7 @@ def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 4 3"]:
     """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
     x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
     y = x + 1
-    length = (rules.labels[:, 1:] >= 0).sum(1)
+    length = body_length(rules)
 
     # The head ends in Y or a constant. A path body ends in Y, a body beside a constant in its own constant or in Y.
     head_constant, body_constant = rules.end_constants.unbind(1)

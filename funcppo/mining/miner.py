@@ -397,7 +397,7 @@ def _add_sample(
     votes = state.sampled_votes if is_sampled else state.votes
     thresholds = _thresholds(cfg, sample.fraction)
     candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
-    for rows in path_rules.pack_candidates(candidates.table):
+    for rows in path_rules.pack_candidates(candidates.table, length):
         if context.budget.is_late(share):
             break
         to_beat = torch.maximum(

@@ -247,10 +247,11 @@ def find_candidates(
 
 
 def pack_candidates(
-    table: RuleTable,
+    table: RuleTable, length: int
 ) -> Iterator[I64[Tensor, "r"]]:
     """Yield rows of candidates in parts that derive about MAX_BODY_ROWS facts each, the best rules first."""
-    order = torch.sort(_best_score(table), descending=True, stable=True).indices
+    score = _best_score(table, length)
+    order = torch.sort(score, descending=True, stable=True).indices
     for first, last in paths.pack(table.support[order], MAX_BODY_ROWS):
         yield order[first:last]
 
@@ -277,22 +278,22 @@ def find_rules(
     table, hits = candidates
     part = RuleTable(*(column[rows] for column in table))
     least = _least_of_predicate(edges, score_to_beat)
-    is_promising = _best_score(part) > least[part.predicate]
+    is_promising = _best_score(part, length) > least[part.predicate]
     rows = torch.sort(rows[is_promising]).values
     part = RuleTable(*(column[rows] for column in table))
     facts = match_facts(
         edges, hits, part.body * edges.n_predicates + part.predicate
     )
-    wins = _best_score(part)[facts.rule] > score_to_beat[facts.fact]
+    wins = _best_score(part, length)[facts.rule] > score_to_beat[facts.fact]
     is_kept = torch.zeros_like(rows, dtype=torch.bool)
     is_kept = is_kept.index_fill(0, facts.rule[wins], True)
     found = _found_rules(edges, sample, length, part, facts, is_kept)
     return above_thresholds(found, thresholds)
 
 
-def _best_score(table: RuleTable) -> Tensor:
+def _best_score(table: RuleTable, length: int) -> Tensor:
     """The scores that rules have without circular support; with it they are at most as high."""
-    return held_out_score(table.support, 0.0, table.n_pairs)
+    return held_out_score(table.support, 0.0, table.n_pairs, length)
 
 
 def find_hits(edges: EdgeIndex, pairs: JoinedPairs) -> FactHits:

@@ -38,6 +38,19 @@ def test_scores_worked_by_hand():
     assert held_out.tolist() == pytest.approx([7 / 22, 5 / 16 - 0.2])
 
 
+def test_each_atom_of_a_body_adds_assumed_failures():
+    """Ten of twenty pairs, two circular: 8 of 18 and 5, 10 or 15 failures."""
+    rules = mined_rules.select_rules(two_rules(), torch.tensor([0, 0, 0]))
+    bodies = [[1, -1, -1], [1, 2, -1], [1, 2, 3]]
+    rules = rules._replace(
+        labels=torch.tensor([[0, *labels] for labels in bodies])
+    )
+    assert mined_rules.body_length(rules).tolist() == [1, 2, 3]
+    assert mined_rules.smoothed_confidence(rules).tolist() == pytest.approx(
+        [8 / 23, 8 / 28, 8 / 33]
+    )
+
+
 def test_a_rule_whose_counts_are_unknown_has_no_score():
     rules = two_rules()._replace(std_error=torch.tensor([INF, INF]).double())
     assert mined_rules.smoothed_confidence(rules).tolist() == [0, 0]

@@ -88,7 +88,12 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     clauses = path_clauses(2) + constant_clauses()
     score = {
         clause: (support - circular - 1)
-        / (pairs - circular - 1 + mined_rules.SMOOTHING_COUNT)
+        / (
+            pairs
+            - circular
+            - 1
+            + mined_rules.SMOOTHING_COUNT * (len(clause) - 1)
+        )
         for clause, (support, circular, pairs, _) in zip(
             clauses, brute_force(facts, clauses)
         )

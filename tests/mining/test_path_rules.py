@@ -52,7 +52,7 @@ def rules_of(edges, sample, length, thresholds=EVERY):
         path_rules.find_rules(
             edges, sample, length, candidates, rows, thresholds, lowest
         )
-        for rows in path_rules.pack_candidates(candidates.table)
+        for rows in path_rules.pack_candidates(candidates.table, length)
     ]
 
 
