@@ -205,11 +205,11 @@ PROGRAMS = {
     "check": ["countries_s1"],
 }
 OPTIONS = {
-    "train": ["steps", "seed", "n_validations", "n_validation_queries", "max_nonfinite_updates"],
+    "train": ["steps", "seed", "n_validations", "n_validation_queries", "max_nonfinite_updates", "mining_seconds"],
     "evaluate": ["height", "smoothing", "queries", "seed"],
     "prove": ["height", "max_atoms"],
     "provable": ["height", "max_atoms"],
-    "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "time_limit", "max_rows", "seed"],
+    "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed"],
 }  # fmt: skip

@@ -36,6 +36,7 @@ from experiments.paths import DATA, RESULTS
 from experiments.provenance import current_commit, describe_machine
 from funcppo.data import load
 from funcppo.experiment import rule_cache
+from funcppo.mining.budget import ignore_progress
 
 Options = list[str]
 
@@ -472,8 +473,13 @@ def mine_rules(data: Path, dataset: str, cache: Path) -> str:
         facts = load(data / dataset, facts_only=True)
         return str(
             rule_cache.get_or_mine_rules(
-                facts, MINED_SETS[dataset].mining, "cpu", lambda _: None, cache
-            )[0]
+                facts,
+                MINED_SETS[dataset].mining,
+                "cpu",
+                ignore_progress,
+                lambda _: None,
+                cache,
+            ).path
         )
 
 

@@ -34,7 +34,7 @@ from funcppo.evaluation.settings_choice import choose_settings
 from funcppo.experiment import rule_cache
 from funcppo.logic import derivability
 from funcppo.mining.config import MiningConfig
-from funcppo.mining.miner import SMOOTHING_COUNT
+from funcppo.mining.mined_rules import SMOOTHING_COUNT
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 

@@ -113,6 +113,10 @@ class WorkDisplay:
                 note=note,
             )
 
+    def report(self, stage: str, done: float, total: float) -> None:
+        """Change what is shown, by numbers that need not be whole; 0 of 0 where they are not known."""
+        self.update(stage, round(done), round(total) or None)
+
     def line(self, seconds: float) -> str:
         """Return what is shown where there is no terminal.
 

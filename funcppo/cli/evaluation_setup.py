@@ -179,7 +179,7 @@ def prepare_evaluation(
 
     check_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
-    memory_limit = _parse_memory(options.memory, options.device)
+    memory_limit = _memory_limit(options)
     task, score, policy_run, notes = _load_subject(options, on_phase)
 
     search_stats = SearchStats()
@@ -261,21 +261,34 @@ def _parse_negatives(text: str) -> int | None:
     return int(text)
 
 
-def _parse_memory(text: str | None, device: str) -> int:
-    """The bytes that --memory allows; by default three quarters of what the device has."""
-    from funcppo.runtime import memory
+def parse_memory(text: str, option: str = "--memory") -> int:
+    """The bytes that an option allows.
 
-    if text is None:
-        return memory.total_bytes(device) * 3 // 4
+    Args:
+      text: a number, alone or with a unit.
+      option: the option, for the error.
+
+    Raises:
+      ValueError: it is none.
+    """
     match = re.fullmatch(
         r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([a-z]*)", text.strip().lower()
     )
     if match is None or match[2] not in MEMORY_UNITS:
         units = ", ".join(unit for unit in MEMORY_UNITS if unit)
         raise ValueError(
-            f"--memory: expected bytes below 10^18, or a number with {units}, got {shorten(text)}"
+            f"{option}: expected bytes below 10^18, or a number with {units}, got {shorten(text)}"
         )
     return int(float(match[1]) * MEMORY_UNITS[match[2]])
+
+
+def _memory_limit(options: EvaluationOptions) -> int:
+    """The bytes that --memory allows; by default three quarters of what the device has."""
+    from funcppo.runtime import memory
+
+    if options.memory is None:
+        return memory.total_bytes(options.device) * 3 // 4
+    return parse_memory(options.memory)
 
 
 def _check_memory(memory_limit: int, device: str) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
     JsonObject,
+    Terminated,
     check_device,
     check_output_path,
     check_overwrites,
@@ -22,8 +25,8 @@ from funcppo.cli.console import (
     make_console,
     print_notes,
     show_status,
-    update_status,
 )
+from funcppo.cli.evaluation_setup import parse_memory
 from funcppo.cli.options import DataOptions, JsonOutput
 from funcppo.cli.target import data_files
 from funcppo.data.config import DEFAULT_CONFIG
@@ -34,8 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.data import Dataset
-    from funcppo.data.rule_tables import RuleStatistics
-    from funcppo.mining.miner import MiningResult
+    from funcppo.experiment.rule_cache import MinedDataset
 
 MAX_PRINTED_RULES = 5
 _DEFAULT = MiningConfig()
@@ -47,9 +49,10 @@ class Mine:
 
     The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction; with --constants also
     h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). A rule is kept if it is the most confident one for some fact that it derives
-    from other facts. The same seed gives the same file, unless --time-limit ends the search early; a note then says so.
+    from other facts. The same options give the same file, unless the time is over before the work; a note then says so.
+    Ctrl-C or SIGTERM ends the search, and the rules found by then are written.
 
-    Exit status: 0 written, also if no rule was found; 2 bad input.
+    Exit status: 0 written, also if no rule was found; 2 bad input; 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
@@ -73,14 +76,14 @@ class Mine:
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
     votes_per_fact: int = _DEFAULT.votes_per_fact
     """Keep a rule if it is among the N best rules for at least one fact that it derives."""
-    time_limit: Annotated[float | None, arg(metavar="SECONDS")] = (
-        _DEFAULT.time_limit
-    )
-    """Stop searching for rules after this many seconds; the counts of the rules found are then completed, and the file
-    is written. Default: no limit."""
-    max_rows: int = _DEFAULT.max_rows
-    """Maximum number of rows, about 40 bytes each, that one stage may materialise; larger joins are estimated from a
-    sample and marked."""
+    seconds: float = _DEFAULT.seconds
+    """Time limit, reading the data left out. It also sets --max-rows, 7 million a second."""
+    max_rows: int | None = _DEFAULT.max_rows
+    """Maximum rows of work: what exceeds it is sampled, and what is too much even so is left out. Default: by
+    --seconds."""
+    memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. Default:
+    three quarters of what is free."""
     seed: int = _DEFAULT.seed
     """Random seed of the samples."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -94,43 +97,37 @@ class Mine:
         Returns:
           The exit status.
         """
-        from funcppo.data.rule_tables import (
-            compatibility_notes,
-            format_rule_table,
-        )
-        from funcppo.experiment import rule_cache
+        from funcppo.data import load
+        from funcppo.runtime import memory
 
         start = time.perf_counter()
-        cfg = MiningConfig(
-            **{
-                field.name: getattr(self, field.name)
-                for field in fields(MiningConfig)
-            }
-        )
-        to_stdout = str(self.out) == "-"
         self._check_outputs()
-        rules, counts, result = self._mine(cfg)
-
-        if to_stdout:
-            sys.stdout.write(format_rule_table(rules, counts, self.format))
-        else:
-            rule_cache.write_rule_file(self.out, rules, counts, self.format)
-
-        notes = [*result.notes, *compatibility_notes(rules, self.format)]
-        summary = _summarise(
-            self, rules, result, notes, time.perf_counter() - start
+        check_device(self.device)
+        console = make_console(str(self.out) == "-" or self.json == "-")
+        with show_status(make_console(use_stderr=True), "reading"):
+            dataset = load(self.dataset, facts_only=True, cfg=self.data)
+        limit = check_mining_memory(
+            dataset, self.memory, "--memory", self.device
         )
+        memory.reset_peak(self.device)
+
+        mined = self._mine(dataset, console)
+        notes = [*mined.result.notes, *self._write(dataset, mined)]
+        seconds = time.perf_counter() - start
+        summary = _summarise(self, mined, notes, seconds) | {
+            "memory_limit_bytes": limit,
+            "peak_bytes": memory.peak_bytes(self.device),
+        }
         write_json(self.json, summary)
-        console = make_console(to_stdout or self.json == "-")
-        print_notes(console, (*rules.notes, *notes))
-        if len(rules.rules):
-            _print_summary(console, rules, counts, summary)
-        else:
-            console.print(
-                f"{rules.name}: {len(rules.facts)} facts give no rule with support {cfg.min_support} and "
-                f"confidence {cfg.min_confidence:g}; {self.out} holds none"
-            )
-        return 0
+        print_notes(console, (*dataset.notes, *notes))
+        _print_summary(console, self, mined, summary)
+        return _exit_status(mined.result.interrupt)
+
+    @property
+    def _config(self) -> MiningConfig:
+        """The settings of the miner among the options."""
+        names = [field.name for field in fields(MiningConfig)]
+        return MiningConfig(**{name: getattr(self, name) for name in names})
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -145,33 +142,98 @@ class Mine:
         outputs = [("--out", self.out), ("--json", self.json)]
         check_overwrites(outputs, triple_files)
 
-    def _mine(
-        self, cfg: MiningConfig
-    ) -> tuple[Dataset, RuleStatistics, MiningResult]:
+    def _mine(self, dataset: Dataset, console: Console) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
-        from funcppo.data import load
         from funcppo.experiment import rule_cache
 
-        check_device(self.device)
-        dataset = load(self.dataset, facts_only=True, cfg=self.data)
-        with show_status(make_console(use_stderr=True), "reading") as status:
-
-            def show_stage(stage: str) -> None:
-                update_status(status, stage)
-
+        with show_status(
+            make_console(use_stderr=True), "mining rules"
+        ) as display:
             return rule_cache.mine_dataset(
-                dataset, cfg, self.device, show_stage
+                dataset,
+                self._config,
+                self.device,
+                display.report,
+                lambda line: print_notes(console, [line]),
             )
+
+    def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
+        """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
+        from funcppo.data.rule_tables import (
+            compatibility_notes,
+            format_rule_table,
+        )
+        from funcppo.experiment import rule_cache
+
+        rules, counts, result = mined
+        if str(self.out) == "-":
+            sys.stdout.write(format_rule_table(rules, counts, self.format))
+        else:
+            rule_cache.write_rule_file(self.out, rules, counts, self.format)
+        notes = compatibility_notes(rules, self.format)
+
+        cfg = self._config
+        is_default = replace(cfg, seconds=_DEFAULT.seconds) == _DEFAULT
+        if is_default and result.interrupt is None and len(rules.rules):
+            notes.append(_cache(dataset, cfg, mined))
+        return notes
+
+
+def check_mining_memory(
+    dataset: Dataset, text: str | None, option: str, device: str
+) -> int:
+    """The memory limit of mining, in bytes.
+
+    Args:
+      text: the limit of this process, or of the GPU; None for three quarters of what is free.
+      option: the option that sets it, for the error.
+
+    Raises:
+      ValueError: the limit is no number, or mining the data set takes more.
+    """
+    from funcppo.mining import miner
+    from funcppo.runtime import memory
+
+    used_bytes = memory.used_bytes(device)
+    limit = used_bytes + memory.free_bytes(device) * 3 // 4
+    if text is not None:
+        limit = parse_memory(text, option)
+    needed_bytes = used_bytes + miner.needed_bytes(
+        len(dataset.facts), dataset.n_predicates
+    )
+    if needed_bytes > limit:
+        raise ValueError(
+            f"{option} {limit}: expected at least {needed_bytes} bytes, to mine {len(dataset.facts)} facts"
+        )
+    return limit
+
+
+def _exit_status(interrupt: KeyboardInterrupt | None) -> int:
+    """The exit status after mining that an interrupt may have ended."""
+    if interrupt is None:
+        return 0
+    is_termination = isinstance(interrupt, Terminated)
+    return EXIT_TERMINATED if is_termination else EXIT_INTERRUPTED
+
+
+def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
+    """Keep the rules for later trainings; a note on where they are."""
+    from funcppo.experiment import rule_cache
+
+    try:
+        path = rule_cache.cache_rules(dataset, cfg, mined)
+    except OSError as error:
+        return (
+            f"not kept for `funcppo train`: {error.filename}: {error.strerror}"
+        )
+    return f"kept for `funcppo train` on these data: {path}"
 
 
 def _summarise(
-    options: Mine,
-    rules: Dataset,
-    result: MiningResult,
-    notes: list[str],
-    seconds: float,
+    options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
-    """The JSON of --json."""
+    """The JSON of --json, without the memory."""
+    rules, _, result = mined
     is_path = result.rules.end_constants[:, 0] == 0
     has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
 
@@ -188,6 +250,11 @@ def _summarise(
         "n_constant_rules": int((~is_path).sum()),
         "n_candidate_rules": result.n_candidates,
         "n_estimated_rules": int(has_error.sum()),
+        "stages": [asdict(stage) for stage in result.stages],
+        "rows": result.rows,
+        "max_rows": result.max_rows,
+        "seconds_limit": options.seconds,
+        "interrupted": result.interrupt is not None,
         "mining_seconds": round(result.seconds, 3),
         "total_seconds": round(seconds, 3),
         "file_format": options.format,
@@ -197,14 +264,18 @@ def _summarise(
 
 
 def _print_summary(
-    console: Console,
-    rules: Dataset,
-    counts: RuleStatistics,
-    summary: JsonObject,
+    console: Console, options: Mine, mined: MinedDataset, summary: JsonObject
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
+    rules, counts, _ = mined
+    if not len(rules.rules):
+        console.print(
+            f"{rules.name}: {len(rules.facts)} facts give no rule with support {options.min_support} and "
+            f"confidence {options.min_confidence:g}; {options.out} holds none"
+        )
+        return
     kinds = [
         f"{n} of length {length}"
         for length, n in summary["n_path_rules_by_length"].items()

@@ -31,6 +31,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
+from funcppo.cli.mine import check_mining_memory
 from funcppo.cli.options import (
     DataOptions,
     DatasetArgument,
@@ -53,6 +54,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import PositiveFloat
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 
 MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
 _DEFAULT = RunConfig(dataset="")
+_MINING = MiningConfig()
 
 
 class _TrainingResult(NamedTuple):
@@ -137,6 +140,12 @@ class Train:
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
     max_nonfinite_updates: int = _DEFAULT.max_nonfinite_updates
     """Stop the run after this many consecutive updates with a non-finite loss or gradient."""
+    mining_seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = (
+        _MINING.seconds
+    )
+    """Time limit of mining, if the data set has no rules; as --seconds of `funcppo mine`."""
+    mining_memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    """Memory limit of mining, as --memory of `funcppo mine`. Default: three quarters of what is free."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
     $XDG_CACHE_HOME/funcppo."""
@@ -328,22 +337,28 @@ class Train:
         if len(dataset.rules):
             return config
 
-        def show_stage(stage: str) -> None:
-            on_phase(f"mining rules: {stage}")
+        def show_mining(stage: str, done: float, total: float) -> None:
+            on_phase(
+                f"mining rules: {stage}", round(done), round(total) or None
+            )
 
-        cached, note = rule_cache.get_or_mine_rules(
+        check_mining_memory(
+            dataset, self.mining_memory, "--mining-memory", config.device
+        )
+        mined = rule_cache.get_or_mine_rules(
             dataset,
-            MiningConfig(),
+            MiningConfig(seconds=self.mining_seconds),
             config.device,
-            show_stage,
+            show_mining,
+            lambda line: print_notes(console, [f"mining rules: {line}"]),
             self.cache_dir,
         )
-        print_notes(console, [note])
+        print_notes(console, [mined.message, *mined.notes])
 
         self.out.mkdir(parents=True, exist_ok=True)
         rule_file = self.out / MINED_RULES_FILE
         write_atomically(
-            rule_file, lambda file: file.write(cached.read_bytes())
+            rule_file, lambda file: file.write(mined.path.read_bytes())
         )
         return dataclasses.replace(config, rules=str(rule_file))
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from funcppo.data.dataset import Dataset
 from funcppo.data.parser import FileFormat
-from funcppo.data.writers import format_rule_clause, to_clauses
+from funcppo.data.writers import format_rule_clause, rule_clauses
 
 RuleTableFormat = Literal["tsv", "AnyBURL", "AMIE"]
 RULE_FILE_FORMATS: tuple[RuleTableFormat, ...] = ("tsv", "AnyBURL", "AMIE")
@@ -112,7 +112,7 @@ def format_rule_table(
         lines.append(AMIE_HEADER.replace(",", "\t"))
 
     syntax = _RULE_SYNTAX[file_format]
-    rules = to_clauses(dataset).rules
+    rules = rule_clauses(dataset)
     statistics = zip(*(column.tolist() for column in counts))
     for clause, row in zip(rules, statistics):
         text = format_rule_clause(clause, syntax)
@@ -143,8 +143,7 @@ def compatibility_notes(
 
     syntax = _RULE_SYNTAX[file_format]
     texts = [
-        format_rule_clause(clause, syntax)
-        for clause in to_clauses(dataset).rules
+        format_rule_clause(clause, syntax) for clause in rule_clauses(dataset)
     ]
     n_affected = sum(_is_read_otherwise(text, file_format) for text in texts)
     if not n_affected:

@@ -114,7 +114,11 @@ def to_clauses(dataset: Dataset) -> ClauseLists:
         head = _decode_atom(dataset, row)
         fact = Clause(head, body=(), weight=math.nan, line=line)
         facts.append(fact)
+    return ClauseLists(facts, rule_clauses(dataset))
 
+
+def rule_clauses(dataset: Dataset) -> list[Clause]:
+    """Decode the rules of a data set, in its order; `Clause.line` counts from 1."""
     rules: list[Clause] = []
     weights = dataset.rule_weights.tolist()
     for i, rows in enumerate(dataset.rules):
@@ -126,7 +130,7 @@ def to_clauses(dataset: Dataset) -> ClauseLists:
             line=i + 1,
         )
         rules.append(rule)
-    return ClauseLists(facts, rules)
+    return rules
 
 
 def format_clauses(clauses: Iterable[Clause], file_format: FileFormat) -> str:

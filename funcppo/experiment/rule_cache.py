@@ -26,12 +26,14 @@ from funcppo.data.rule_tables import (
     format_rule_table,
     with_encoded_rules,
 )
-from funcppo.mining import miner
+from funcppo.mining import mined_rules, miner
+from funcppo.mining.budget import ProgressCallback, ignore_progress
 from funcppo.mining.config import MiningConfig
-from funcppo.mining.miner import MinedRules, MiningResult, ProgressCallback
+from funcppo.mining.mined_rules import MinedRules
+from funcppo.mining.miner import AnnounceCallback, MiningResult
 
 # Part of the cache key; increase it when the miner finds other rules.
-MINER_VERSION = 4
+MINER_VERSION = 6
 
 
 class MinedDataset(NamedTuple):
@@ -48,6 +50,7 @@ class RuleFile(NamedTuple):
 
     path: Path
     message: str
+    notes: tuple[str, ...]  # what mining left out, if the rules were mined now
 
 
 class _OrderedFacts(NamedTuple):
@@ -64,13 +67,15 @@ def mine_dataset(
     dataset: Dataset,
     cfg: MiningConfig,
     device: str = "cpu",
-    progress: ProgressCallback = lambda _: None,
+    progress: ProgressCallback = ignore_progress,
+    announce: AnnounceCallback = lambda _: None,
 ) -> MinedDataset:
     """Mine the rules that the known facts of a data set support.
 
     Args:
       device: where to count; the rules are the same on every device.
-      progress: called with a line before each stage.
+      progress: told what is done, and how much of it.
+      announce: told how much work there is, before it begins.
 
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
@@ -83,12 +88,15 @@ def mine_dataset(
         n_entities,
         cfg,
         progress,
+        announce,
     )
     statistics = _statistics(result.rules)
 
     # Back to the ids of the data set, in which variables follow on all its constants.
-    atoms = _to_numpy(miner.rule_atoms(result.rules, n_entities))
-    variables = dataset.n_constants + np.arange(1, miner.MAX_RULE_ATOMS + 1)
+    atoms = _to_numpy(mined_rules.rule_atoms(result.rules, n_entities))
+    variables = dataset.n_constants + np.arange(
+        1, mined_rules.MAX_RULE_ATOMS + 1
+    )
     terms = np.concatenate([ordered.entities, variables])
     predicates = ordered.predicates[atoms[:, :, :1]]
     atoms = np.concatenate([predicates, terms[atoms[:, :, 1:]]], axis=2)
@@ -125,7 +133,7 @@ def _ids_by_name(ids: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
 def _statistics(rules: MinedRules) -> RuleStatistics:
     """The counts of the rules as columns of a rule table."""
     columns = (
-        miner.smoothed_confidence(rules),
+        mined_rules.smoothed_confidence(rules),
         rules.support,
         rules.body_pairs,
         rules.circular_support,
@@ -161,33 +169,41 @@ def get_or_mine_rules(
     cfg: MiningConfig,
     device: str,
     progress: ProgressCallback,
+    announce: AnnounceCallback,
     cache_dir: Path | None = None,
 ) -> RuleFile:
     """The rule file of a data set: the cached one if there is one, else mined now.
 
     Args:
+      progress: told what is done, and how much of it.
+      announce: told how much work there is, before it begins.
       cache_dir: where rule files are kept; None for the user's cache directory.
 
     Returns:
       path: the file.
       message: a line that says whether the rules were mined now.
+      notes: what was sampled or left out, a line each.
 
     Raises:
       ValueError: the data support no rule.
       OSError: the cache directory cannot be written.
+      KeyboardInterrupt: mining was interrupted; the rules found by then are in a file that `announce` is told.
     """
-    path = (
-        cache_dir or _user_cache_dir()
-    ) / f"rules-{_cache_key(dataset, cfg)}.tsv"
+    path = _cache_path(dataset, cfg, cache_dir)
     if path.exists():
-        return RuleFile(
-            path, f"no rules given: using those mined before, {path}"
-        )
+        message = f"no rules given: using those mined before, {path}"
+        return RuleFile(path, message, ())
 
     # Make the directory first: an error is cheaper before mining than after.
     path.parent.mkdir(parents=True, exist_ok=True)
-    mined = mine_dataset(dataset, cfg, device, progress)
+    mined = mine_dataset(dataset, cfg, device, progress, announce)
     n_rules = len(mined.dataset.rules)
+    if mined.result.interrupt is not None:
+        if n_rules:
+            path = path.with_suffix(".partial.tsv")
+            write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+            announce(f"interrupted: the {n_rules} rules found by then: {path}")
+        raise mined.result.interrupt
     if not n_rules:
         raise ValueError(
             f"{dataset.name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
@@ -197,7 +213,33 @@ def get_or_mine_rules(
     return RuleFile(
         path,
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
+        mined.result.notes,
     )
+
+
+def cache_rules(
+    dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
+) -> Path:
+    """Keep mined rules where `get_or_mine_rules` looks for them in the user's cache directory.
+
+    Args:
+      dataset: what was mined.
+      cfg: the settings.
+
+    Raises:
+      OSError: the cache directory cannot be written.
+    """
+    path = _cache_path(dataset, cfg, None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+    return path
+
+
+def _cache_path(
+    dataset: Dataset, cfg: MiningConfig, cache_dir: Path | None
+) -> Path:
+    name = f"rules-{_cache_key(dataset, cfg)}.tsv"
+    return (cache_dir or _user_cache_dir()) / name
 
 
 def _user_cache_dir() -> Path:

@@ -1,88 +1,102 @@
 """Mine rules from the facts of a graph: candidates, their counts, and which of them to keep.
 
-With pairs(r) the distinct heads that rule r derives from the facts,
+Rules are ranked by smoothed confidence (see `mined_rules`); where counts are estimated, by two standard errors less
+than that. Every fact votes for the best rule that derives it from other facts, each rule counted as if the fact were
+unknown. A rule without a vote is redundant: wherever it is right, another rule is, with no less confidence. This asks
+more than that a longer rule beat the shorter ones that it contains.
 
-    body_pairs = |pairs(r)|                     support = |pairs(r) and facts|
-    confidence = support / body_pairs           head coverage = support / facts of the head's predicate
-    circular   = facts among them that r derives only from bodies which hold the fact itself
-    leave-one-out confidence = (support - circular) / (body_pairs - circular)
-    PCA confidence = support / |{(x, y) in pairs(r) : the head's predicate has a fact (x, y')}|
-
-Rules are ranked by smoothed confidence, (support - circular) / (body_pairs - circular + SMOOTHING_COUNT), which trusts
-few examples less; where counts are estimated, by two standard errors less than that. Every fact then votes for the best
-rule that derives it from other facts, each rule counted as if the fact were unknown; of two equal rules the shorter
-one gets the vote. A rule without a vote is redundant: wherever it is right, another rule is, with no less confidence.
-This asks more than that a longer rule beat the shorter ones that it contains.
+The work is planned in rows before it is done, so that the rules depend on the facts, the settings and the seed. What
+fits the budget is searched whole, and the counts are exact. What does not is searched through a sample of the
+entities, for the rules that look best there; these are counted again, exactly where the work allows it, else from a
+second sample, and vote with the counts that they have then. A choice by estimates favours those that are too high, so
+the rules with a vote are counted once more, exactly or from a third sample, and are written with these counts.
 
 `mine_rules` is the entry point.
-
-Sources: Galárraga et al. 2013, AMIE; Lajus et al. 2020, AMIE 3 (head coverage, PCA confidence); Meilicke et al. 2019,
-AnyBURL (rules with constants; smoothing by a number of unseen wrong predictions).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from funcppo import random
-from funcppo.mining import constant_rules, path_rules, paths
-from funcppo.mining.config import MAX_PATH_LENGTH, MiningConfig
-from funcppo.mining.constant_rules import ConstantRules
-from funcppo.mining.path_rules import DeadlineCheck
+from funcppo.mining import (
+    constant_rules,
+    counting,
+    mined_rules,
+    path_rules,
+    paths,
+    voting,
+)
+from funcppo.mining.budget import Budget, ProgressCallback, ignore_progress
+from funcppo.mining.config import (
+    MAX_PATH_LENGTH,
+    MiningConfig,
+)
+from funcppo.mining.counting import CountedPart
+from funcppo.mining.mined_rules import FoundRules, MinedRules, Thresholds
+from funcppo.mining.path_rules import Bodies, BodySample
 from funcppo.mining.paths import EdgeIndex
-from funcppo.types import F32, F64, I32, I64
+from funcppo.mining.voting import Votes
+from funcppo.types import F32, I32
 
-SMOOTHING_COUNT = 5.0  # wrong pairs added to the counts of each rule
-MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
-
-
-class ProgressCallback(Protocol):
-    """Receives a line that says what is done next."""
-
-    def __call__(self, message: str, /) -> object: ...
-
-
-class MinedRules(NamedTuple):
-    """Rules and their counts."""
-
-    # label of the head, from X, and labels of the body's edges, from X; -1 for none
-    labels: I64[Tensor, "R 4"]
-    # constants that the head and a body of one edge end in; 0 for a variable
-    end_constants: I64[Tensor, "R 2"]
-    support: F64[Tensor, "R"]
-    circular_support: F64[Tensor, "R"]
-    body_pairs: F64[Tensor, "R"]
-    pca_pairs: F64[Tensor, "R"]
-    head_facts: F64[Tensor, "R"]
-    # standard error of the confidence; 0 where all counts but the PCA pairs are exact
-    std_error: F64[Tensor, "R"]
-    # of the PCA confidence; infinite where the sample is too small to tell
-    pca_std_error: F64[Tensor, "R"]
+# of one core, where the graph is sparse and where it is dense
+EXPECTED_ROWS_PER_SECOND = (2_000_000, 14_000_000)
+SEARCH_SHARE = 0.7  # of the budget, for the search; the rest is for counting
+STAGE_SHARE = 0.75  # of what is left for the search, for one stage of it
+COUNT_SHARE = 0.85  # of the budget, for the search and for exact counts
+RECOUNT_SHARE = 0.95  # of the budget, for all but estimates and PCA confidences
+# A sampled rule is counted if it is among this many times `votes_per_fact` best sampled rules of some fact.
+SAMPLED_VOTES = 3
+# Share of the work for estimates, where the rest is spent.
+ESTIMATE_SHARE = 0.05
+BYTES_PER_FACT = 900  # of the index, while it is built
+BYTES_PER_BODY = 200  # of the bodies that may be extended
+# Of a chunk of work, a body that is twice as large included.
+BYTES_PER_ROW = 350
+Part = TypeVar("Part", contravariant=True)
 
 
-class _Votes(NamedTuple):
-    """The best rules of each fact so far, facts in order, the best rule of each first."""
+class AddFn(Protocol[Part]):
+    """Adds what a part of a stage found to what has been found."""
 
-    fact: I64[Tensor, "V"]
-    rule: I64[Tensor, "V"]
-    score: F64[Tensor, "V"]
-    # what a rule's score must exceed to be among the best of a fact
-    score_threshold: F64[Tensor, "N"]
+    def __call__(self, state: _State, part: Part, /) -> _State: ...
 
 
-class _CandidateRules(NamedTuple):
-    """Rules above the thresholds, and the pairs of a fact and a rule that derives it from others."""
+class StepFn(Protocol):
+    """A part of mining: yields what has been found, after each part of its work."""
 
-    rules: MinedRules
-    fact: I64[Tensor, "n"]
-    rule: I64[Tensor, "n"]
+    def __call__(
+        self, context: _MiningContext, state: _State, /
+    ) -> Iterator[_State]: ...
+
+
+class AnnounceCallback(Protocol):
+    """Receives a line that says what will be done."""
+
+    def __call__(self, line: str, /) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReport:
+    """What a stage of the search looked at."""
+
+    name: str
+    fraction: float = 1.0
+    """Share of the entities that were sources."""
+    n_left_out: int = 0
+    """Bodies that were not extended."""
+    rows_planned: float
+    """Rows that the stage was expected to compute."""
+    rows_done: float = 0.0
+    """Rows that it computed."""
+    is_finished: bool = False
+    """False if the budget or an interrupt ended the stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,9 +104,14 @@ class MiningResult:
     """The rules that were mined, and how completely."""
 
     rules: MinedRules  # in descending order of smoothed confidence
-    n_candidates: int  # rules above the thresholds, redundant ones included
+    # rules that reach the thresholds with their circular support, redundant ones included
+    n_candidates: int
+    stages: tuple[StageReport, ...]
     notes: tuple[str, ...]  # what was sampled or left out, one line each
     seconds: float  # wall time
+    rows: int  # rows computed
+    max_rows: int  # rows that might be computed
+    interrupt: KeyboardInterrupt | None  # what ended the search early
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,13 +119,35 @@ class _MiningContext:
     """What every stage reads."""
 
     edges: EdgeIndex
-    predicate: I64[Tensor, "N"]  # of each fact
-    head_facts: F64[Tensor, "L"]  # number of facts of each label
-    fact_priority: F32[Tensor, "N"]  # a random number in [0, 1) for each fact
-    # a random number in [0, 1) for each entity
-    entity_priority: F32[Tensor, "C1"]
+    priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
+    # others, independent of it: for the counts that vote, and for those that are written
+    second_priority: F32[Tensor, "C1"]
+    third_priority: F32[Tensor, "C1"]
     cfg: MiningConfig
-    deadline_passed: DeadlineCheck
+    budget: Budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _State:
+    """What has been found so far."""
+
+    votes: Votes  # for rules with counts to be written
+    sampled_votes: Votes  # for rules with counts of the search's sample
+    n_candidates: int = 0
+    n_counted: int = 0  # of the sampled rules with a vote
+    n_estimated_again: int = 0  # of the rules that are kept
+    bodies: tuple[Bodies, ...]  # of the length searched last
+    stages: tuple[StageReport, ...] = ()
+
+
+def needed_bytes(n_facts: int, n_predicates: int) -> int:
+    """Memory that mining takes at most, beside the facts themselves: their index, the rows of a chunk, the bodies."""
+    n_bodies = min((2 * n_predicates) ** (MAX_PATH_LENGTH - 1), n_facts**2)
+    return (
+        n_facts * BYTES_PER_FACT
+        + n_bodies * BYTES_PER_BODY
+        + paths.CHUNK_ROWS * BYTES_PER_ROW
+    )
 
 
 def mine_rules(
@@ -114,129 +155,45 @@ def mine_rules(
     n_predicates: int,
     n_constants: int,
     cfg: MiningConfig,
-    progress: ProgressCallback = lambda _: None,
+    progress: ProgressCallback = ignore_progress,
+    announce: AnnounceCallback = lambda _: None,
 ) -> MiningResult:
     """Mine the rules of a graph that are not redundant.
 
     Facts that do not have two arguments are left out and counted in a note. The result depends on facts, settings and
-    seed alone, unless `cfg.time_limit` ends the search early; then a note says so.
+    seed alone, unless the time limit or a KeyboardInterrupt ends the search; then a note says so. Before the search
+    begins, a KeyboardInterrupt is raised as it is.
 
     Args:
-      facts: [predicate, argument...], padded with 0.
-      progress: called with a line before each stage.
+      facts: [predicate, argument...], padded with 0, distinct.
+      progress: told what is done, and how much of it.
+      announce: told how much work there is, before it begins.
 
     Returns:
       MiningResult, its rules by descending smoothed confidence.
     """
-    begin = time.perf_counter()
-
-    def deadline_passed() -> bool:
-        return (
-            cfg.time_limit is not None
-            and time.perf_counter() - begin > cfg.time_limit
-        )
-
+    budget = Budget(
+        max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
+    )
     binary, notes = _binary_facts(facts)
-    context = _make_context(
-        binary, n_predicates, n_constants, cfg, deadline_passed
+    context = _make_context(binary, n_predicates, n_constants, cfg, budget)
+    n_votes = cfg.votes_per_fact
+    state = _State(
+        votes=voting.no_votes(len(binary), n_votes, facts.device),
+        sampled_votes=voting.no_votes(
+            len(binary), SAMPLED_VOTES * n_votes, facts.device
+        ),
+        bodies=(path_rules.no_bodies(facts.device),),
     )
-
-    # Let the facts vote on the candidates of each stage.
-    no_threshold = torch.zeros_like(context.predicate, dtype=torch.float64)
-    votes = _Votes(
-        context.predicate[:0],
-        context.predicate[:0],
-        no_threshold[:0],
-        no_threshold,
-    )
-    kept = [_no_rules(facts.device)]
-    n_kept = n_candidates = 0
-    for candidates in (
-        _iter_stages(context, notes, progress) if len(binary) else ()
-    ):
-        votes, elected = _vote(votes, candidates, n_kept, cfg.votes_per_fact)
-        kept.append(_select(candidates.rules, elected))
-        n_kept += len(elected)
-        n_candidates += len(candidates.rules.support)
-
-    progress("counting the rules that are kept")
-    rules = _with_pca_pairs(context, _sort_elected(kept, votes))
-    if deadline_passed():
-        notes.append(
-            f"stopped after {cfg.time_limit:g} seconds: another machine may find other rules"
-        )
-    n_estimated = int(((rules.std_error > 0) | (rules.pca_std_error > 0)).sum())
-    if n_estimated:
-        notes.append(
-            f"{n_estimated} rules have estimated counts, with a standard error"
-        )
-    seconds = time.perf_counter() - begin
-    return MiningResult(
-        rules=rules,
-        n_candidates=n_candidates,
-        notes=tuple(notes),
-        seconds=seconds,
-    )
-
-
-def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """support / body_pairs."""
-    return rules.support / rules.body_pairs.clamp_min(1)
-
-
-def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """(support - circular) / (body_pairs - circular)."""
-    support = rules.support - rules.circular_support
-    return support / (rules.body_pairs - rules.circular_support).clamp_min(1)
-
-
-def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """(support - circular) / (body_pairs - circular + SMOOTHING_COUNT), less two standard errors if estimated."""
-    support = rules.support - rules.circular_support
-    smoothed = support / (
-        rules.body_pairs - rules.circular_support + SMOOTHING_COUNT
-    )
-    return (smoothed - 2 * rules.std_error).clamp_min(0)
-
-
-def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """The smoothed confidence if one of the facts that the rule derives were unknown."""
-    support = rules.support - rules.circular_support - 1
-    pairs = rules.body_pairs - rules.circular_support - 1
-    return (
-        support / (pairs + SMOOTHING_COUNT) - 2 * rules.std_error
-    ).clamp_min(0)
-
-
-def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 4 3"]:
-    """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
-    x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
-    y = x + 1
-    length = (rules.labels[:, 1:] >= 0).sum(1)
-
-    # The head ends in Y or a constant. A path body ends in Y, a body beside a constant in its own constant or in Y.
-    head_constant, body_constant = rules.end_constants.unbind(1)
-    has_constant = head_constant > 0
-    head_end = torch.where(has_constant, head_constant, y)
-    constant_body_end = torch.where(body_constant > 0, body_constant, y)
-    body_end = torch.where(has_constant, constant_body_end, head_end)
-
-    atoms = [_edge_atom(rules.labels[:, 0], x, head_end)]
-    for j in range(1, MAX_RULE_ATOMS):
-        source = x if j == 1 else x + j
-        target = torch.where(length == j, body_end, x + j + 1)
-        atoms.append(_edge_atom(rules.labels[:, j], source, target))
-    return torch.stack(atoms, 1)
-
-
-def _edge_atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """The atom that an edge of a label walks along; 0 for label -1."""
-    is_backward = label % 2 == 1
-    predicate = torch.div(label, 2, rounding_mode="floor") + 1
-    first = torch.where(is_backward, target, source)
-    second = torch.where(is_backward, source, target)
-    atom = torch.stack([predicate, first, second], 1)
-    return torch.where(label[:, None] >= 0, atom, 0)
+    interrupt = None
+    try:
+        if len(binary):
+            announce(_describe_work(context))
+            for found_so_far in _iter_states(context, state):
+                state = found_so_far
+    except KeyboardInterrupt as error:
+        interrupt = error
+    return _make_result(context, state, notes, interrupt)
 
 
 def _binary_facts(facts: Tensor) -> tuple[Tensor, list[str]]:
@@ -259,258 +216,458 @@ def _make_context(
     n_predicates: int,
     n_constants: int,
     cfg: MiningConfig,
-    deadline_passed: DeadlineCheck,
+    budget: Budget,
 ) -> _MiningContext:
-    ids = torch.arange(max(len(binary), n_constants + 1), device=binary.device)
-    priority = random.uniform(
-        random.fold_in(random.key(cfg.seed, binary.device), ids), ()
+    """The facts, indexed, and a random priority for each entity."""
+    ids = torch.arange(n_constants + 1, device=binary.device)
+    key = random.key(cfg.seed, binary.device)
+    first, second, third = (
+        random.uniform(random.fold_in(part, ids), ())
+        for part in random.split(key, 3)
     )
-    n_facts = torch.bincount(binary[:, 0], minlength=n_predicates + 1)[
-        1:
-    ].double()
     return _MiningContext(
         edges=paths.build_edge_index(binary, n_predicates, n_constants),
-        predicate=binary[:, 0],
-        head_facts=n_facts.repeat_interleave(2),
-        fact_priority=priority[: len(binary)],
-        entity_priority=priority[: n_constants + 1],
+        priority=first,
+        second_priority=second,
+        third_priority=third,
         cfg=cfg,
-        deadline_passed=deadline_passed,
+        budget=budget,
     )
 
 
-def _no_rules(device: torch.device) -> MinedRules:
-    count = torch.zeros(0, dtype=torch.float64, device=device)
-    label = torch.zeros((0, MAX_RULE_ATOMS), dtype=torch.int64, device=device)
-    return MinedRules(
-        label, label[:, :2], *[count] * (len(MinedRules._fields) - 2)
+def _describe_work(context: _MiningContext) -> str:
+    """How much work there is, and how much of it may be done."""
+    edges = context.edges
+    degree = torch.diff(edges.offsets).double()
+    first = degree[edges.first_argument]
+    second = degree[edges.second_argument]
+    n_walks = [2.0 * len(first), float((degree**2).sum())]
+    n_walks.append(2 * float((first * second).sum()))
+    n_walks = n_walks[: context.cfg.max_length]
+
+    budget = context.budget
+    n_rows = min(sum(n_walks), budget.max_rows)
+    most, least = (
+        min(n_rows / rate, budget.seconds) for rate in EXPECTED_ROWS_PER_SECOND
+    )
+    lengths = ", ".join(
+        f"{n:,.0f} of length {length}" for length, n in enumerate(n_walks, 1)
+    )
+    return (
+        f"{len(first):,} facts have walks: {lengths}; at most {n_rows:,.0f} rows of work, "
+        f"about {least:.0f} to {most:.0f} s; the limits are {budget.max_rows:,} rows and {budget.seconds:g} s"
     )
 
 
-def _select(rules: MinedRules, rows: Tensor) -> MinedRules:
-    """Some of the rules, by a mask or by rows."""
-    return MinedRules(*(column[rows] for column in rules))
-
-
-def _vote(
-    votes: _Votes, candidates: _CandidateRules, n_kept: int, votes_per_fact: int
-) -> tuple[_Votes, Tensor]:
-    """The votes after some more candidates, and which of these got one; they are numbered from `n_kept`."""
-    # Only pairs above the fact's threshold can change its vote.
-    score = held_out_smoothed_confidence(candidates.rules)[candidates.rule]
-    better = (
-        (score > votes.score_threshold[candidates.fact]).nonzero().squeeze(1)
-    )
-    fact = torch.cat([votes.fact, candidates.fact[better]])
-    rule = torch.cat([votes.rule, candidates.rule[better] + n_kept])
-    score = torch.cat([votes.score, score[better]])
-
-    # By fact, then by descending score; stable, so that of equal rules the earlier, shorter one is first.
-    order = torch.sort(score, descending=True, stable=True).indices
-    order = order[torch.sort(fact[order], stable=True).indices]
-    fact = fact[order]
-    rule = rule[order]
-    score = score[order]
-
-    # The first `votes_per_fact` of each fact win; the last of them sets the threshold.
-    position = torch.arange(len(fact), device=fact.device) - torch.searchsorted(
-        fact, fact
-    )
-    is_last = position == votes_per_fact - 1
-    threshold = torch.zeros_like(votes.score_threshold).scatter(
-        0, fact[is_last], score[is_last]
-    )
-    wins = position < votes_per_fact
-    fact = fact[wins]
-    rule = rule[wins]
-    score = score[wins]
-
-    # Number the new rules that won consecutively.
-    is_new = rule >= n_kept
-    elected = torch.unique(rule[is_new]) - n_kept
-    number = torch.where(
-        is_new, n_kept + torch.searchsorted(elected, rule - n_kept), rule
-    )
-    return _Votes(fact, number, score, threshold), elected
-
-
-def _sort_elected(kept: list[MinedRules], votes: _Votes) -> MinedRules:
-    """The rules that have a vote in the end, by descending smoothed confidence."""
-    every = MinedRules(*(torch.cat(columns) for columns in zip(*kept)))
-    rules = _select(every, torch.unique(votes.rule))
-    return _select(
-        rules,
-        torch.sort(
-            smoothed_confidence(rules), descending=True, stable=True
-        ).indices,
-    )
-
-
-def _iter_stages(
-    context: _MiningContext, notes: list[str], progress: ProgressCallback
-) -> Iterator[_CandidateRules]:
-    """Yield the rules above the thresholds, shorter ones first; append to `notes` what was left out."""
-    for length in range(1, context.cfg.max_length + 1):
-        progress(f"paths of length {length}")
-        yield _path_candidates(context, length, notes)
-        if length == 1 and context.cfg.constants:
-            progress("rules with constants")
-            for rules in constant_rules.find_constant_rules(
-                context.edges, context.cfg.min_support
-            ):
-                yield _constant_candidates(context, rules)
-                if context.deadline_passed():
-                    notes.append(
-                        "rules with constants: stopped before all heads were searched"
-                    )
-                    break
-
-
-def _path_candidates(
-    context: _MiningContext, length: int, notes: list[str]
-) -> _CandidateRules:
-    """The path rules of one length above the thresholds."""
+def _iter_states(context: _MiningContext, state: _State) -> Iterator[_State]:
+    """Yield what has been found so far, after each part of the work."""
     cfg = context.cfg
+    searches: list[StepFn] = [
+        partial(_search_paths, length=length)
+        for length in range(1, cfg.max_length + 1)
+    ]
+    if cfg.constants:
+        searches.insert(1, _search_constants)
+    steps = (*searches, _count_sampled, _recount_kept, _count_pca_pairs)
+    for step in steps:
+        for next_state in step(context, state):
+            state = next_state
+            yield state
+
+
+def _search_paths(
+    context: _MiningContext, state: _State, length: int
+) -> Iterator[_State]:
+    """Search for path rules of one length."""
+    budget = context.budget
+    share = SEARCH_SHARE
+    if length < context.cfg.max_length:
+        share = _stage_share(budget)
+    if length == 1:
+        samples = path_rules.iter_first_bodies(context.edges, budget)
+        report = StageReport(
+            name="rules of length 1",
+            rows_planned=len(context.edges.label)
+            * (1 + path_rules.facts_per_pair(context.edges)),
+        )
+    else:
+        plan = path_rules.plan_extensions(
+            context.edges,
+            path_rules.concatenate_bodies(state.bodies),
+            length - 1,
+            budget.rows_left(share),
+        )
+        samples = path_rules.iter_extensions(
+            context.edges, plan, length - 1, context.priority, budget
+        )
+        report = StageReport(
+            name=f"rules of length {length}",
+            fraction=plan.fraction,
+            n_left_out=plan.n_left_out,
+            rows_planned=plan.n_rows,
+        )
+
+    def add(state: _State, sample: BodySample) -> _State:
+        return _add_sample(context, state, sample, length, share)
+
+    none = path_rules.no_bodies(context.edges.label.device)
+    state = replace(state, bodies=(none,))
+    yield from _run_stage(budget, state, report, share, samples, add)
+
+
+def _search_constants(
+    context: _MiningContext, state: _State
+) -> Iterator[_State]:
+    """Search for rules with constants; all their counts but the PCA pairs are exact."""
+    budget = context.budget
+    search = constant_rules.plan_search(context.edges, context.cfg.min_support)
+    report = StageReport(
+        name="rules with constants", rows_planned=search.n_rows
+    )
+
+    thresholds = _thresholds(context.cfg)
+
+    def add(state: _State, found: FoundRules) -> _State:
+        above = mined_rules.above_thresholds(found, thresholds)
+        return replace(
+            state,
+            n_candidates=state.n_candidates + len(above.cost),
+            votes=voting.add_votes(state.votes, above),
+        )
+
+    parts = constant_rules.find_constant_rules(context.edges, search, budget)
+    share = _stage_share(budget)
+    yield from _run_stage(budget, state, report, share, parts, add)
+
+
+def _thresholds(cfg: MiningConfig, fraction: float = 1.0) -> Thresholds:
+    """What a rule needs in a sample of a fraction of the entities."""
+    return Thresholds(
+        min_support=max(cfg.min_support * fraction, min(2, cfg.min_support)),
+        min_confidence=cfg.min_confidence,
+    )
+
+
+def _stage_share(budget: Budget) -> float:
+    """The share of the budget at which the next stage of the search must end, if others come after it."""
+    spent = budget.spent_share
+    return spent + STAGE_SHARE * max(0.0, SEARCH_SHARE - spent)
+
+
+def _run_stage(
+    budget: Budget,
+    state: _State,
+    report: StageReport,
+    share: float,
+    parts: Iterator[Part],
+    add: AddFn[Part],
+) -> Iterator[_State]:
+    """Yield the state after each part of a stage, until a share of the budget is spent."""
+    stages = state.stages
+    start = budget.rows
+    budget.start_stage(report.name, report.rows_planned)
+    yield replace(state, stages=(*stages, report))
+    for part in parts:
+        if budget.is_exhausted(share):
+            return
+        state = add(state, part)
+        report = replace(report, rows_done=budget.rows - start)
+        state = replace(state, stages=(*stages, report))
+        yield state
+    # The last part may be incomplete if the time is over.
+    report = replace(
+        report,
+        rows_done=budget.rows - start,
+        is_finished=not budget.is_late(share),
+    )
+    yield replace(state, stages=(*stages, report))
+
+
+def _add_sample(
+    context: _MiningContext,
+    state: _State,
+    sample: BodySample,
+    length: int,
+    share: float,
+) -> _State:
+    """What has been found, after the rules of some bodies; the best of them if a share of the time is spent."""
     edges = context.edges
-    found, fraction, search_notes = path_rules.find_path_rules(
-        edges,
-        context.predicate,
+    cfg = context.cfg
+    is_sampled = sample.fraction < 1.0
+    votes = state.sampled_votes if is_sampled else state.votes
+    thresholds = _thresholds(cfg, sample.fraction)
+    candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
+    for rows in path_rules.pack_candidates(candidates.table, length):
+        if context.budget.is_late(share):
+            break
+        to_beat = torch.maximum(
+            voting.score_to_beat(state.votes), voting.score_to_beat(votes)
+        )
+        found = path_rules.find_rules(
+            edges, sample, length, candidates, rows, thresholds, to_beat
+        )
+        votes = voting.add_votes(votes, found)
+
+    if length < cfg.max_length:
+        bodies = path_rules.summarise_bodies(edges, sample)
+        state = replace(state, bodies=(*state.bodies, bodies))
+    return replace(
+        state,
+        n_candidates=state.n_candidates + len(candidates.table.body),
+        votes=state.votes if is_sampled else votes,
+        sampled_votes=votes if is_sampled else state.sampled_votes,
+    )
+
+
+def _count_sampled(context: _MiningContext, state: _State) -> Iterator[_State]:
+    """Count the rules that the search saw in a sample, and let them vote with these counts.
+
+    As many as the budget allows are counted exactly, the cheapest ones; the others are estimated from another sample.
+    """
+    budget = context.budget
+    found = voting.elected(state.sampled_votes)
+    if not len(found.cost):
+        return
+
+    exact = _affordable(found, budget.rows_left(COUNT_SHARE))
+    exact_rules = mined_rules.take(found, exact)
+    budget.start_stage("exact counts", float(exact_rules.cost.sum()))
+    is_counted = torch.zeros_like(found.cost, dtype=torch.bool)
+    thresholds = _thresholds(context.cfg)
+    for part in counting.count_exactly(
+        context.edges, exact_rules, context.priority, budget, COUNT_SHARE
+    ):
+        is_counted = is_counted.index_fill(0, exact[part.rows], True)
+        counted = FoundRules(
+            part.rules, exact_rules.cost[part.rows], part.fact, part.rule
+        )
+        counted = mined_rules.above_thresholds(counted, thresholds)
+        state = replace(
+            state,
+            n_counted=state.n_counted + len(part.rows),
+            votes=voting.add_votes(state.votes, counted),
+        )
+        yield state
+    rest = mined_rules.take(found, (~is_counted).nonzero().squeeze(1))
+    yield from _estimate_sampled(context, state, rest)
+
+
+def _affordable(found: FoundRules, max_rows: float) -> Tensor:
+    """Rows of the cheapest rules that can be counted within a limit, the best rules first."""
+    cost, by_cost = torch.sort(found.cost, stable=True)
+    chosen = by_cost[torch.cumsum(cost, 0) <= max_rows]
+    score = mined_rules.held_out_smoothed_confidence(found.rules)[chosen]
+    return chosen[torch.sort(score, descending=True, stable=True).indices]
+
+
+def _estimate_sampled(
+    context: _MiningContext, state: _State, found: FoundRules
+) -> Iterator[_State]:
+    """Let rules vote with counts that are estimated from a sample of their own."""
+    max_rows = _estimate_rows(context.budget)
+    context.budget.start_stage("estimated counts", max_rows)
+    for part in counting.estimate(
+        context.edges, found, context.second_priority, context.budget, max_rows
+    ):
+        counted = FoundRules(
+            part.rules, found.cost[part.rows], part.fact, part.rule
+        )
+        known = mined_rules.keep(counted, part.rules.std_error.isfinite())
+        state = replace(
+            state,
+            n_counted=state.n_counted + len(known.cost),
+            votes=voting.add_votes(state.votes, known),
+        )
+        yield state
+
+
+def _recount_kept(context: _MiningContext, state: _State) -> Iterator[_State]:
+    """Count the rules that have a vote by estimates again: exactly, or from a sample that did not choose them."""
+    budget = context.budget
+    votes = voting.compact(state.votes)
+    rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
+    found = mined_rules.take(voting.elected(votes), rows)
+    exact = _affordable(found, budget.rows_left(RECOUNT_SHARE))
+    rows = rows[exact]
+    found = mined_rules.take(found, exact)
+    budget.start_stage("counts of the rules kept", float(found.cost.sum()))
+    for part in counting.count_exactly(
+        context.edges, found, context.priority, budget, RECOUNT_SHARE
+    ):
+        votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+        yield replace(state, votes=votes)
+
+    rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
+    found = mined_rules.take(voting.elected(votes), rows)
+    max_rows = _estimate_rows(budget)
+    for part in counting.estimate(
+        context.edges, found, context.third_priority, budget, max_rows
+    ):
+        known = part.rules.std_error.isfinite()
+        votes = voting.replace_rules(
+            votes,
+            rows[part.rows][known],
+            mined_rules.select_rules(part.rules, known),
+        )
+        n_known = state.n_estimated_again + int(known.sum())
+        state = replace(state, votes=votes, n_estimated_again=n_known)
+        yield state
+
+
+def _estimate_rows(budget: Budget) -> float:
+    """Rows that estimates may take: half of what is left, or a small share of all where less is left."""
+    return max(budget.rows_left() / 2, ESTIMATE_SHARE * budget.max_rows)
+
+
+def _count_pca_pairs(
+    context: _MiningContext, state: _State
+) -> Iterator[_State]:
+    """Count the PCA pairs of the rules with a vote: exactly, and estimates where the budget is spent."""
+    rules = voting.compact(state.votes).rules
+    is_path = rules.end_constants[:, 0] == 0
+    for count_part, is_counted in (
+        (_constant_pca_pairs, ~is_path),
+        (_path_pca_pairs, is_path),
+        (_estimated_pca_pairs, is_path),
+    ):
+        votes = voting.compact(state.votes)
+        is_unknown = votes.rules.pca_std_error.isinf() & is_counted
+        score = mined_rules.smoothed_confidence(votes.rules)
+        order = torch.sort(score, descending=True, stable=True).indices
+        rows = order[is_unknown[order]]
+        found = mined_rules.take(voting.elected(votes), rows)
+        context.budget.start_stage("PCA confidences", float(found.cost.sum()))
+        for part in count_part(context, found):
+            votes = voting.replace_rules(votes, rows[part.rows], part.rules)
+            state = replace(state, votes=votes)
+            yield state
+
+
+def _constant_pca_pairs(
+    context: _MiningContext, found: FoundRules
+) -> Iterator[CountedPart]:
+    """The PCA pairs of rules with constants."""
+    return constant_rules.count_pca_pairs(
+        context.edges, found.rules, context.budget
+    )
+
+
+def _path_pca_pairs(
+    context: _MiningContext, found: FoundRules
+) -> Iterator[CountedPart]:
+    """The PCA pairs of path rules, as far as the budget goes."""
+    return counting.count_exactly(
+        context.edges, found, context.priority, context.budget, 1.0
+    )
+
+
+def _estimated_pca_pairs(
+    context: _MiningContext, found: FoundRules
+) -> Iterator[CountedPart]:
+    """Estimates of the PCA pairs of path rules whose other counts are exact."""
+    max_rows = _estimate_rows(context.budget)
+    for part in counting.estimate(
+        context.edges, found, context.second_priority, context.budget, max_rows
+    ):
+        exact = mined_rules.select_rules(found.rules, part.rows)
+        pca_pairs = torch.maximum(part.rules.pca_pairs, exact.support)
+        rules = exact._replace(
+            pca_pairs=pca_pairs, pca_std_error=part.rules.pca_std_error
+        )
+        yield part._replace(rules=rules)
+
+
+def _make_result(
+    context: _MiningContext,
+    state: _State,
+    notes: list[str],
+    interrupt: KeyboardInterrupt | None,
+) -> MiningResult:
+    """The rules that have a vote in the end, by descending smoothed confidence, and what was left out."""
+    rules = _sort_rules(voting.compact(state.votes).rules)
+    n_seen = len(voting.elected(state.sampled_votes).cost)
+    budget = context.budget
+    every_note = [
+        *notes,
+        *_stage_notes(state.stages),
+        *_count_notes(rules, state.n_estimated_again, n_seen - state.n_counted),
+    ]
+    if interrupt is not None:
+        every_note.append("interrupted: the rules found by then are kept")
+    elif budget.was_late:
+        every_note.append(
+            f"stopped by the limit of {budget.seconds:g} seconds: another machine may find other rules"
+        )
+    return MiningResult(
+        rules=rules,
+        n_candidates=state.n_candidates,
+        stages=state.stages,
+        notes=tuple(every_note),
+        seconds=budget.elapsed,
+        rows=int(budget.rows),
+        max_rows=budget.max_rows,
+        interrupt=interrupt,
+    )
+
+
+def _sort_rules(rules: MinedRules) -> MinedRules:
+    """The rules by descending smoothed confidence; of equal ones the shorter first, then by their labels."""
+    length = (rules.labels[:, 1:] >= 0).sum(1)
+    score = mined_rules.smoothed_confidence(rules)
+    keys = [
+        *rules.end_constants.flip(1).unbind(1),
+        *rules.labels.flip(1).unbind(1),
         length,
-        cfg.min_support,
-        cfg.max_rows,
-        context.fact_priority,
-        context.deadline_passed,
-    )
-    bodies, body_of_rule = torch.unique(
-        found.body_labels, dim=0, return_inverse=True
-    )
-    estimate = path_rules.count_body_pairs(
-        edges,
-        bodies,
-        cfg.max_rows,
-        context.entity_priority,
-        context.deadline_passed,
-    )
-    pairs = estimate.total[body_of_rule]
-    pairs_error = estimate.std_error[body_of_rule]
+    ]
+    order = torch.arange(len(score), device=score.device)
+    for key in keys:
+        order = order[torch.sort(key[order], stable=True).indices]
+    best_first = torch.sort(score[order], descending=True, stable=True)
+    return mined_rules.select_rules(rules, order[best_first.indices])
 
-    # The relative errors of support and of body pairs add up as squares; `n_seen` counts facts of the sample that the
-    # rule derives.
-    n_seen = (found.support * fraction).clamp_min(1)
-    relative_error = torch.sqrt(
-        (1 - fraction) / n_seen + (pairs_error / pairs.clamp_min(1)) ** 2
-    )
-    n_unknown = int(pairs_error.isinf().sum())
-    if n_unknown:
-        search_notes.append(
-            f"{n_unknown} rules left out: a sample of their pairs does not tell their confidence"
+
+def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:
+    """What each stage of the search left out, a line each."""
+    notes: list[str] = []
+    for stage in stages:
+        if stage.fraction < 1.0:
+            notes.append(
+                f"{stage.name}: searched from {stage.fraction:.2%} of the entities; the best rules were counted again"
+            )
+        if stage.n_left_out:
+            notes.append(
+                f"{stage.name}: {stage.n_left_out:,} shorter bodies, the least promising, were not extended"
+            )
+        if not stage.is_finished:
+            percent = 100 * stage.rows_done / max(stage.rows_planned, 1.0)
+            notes.append(
+                f"{stage.name}: stopped after {min(int(percent), 99)} % of the work planned"
+            )
+    return notes
+
+
+def _count_notes(
+    rules: MinedRules, n_estimated_again: int, n_uncounted: int
+) -> list[str]:
+    """Which counts are estimates, or missing."""
+    notes: list[str] = []
+    n_estimated = int((rules.std_error > 0).sum())
+    if n_estimated:
+        notes.append(
+            f"{n_estimated} rules have estimated counts, with a standard error"
         )
-    notes.extend(f"length {length}: {line}" for line in search_notes)
-
-    head_label = 2 * found.head_predicate - 2
-    labels = torch.cat([head_label[:, None], found.body_labels], 1)
-    rules = MinedRules(
-        labels=pad(labels, (0, MAX_RULE_ATOMS - 1 - length), value=-1),
-        end_constants=torch.zeros(
-            (len(head_label), 2), dtype=torch.int64, device=head_label.device
-        ),
-        support=found.support,
-        circular_support=found.circular_support,
-        body_pairs=torch.maximum(pairs, found.support),
-        pca_pairs=torch.zeros_like(pairs),
-        head_facts=context.head_facts[head_label],
-        std_error=found.support / pairs.clamp_min(1) * relative_error,
-        pca_std_error=torch.zeros_like(pairs),
-    )
-    return _above_min_confidence(
-        cfg, _CandidateRules(rules, found.fact, found.rule)
-    )
-
-
-def _constant_candidates(
-    context: _MiningContext, found: ConstantRules
-) -> _CandidateRules:
-    """The rules with constants above the thresholds; their counts are exact."""
-    labels = torch.stack([found.head_label, found.body_label], 1)
-    zeros = torch.zeros_like(found.body_pairs)
-    rules = MinedRules(
-        labels=pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
-        end_constants=torch.stack(
-            [found.head_constant, found.body_constant], 1
-        ),
-        support=found.support,
-        circular_support=found.circular_support,
-        body_pairs=found.body_pairs,
-        pca_pairs=zeros,
-        head_facts=context.head_facts[found.head_label],
-        std_error=zeros,
-        pca_std_error=zeros,
-    )
-    return _above_min_confidence(
-        context.cfg, _CandidateRules(rules, found.fact, found.rule)
-    )
-
-
-def _above_min_confidence(
-    cfg: MiningConfig, candidates: _CandidateRules
-) -> _CandidateRules:
-    """The rules of enough confidence, and the facts that they derive."""
-    # An infinite standard error fails.
-    lower_bound = (
-        leave_one_out_confidence(candidates.rules)
-        - 2 * candidates.rules.std_error
-    )
-    is_kept = lower_bound >= cfg.min_confidence
-    rows = is_kept[candidates.rule]
-    new_number = torch.cumsum(is_kept, 0) - 1
-    return _CandidateRules(
-        rules=_select(candidates.rules, is_kept),
-        fact=candidates.fact[rows],
-        rule=new_number[candidates.rule[rows]],
-    )
-
-
-def _with_pca_pairs(context: _MiningContext, rules: MinedRules) -> MinedRules:
-    """The rules with their PCA pairs; relative errors of PCA pairs and of the confidence add up as squares."""
-    edges = context.edges
-    total = torch.zeros_like(rules.support)
-    relative_error = rules.std_error / confidence(rules).clamp_min(1e-9)
-
-    # Rules with constants: exact.
-    has_constant = rules.end_constants[:, 0] > 0
-    chosen = has_constant.nonzero().squeeze(1)
-    labels = rules.labels[chosen]
-    body_constant = rules.end_constants[chosen, 1]
-    count = constant_rules.count_pca_pairs(
-        edges, labels[:, 0], labels[:, 1], body_constant
-    )
-    total = total.scatter(0, chosen, count)
-
-    # Path rules, length by length: exact where their other counts are.
-    length_of_rule = (rules.labels[:, 1:] >= 0).sum(1)
-    for length in range(1, MAX_RULE_ATOMS):
-        chosen = (
-            ((length_of_rule == length) & ~has_constant).nonzero().squeeze(1)
+    if n_estimated > n_estimated_again:
+        notes.append(
+            f"{n_estimated - n_estimated_again} of these were chosen by the same estimates, which may be too high"
         )
-        if not len(chosen):
-            continue
-        labels = rules.labels[chosen]
-        estimate = path_rules.count_pca_pairs(
-            edges,
-            labels[:, 0],
-            labels[:, 1 : 1 + length],
-            rules.std_error[chosen] == 0,
-            context.cfg.max_rows,
-            context.entity_priority,
+    is_exact = rules.std_error == 0
+    n_pca = int((is_exact & (rules.pca_std_error > 0)).sum())
+    if n_pca:
+        notes.append(
+            f"{n_pca} rules have an estimated or unknown PCA confidence, with a standard error"
         )
-        total = total.scatter(0, chosen, estimate.total)
-        pca_error = estimate.std_error / estimate.total.clamp_min(1)
-        relative_error = relative_error.scatter(
-            0, chosen, torch.hypot(relative_error[chosen], pca_error)
+    if n_uncounted:
+        notes.append(
+            f"{n_uncounted} rules that a sample showed were left out: the budget did not suffice to count them"
         )
-
-    pairs = torch.maximum(total, rules.support)
-    return rules._replace(
-        pca_pairs=pairs,
-        pca_std_error=rules.support / pairs.clamp_min(1) * relative_error,
-    )
+    return notes

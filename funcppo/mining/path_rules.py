@@ -1,481 +1,492 @@
-"""Closed path rules h(X, Y) :- b1(X, Z1), ..., bn(.., Y): candidates from the paths that close facts, and their counts.
+"""Closed path rules h(X, Y) :- b1(X, Z1), ..., bn(.., Y): which bodies to look at, and the rules that they make.
 
-Work is planned in rows, so that what is exact and what is sampled depends on the data and the seed alone. Every fact
-and every entity has a random priority, uniform in [0, 1): a sample of a fraction f is those with a priority below f.
+All bodies of a length are the bodies of the length before, extended by every label. Where that is more work than the
+budget allows, only a part of the entities are sources: every body is then counted on a sample. Where even a small
+sample is too much work, the bodies that promise the most are extended, and the others are left out and counted.
 
-`find_path_rules` finds candidates, `count_body_pairs` and `count_pca_pairs` count what they derive.
+`plan_extensions` says what is done, `iter_extensions` does it, and `find_rules` takes the rules from the pairs that
+bodies join.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from funcppo.logic import row_index
-from funcppo.logic.joins import ragged_arange
-from funcppo.mining import paths
-from funcppo.mining.paths import BodyPairs, ClosedPaths, EdgeIndex
+from funcppo.mining import circularity, paths
+from funcppo.mining.budget import Budget
+from funcppo.mining.mined_rules import (
+    SMOOTHING_COUNT,
+    FoundRules,
+    MinedRules,
+    Thresholds,
+    above_thresholds,
+    held_out_score,
+    keep,
+    path_labels,
+)
+from funcppo.mining.paths import (
+    CHUNK_ROWS,
+    EdgeIndex,
+    JoinedPairs,
+    PathBlock,
+    SourceRange,
+)
 from funcppo.types import F32, F64, I64
 
-SOURCE_SAMPLE_SIZE = 256  # sources from which the pairs of a body are estimated
+# A single body may take this many rows; a larger one is counted on a sample of its sources.
+MAX_BODY_ROWS = 2 * CHUNK_ROWS
+# A sample of a whole length has at least this many sources, and this share of them.
+MIN_SAMPLE_SOURCES = 64
+MIN_SAMPLE_FRACTION = 1 / 256
+# Work of matching a pair with one of the facts between its entities, in rows.
+FACT_ROWS = 0.06
 
 
-class PathRules(NamedTuple):
-    """Path rules of one length, and the facts that they derive from others."""
+class Bodies(NamedTuple):
+    """The bodies of one length that have paths, by ascending code; estimates where they were sampled."""
 
-    head_predicate: I64[Tensor, "R"]
-    body_labels: I64[Tensor, "R J"]
-    support: F64[Tensor, "R"]
-    # facts among the support that every path derives from the fact itself
-    circular_support: F64[Tensor, "R"]
-    # pairs of a fact and a rule that derives it from others
-    fact: I64[Tensor, "n"]
+    code: I64[Tensor, "K"]
+    n_pairs: F64[Tensor, "K"]
+    walk_rows: F64[Tensor, "K"]  # rows that walking each from all sources takes
+    extension_rows: F64[Tensor, "K"]  # rows of extending each by all labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtensionPlan:
+    """Which bodies to extend, and from how many sources."""
+
+    bodies: Bodies  # those to extend, the most promising first
+    n_left_out: int  # bodies that are not extended
+    fraction: float  # share of the entities that are sources
+    n_rows: float  # expected work
+
+
+class BodySample(NamedTuple):
+    """Bodies counted from a share of all sources."""
+
+    pairs: JoinedPairs
+    fraction: float
+    prefixes: Bodies  # of the bodies, by ascending code; none of one label
+
+
+class FactHits(NamedTuple):
+    """Entries of pairs whose entities some fact has, by ascending body."""
+
+    body: I64[Tensor, "n"]
+    pair: I64[Tensor, "n"]  # row in `EdgeIndex.pairs`
+    entry: I64[Tensor, "n"]
+
+
+class RuleFacts(NamedTuple):
+    """The facts that rules derive, those derived from themselves alone included."""
+
     rule: I64[Tensor, "n"]
+    fact: I64[Tensor, "n"]
+    entry: I64[Tensor, "n"]  # of the pair
 
 
-class PathRuleSearch(NamedTuple):
-    """The result of a search for path rules."""
+class RuleTable(NamedTuple):
+    """Rules of bodies, in the order of body and head."""
 
-    rules: PathRules
-    # fraction of the head's facts that each rule was looked for in
-    sampling_fraction: F64[Tensor, "R"]
-    notes: list[str]  # what was sampled or not looked at, one line each
-
-
-class CountEstimate(NamedTuple):
-    """How many pairs each body joins."""
-
-    total: F64[Tensor, "K"]
-    std_error: F64[Tensor, "K"]  # standard error; 0 where the count is exact
+    body: I64[Tensor, "R"]  # row of the body
+    predicate: I64[Tensor, "R"]  # of the head, from 0
+    support: F64[Tensor, "R"]  # circular support included
+    n_pairs: F64[Tensor, "R"]
 
 
-class DeadlineCheck(Protocol):
-    """Whether the time limit has passed."""
+class Candidates(NamedTuple):
+    """Rules of some bodies that have enough support, and the pairs that are facts."""
 
-    def __call__(self) -> bool: ...
+    table: RuleTable
+    hits: FactHits
 
 
-def find_path_rules(
-    edges: EdgeIndex,
-    predicate: I64[Tensor, "N"],
-    length: int,
-    min_support: int,
-    max_rows: int,
-    priority: F32[Tensor, "N"],
-    deadline_passed: DeadlineCheck,
-) -> PathRuleSearch:
-    """Find the rules of a length that derive `min_support` facts from others.
+def facts_per_pair(edges: EdgeIndex) -> float:
+    """The mean number of facts between two entities, in rows of work beside that of the pair."""
+    return len(edges.fact) / 2 / max(edges.n_entity_ids, 1) ** 2 * FACT_ROWS
 
-    A predicate whose facts cost more than its part of the work is searched through a sample of them. A body must then
-    close at least two of the sample, and counts are scaled by its fraction.
 
-    Args:
-      predicate: the predicate of each fact.
-      length: number of body atoms.
-      max_rows: rows to look at, for all predicates together.
-      priority: a random number in [0, 1) for each fact.
-      deadline_passed: asked between predicates and blocks.
+def iter_first_bodies(edges: EdgeIndex, budget: Budget) -> Iterator[BodySample]:
+    """Yield the bodies of one label, counted from all sources."""
+    priority = torch.zeros(edges.n_entity_ids, device=edges.label.device)
+    labels = torch.arange(edges.n_labels, device=edges.label.device)
+    n_edges = torch.bincount(edges.label, minlength=edges.n_labels)
+    cost = n_edges.double() * (1 + facts_per_pair(edges))
+    for first, last in paths.pack(cost, CHUNK_ROWS):
+        block = paths.walk(edges, labels[first:last], 1, SourceRange(priority))
+        none = no_bodies(labels.device)
+        yield BodySample(paths.joined_pairs(block), 1.0, none)
+        budget.spend(float(cost[first:last].sum()))
 
-    Returns:
-      rules: the rules of all heads.
-      sampling_fraction: the fraction of facts in which each rule was looked for.
-      notes: what was sampled or not looked at.
-    """
-    groups = _group_by_predicate(predicate)
-    cost = paths.closed_path_cost(edges, length)
-    costs = torch.stack([cost[group].sum() for group in groups])
-    max_cost = _max_cost_per_group(costs, max_rows)
 
-    none = predicate[:0]
-    parts = [
-        PathRules(
-            none,
-            none.view(0, 1).expand(0, length),
-            none.double(),
-            none.double(),
-            none,
-            none,
-        )
+def summarise_bodies(edges: EdgeIndex, sample: BodySample) -> Bodies:
+    """How many pairs the bodies of a sample have, and how much work they are."""
+    pairs = sample.pairs
+    n_bodies = len(pairs.body_code)
+    degree = torch.diff(edges.offsets).double()
+    columns = [
+        torch.bincount(pairs.body, minlength=n_bodies).double(),
+        torch.bincount(pairs.body, pairs.n_paths.double(), minlength=n_bodies),
+        torch.bincount(pairs.body, degree[pairs.target], minlength=n_bodies),
     ]
-    fractions = [none.double()]
-    n_rules = n_searched = n_sampled = 0
-    for group, group_cost in zip(groups, costs.tolist()):
-        if deadline_passed():
-            break
-        # Search a sample by ascending priority: if time ends the search, what is done is a smaller sample.
-        fraction = min(1.0, max_cost / max(group_cost, 1))
-        sample = _sample_by_priority(group, priority, fraction)
-        closed, share_done = _close_facts(
-            edges, sample, length, deadline_passed
-        )
-        fraction *= share_done
-        rules = path_rules_of_head(edges, closed, min_support, fraction)
-
-        # Number the rules of all heads consecutively.
-        head = predicate[group[0]].expand(len(rules.support))
-        parts.append(
-            rules._replace(head_predicate=head, rule=rules.rule + n_rules)
-        )
-        fractions.append(torch.full_like(rules.support, fraction))
-        n_rules += len(rules.support)
-        n_searched += 1
-        n_sampled += fraction < 1.0
-
-    every = PathRules(*(torch.cat(columns) for columns in zip(*parts)))
-    notes = _search_notes(len(groups), n_searched, n_sampled)
-    return PathRuleSearch(every, torch.cat(fractions), notes)
-
-
-def _sample_by_priority(
-    rows: Tensor, priority: Tensor, fraction: float
-) -> Tensor:
-    """The rows whose priority is below the fraction, by ascending priority."""
-    sample = rows[priority[rows] < fraction]
-    return sample[torch.sort(priority[sample]).indices]
-
-
-def _search_notes(n_heads: int, n_searched: int, n_sampled: int) -> list[str]:
-    """What a search left out, one line each."""
-    notes: list[str] = []
-    if n_searched < n_heads:
-        notes.append(f"stopped before all {n_heads} heads were searched")
-    if n_sampled:
-        notes.append(
-            f"{n_sampled} of {n_heads} heads were searched through a sample of their facts"
-        )
-    return notes
-
-
-def _group_by_predicate(predicate: Tensor) -> list[Tensor]:
-    """The rows of the facts of each predicate that has any."""
-    order = torch.sort(predicate, stable=True).indices
-    cuts = torch.diff(predicate[order]).nonzero().squeeze(1).cpu() + 1
-    return [group for group in torch.tensor_split(order, cuts) if len(group)]
-
-
-def _max_cost_per_group(costs: Tensor, max_rows: int) -> float:
-    """The most that each group may cost so that all together cost `max_rows`; cheap groups leave more to the others."""
-    ascending = torch.sort(costs.double()).values
-    spent = torch.cat([ascending.new_zeros(1), torch.cumsum(ascending, 0)[:-1]])
-    n_left = torch.arange(len(costs), 0, -1, device=costs.device)
-    limits = (max_rows - spent) / n_left
-    exceeding = (ascending > limits).nonzero()
-    return (
-        float(limits[exceeding[0, 0]])
-        if len(exceeding)
-        else float(ascending[-1])
+    is_met = columns[0] > 0
+    code = pairs.body_code[is_met]
+    n_pairs, n_paths, extension = (
+        column[is_met] / sample.fraction for column in columns
+    )
+    return Bodies(
+        code, n_pairs, _walk_rows(edges, sample, code, n_paths), extension
     )
 
 
-def _close_facts(
-    edges: EdgeIndex, facts: Tensor, length: int, deadline_passed: DeadlineCheck
-) -> tuple[ClosedPaths, float]:
-    """The bodies that close the facts, and the share of the facts, in order, that there was time for."""
-    chunks = [paths.find_closed_paths(edges, facts[:0], length)]
-    n_done = 0
-    for block in paths.split_by_cost(edges, facts, length):
-        chunks.append(paths.find_closed_paths(edges, block, length))
-        n_done += len(block)
-        if deadline_passed():
-            break
-    closed = ClosedPaths(*(torch.cat(columns) for columns in zip(*chunks)))
-    return closed, n_done / max(len(facts), 1)
+def no_bodies(device: torch.device) -> Bodies:
+    """A table without a body."""
+    none = torch.zeros(0, dtype=torch.float64, device=device)
+    return Bodies(none.long(), none, none, none)
 
 
-def path_rules_of_head(
-    edges: EdgeIndex,
-    closed_paths: ClosedPaths,
-    min_support: int = 1,
-    sampling_fraction: float = 1.0,
-) -> PathRules:
-    """The candidates for one head, given the bodies that close a sample of its facts.
-
-    Returns:
-      PathRules whose `head_predicate` is empty: the caller fills it.
-    """
-    # Number the bodies; count the facts that each closes, and those that it closes only by themselves.
-    label_columns = closed_paths.body_labels.unbind(1)
-    bits = [edges.n_labels.bit_length()] * len(label_columns)
-    code = row_index.encode_rows(label_columns, bits).key
-    _, rule, n_closed = torch.unique(
-        code, return_inverse=True, return_counts=True
-    )
-    n_circular = torch.bincount(
-        rule, closed_paths.is_circular.double(), minlength=len(n_closed)
-    )
-    threshold = max(min_support * sampling_fraction, min(2, min_support))
-    is_kept = n_closed - n_circular >= threshold
-
-    # Any row of a body tells its labels.
-    row = torch.arange(len(rule), device=rule.device)
-    example = torch.zeros_like(n_closed).scatter(0, rule, row)[is_kept]
-    new_number = torch.cumsum(is_kept, 0) - 1
-    derives = (is_kept[rule] & ~closed_paths.is_circular).nonzero().squeeze(1)
-    scale = max(sampling_fraction, 1e-9)
-    return PathRules(
-        head_predicate=closed_paths.fact[:0],
-        body_labels=closed_paths.body_labels[example],
-        support=n_closed[is_kept].double() / scale,
-        circular_support=n_circular[is_kept] / scale,
-        fact=closed_paths.fact[derives],
-        rule=new_number[rule[derives]],
-    )
+def concatenate_bodies(parts: Sequence[Bodies]) -> Bodies:
+    """All bodies of some tables, which have none in common."""
+    return Bodies(*(torch.cat(columns) for columns in zip(*parts)))
 
 
-def count_body_pairs(
-    edges: EdgeIndex,
-    bodies: I64[Tensor, "K J"],
-    max_rows: int,
-    priority: F32[Tensor, "C1"],
-    deadline_passed: DeadlineCheck,
-) -> CountEstimate:
-    """Count the pairs of each body: exactly where the work allows it, cheap bodies first, else from a sample.
+def plan_extensions(
+    edges: EdgeIndex, bodies: Bodies, length: int, max_rows: float
+) -> ExtensionPlan:
+    """Choose the bodies to extend and the share of sources, so that the work is within a limit.
 
     Args:
-      bodies: distinct, in lexicographic order.
-      max_rows: approximate number of pairs to make at most, for the sample and again for the exact counts.
-      priority: a random number in [0, 1) for each entity.
-      deadline_passed: asked between blocks of sources.
-
-    Returns:
-      total: the number of pairs of each body.
-      std_error: its standard error, 0 where it is exact.
+      bodies: all bodies of a length.
+      length: number of their labels.
+      max_rows: limit of the work.
     """
-    sources = _sources_by_priority(edges, priority)
-    fraction = _sample_fraction(edges, bodies[:, 0], priority)
-    estimate = _count_pairs(
-        edges, bodies, sources, fraction, priority, max_rows, deadline_passed
-    )
+    weight = 1 + facts_per_pair(edges)
+    cost = bodies.walk_rows + bodies.extension_rows * weight
+    n_sources = max(int((torch.diff(edges.offsets) > 0).sum()), 1)
+    least = max(MIN_SAMPLE_SOURCES / n_sources, MIN_SAMPLE_FRACTION)
+    total = float(cost.sum())
+    fraction = max(min(1.0, max_rows / max(total, 1.0)), min(1.0, least))
 
-    # Count again from all sources what together costs no more than the limit.
-    is_cheap = _cheapest_within_limit(estimate.total, max_rows) & (
-        estimate.std_error > 0
-    )
-    if not is_cheap.any():
-        return estimate
-    all_sources = torch.ones_like(fraction[is_cheap])
-    exact = _count_pairs(
-        edges,
-        bodies[is_cheap],
-        sources,
-        all_sources,
-        priority,
-        2 * max_rows,
-        deadline_passed,
-    )
-    is_better = exact.std_error < estimate.std_error[is_cheap]
-    improved = is_cheap.nonzero().squeeze(1)[is_better]
-    return CountEstimate(
-        total=estimate.total.scatter(0, improved, exact.total[is_better]),
-        std_error=estimate.std_error.scatter(
-            0, improved, exact.std_error[is_better]
-        ),
+    promise = _promise(edges, bodies, length)
+    order = torch.sort(promise, descending=True, stable=True).indices
+    rows = torch.cumsum(cost[order] * fraction, 0)
+    n_taken = len(order)
+    if total * fraction > 1.01 * max_rows:
+        n_taken = max(1, int((rows <= max_rows).sum()))
+    chosen = Bodies(*(column[order[:n_taken]] for column in bodies))
+    return ExtensionPlan(
+        bodies=chosen,
+        n_left_out=len(order) - n_taken,
+        fraction=fraction,
+        n_rows=float(rows[n_taken - 1]) if n_taken else 0.0,
     )
 
 
-def count_pca_pairs(
+def iter_extensions(
     edges: EdgeIndex,
-    head_label: I64[Tensor, "R"],
-    body_labels: I64[Tensor, "R J"],
-    count_exactly: Tensor,
-    max_rows: int,
+    plan: ExtensionPlan,
+    length: int,
     priority: F32[Tensor, "C1"],
-) -> CountEstimate:
-    """Count the pairs of each rule whose source has some fact of the head, exactly or from a sample of sources.
-
-    No time limit ends this: a count over a few sources would be worth nothing, and that of all pairs took longer.
+    budget: Budget,
+) -> Iterator[BodySample]:
+    """Yield the bodies that extend those of a plan, in its order, each in one sample.
 
     Args:
-      count_exactly: which rules to count from all sources, as far as twice `max_rows` allows.
-      max_rows: approximate number of pairs to make at most.
+      length: number of labels of the bodies of the plan.
       priority: a random number in [0, 1) for each entity.
-
-    Returns:
-      total: the number of pairs of each rule.
-      std_error: its standard error, 0 where it is exact.
+      budget: pays for the work.
     """
-    # Rules with one body share its walk, which is exact if one of them asks for it.
-    n_rules = len(head_label)
-    bodies, body_of_rule = torch.unique(body_labels, dim=0, return_inverse=True)
-    body_number = torch.arange(len(bodies) + 1, device=priority.device)
-    is_exact = torch.isin(body_number[:-1], body_of_rule[count_exactly])
-    fraction = torch.where(
-        is_exact, 1.0, _sample_fraction(edges, bodies[:, 0], priority)
-    )
-    rules_by_body = torch.sort(body_of_rule, stable=True)
-    offsets = torch.searchsorted(rules_by_body.values, body_number)
+    walk_rows = plan.bodies.walk_rows * plan.fraction
+    for first, last in paths.pack(walk_rows, CHUNK_ROWS):
+        # A body too large to walk at once is walked from fewer sources.
+        largest = float(walk_rows[first:last].max())
+        share = min(1.0, MAX_BODY_ROWS / max(largest, 1.0))
+        sources = SourceRange(priority, 0.0, plan.fraction * share)
+        prefixes = Bodies(*(column[first:last] for column in plan.bodies))
+        order = torch.sort(prefixes.code).indices
+        prefixes = Bodies(*(column[order] for column in prefixes))
+        block = paths.walk(edges, prefixes.code, length, sources)
+        budget.spend(float(walk_rows[first:last].sum()) * share)
+        for pairs, fraction in _extend_block(edges, block, sources, budget):
+            yield BodySample(pairs, fraction, prefixes)
 
-    total = torch.zeros(n_rules, dtype=torch.float64, device=priority.device)
-    squares = total
-    limit, n_rows = 1.0, 0
-    sources = _sources_by_priority(edges, priority)
-    for pairs, next_priority in paths.iter_body_pairs(
-        edges, bodies, sources, fraction, priority
-    ):
-        # A pair counts for each rule of its body whose head label leaves the pair's source.
-        body, source, count = _pairs_per_source(edges, pairs)
-        for row, position in (
-            ragged_arange(offsets[body], offsets[body + 1] - offsets[body])
-            if len(body)
-            else ()
-        ):
-            rule = rules_by_body.indices[position]
-            n_head_edges = paths.outgoing_edges(
-                edges, source[row], head_label[rule]
-            ).length
-            n_pairs = count[row] * (n_head_edges > 0).double()
-            total = total + torch.bincount(rule, n_pairs, minlength=n_rules)
-            squares = squares + torch.bincount(
-                rule, n_pairs * n_pairs, minlength=n_rules
+
+def find_candidates(
+    edges: EdgeIndex, pairs: JoinedPairs, thresholds: Thresholds
+) -> Candidates:
+    """The rules of some bodies that have enough support and confidence, circular support included."""
+    hits = find_hits(edges, pairs)
+    n_facts = torch.diff(edges.pairs.offsets)[hits.pair]
+    size = (len(pairs.body_code), len(edges.pairs.keys))
+    n_pairs = torch.bincount(pairs.body, minlength=size[0]).double()
+    none = n_pairs[:0]
+    parts = [RuleTable(hits.body[:0], hits.body[:0], none, none)]
+    ones = torch.ones_like(hits.pair, dtype=torch.float32)
+
+    # The facts of each pair by predicate, summed up over the pairs of each body.
+    for first, last in paths.pack_runs(hits.body, n_facts, MAX_BODY_ROWS):
+        part = slice(first, last)
+        left = paths.sparse_matrix(
+            hits.body[part], hits.pair[part], ones[part], size
+        )
+        product = paths.multiply(left, edges.pair_predicates)
+        support = product.value.double()
+        total = n_pairs[product.row]
+        enough = (support >= thresholds.min_support) & (
+            support >= thresholds.min_confidence * total
+        )
+        columns = (product.row, product.column, support, total)
+        parts.append(RuleTable(*(column[enough] for column in columns)))
+    table = RuleTable(*(torch.cat(columns) for columns in zip(*parts)))
+    return Candidates(table, hits)
+
+
+def pack_candidates(
+    table: RuleTable, length: int
+) -> Iterator[I64[Tensor, "r"]]:
+    """Yield rows of candidates in parts that derive about MAX_BODY_ROWS facts each, the best rules first."""
+    score = _best_score(table, length)
+    order = torch.sort(score, descending=True, stable=True).indices
+    for first, last in paths.pack(table.support[order], MAX_BODY_ROWS):
+        yield order[first:last]
+
+
+def find_rules(
+    edges: EdgeIndex,
+    sample: BodySample,
+    length: int,
+    candidates: Candidates,
+    rows: I64[Tensor, "r"],
+    thresholds: Thresholds,
+    score_to_beat: F64[Tensor, "N"],
+) -> FoundRules:
+    """Those among some candidates that are above the thresholds and may be the best rule of some fact.
+
+    Counts are those of the sample.
+
+    Args:
+      length: number of labels of the bodies.
+      candidates: the rules of the sample.
+      rows: of the candidates to look at.
+      score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
+    """
+    table, hits = candidates
+    part = RuleTable(*(column[rows] for column in table))
+    least = _least_of_predicate(edges, score_to_beat)
+    is_promising = _best_score(part, length) > least[part.predicate]
+    rows = torch.sort(rows[is_promising]).values
+    part = RuleTable(*(column[rows] for column in table))
+    facts = match_facts(
+        edges, hits, part.body * edges.n_predicates + part.predicate
+    )
+    wins = _best_score(part, length)[facts.rule] > score_to_beat[facts.fact]
+    is_kept = torch.zeros_like(rows, dtype=torch.bool)
+    is_kept = is_kept.index_fill(0, facts.rule[wins], True)
+    found = _found_rules(edges, sample, length, part, facts, is_kept)
+    return above_thresholds(found, thresholds)
+
+
+def _best_score(table: RuleTable, length: int) -> Tensor:
+    """The scores that rules have without circular support; with it they are at most as high."""
+    return held_out_score(table.support, 0.0, table.n_pairs, length)
+
+
+def find_hits(edges: EdgeIndex, pairs: JoinedPairs) -> FactHits:
+    """The pairs whose entities some fact has."""
+    found = paths.find_keys(
+        edges.pairs, pairs.source * edges.n_entity_ids + pairs.target
+    )
+    # 32 bits sort twice as fast as 64.
+    body, order = torch.sort(pairs.body[found.row].int(), stable=True)
+    return FactHits(body.long(), found.position[order], found.row[order])
+
+
+def match_facts(
+    edges: EdgeIndex, hits: FactHits, rule_key: I64[Tensor, "R"]
+) -> RuleFacts:
+    """The facts that rules derive.
+
+    Args:
+      rule_key: body * n_predicates + predicate of each rule, distinct and ascending.
+    """
+    n_predicates = edges.n_predicates
+    none = rule_key[:0]
+    parts = [RuleFacts(none, none, none)]
+    if len(hits.body) and len(rule_key):
+        n_bodies = 1 + int(
+            torch.maximum(hits.body[-1], rule_key[-1] // n_predicates)
+        )
+        has_rule = torch.zeros(n_bodies, dtype=torch.bool, device=none.device)
+        has_rule = has_rule.index_fill(0, rule_key // n_predicates, True)
+        row = has_rule[hits.body].nonzero().squeeze(1)
+        first = edges.pairs.offsets[hits.pair[row]]
+        n_facts = edges.pairs.offsets[hits.pair[row] + 1] - first
+        for begin, end in paths.pack(n_facts.double(), CHUNK_ROWS):
+            part = slice(begin, end)
+            at, position = paths.expand_ranges(first[part], n_facts[part])
+            hit = row[part][at]
+            fact = edges.pair_facts[position]
+            key = hits.body[hit] * n_predicates + edges.predicate[fact]
+            rule = torch.searchsorted(rule_key, key)
+            rule = rule.clamp_max(len(rule_key) - 1)
+            match = (rule_key[rule] == key).nonzero().squeeze(1)
+            parts.append(
+                RuleFacts(rule[match], fact[match], hits.entry[hit[match]])
             )
-        n_rows += len(pairs.body)
-        if next_priority < 1.0 and n_rows > 2 * max_rows:
-            limit = next_priority
-            break
-    fraction = torch.clamp(fraction, max=limit)[body_of_rule]
-    return _estimate_total(
-        edges, body_labels[:, 0], fraction, priority, total, squares
+    return RuleFacts(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+def _found_rules(
+    edges: EdgeIndex,
+    sample: BodySample,
+    length: int,
+    table: RuleTable,
+    facts: RuleFacts,
+    is_kept: Tensor,
+) -> FoundRules:
+    """Those rules of a table that are kept, with their circular support."""
+    pairs = sample.pairs
+    row = is_kept[facts.rule].nonzero().squeeze(1)
+    facts = RuleFacts(*(column[row] for column in facts))
+    labels = path_labels(
+        table.predicate, pairs.body_code[table.body], length, edges.n_labels
     )
+    circular = circularity.is_circular(
+        edges,
+        facts.fact,
+        labels[facts.rule, 1 : 1 + length],
+        pairs.n_paths[facts.entry],
+    )
+    n_paths = torch.bincount(
+        pairs.body, pairs.n_paths.double(), minlength=len(pairs.body_code)
+    )
+    n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
+    zeros = torch.zeros_like(table.support)
+    rules = MinedRules(
+        labels=labels,
+        end_constants=torch.zeros_like(labels[:, :2]),
+        support=table.support,
+        circular_support=torch.bincount(
+            facts.rule, circular.double(), minlength=len(table.body)
+        ),
+        body_pairs=table.n_pairs,
+        pca_pairs=zeros,
+        head_facts=n_facts[table.predicate].double(),
+        std_error=zeros,
+        pca_std_error=zeros + torch.inf,
+    )
+    found = FoundRules(
+        rules,
+        cost=_walk_rows(
+            edges,
+            sample,
+            pairs.body_code[table.body],
+            n_paths[table.body] / sample.fraction,
+        ),
+        fact=facts.fact[~circular],
+        rule=facts.rule[~circular],
+    )
+    return keep(found, is_kept)
 
 
-def _cheapest_within_limit(cost: F64[Tensor, "K"], max_rows: int) -> Tensor:
-    """Mask of the cheapest items that together cost no more than the limit."""
-    cost, order = torch.sort(cost, stable=True)
-    fits = torch.cumsum(cost, 0) <= max_rows
-    return torch.zeros_like(order, dtype=torch.bool).scatter(0, order, fits)
-
-
-def _sources_by_priority(edges: EdgeIndex, priority: Tensor) -> Tensor:
-    """The entities that have edges, by ascending priority: any first part of them is a sample of the whole."""
-    sources = torch.diff(edges.offsets).nonzero().squeeze(1)
-    return sources[torch.sort(priority[sources], stable=True).indices]
-
-
-class _LabelPriorities(NamedTuple):
-    """The priorities of each label's sources."""
-
-    value: Tensor  # label + priority, ascending
-    offsets: Tensor  # those of label l: offsets[l] to offsets[l + 1]
-
-
-def _priorities_by_label(
-    edges: EdgeIndex, priority: Tensor
-) -> _LabelPriorities:
-    # Each key is source * n_labels + label.
-    pairs = edges.label_spans.entries.view(-1, 2)[:, 0]
-    pairs = pairs[pairs >= 0]
-    label = (pairs % edges.n_labels).double()
-    value = torch.sort(
-        label + priority[pairs // edges.n_labels].double()
-    ).values
-    labels = torch.arange(edges.n_labels + 1, device=priority.device).double()
-    return _LabelPriorities(value, torch.searchsorted(value, labels))
-
-
-def _sample_fraction(
-    edges: EdgeIndex, label: Tensor, priority: Tensor
+def _walk_rows(
+    edges: EdgeIndex, sample: BodySample, code: Tensor, n_paths: Tensor
 ) -> Tensor:
-    """The fraction that samples the first SOURCE_SAMPLE_SIZE sources of each label, 1 where it has no more."""
-    value, offsets = _priorities_by_label(edges, priority)
-    after_sample = offsets[label] + SOURCE_SAMPLE_SIZE
-    takes_all = after_sample >= offsets[label + 1]
-    fraction = value[torch.where(takes_all, 0, after_sample)] - label
-    return torch.where(takes_all, 1.0, fraction).to(priority.dtype)
+    """Rows that walking along each body of a sample takes: its paths and those of its prefixes."""
+    prefixes = sample.prefixes
+    if not len(prefixes.code):
+        return n_paths
+    row = torch.searchsorted(prefixes.code, code // edges.n_labels)
+    return n_paths + prefixes.walk_rows[row]
 
 
-class _SourceCounts(NamedTuple):
-    """How many pairs each body joins from each source."""
-
-    body: Tensor
-    source: Tensor
-    n_pairs: Tensor
-
-
-def _pairs_per_source(edges: EdgeIndex, pairs: BodyPairs) -> _SourceCounts:
-    code, count = torch.unique_consecutive(
-        pairs.body * edges.n_entity_ids + pairs.source, return_counts=True
+def _least_of_predicate(edges: EdgeIndex, value: Tensor) -> Tensor:
+    """The least value of the facts of each predicate."""
+    none = torch.full(
+        (edges.n_predicates,), torch.inf, dtype=value.dtype, device=value.device
     )
-    return _SourceCounts(
-        code // edges.n_entity_ids, code % edges.n_entity_ids, count
-    )
+    return none.scatter_reduce(0, edges.predicate, value, "amin")
 
 
-def _count_pairs(
-    edges: EdgeIndex,
-    bodies: Tensor,
-    sources: Tensor,
-    fraction: Tensor,
-    priority: Tensor,
-    max_rows: int,
-    deadline_passed: DeadlineCheck,
-) -> CountEstimate:
-    """The pairs of each body, from a fraction of the sources or as many as work and time allow."""
-    n_bodies = len(bodies)
-    total = torch.zeros(n_bodies, dtype=torch.float64, device=priority.device)
-    squares = total
-    limit, n_rows = 1.0, 0
-    for pairs, next_priority in paths.iter_body_pairs(
-        edges, bodies, sources, fraction, priority
-    ):
-        body, _, count = _pairs_per_source(edges, pairs)
-        n_pairs = count.double()
-        total = total + torch.bincount(body, n_pairs, minlength=n_bodies)
-        squares = squares + torch.bincount(
-            body, n_pairs * n_pairs, minlength=n_bodies
-        )
-        # Stop between blocks of sources: what is done is a sample of them.
-        n_rows += len(pairs.body)
-        if next_priority < 1.0 and (n_rows > max_rows or deadline_passed()):
-            limit = next_priority
-            break
-    fraction = torch.clamp(fraction, max=limit)
-    return _estimate_total(
-        edges, bodies[:, 0], fraction, priority, total, squares
-    )
+def _promise(edges: EdgeIndex, bodies: Bodies, length: int) -> Tensor:
+    """An upper bound of the support of the rules whose bodies begin with each body, beside the number of its pairs.
 
-
-def _estimate_total(
-    edges: EdgeIndex,
-    label: Tensor,
-    sampling_fraction: Tensor,
-    priority: Tensor,
-    sample_sum: Tensor,
-    sample_sum_of_squares: Tensor,
-) -> CountEstimate:
-    """Estimate a sum over all sources of a label from that over a sample, with its standard error.
-
-        total = N / n * sum,    standard error = N sqrt((1 - n / N) s^2 / n)    for n of N, drawn without replacement
-
-    Where the sampled sources do not differ, nothing is known of how the others may: the error is infinite.
-
-    Source: Cochran 1977, "Sampling techniques", theorems 2.1 and 2.2.
+    The support is at most the number of facts of some predicate whose first argument has the first label.
     """
-    # The number of sources of each label, and of those in the sample.
-    value, offsets = _priorities_by_label(edges, priority)
-    n_sources = (offsets[label + 1] - offsets[label]).double()
-    n_sampled = (
-        torch.searchsorted(value, label.double() + sampling_fraction.double())
-        - offsets[label]
-    )
-    n_sampled = torch.where(
-        sampling_fraction >= 1.0, n_sources, n_sampled.double()
+    first_label = bodies.code // edges.n_labels ** (length - 1)
+    key = edges.starts.keys
+    source = key // edges.n_labels
+    label = key % edges.n_labels
+    has_label = paths.sparse_matrix(
+        source,
+        label,
+        torch.ones_like(key, dtype=torch.float32),
+        (edges.n_entity_ids, edges.n_labels),
     )
 
-    # Both parts of the variance are whole numbers, so equal counts give exactly 0.
-    numerator = (
-        n_sampled * sample_sum_of_squares - sample_sum * sample_sum
-    ).clamp_min(0)
-    variance = numerator / (n_sampled * (n_sampled - 1)).clamp_min(1)
-    unseen_share = 1 - n_sampled / n_sources.clamp_min(1)
-    error = n_sources * torch.sqrt(
-        unseen_share * variance / n_sampled.clamp_min(1)
+    # The number of facts of each predicate by first argument.
+    order = edges.starts_by_label
+    order = order[label[order] % 2 == 0]
+    n_facts = paths.sparse_matrix(
+        label[order] // 2,
+        source[order],
+        torch.diff(edges.starts.offsets)[order].float(),
+        (edges.n_predicates, edges.n_entity_ids),
     )
-    is_unknown = (n_sampled < n_sources) & (variance == 0)
+    overlap = paths.multiply(n_facts, has_label)
+    none = torch.zeros(edges.n_labels, device=key.device)
+    bound = none.scatter_reduce(0, overlap.column, overlap.value, "amax")
+    return bound[first_label].double() / (bodies.n_pairs + SMOOTHING_COUNT)
 
-    # Multiply before dividing: exact where all sources are sampled.
-    total = sample_sum * n_sources / n_sampled.clamp_min(1)
-    return CountEstimate(
-        total=total, std_error=torch.where(is_unknown, torch.inf, error)
+
+def _extend_block(
+    edges: EdgeIndex,
+    block: PathBlock,
+    sources: SourceRange,
+    budget: Budget,
+) -> Iterator[tuple[JoinedPairs, float]]:
+    """Yield the bodies of a block with every label added, and the share of the sources."""
+    weight = 1 + facts_per_pair(edges)
+    unit_rows = CHUNK_ROWS / weight
+    degree = torch.diff(edges.offsets).double()
+    cost = torch.bincount(
+        block.entry_body,
+        degree[block.target],
+        minlength=len(block.body_code),
     )
+    for first, last in paths.pack(cost, unit_rows):
+        part = paths.select_bodies(block, first, last)
+        if float(cost[first:last].max()) <= unit_rows:
+            pairs = paths.extend(edges, part, 0, edges.n_labels)
+            yield pairs, sources.high
+            budget.spend(float(cost[first:last].sum()) * weight)
+        else:
+            yield from _extend_by_label(edges, part, sources, budget)
+
+
+def _extend_by_label(
+    edges: EdgeIndex,
+    block: PathBlock,
+    sources: SourceRange,
+    budget: Budget,
+) -> Iterator[tuple[JoinedPairs, float]]:
+    """Yield one body with every label added, some labels at a time, and the share of the sources."""
+    weight = 1 + facts_per_pair(edges)
+    n_rows = torch.bincount(block.target, minlength=edges.n_entity_ids)
+    cost = torch.bincount(
+        edges.label, n_rows[edges.source].double(), minlength=edges.n_labels
+    )
+    for first, last in paths.pack(cost, CHUNK_ROWS / weight):
+        # A body too large to count at once is counted from fewer sources.
+        largest = float(cost[first:last].max())
+        share = min(1.0, MAX_BODY_ROWS / max(largest, 1.0))
+        part = sources._replace(high=sources.high * share)
+        thinned = paths.select_sources(block, part) if share < 1 else block
+        pairs = paths.extend(edges, thinned, first, last)
+        yield pairs, part.high
+        budget.spend(float(cost[first:last].sum()) * share * weight)

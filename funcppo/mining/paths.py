@@ -1,17 +1,18 @@
-"""Paths through a graph of binary facts: which of them close a fact, and which pairs of entities they join.
+"""Walks along the facts of a graph, and the pairs of entities that bodies join.
 
-An *edge* walks along a fact, from its first argument to its second or back. Its *label* is 2(p - 1) for predicate p
-walked forwards and 2(p - 1) + 1 walked backwards, so `label ^ 1` is the way back. The *body* of a path rule is a row of
-labels [b1, ..., bn], the path X -b1-> Z1 -b2-> ... -bn-> Y. The pairs that a body joins are the entries of a product
-of sparse boolean matrices; here they are computed by joins over hashed and sorted keys, for all bodies at once.
+A fact b(X, Y) is an edge from X to Y with label 2 (b - 1), and one from Y to X with label 2 (b - 1) + 1. A body is a
+sequence of labels, written as a number in base `n_labels`. The pairs that a body joins are the entries of a product of
+sparse boolean matrices. The products are computed with the numbers of paths as entries, for many bodies at once: a row
+of the left matrix is a pair of a body and a source, and stands for the entities that the body reaches from there.
 
-`find_closed_paths` starts from facts and finds bodies; `iter_body_pairs` starts from bodies and finds pairs. Both run
-on the device of the facts, in a loop on the host: the sizes depend on the data.
+`walk` follows given bodies, `extend` adds every label to bodies that were walked. What they compute is as large as the
+number of edges that they walk along, which is known before. Both run on the device of the facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,376 +20,485 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import row_index
-from funcppo.logic.joins import RowPairs, ragged_arange
-from funcppo.logic.row_index import HashTable, Span
-from funcppo.types import F32, I64, Bool
+from funcppo.logic.joins import RowPairs
+from funcppo.types import F32, F64, I32, I64, Bool
 
-# approximate number of rows that one block of facts or sources makes
-BLOCK_ROWS = 1 << 22
-# sources of the first block of `iter_body_pairs`, before their cost is known
-FIRST_BLOCK_SOURCES = 64
+SLOT_BITS = 22  # of a key that are looked up without a search, at most
+# bodies that may be numbered without looking which of them have paths
+MAX_BODY_SLOTS = 1 << 21
+# approximate number of rows that are computed at once
+CHUNK_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyIndex:
+    """The distinct values of an ascending tensor of keys."""
+
+    keys: I64[Tensor, "D"]
+    offsets: I64[Tensor, "D1"]  # rows of key i: offsets[i] to offsets[i + 1]
+    # position of a key that ends in these bits; -1 for none
+    slots: I32[Tensor, "slots"]
+    is_direct: bool  # no two possible keys end in the same bits
+
+
+class KeyMatches(NamedTuple):
+    """Which of the keys looked up are in an index."""
+
+    row: I64[Tensor, "n"]  # those found, ascending
+    position: I64[Tensor, "n"]  # of their key in the index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeIndex:
     """Both directions of each fact with two arguments, in the order of source, label and target."""
 
+    source: I64[Tensor, "L"]
     label: I64[Tensor, "L"]
     target: I64[Tensor, "L"]
     fact: I64[Tensor, "L"]  # row of the fact that the edge walks along
-    # edges from entity e: offsets[e] to offsets[e + 1]
-    offsets: I64[Tensor, "C2"]
-    label_spans: HashTable  # source * n_labels + label -> span of such edges
-    # source * n_entity_ids + target -> span in `pair_order`
-    pair_spans: HashTable
-    # rows of the edges in the order of source, target and label
-    pair_order: I64[Tensor, "L"]
-    first_argument: I64[Tensor, "N"]  # of each fact
-    second_argument: I64[Tensor, "N"]  # of each fact
+    offsets: I64[Tensor, "C2"]  # edges from entity e: offsets[e] to e + 1
+    # A *start* is a source with a label; its edges go to different targets.
+    starts: KeyIndex  # source * n_labels + label
+    starts_by_label: I64[Tensor, "S"]  # in the order of label and source
+    label_offsets: I64[Tensor, "L1"]  # into `starts_by_label`
+    start_targets: Tensor  # sparse [starts, entities]: 1 for each edge
+    # start * n_entity_ids + target, ascending
+    edge_key: I64[Tensor, "L"]
+    # sparse [entities, predicates]: 1 for each first argument
+    subjects: Tensor
+    # An *end* is a label with a target.
+    end_label: I64[Tensor, "M"]
+    end_target: I64[Tensor, "M"]
+    edge_end: I64[Tensor, "L"]  # of each edge
+    # Facts by their pair of arguments.
+    predicate: I64[Tensor, "N"]  # of each fact, from 0
+    first_argument: I64[Tensor, "N"]
+    second_argument: I64[Tensor, "N"]
+    pairs: KeyIndex  # first * n_entity_ids + second
+    # facts in the order of `pairs` and predicate
+    pair_facts: I64[Tensor, "N"]
+    pair_predicates: Tensor  # sparse [pairs, predicates]: 1 for each fact
     n_labels: int
     n_entity_ids: int  # C + 1
 
-
-class ClosedPaths(NamedTuple):
-    """Pairs of a fact and a body that joins its two arguments, each once, in that order."""
-
-    fact: I64[Tensor, "n"]
-    body_labels: I64[Tensor, "n J"]
-    # every such path walks along the fact itself
-    is_circular: Bool[Tensor, "n"]
+    @property
+    def n_predicates(self) -> int:
+        """Number of predicates."""
+        return self.n_labels // 2
 
 
-class BodyPairs(NamedTuple):
-    """The pairs of entities that bodies join, each once a body, in the order of body, source and target."""
+class SourceRange(NamedTuple):
+    """The entities with a priority from `low` to below `high`: a random sample of all."""
 
-    body: I64[Tensor, "n"]  # row of the body
-    source: I64[Tensor, "n"]
-    target: I64[Tensor, "n"]
+    priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
+    low: float = 0.0
+    high: float = 1.0
 
-
-class PairChunk(NamedTuple):
-    """All pairs of some sources, the next ones in the order of their priority."""
-
-    pairs: BodyPairs
-    # all sources of a smaller priority have been looked at; 1.0 after the last
-    next_priority: float
+    def contains(self, entity: I64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each entity is in the range."""
+        priority = self.priority[entity]
+        return (priority >= self.low) & (priority < self.high)
 
 
-class EdgeMatches(NamedTuple):
-    """Pairs of a row and an edge that belongs to it."""
+class PathBlock(NamedTuple):
+    """Bodies walked from some sources: a row for each body and source, an entry for each target of a row."""
 
-    row: Tensor
-    edge: Tensor
+    body_code: I64[Tensor, "K"]
+    row_body: I64[Tensor, "n"]  # ascending
+    row_source: I64[Tensor, "n"]
+    entry_row: I64[Tensor, "m"]  # ascending
+    target: I64[Tensor, "m"]
+    n_paths: F32[Tensor, "m"]  # whole numbers
+
+    @property
+    def entry_body(self) -> I64[Tensor, "m"]:
+        """The body of each entry."""
+        return self.row_body[self.entry_row]
+
+
+class JoinedPairs(NamedTuple):
+    """The pairs of entities that bodies join, each once a body."""
+
+    body_code: I64[Tensor, "K"]
+    body: I64[Tensor, "m"]  # row of the body
+    source: I64[Tensor, "m"]
+    target: I64[Tensor, "m"]
+    n_paths: F32[Tensor, "m"]  # whole numbers
 
 
 def build_edge_index(
     facts: I64[Tensor, "N 3"], n_predicates: int, n_constants: int
 ) -> EdgeIndex:
-    """Index both directions of each fact [predicate, first argument, second argument]."""
+    """Index both directions of each fact.
+
+    Args:
+      facts: [predicate, first argument, second argument], distinct.
+    """
     n_labels = 2 * n_predicates
     n_entity_ids = n_constants + 1
     predicate, first, second = facts.to(torch.int64).unbind(1)
-    row = torch.arange(len(facts), device=facts.device)
-    label = torch.cat([2 * predicate - 2, 2 * predicate - 1])
-    source = torch.cat([first, second])
-    target = torch.cat([second, first])
-    fact = torch.cat([row, row])
+    fact, source, label, target = _sorted_edges(predicate, first, second)
 
-    # Sort by target first, then stably by source and label.
-    order = torch.sort(target, stable=True).indices
-    order = order[
-        torch.sort((source * n_labels + label)[order], stable=True).indices
-    ]
-    source = source[order]
-    label = label[order]
-    target = target[order]
+    starts = build_key_index(source * n_labels + label, n_entity_ids * n_labels)
+    start_label = starts.keys % n_labels
+    start_of_edge = torch.repeat_interleave(torch.diff(starts.offsets))
+    end, edge_end = torch.unique(
+        label * n_entity_ids + target, return_inverse=True
+    )
 
-    pair, pair_order = torch.sort(source * n_entity_ids + target, stable=True)
-    label_runs = row_index.run_length_encode(source * n_labels + label)
+    # Sort facts by predicate first, then stably by pair.
+    pair_facts = torch.sort(predicate, stable=True).indices
+    pair_key = (first * n_entity_ids + second)[pair_facts]
+    pair_key, by_pair = torch.sort(pair_key, stable=True)
+    pair_facts = pair_facts[by_pair]
+    pairs = build_key_index(pair_key, n_entity_ids**2)
+    labels = torch.arange(n_labels + 1, device=facts.device)
+    label_order = torch.sort(start_label, stable=True)
+    entities = torch.arange(n_entity_ids + 1, device=facts.device)
     return EdgeIndex(
+        source=source,
         label=label,
         target=target,
-        fact=fact[order],
-        offsets=torch.searchsorted(
-            source, torch.arange(n_entity_ids + 1, device=facts.device)
+        fact=fact,
+        offsets=torch.searchsorted(source, entities),
+        starts=starts,
+        starts_by_label=label_order.indices,
+        label_offsets=torch.searchsorted(label_order.values, labels),
+        start_targets=_ones_matrix(
+            start_of_edge, target, (len(starts.keys), n_entity_ids)
         ),
-        label_spans=row_index.build_hash_table(label_runs),
-        pair_spans=row_index.build_hash_table(
-            row_index.run_length_encode(pair)
-        ),
-        pair_order=pair_order,
+        edge_key=start_of_edge * n_entity_ids + target,
+        subjects=_subject_matrix(starts.keys, n_labels, n_entity_ids),
+        end_label=end // n_entity_ids,
+        end_target=end % n_entity_ids,
+        edge_end=edge_end,
+        predicate=predicate - 1,
         first_argument=first,
         second_argument=second,
+        pairs=pairs,
+        pair_facts=pair_facts,
+        pair_predicates=_ones_matrix(
+            torch.repeat_interleave(torch.diff(pairs.offsets)),
+            predicate[pair_facts] - 1,
+            (len(pairs.keys), n_predicates),
+        ),
         n_labels=n_labels,
         n_entity_ids=n_entity_ids,
     )
 
 
-def closed_path_cost(edges: EdgeIndex, length: int) -> I64[Tensor, "N"]:
-    """The number of rows that `find_closed_paths` looks at for each fact."""
-    degree = torch.diff(edges.offsets)
-    first = degree[edges.first_argument]
-    second = degree[edges.second_argument]
-    if length == 1:
-        return torch.ones_like(first)
-    if length == 2:
-        return torch.minimum(first, second)
-    return first * second
+def _sorted_edges(
+    predicate: Tensor, first: Tensor, second: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fact, source, label and target of both directions of each fact, by source, label and target."""
+    row = torch.arange(len(predicate), device=predicate.device)
+    columns = (
+        torch.cat([row, row]),
+        torch.cat([first, second]),
+        torch.cat([2 * predicate - 2, 2 * predicate - 1]),
+        torch.cat([second, first]),
+    )
+    order = torch.arange(2 * len(row), device=row.device)
+    for key in (columns[3], columns[2], columns[1]):
+        order = order[torch.sort(key[order], stable=True).indices]
+    fact, source, label, target = (column[order] for column in columns)
+    return fact, source, label, target
 
 
-def split_by_cost(
-    edges: EdgeIndex, facts: I64[Tensor, "n"], length: int
-) -> Sequence[Tensor]:
-    """The facts, cut where the cost of their paths adds up to about BLOCK_ROWS."""
-    if not len(facts):
-        return ()
-    cost = closed_path_cost(edges, length)[facts]
-    block = torch.cumsum(cost, 0) // BLOCK_ROWS
-    cut = torch.diff(block).nonzero().squeeze(1) + 1
-    return torch.tensor_split(facts, cut.cpu())
+def _subject_matrix(
+    start_key: Tensor, n_labels: int, n_entity_ids: int
+) -> Tensor:
+    """[entities, predicates]: which entities are first arguments of which predicates."""
+    is_forward = (start_key % 2 == 0).nonzero().squeeze(1)
+    forward = start_key[is_forward]
+    return _ones_matrix(
+        forward // n_labels,
+        forward % n_labels // 2,
+        (n_entity_ids, n_labels // 2),
+    )
 
 
-def find_closed_paths(
-    edges: EdgeIndex, facts: I64[Tensor, "n"], length: int
-) -> ClosedPaths:
-    """Find the bodies of one to three labels that join the arguments of each fact.
+def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
+    """Index the runs of an ascending tensor of keys from 0 to below `n_possible`, as are the keys to look up."""
+    is_first = row_index.first_of_run(sorted_keys)
+    start = is_first.nonzero().squeeze(1)
+    keys = sorted_keys[start]
+    n_slots = 1 << min(SLOT_BITS, (n_possible - 1).bit_length())
+    empty = torch.full((n_slots,), -1, dtype=torch.int32, device=keys.device)
+    position = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
+    return KeyIndex(
+        keys=keys,
+        offsets=torch.cat([start, start.new_tensor([len(sorted_keys)])]),
+        slots=empty.scatter(0, keys & (n_slots - 1), position),
+        is_direct=n_possible <= n_slots,
+    )
 
-    A path of two edges is walked from the end that has fewer; a path of three meets in its middle edge.
+
+def find_keys(index: KeyIndex, key: I64[Tensor, "n"]) -> KeyMatches:
+    """Look keys up: by their last bits, and those that this leaves by a search if keys are longer."""
+    slot = index.slots.index_select(0, key & (len(index.slots) - 1))
+    row = (slot >= 0).nonzero().squeeze(1)
+    if index.is_direct:
+        return KeyMatches(row, slot.index_select(0, row).long())
+    candidate = key.index_select(0, row)
+    position = torch.searchsorted(index.keys, candidate)
+    position = position.clamp_max(max(len(index.keys) - 1, 0))
+    found = index.keys.index_select(0, position) == candidate
+    return KeyMatches(row[found], position[found])
+
+
+def has_edge(
+    edges: EdgeIndex,
+    source: I64[Tensor, "n"],
+    label: I64[Tensor, "n"],
+    target: I64[Tensor, "n"],
+) -> Bool[Tensor, "n"]:
+    """Whether there is an edge of the label from each source to its target."""
+    start = find_keys(edges.starts, source * edges.n_labels + label)
+    key = start.position * edges.n_entity_ids + target[start.row]
+    position = torch.searchsorted(edges.edge_key, key)
+    position = position.clamp_max(max(len(edges.edge_key) - 1, 0))
+    found = edges.edge_key[position] == key
+    none = torch.zeros_like(source, dtype=torch.bool)
+    return none.index_copy(0, start.row, found)
+
+
+def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
+    """All pairs (row, start[row] + i) with i < count[row]."""
+    row = torch.repeat_interleave(count)
+    shift = start - torch.cumsum(count, 0) + count
+    number = torch.arange(len(row), device=start.device)
+    return RowPairs(row, number + shift.index_select(0, row))
+
+
+def sparse_matrix(
+    row: I64[Tensor, "m"],
+    column: I64[Tensor, "m"],
+    value: F32[Tensor, "m"],
+    size: tuple[int, int],
+) -> Tensor:
+    """A sparse matrix of distinct entries in the order of rows."""
+    return torch.sparse_coo_tensor(
+        torch.stack([row, column]),
+        value,
+        size,
+        is_coalesced=True,
+        check_invariants=False,
+    )
+
+
+def _ones_matrix(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
+    """A sparse matrix whose entries are 1."""
+    ones = torch.ones_like(row, dtype=torch.float32)
+    return sparse_matrix(row, column, ones, size)
+
+
+class Entries(NamedTuple):
+    """The entries of a sparse matrix, in the order of rows."""
+
+    row: I64[Tensor, "m"]
+    column: I64[Tensor, "m"]
+    value: F32[Tensor, "m"]
+
+
+def multiply(left: Tensor, right: Tensor) -> Entries:
+    """The product of two sparse matrices."""
+    with warnings.catch_warnings():
+        # PyTorch calls compressed rows, which it uses here, a beta feature.
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
+        product = torch.sparse.mm(left, right).coalesce()
+    row, column = product.indices()
+    return Entries(row, column, product.values())
+
+
+def pack(cost: F64[Tensor, "n"], limit: float) -> Iterator[tuple[int, int]]:
+    """Yield ranges of items whose cost adds up to about the limit; an item that costs more is alone."""
+    if not len(cost):
+        return
+    bucket = torch.cumsum(cost, 0) // limit
+    is_cut = (torch.diff(bucket) > 0) | (cost[:-1] > limit)
+    cut = (is_cut.nonzero().squeeze(1) + 1).tolist()
+    yield from zip([0, *cut], [*cut, len(cost)])
+
+
+def pack_runs(
+    group: I64[Tensor, "n"], cost: I64[Tensor, "n"], limit: float
+) -> Iterator[tuple[int, int]]:
+    """Like `pack`, but cut only between the runs of a group."""
+    _, size = torch.unique_consecutive(group, return_counts=True)
+    row_end = torch.cumsum(size, 0)
+    total = torch.cumsum(cost.double(), 0)[row_end - 1]
+    run_cost = torch.diff(total, prepend=torch.zeros_like(total[:1]))
+    rows = [0, *row_end.tolist()]
+    for first, last in pack(run_cost, limit):
+        yield rows[first], rows[last]
+
+
+def walk(
+    edges: EdgeIndex,
+    body_code: I64[Tensor, "K"],
+    length: int,
+    sources: SourceRange,
+) -> PathBlock:
+    """Walk along bodies of one length from a range of sources.
 
     Args:
-      facts: rows of the facts to close.
-      length: number of labels, 1 to 3.
+      body_code: distinct, ascending.
 
     Returns:
-      Each fact with each body once, and whether every such path walks along the fact itself.
+      The block of these bodies; a body without a path has no row.
     """
-    no_paths = ClosedPaths(
-        facts[:0], facts[:0].view(0, 1).expand(0, length), facts[:0].bool()
+    codes = [body_code]
+    for _ in range(length - 1):
+        codes.append(torch.unique_consecutive(codes[-1] // edges.n_labels))
+    block = _first_steps(edges, codes[-1], sources)
+    for code in reversed(codes[:-1]):
+        block = _step(edges, block, code)
+    return block
+
+
+def extend(
+    edges: EdgeIndex, block: PathBlock, first_label: int, last_label: int
+) -> JoinedPairs:
+    """Extend each body of a block by each label from `first_label` to below `last_label`."""
+    n_labels = edges.n_labels
+    in_range = (edges.label >= first_label) & (edges.label < last_label)
+    chosen = in_range.nonzero().squeeze(1)
+    right = _ones_matrix(
+        edges.source[chosen],
+        edges.edge_end[chosen],
+        (edges.n_entity_ids, len(edges.end_label)),
     )
-    if not len(facts):
-        return no_paths
-    chunks = [no_paths]
-    for chunk in _FIND_CLOSED[length](edges, facts):
-        chunks.append(_distinct_paths(edges, chunk))
-    return _distinct_paths(
-        edges, ClosedPaths(*(torch.cat(columns) for columns in zip(*chunks)))
+    left = sparse_matrix(
+        block.entry_row,
+        block.target,
+        block.n_paths,
+        (len(block.row_body), edges.n_entity_ids),
+    )
+    product = multiply(left, right)
+
+    # Number the bodies: all that are possible, or those that there are if that is fewer.
+    prefix = block.row_body[product.row]
+    body = prefix * n_labels + edges.end_label[product.column]
+    n_slots = len(block.body_code) * n_labels
+    if n_slots <= MAX_BODY_SLOTS:
+        slot = torch.arange(n_slots, device=body.device)
+    else:
+        slot, body = torch.unique(body, return_inverse=True)
+    last = slot % n_labels
+    return JoinedPairs(
+        body_code=block.body_code[slot // n_labels] * n_labels + last,
+        body=body,
+        source=block.row_source[product.row],
+        target=edges.end_target[product.column],
+        n_paths=product.value,
     )
 
 
-def iter_body_pairs(
-    edges: EdgeIndex,
-    bodies: I64[Tensor, "K J"],
-    sources: I64[Tensor, "S"],
-    sampling_fraction: F32[Tensor, "K"],
-    priority: F32[Tensor, "C1"],
-) -> Iterator[PairChunk]:
-    """Yield the pairs that each body joins from its sample of the sources.
-
-    All pairs of a source come together, and the sources in their order, so that an early end leaves a sample.
-
-    Args:
-      bodies: distinct, in lexicographic order.
-      sources: distinct, by ascending priority.
-      sampling_fraction: a body looks at the sources whose priority is below it; 1 takes all.
-      priority: a random number in [0, 1) for each entity.
-    """
-    if not len(bodies):
-        return
-    levels = _build_trie(bodies, sampling_fraction)
-    first = 0
-    size = FIRST_BLOCK_SOURCES
-    while first < len(sources):
-        block = sources[first : first + size]
-        pairs = BodyPairs(torch.zeros_like(block), block, block)
-        n_rows = 0
-        for level in levels:
-            pairs, n_walked = _walk_level(edges, level, pairs, priority)
-            n_rows += n_walked
-        first += size
-        yield PairChunk(
-            pairs,
-            float(priority[sources[first]]) if first < len(sources) else 1.0,
-        )
-
-        # Grow the block up to the rows that one may make, by the cost of the last one.
-        size = max(1, min(size * 2, size * BLOCK_ROWS // max(n_rows, 1)))
-
-
-def outgoing_edges(
-    edges: EdgeIndex, entity: I64[Tensor, "n"], label: I64[Tensor, "n"]
-) -> Span:
-    """The span of the edges of each label from each entity."""
-    span, _ = row_index.hash_lookup(
-        edges.label_spans, entity * edges.n_labels + label
+def joined_pairs(block: PathBlock) -> JoinedPairs:
+    """The pairs of the bodies of a block."""
+    return JoinedPairs(
+        body_code=block.body_code,
+        body=block.entry_body,
+        source=block.row_source[block.entry_row],
+        target=block.target,
+        n_paths=block.n_paths,
     )
-    return row_index.decode_span(span)
 
 
-def edges_between(
-    edges: EdgeIndex, source: Tensor, target: Tensor
-) -> Iterator[EdgeMatches]:
-    """Yield every edge from a row's source to its target, in chunks."""
-    span, found = row_index.hash_lookup(
-        edges.pair_spans, source * edges.n_entity_ids + target
+def select_bodies(block: PathBlock, first: int, last: int) -> PathBlock:
+    """The bodies of a block from `first` to below `last`."""
+    ends = block.row_body.new_tensor([first, last])
+    row = torch.searchsorted(block.row_body, ends)
+    first_row, last_row = row.tolist()
+    entry = torch.searchsorted(block.entry_row, row)
+    first_entry, last_entry = entry.tolist()
+    rows = slice(first_row, last_row)
+    entries = slice(first_entry, last_entry)
+    return PathBlock(
+        body_code=block.body_code[first:last],
+        row_body=block.row_body[rows] - first,
+        row_source=block.row_source[rows],
+        entry_row=block.entry_row[entries] - first_row,
+        target=block.target[entries],
+        n_paths=block.n_paths[entries],
     )
-    hit = found.nonzero().squeeze(1)
-    if not len(hit):
-        return
-    for row, position in ragged_arange(*row_index.decode_span(span[hit])):
-        yield EdgeMatches(hit[row], edges.pair_order[position])
 
 
-def _find_closed_1(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
-    """Paths of one edge between the arguments of each fact."""
-    for row, edge in edges_between(
-        edges, edges.first_argument[facts], edges.second_argument[facts]
-    ):
-        fact = facts[row]
-        yield ClosedPaths(
-            fact, edges.label[edge, None], edges.fact[edge] == fact
-        )
+def select_sources(block: PathBlock, sources: SourceRange) -> PathBlock:
+    """The rows of a block with a source in a range."""
+    is_kept = sources.contains(block.row_source)
+    entry = is_kept[block.entry_row].nonzero().squeeze(1)
+    new_row = torch.cumsum(is_kept, 0) - 1
+    return PathBlock(
+        body_code=block.body_code,
+        row_body=block.row_body[is_kept],
+        row_source=block.row_source[is_kept],
+        entry_row=new_row[block.entry_row[entry]],
+        target=block.target[entry],
+        n_paths=block.n_paths[entry],
+    )
 
 
-def _find_closed_2(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
-    """Paths of two edges between the arguments of each fact, walked from the argument that has fewer edges."""
-    first = edges.first_argument[facts]
-    second = edges.second_argument[facts]
-    degree = torch.diff(edges.offsets)
-    is_reversed = degree[first] > degree[second]
-    near = torch.where(is_reversed, second, first)
-    far = torch.where(is_reversed, first, second)
-    for row, near_edge in ragged_arange(edges.offsets[near], degree[near]):
-        for match, far_edge in edges_between(
-            edges, edges.target[near_edge], far[row]
-        ):
-            fact = facts[row[match]]
-            edge = near_edge[match]
+def _first_steps(
+    edges: EdgeIndex, labels: Tensor, sources: SourceRange
+) -> PathBlock:
+    """The bodies of one label."""
+    first = edges.label_offsets[labels]
+    body, position = expand_ranges(
+        first, edges.label_offsets[labels + 1] - first
+    )
+    start = edges.starts_by_label[position]
+    source = edges.starts.keys[start] // edges.n_labels
+    in_range = sources.contains(source).nonzero().squeeze(1)
+    start = start[in_range]
 
-            # A path walked from its end has its labels reversed and turned.
-            reverse = is_reversed[row[match]]
-            near_label = edges.label[edge]
-            far_label = edges.label[far_edge]
-            first_label = torch.where(reverse, far_label ^ 1, near_label)
-            second_label = torch.where(reverse, near_label ^ 1, far_label)
-            is_circular = (edges.fact[edge] == fact) | (
-                edges.fact[far_edge] == fact
-            )
-            yield ClosedPaths(
-                fact, torch.stack([first_label, second_label], 1), is_circular
-            )
+    offsets = edges.starts.offsets
+    row, edge = expand_ranges(
+        offsets[start], offsets[start + 1] - offsets[start]
+    )
+    return PathBlock(
+        body_code=labels,
+        row_body=body[in_range],
+        row_source=source[in_range],
+        entry_row=row,
+        target=edges.target[edge],
+        n_paths=torch.ones_like(edge, dtype=torch.float32),
+    )
 
 
-def _find_closed_3(edges: EdgeIndex, facts: Tensor) -> Iterator[ClosedPaths]:
-    """Paths of three edges between the arguments of each fact: an edge from either end, joined by a middle one."""
-    first = edges.first_argument[facts]
-    second = edges.second_argument[facts]
-    degree = torch.diff(edges.offsets)
-    for row, number in ragged_arange(
-        torch.zeros_like(first), degree[first] * degree[second]
-    ):
-        # Decode the number of a pair into an edge of either end.
-        width = degree[second[row]]
-        first_edge = edges.offsets[first[row]] + number // width
-        last_edge = edges.offsets[second[row]] + number % width
-        for match, middle in edges_between(
-            edges, edges.target[first_edge], edges.target[last_edge]
-        ):
-            fact = facts[row[match]]
-            path = (first_edge[match], middle, last_edge[match])
-            labels = [
-                edges.label[path[0]],
-                edges.label[path[1]],
-                edges.label[path[2]] ^ 1,
-            ]
-            is_circular = torch.stack(
-                [edges.fact[edge] == fact for edge in path]
-            ).any(0)
-            yield ClosedPaths(fact, torch.stack(labels, 1), is_circular)
+def _step(edges: EdgeIndex, block: PathBlock, body_code: Tensor) -> PathBlock:
+    """One label further: the bodies of `body_code`, whose prefixes are the bodies of the block."""
+    prefix = torch.searchsorted(block.body_code, body_code // edges.n_labels)
+    label = body_code % edges.n_labels
 
+    # The entries of each body's prefix, and the starts that they lead to.
+    numbers = torch.arange(len(block.body_code) + 1, device=label.device)
+    offsets = torch.searchsorted(block.entry_body, numbers)
+    body, entry = expand_ranges(
+        offsets[prefix], offsets[prefix + 1] - offsets[prefix]
+    )
+    found = find_keys(
+        edges.starts, block.target[entry] * edges.n_labels + label[body]
+    )
+    body = body[found.row]
+    entry = entry[found.row]
 
-_FIND_CLOSED = {1: _find_closed_1, 2: _find_closed_2, 3: _find_closed_3}
-
-
-def _distinct_paths(edges: EdgeIndex, paths: ClosedPaths) -> ClosedPaths:
-    """Each fact and body once, circular only if all its paths are."""
-    label_columns = paths.body_labels.unbind(1)
-    columns = (paths.fact, *label_columns, paths.is_circular.to(torch.int64))
-    fact_bits = len(edges.first_argument).bit_length()
-    bits = [fact_bits, *[edges.n_labels.bit_length()] * len(label_columns), 1]
-
-    # The circular flag is the last bit, so the first row of a fact and body is not circular if any is not.
-    key, order = torch.sort(row_index.encode_rows(columns, bits).key)
-    first = order[row_index.first_of_run(key >> 1)]
-    return ClosedPaths(*(column.index_select(0, first) for column in paths))
-
-
-class _TrieLevel(NamedTuple):
-    """One level of the trie of bodies: the children of each node of the level above."""
-
-    offsets: Tensor  # children of node i: offsets[i] to offsets[i + 1]
-    label: Tensor  # of each child
-    sampling_fraction: Tensor  # the largest of the bodies below each child
-
-
-def _build_trie(bodies: Tensor, sampling_fraction: Tensor) -> list[_TrieLevel]:
-    """The trie of bodies, so that bodies share the walks of their common prefixes."""
-    levels: list[_TrieLevel] = []
-    parent = torch.zeros(len(bodies), dtype=torch.int64, device=bodies.device)
-    for label in bodies.unbind(1):
-        # A new node starts where the parent or the label changes.
-        parent_changes = torch.diff(parent, prepend=parent[:1]) != 0
-        label_changes = torch.diff(label, prepend=label[:1]) != 0
-        node = torch.cumsum(parent_changes | label_changes, 0)
-        first = torch.searchsorted(
-            node, torch.arange(int(node[-1]) + 1, device=bodies.device)
-        )
-
-        parents = torch.arange(int(parent[-1]) + 2, device=bodies.device)
-        offsets = torch.searchsorted(parent[first], parents)
-        zeros = torch.zeros(len(first), device=bodies.device)
-        largest = zeros.scatter_reduce(0, node, sampling_fraction, "amax")
-        levels.append(_TrieLevel(offsets, label[first], largest))
-        parent = node
-    return levels
-
-
-def _walk_level(
-    edges: EdgeIndex, level: _TrieLevel, pairs: BodyPairs, priority: Tensor
-) -> tuple[BodyPairs, int]:
-    """The pairs one edge further, and how many rows were walked."""
-    if not pairs.body.numel():
-        return pairs, 0
-    entity_bits = edges.n_entity_ids.bit_length()
-    bits = [len(level.label).bit_length(), entity_bits, entity_bits]
-    chunks: list[tuple[Tensor, ...]] = []
-    n_rows = 0
-    for row, child in _children(level, pairs, priority):
-        span = outgoing_edges(edges, pairs.target[row], level.label[child])
-        for at, edge in ragged_arange(*span):
-            columns = (child[at], pairs.source[row[at]], edges.target[edge])
-            chunks.append(row_index.unique_rows(columns, bits))
-            n_rows += len(at)
-
-    if not chunks:
-        none = pairs.body[:0]
-        return BodyPairs(none, none, none), n_rows
-    if len(chunks) > 1:
-        merged = tuple(torch.cat(columns) for columns in zip(*chunks))
-        chunks = [row_index.unique_rows(merged, bits)]
-    return BodyPairs(*chunks[0]), n_rows
-
-
-def _children(
-    level: _TrieLevel, pairs: BodyPairs, priority: Tensor
-) -> Iterator[RowPairs]:
-    """Yield each pair with each child of its node that samples the pair's source."""
-    start = level.offsets[pairs.body]
-    for row, child in ragged_arange(
-        start, level.offsets[pairs.body + 1] - start
-    ):
-        is_sampled = (
-            priority[pairs.source[row]] < level.sampling_fraction[child]
-        )
-        sampled = is_sampled.nonzero().squeeze(1)
-        if len(sampled):
-            yield RowPairs(row[sampled], child[sampled])
+    # A row for each body and source.
+    row_key = body * len(block.row_body) + block.entry_row[entry]
+    row_key, row = torch.unique_consecutive(row_key, return_inverse=True)
+    left = sparse_matrix(
+        row,
+        found.position,
+        block.n_paths[entry],
+        (len(row_key), len(edges.starts.keys)),
+    )
+    product = multiply(left, edges.start_targets)
+    return PathBlock(
+        body_code=body_code,
+        row_body=row_key // max(len(block.row_body), 1),
+        row_source=block.row_source[row_key % max(len(block.row_body), 1)],
+        entry_row=product.row,
+        target=product.column,
+        n_paths=product.value,
+    )

@@ -1,6 +1,7 @@
 """Memory in use on a device: the resident size of this process on a CPU, allocated tensors on a GPU.
 
-`used_bytes` reads the present value, `peak_bytes` the maximum since `reset_peak`, `total_bytes` the size of the device.
+`used_bytes` reads the present value, `peak_bytes` the maximum since `reset_peak`, `total_bytes` the size of the device,
+`free_bytes` what this process may still allocate.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ import torch
 _PROCESS_STATUS = Path("/proc/self/status")
 _RESET_PEAK = Path("/proc/self/clear_refs")
 _MACHINE_MEMORY = Path("/proc/meminfo")
+# limit and use of the control group of a container, by the version of control groups; absent where there is none
+_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
 _BYTES_PER_KIB = 1024
 
 
@@ -52,6 +61,22 @@ def total_bytes(device: torch.device | str) -> int:
         _, total = torch.cuda.mem_get_info(device)
         return total
     return _read_kib_field(_MACHINE_MEMORY, "MemTotal")
+
+
+def free_bytes(device: torch.device | str) -> int:
+    """Bytes that are free on a device, or on the machine and within the limit of the container."""
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+
+    free = _read_kib_field(_MACHINE_MEMORY, "MemAvailable")
+    for limit_file, use_file in _GROUP_FILES:
+        if Path(limit_file).exists() and Path(use_file).exists():
+            limit = Path(limit_file).read_text().strip()
+            if limit != "max":
+                used = int(Path(use_file).read_text())
+                free = min(free, int(limit) - used)
+    return max(free, 0)
 
 
 def _process_bytes(field: str) -> int:

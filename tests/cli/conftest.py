@@ -7,6 +7,13 @@ import pytest
 from tests.cli.runner import TRAINED, funcppo
 
 
+@pytest.fixture(autouse=True)
+def no_user_cache(tmp_path_factory, monkeypatch):
+    """Mined rules are kept in a folder of each test, not in the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """The folder of a run of four updates on Countries S1."""

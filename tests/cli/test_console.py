@@ -176,3 +176,14 @@ def test_a_program_prints_names_that_look_like_markup(
     )
     assert status in (0, 1)
     assert expected in output_of(capsys)
+
+
+def test_a_line_on_work_says_how_much_is_done_and_how_long_the_rest_takes():
+    """20 of 80 rows in 15 seconds: 45 seconds are left."""
+    display = show_status(make_console(False), "reading")
+    display.report("counting", 0.0, 80.0)
+    assert display.line(1) == "counting: 0 of 80, 1 s"
+    display.report("counting", 19.6, 80.0)
+    assert display.line(15) == "counting: 20 of 80, 15 s, about 45 s left"
+    display.report("next", 0.0, 0.0)
+    assert display.line(2) == "next: 2 s"

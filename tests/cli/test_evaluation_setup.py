@@ -40,7 +40,7 @@ SEARCHED = RESULT | {
     ],
 )
 def test_memory_is_a_number_with_a_unit(text, n_bytes):
-    assert evaluation_setup._parse_memory(text, "cpu") == n_bytes
+    assert evaluation_setup.parse_memory(text) == n_bytes
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,13 @@ def test_memory_that_is_no_number_of_bytes_is_an_error(text):
         ValueError,
         match=r"expected bytes below 10.18, or a number with kb, mb, gb, kib, mib, gib, got ",
     ):
-        evaluation_setup._parse_memory(text, "cpu")
+        evaluation_setup.parse_memory(text)
 
 
 def test_the_default_memory_is_three_quarters_of_the_total(monkeypatch):
     monkeypatch.setattr(memory, "total_bytes", lambda device: 1000)
-    assert evaluation_setup._parse_memory(None, "cpu") == 750
+    options = Evaluate(target="countries_s1")
+    assert evaluation_setup._memory_limit(options) == 750
 
 
 def test_negatives_are_all_or_a_number():

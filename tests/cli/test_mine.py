@@ -6,6 +6,9 @@ import errno
 import itertools
 import json
 import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -14,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from funcppo.cli.common import Terminated
 from funcppo.data import from_triples, load
 from funcppo.data.readers import detect_format, read_clauses
 from funcppo.data.rule_tables import (
@@ -24,6 +28,8 @@ from funcppo.data.rule_tables import (
 from funcppo.data.writers import to_clauses
 from funcppo.experiment import rule_cache
 from funcppo.experiment.config import RESULTS_FILE, read_config
+from funcppo.mining import miner
+from funcppo.mining.budget import ignore_progress
 from funcppo.mining.config import MiningConfig
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
 
@@ -164,7 +170,7 @@ def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
     assert lines[0][-1] == "'child:-of'(X, Y) :- 'parent of'(Y, X)"
     assert (
         len(lines) == 2
-        and "2 rules (2 of length 1) of 2 candidates" in capsys.readouterr().out
+        and "2 rules (2 of length 1) of 4 candidates" in capsys.readouterr().out
     )
 
 
@@ -252,8 +258,16 @@ def test_without_a_rule_above_the_thresholds_the_file_holds_none(
             "--min-confidence: expected 0 to 1, got 2.0",
         ),
         (
-            ("countries_s1", "--out", "{tmp}/r", "--time-limit", "0"),
-            "--time-limit: expected more than 0, got 0.0",
+            ("countries_s1", "--out", "{tmp}/r", "--seconds", "0"),
+            "--seconds: expected more than 0, got 0.0",
+        ),
+        (
+            ("countries_s1", "--out", "{tmp}/r", "--memory", "much"),
+            "--memory: expected bytes below",
+        ),
+        (
+            ("countries_s1", "--out", "{tmp}/r", "--memory", "10MB"),
+            "--memory 10000000: expected at least",
         ),
         (("{tmp}", "--out", "{tmp}/r"), "train.txt"),
     ],
@@ -337,6 +351,7 @@ def test_a_cache_folder_that_cannot_be_made_is_an_error_before_mining(
             load("countries_s1"),
             MiningConfig(),
             "cpu",
+            ignore_progress,
             print,
             tmp_path / "file" / "cache",
         )
@@ -370,6 +385,154 @@ def test_names_that_the_tools_of_a_format_do_not_know_are_noted(triples, n):
         )
 
 
+def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
+    """Also with another time limit; other settings and interrupted searches are not kept."""
+    (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = lambda: sorted((tmp_path / "cache").glob("funcppo/*.tsv"))
+    out = tmp_path / "mined"
+    arguments = (str(tmp_path), "--out", str(out))
+    assert mine(*arguments, "--min-support", "6") == 0 and not kept()
+    for i, seconds in enumerate(("120", "40"), 1):
+        capsys.readouterr()
+        assert mine(*arguments, "--seconds", seconds) == 0
+        assert "kept for `funcppo train`" in capsys.readouterr().out
+        assert len(kept()) == i
+    train = (
+        "train",
+        tmp_path,
+        "--steps",
+        "64",
+        *SMALL,
+        "--mining-seconds",
+        "40",
+    )
+    assert funcppo(monkeypatch, *train, "--out", tmp_path / "run") == 0
+    assert "those mined before" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "run/rules.tsv").read_text() == out.read_text()
+
+
+def test_a_cache_that_cannot_be_written_is_a_note(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert mine("family_tree:60:2", "--out", str(tmp_path / "r")) == 0
+    assert "not kept for `funcppo train`" in capsys.readouterr().out
+    assert (tmp_path / "r").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)]
+)
+def test_an_interrupt_writes_what_was_found(
+    monkeypatch, capsys, tmp_path, error, status
+):
+    def stop_search(*_):
+        raise error
+
+    monkeypatch.setattr(miner, "_search_constants", stop_search)
+    out = tmp_path / "rules.tsv"
+    arguments = ("mine", "family_tree:60:2", "--constants", "--out", out)
+    file = tmp_path / "summary.json"
+    assert funcppo(monkeypatch, *arguments, "--json", file) == status
+    summary = json.loads(file.read_text())
+    assert summary["interrupted"] and summary["n_rules"] > 0
+    assert len(out.read_text().splitlines()) == 1 + summary["n_rules"]
+    assert "interrupted: the rules found by then are kept" in summary["notes"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_search_in_a_valid_file(tmp_path, number):
+    """A search of minutes, stopped as soon as it says that it begins."""
+    out = tmp_path / "rules.tsv"
+    lines = dense_lines(n_entities=60, n_relations=40, n_facts=9000)
+    (tmp_path / "train.txt").write_text(lines)
+    command = (sys.executable, "-m", "funcppo", "mine", str(tmp_path))
+    with subprocess.Popen(
+        [*command, "--out", str(out), "--seconds", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=accept_interrupts,
+    ) as process:
+        assert process.stdout is not None
+        assert "rows of work" in process.stdout.readline()
+        process.send_signal(number)
+        shown, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
+    assert "interrupted" in shown
+    header, *rules = out.read_text().splitlines()
+    assert header.startswith("#source_weight")
+    assert all(
+        len(line.split("\t")) == header.count("\t") + 1 for line in rules
+    )
+
+
+def accept_interrupts():
+    """Undo what a shell does to its jobs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def dense_lines(n_entities, n_relations, n_facts):
+    """Random triples."""
+    generator = np.random.default_rng(0)
+    sizes = (n_entities, n_relations, n_entities)
+    rows = {
+        tuple(int(generator.integers(n)) for n in sizes) for _ in range(n_facts)
+    }
+    return "".join(f"e{a}\tr{p}\te{b}\n" for a, p, b in sorted(rows))
+
+
+def family_lines(tree, split="train"):
+    """A split of a data set as triples, a line each."""
+    return "".join(
+        f"{tree.entities[a - 1]}\t{tree.predicates[p - 1]}\t{tree.entities[b - 1]}\n"
+        for p, a, b in getattr(tree, split)
+    )
+
+
+def test_training_that_is_interrupted_in_mining_keeps_the_rules(
+    monkeypatch, capsys, tmp_path
+):
+    def stop_search(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(miner, "_count_pca_pairs", stop_search)
+    (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
+    cache = tmp_path / "cache"
+    train = ("train", tmp_path, "--out", tmp_path / "run", *SMALL)
+    assert funcppo(monkeypatch, *train, "--cache-dir", cache) == 130
+    shown = " ".join(capsys.readouterr().out.split())
+    (file,) = cache.glob("*.partial.tsv")
+    assert "interrupted: the" in shown and file.name in shown
+    assert len(load(str(tmp_path), file).rules)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_that_mining_would_not_fit_is_refused(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
+    train = ("train", tmp_path, "--out", tmp_path / "run")
+    assert funcppo(monkeypatch, *train, "--mining-memory", "1MB") == 2
+    assert "--mining-memory 1000000: expected" in capsys.readouterr().err
+
+
+def test_the_summary_says_what_the_limits_were_and_what_was_used(
+    capsys, tmp_path
+):
+    out = str(tmp_path / "rules.tsv")
+    arguments = ("family_tree:400:1", "--out", out, "--memory", "8GB")
+    status, summary = json_of(capsys, mine, *arguments, "--max-rows", "50000")
+    assert status == 0 and summary["memory_limit_bytes"] == 8 * 10**9
+    assert summary["peak_bytes"] > 0
+    assert summary["max_rows"] == 50_000 and summary["rows"] <= 60_000
+    assert summary["stages"][-1]["name"] == "rules of length 3"
+    assert summary["notes"] and not summary["interrupted"]
+
+
 def test_training_without_rules_mines_first_and_keeps_what_it_mined(
     monkeypatch, capsys, tmp_path
 ):
@@ -377,11 +540,7 @@ def test_training_without_rules_mines_first_and_keeps_what_it_mined(
     data.mkdir()
     tree = load("family_tree:60:2")
     for split in ("train", "valid", "test"):
-        rows = getattr(tree, split)
-        line = lambda p, a, b: (
-            f"{tree.entities[a - 1]}\t{tree.predicates[p - 1]}\t{tree.entities[b - 1]}\n"
-        )
-        (data / f"{split}.txt").write_text("".join(line(*row) for row in rows))
+        (data / f"{split}.txt").write_text(family_lines(tree, split))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     args = ("train", data, "--steps", "64", "--prover.max-height", "1", *SMALL)
     assert funcppo(monkeypatch, *args, "--out", out) == 0

@@ -10,33 +10,31 @@ import pytest
 from funcppo.data import from_triples, load
 from funcppo.data.rule_tables import format_rule_table
 from funcppo.experiment import rule_cache
+from funcppo.mining import miner
+from funcppo.mining.budget import ignore_progress
 from funcppo.mining.config import MiningConfig
 
 SMALL = MiningConfig(max_length=1, min_support=2)
 
 
-def ignore(message: str) -> None:
-    """No progress is shown."""
+def get_or_mine_rules(dataset, cfg, folder, announce=lambda _: None):
+    return rule_cache.get_or_mine_rules(
+        dataset, cfg, "cpu", ignore_progress, announce, folder
+    )
 
 
 def test_rules_are_mined_once(tmp_path, monkeypatch):
     dataset = load("family_tree:30:1")
-    first = rule_cache.get_or_mine_rules(
-        dataset, SMALL, "cpu", ignore, tmp_path
-    )
+    first = get_or_mine_rules(dataset, SMALL, tmp_path)
     assert "mined in" in first.message and first.path.parent == tmp_path
     monkeypatch.setattr(rule_cache, "mine_dataset", None)
-    again = rule_cache.get_or_mine_rules(
-        dataset, SMALL, "cpu", ignore, tmp_path
-    )
+    again = get_or_mine_rules(dataset, SMALL, tmp_path)
     assert again.path == first.path and "mined before" in again.message
 
 
 def test_other_data_settings_or_miners_have_other_files(tmp_path, monkeypatch):
     dataset = load("family_tree:30:1")
-    mine = lambda data, cfg: (
-        rule_cache.get_or_mine_rules(data, cfg, "cpu", ignore, tmp_path).path
-    )
+    mine = lambda data, cfg: get_or_mine_rules(data, cfg, tmp_path).path
     paths = {
         mine(dataset, SMALL),
         mine(load("family_tree:30:2"), SMALL),
@@ -50,9 +48,7 @@ def test_other_data_settings_or_miners_have_other_files(tmp_path, monkeypatch):
 
 def test_the_file_holds_the_rules_that_mining_returns(tmp_path):
     dataset = load("family_tree:30:1")
-    path = rule_cache.get_or_mine_rules(
-        dataset, SMALL, "cpu", ignore, tmp_path
-    ).path
+    path = get_or_mine_rules(dataset, SMALL, tmp_path).path
     mined = rule_cache.mine_dataset(dataset, SMALL)
     again = load("family_tree:30:1", str(path))
     assert again.rules.tolist() == mined.dataset.rules.tolist() and len(
@@ -87,11 +83,7 @@ def test_neither_the_order_of_lines_nor_held_out_names_change_the_rules(
         data = from_triples(triples, valid=valid)
         mined = rule_cache.mine_dataset(data, cfg)
         texts.add(format_rule_table(mined.dataset, mined.statistics, "tsv"))
-        paths.add(
-            rule_cache.get_or_mine_rules(
-                data, cfg, "cpu", ignore, tmp_path
-            ).path
-        )
+        paths.add(get_or_mine_rules(data, cfg, tmp_path).path)
     assert len(texts) == len(paths) == 1
     assert next(iter(paths)).read_text() in texts
 
@@ -102,6 +94,32 @@ def test_data_without_a_pattern_are_an_error(tmp_path):
         ValueError,
         match=r"none with support 1000000 and confidence 0\.01: expected --rules FILE",
     ):
-        rule_cache.get_or_mine_rules(
-            load("family_tree:30:1"), none, "cpu", ignore, tmp_path
-        )
+        get_or_mine_rules(load("family_tree:30:1"), none, tmp_path)
+
+
+def test_kept_rules_are_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dataset = load("family_tree:30:1")
+    mined = rule_cache.mine_dataset(dataset, SMALL)
+    path = rule_cache.cache_rules(dataset, SMALL, mined)
+    assert get_or_mine_rules(dataset, SMALL, None).path == path
+
+
+def test_an_interrupt_keeps_the_rules_elsewhere(tmp_path, monkeypatch):
+    def stop_search(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(miner, "_count_pca_pairs", stop_search)
+    lines: list[str] = []
+    dataset = load("family_tree:30:1")
+    with pytest.raises(KeyboardInterrupt):
+        get_or_mine_rules(dataset, SMALL, tmp_path, lines.append)
+    (path,) = tmp_path.iterdir()
+    assert path.name.endswith(".partial.tsv") and str(path) in lines[-1]
+    assert len(load("family_tree:30:1", str(path)).rules)
+
+
+def test_what_was_sampled_is_noted_when_it_is_mined(tmp_path):
+    cfg = dataclasses.replace(SMALL, max_length=3, max_rows=20_000)
+    found = get_or_mine_rules(load("family_tree:400:1"), cfg, tmp_path)
+    assert any("from" in note for note in found.notes)

@@ -7,7 +7,7 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from funcppo.mining import miner, paths
+from funcppo.mining import mined_rules, miner, paths
 from funcppo.mining.config import MiningConfig
 from tests import oracles
 from tests.oracles import Program
@@ -26,12 +26,26 @@ graphs = st.builds(
 )
 
 
-def never():
-    return False
-
-
 def edges_of(facts):
     return paths.build_edge_index(torch.tensor(facts), 2, 6)
+
+
+def edge_sets(facts):
+    """The pairs that each label joins."""
+    steps = {label: set() for label in range(4)}
+    for predicate, a, b in facts:
+        steps[2 * predicate - 2].add((a, b))
+        steps[2 * predicate - 1].add((b, a))
+    return steps
+
+
+def facts_by_rule(facts, found):
+    """The facts that each rule derives from others, each once."""
+    derived = [[] for _ in range(len(found.cost))]
+    for fact, rule in zip(found.fact.tolist(), found.rule.tolist()):
+        derived[rule].append(facts[fact])
+    assert all(len(set(part)) == len(part) for part in derived)
+    return derived
 
 
 def mined(facts, **settings):
@@ -44,7 +58,7 @@ def clauses_of(rules):
     """Head and body of each rule, unpadded."""
     return [
         tuple(tuple(atom) for atom in rule if atom[0])
-        for rule in miner.rule_atoms(rules, 6).tolist()
+        for rule in mined_rules.rule_atoms(rules, 6).tolist()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The miner: counts worked by hand, equal to brute force over Python sets; which rules are kept; what a budget does."""
+"""The miner: counts worked by hand and by brute force; which rules are kept; what budgets and interrupts do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from funcppo.data import load
 from funcppo.logic import kb
 from funcppo.logic.consequences import with_confidence
-from funcppo.mining import miner
+from funcppo.mining import mined_rules, miner, paths
 from funcppo.mining.config import MiningConfig
 from tests import oracles
 from tests.learning import DATA
@@ -35,6 +35,27 @@ needs_data = pytest.mark.skipif(
 )
 
 
+def mine(data, progress=lambda *_: None, **settings):
+    return miner.mine_rules(
+        torch.from_numpy(data.facts),
+        data.n_predicates,
+        data.n_constants,
+        MiningConfig(**settings),
+        progress,
+    )
+
+
+def true_confidence(data, rules):
+    """The confidence of each rule as T_P counts it."""
+    world, sizes = kb.build(
+        data.facts,
+        mined_rules.rule_atoms(rules, data.n_constants).numpy(),
+        n_constants=data.n_constants,
+        n_predicates=data.n_predicates,
+    )
+    return with_confidence(world, sizes)
+
+
 def test_counts_worked_by_hand():
     """likes(1,2), likes(2,1), likes(2,3), knows(1,2): the inverse derives likes(1,2) and (2,1) but also (3,2).
 
@@ -43,27 +64,20 @@ def test_counts_worked_by_hand():
     found = mined([(1, 1, 2), (1, 2, 1), (1, 2, 3), (2, 1, 2)], max_length=1)
     assert clauses_of(found.rules) == [((1, X, Y), (1, Y, X))]
     assert counts_of(found.rules) == [(2, 0, 3, 2)]
-    assert miner.confidence(found.rules).tolist() == pytest.approx([2 / 3])
-    assert miner.smoothed_confidence(found.rules).tolist() == pytest.approx(
-        [2 / 8]
-    )
-    assert miner.held_out_smoothed_confidence(
-        found.rules
-    ).tolist() == pytest.approx([1 / 7])
-    assert (
-        found.rules.head_facts.tolist() == [3]
-        and found.n_candidates == 5
-        and found.notes == ()
-    )
+    assert found.rules.head_facts.tolist() == [3]
+    assert found.notes == () and found.interrupt is None
+    assert found.rows == 8 + 3  # both directions of each fact, and PCA pairs
 
 
 @given(graphs, st.booleans())
 @settings(max_examples=40)
 def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
-    rules = mined(facts, constants=constants).rules
-    assert counts_of(rules) == brute_force(facts, clauses_of(rules))
-    assert not rules.std_error.any()
-    assert (torch.diff(miner.smoothed_confidence(rules)) <= 0).all()
+    found = mined(facts, constants=constants)
+    assert counts_of(found.rules) == brute_force(facts, clauses_of(found.rules))
+    assert not found.rules.std_error.any() and found.notes == ()
+    assert not found.rules.pca_std_error.any()
+    score = mined_rules.smoothed_confidence(found.rules)
+    assert (torch.diff(score) <= 0).all()
 
 
 @given(graphs, st.integers(1, 3))
@@ -74,7 +88,12 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     clauses = path_clauses(2) + constant_clauses()
     score = {
         clause: (support - circular - 1)
-        / (pairs - circular - 1 + miner.SMOOTHING_COUNT)
+        / (
+            pairs
+            - circular
+            - 1
+            + mined_rules.SMOOTHING_COUNT * (len(clause) - 1)
+        )
         for clause, (support, circular, pairs, _) in zip(
             clauses, brute_force(facts, clauses)
         )
@@ -110,58 +129,43 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     assert won == set(range(len(kept)))
 
 
-def test_exact_counts_are_whole_numbers():
-    """Also where n (x / n) is not x in float64, as for n = 49."""
-    data = load("family_tree:300:5")
-    found = miner.mine_rules(
-        torch.from_numpy(data.facts),
-        data.n_predicates,
-        data.n_constants,
-        MiningConfig(max_length=2),
-    ).rules
-    assert not found.std_error.any() and len(found.std_error) > 20
-    for counts in (
-        found.support,
-        found.circular_support,
-        found.body_pairs,
-        found.pca_pairs,
-    ):
-        assert torch.equal(counts, counts.round())
+@given(graphs, st.randoms(use_true_random=False))
+@settings(max_examples=20)
+def test_the_order_of_the_facts_does_not_matter(facts, random):
+    first = mined(facts, constants=True).rules
+    shuffled = list(facts)
+    random.shuffle(shuffled)
+    second = mined(shuffled, constants=True).rules
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_sample_that_shows_no_difference_between_sources_is_not_taken_for_exact(
-    seed,
-):
-    """knows leaves 600 entities, of which 256 are sampled; only the last one's friend likes anything, 40 things."""
-    knows = [(1, i, 1000 + i) for i in range(1, 601)]
-    likes, head = (
-        [(2, 1600, 2000 + j) for j in range(40)],
-        [(3, 600, 2000 + j) for j in range(6)],
-    )
-    found = miner.mine_rules(
-        torch.tensor(knows + likes + head),
-        3,
-        2100,
-        MiningConfig(max_length=2, seed=seed),
-    ).rules
-    counts = dict(
-        zip(map(tuple, found.labels.tolist()), found.body_pairs.tolist())
-    )
-    assert counts[4, 0, 2, -1] == 40 and not found.std_error.any()
+def test_the_order_of_the_facts_does_not_matter_to_a_sample():
+    data = load("family_tree:400:2")
+    shuffled = data.facts[np.random.default_rng(0).permutation(len(data.facts))]
+    found = []
+    for facts in (data.facts, shuffled):
+        result = miner.mine_rules(
+            torch.from_numpy(facts),
+            data.n_predicates,
+            data.n_constants,
+            MiningConfig(max_rows=50_000),
+        )
+        assert any("sample" in note or "from" in note for note in result.notes)
+        found.append(result.rules)
+    assert len(found[0].support)
+    assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 def test_thresholds_leave_out_what_is_below_them():
-    facts = [tuple(row) for row in load("family_tree:30:1").facts.tolist()]
-    graph = torch.tensor(facts), 12, 400
-    found = miner.mine_rules(
-        *graph, MiningConfig(max_length=2, min_support=4, min_confidence=0.3)
+    found = mine(
+        load("family_tree:30:1"),
+        max_length=2,
+        min_support=4,
+        min_confidence=0.3,
     ).rules
-    assert (
-        len(found.support)
-        and (found.support - found.circular_support >= 4).all()
-    )
-    assert (miner.leave_one_out_confidence(found) >= 0.3).all()
+    assert len(found.support)
+    assert (found.support - found.circular_support >= 4).all()
+    assert (mined_rules.leave_one_out_confidence(found) >= 0.3).all()
 
 
 @pytest.mark.parametrize(
@@ -173,12 +177,10 @@ def test_a_graph_without_a_pattern_has_no_rule(facts):
     found = miner.mine_rules(
         table, 2, 6, MiningConfig(min_support=1, constants=True)
     )
-    assert len(found.rules.support) == 0 and miner.rule_atoms(
-        found.rules, 6
-    ).shape == (0, 4, 3)
-    assert bool(found.notes) == bool(
-        (len(table) and (table[:, 2] == 0).any()) or table.shape[1] > 3
-    )
+    assert not len(found.rules.support)
+    assert mined_rules.rule_atoms(found.rules, 6).shape == (0, 4, 3)
+    is_binary = len(table) == 0 or table.tolist() == [[1, 1, 2]]
+    assert bool(found.notes) != is_binary
 
 
 def test_a_random_graph_has_no_confident_rule():
@@ -195,125 +197,197 @@ def test_a_random_graph_has_no_confident_rule():
         300,
         MiningConfig(constants=True, min_confidence=0.2),
     )
-    assert found.n_candidates == 0
+    assert not len(found.rules.support)
 
 
 def test_the_rules_that_made_a_graph_are_found_again():
     """family_tree is made by exact rules: `husband` and `wife` imply each other; every predicate has an exact rule."""
     data = load("family_tree:300:5")
-    facts = torch.from_numpy(
-        np.concatenate([data.facts, data.valid, data.test])
-    )
+    facts = np.concatenate([data.facts, data.valid, data.test])
     found = miner.mine_rules(
-        facts, data.n_predicates, data.n_constants, MiningConfig()
+        torch.from_numpy(facts),
+        data.n_predicates,
+        data.n_constants,
+        MiningConfig(),
     ).rules
     table = {name: i for i, name in enumerate(data.predicates, 1)}
     kept = {
         tuple(map(tuple, rule[rule[:, 0] > 0].tolist()))
-        for rule in miner.rule_atoms(found, data.n_constants)
+        for rule in mined_rules.rule_atoms(found, data.n_constants)
     }
     x, y = data.n_constants + 1, data.n_constants + 2
     assert ((table["husband"], x, y), (table["wife"], y, x)) in kept
     assert ((table["wife"], x, y), (table["husband"], y, x)) in kept
-    exact = miner.leave_one_out_confidence(found) == 1.0
-    assert {int(p) for p in found.labels[exact, 0] // 2 + 1} == set(
-        range(1, 13)
+    exact = mined_rules.leave_one_out_confidence(found) == 1.0
+    heads = set((found.labels[exact, 0] // 2 + 1).tolist())
+    assert heads == set(range(1, 13))
+
+
+def test_a_dense_graph_of_few_entities_is_mined_within_its_rows():
+    """14 entities and 30 relations: 60 labels, 216,000 bodies of length 3, of which few are worth their rows."""
+    random = Random(0)
+    facts = sorted(
+        {tuple(random.randint(1, n) for n in (30, 14, 14)) for _ in range(1000)}
+        | {(1, x, y) for x in range(1, 15) for y in range(1, 15) if x != y}
     )
+    cfg = MiningConfig(max_rows=200_000)
+    found = miner.mine_rules(torch.tensor(facts), 30, 14, cfg)
+    assert found.rows <= 1.1 * cfg.max_rows
+    assert any("length 3" in note for note in found.notes)
+    exact = found.rules.std_error == 0
+    assert exact.any()
+    truth = with_confidence(
+        *kb.build(
+            np.array(facts),
+            mined_rules.rule_atoms(found.rules, 14).numpy(),
+            n_constants=14,
+            n_predicates=30,
+        )
+    )
+    for counted, true in (
+        (found.rules.support, truth.support),
+        (found.rules.body_pairs, truth.body_pairs),
+    ):
+        assert torch.equal(counted[exact].float(), true[exact])
 
 
-def test_a_sample_is_within_its_error_and_the_same_seed_gives_the_same_rules():
-    """Of about 30 estimates no more than a few are off by over 3 standard errors."""
+@pytest.mark.parametrize("max_rows", [20_000, 100_000, 1_000_000])
+def test_the_rows_stay_within_the_limit_and_what_is_left_out_is_said(max_rows):
+    """A tenth more is allowed: estimates take a twentieth of the rows each time where all is spent."""
     data = load("family_tree:2000:2")
-    run = lambda **settings: miner.mine_rules(
-        torch.from_numpy(data.facts),
-        data.n_predicates,
-        data.n_constants,
-        MiningConfig(max_length=3, **settings),
-    )
-    one, two, other = (
-        run(max_rows=40_000),
-        run(max_rows=40_000),
-        run(max_rows=40_000, seed=1),
-    )
-    assert all(torch.equal(a, b) for a, b in zip(one.rules, two.rules))
-    assert not all(torch.equal(a, b) for a, b in zip(one.rules, other.rules))
-    sampled = one.rules.std_error > 0
-    assert sampled.sum() > 10 and any(
-        "estimated counts" in note for note in one.notes
-    )
-    world, sizes = kb.build(
-        data.facts,
-        miner.rule_atoms(one.rules, data.n_constants).numpy(),
-        n_constants=data.n_constants,
-        n_predicates=data.n_predicates,
-    )
-    truth = kb.rule_confidence(with_confidence(world, sizes))
-    off = ((miner.confidence(one.rules) - truth).abs() / one.rules.std_error)[
-        sampled
+    found = mine(data, max_rows=max_rows)
+    assert found.rows <= 1.1 * max_rows + 2 * len(data.facts)
+    assert found.max_rows == max_rows
+    left_out = [
+        stage
+        for stage in found.stages
+        if stage.fraction < 1 or stage.n_left_out or not stage.is_finished
     ]
-    assert (off > 3).float().mean() < 0.1
-    assert torch.allclose(
-        miner.confidence(one.rules)[~sampled],
-        truth[~sampled].double(),
-        atol=1e-6,
-    )
+    assert left_out
+    for stage in left_out:
+        assert any(note.startswith(stage.name) for note in found.notes)
 
 
-def test_what_the_work_does_not_suffice_for_is_said_even_where_no_rule_is_found():
-    data = load("family_tree:60:2")
-    run = lambda work: miner.mine_rules(
-        torch.from_numpy(data.facts),
-        data.n_predicates,
-        data.n_constants,
-        MiningConfig(max_length=1, max_rows=work),
-    )
-    assert run(1).notes == (
-        "length 1: 12 of 12 heads were searched through a sample of their facts",
-    )
-    assert (
-        not len(run(1).rules.support)
-        and len(run(10**6).rules.support)
-        and run(10**6).notes == ()
-    )
-
-
-def test_a_time_limit_ends_in_what_was_found_by_then():
+def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules():
+    """Of the estimates no more than a few are off by over 3 standard errors; exact counts are exact."""
     data = load("family_tree:2000:2")
-    cfg = MiningConfig(constants=True, time_limit=0.05)
-    found = miner.mine_rules(
-        torch.from_numpy(data.facts), data.n_predicates, data.n_constants, cfg
+    one = mine(data, max_rows=150_000)
+    two = mine(data, max_rows=150_000)
+    other = mine(data, max_rows=150_000, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(one.rules, two.rules))
+    assert one.rules.support.tolist() != other.rules.support.tolist()
+
+    sampled = one.rules.std_error > 0
+    assert sampled.any() and (~sampled).sum() > 10
+    assert any("estimated counts" in note for note in one.notes)
+    truth = kb.rule_confidence(true_confidence(data, one.rules))
+    error = mined_rules.confidence(one.rules) - truth
+    off = (error.abs() / one.rules.std_error)[sampled]
+    assert (off > 3).float().mean() < 0.1
+    assert error[~sampled].abs().max() < 1e-6
+
+
+def test_rules_that_were_chosen_by_a_sample_have_no_biased_counts():
+    """The choice is of the best looking ones; their counts are of another sample or of all entities."""
+    data = load("family_tree:2000:2")
+    errors = []
+    for seed in range(4):
+        rules = mine(data, max_rows=150_000, seed=seed).rules
+        sampled = rules.std_error > 0
+        truth = kb.rule_confidence(true_confidence(data, rules))
+        error = mined_rules.confidence(rules) - truth
+        errors.append((error / rules.std_error)[sampled])
+    assert abs(float(torch.cat(errors).mean())) < 0.5
+
+
+def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
+    """A clock that each look at it moves by a second."""
+    data = load("family_tree:400:2")
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(
+        miner,
+        "Budget",
+        lambda **settings: miner_budget(clock=lambda: next(ticks), **settings),
     )
-    assert any("stopped after 0.05 seconds" in note for note in found.notes)
-    assert found.seconds < 10
+    found = mine(data, constants=True, seconds=8.0)
+    assert any("limit of 8 seconds" in note for note in found.notes)
+    assert not all(stage.is_finished for stage in found.stages)
     assert found.rules.std_error.isfinite().all()
 
 
-def test_a_time_limit_leaves_no_count_of_a_kept_rule_uncertain():
-    """Body pairs were all counted when the time was up; PCA pairs, counted last, are too."""
-    data, cfg = load("family_tree:2000:2"), MiningConfig(max_length=2)
-    facts = torch.from_numpy(data.facts)
-    whole = miner.mine_rules(
-        facts, data.n_predicates, data.n_constants, cfg
-    ).rules
-    graph = miner._make_context(
-        facts.long(), data.n_predicates, data.n_constants, cfg, lambda: True
+miner_budget = miner.Budget
+
+
+@pytest.mark.parametrize("n_calls", [1, 5, 12, 16])
+@pytest.mark.parametrize("max_rows", [10**9, 20_000])
+def test_an_interrupt_keeps_what_was_found_with_the_same_counts(
+    n_calls, max_rows
+):
+    data = load("family_tree:400:2")
+    calls = 0
+
+    def interrupt(*_):
+        nonlocal calls
+        calls += 1
+        if calls == n_calls:
+            raise KeyboardInterrupt
+
+    found = mine(data, interrupt, max_rows=max_rows)
+    assert calls == n_calls
+    assert isinstance(found.interrupt, KeyboardInterrupt)
+    assert any("interrupted" in note for note in found.notes)
+    exact = found.rules.std_error == 0
+    if len(found.rules.support):
+        truth = true_confidence(data, found.rules)
+        assert torch.equal(
+            found.rules.support[exact].float(), truth.support[exact]
+        )
+
+
+def test_an_interrupt_late_in_the_search_leaves_rules():
+    data = load("family_tree:400:2")
+    stages = []
+
+    def interrupt(stage, *_):
+        stages.append(stage)
+        if stage == "rules of length 3":
+            raise KeyboardInterrupt
+
+    found = mine(data, interrupt)
+    assert len(found.rules.support) > 5
+    assert {
+        len([x for x in row if x >= 0]) for row in found.rules.labels.tolist()
+    } == {2, 3}
+
+
+def test_the_work_is_said_before_it_begins():
+    data = load("family_tree:60:2")
+    lines = []
+    miner.mine_rules(
+        torch.from_numpy(data.facts),
+        data.n_predicates,
+        data.n_constants,
+        MiningConfig(seconds=50.0),
+        lambda *call: lines.append(call),
+        lines.append,
     )
-    again = miner._with_pca_pairs(
-        graph, whole._replace(pca_pairs=torch.zeros_like(whole.support))
-    )
-    assert (
-        torch.equal(again.pca_pairs, whole.pca_pairs)
-        and not again.pca_std_error.any()
-    )
+    assert f"{len(data.facts)} facts" in lines[0] and "50 s" in lines[0]
+    assert lines[1][:2] == ("rules of length 1", 0)
+    assert lines[1][2] == pytest.approx(2 * len(data.facts), rel=0.1)
+
+
+def test_more_facts_and_relations_need_more_memory():
+    little = miner.needed_bytes(1000, 10)
+    assert little >= paths.CHUNK_ROWS * miner.BYTES_PER_ROW
+    assert miner.needed_bytes(10**6, 10) > little
+    assert miner.needed_bytes(10**6, 1000) > miner.needed_bytes(10**6, 10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_finds_the_same_rules():
-    data, cfg = (
-        load("family_tree:2000:2"),
-        MiningConfig(constants=True, max_rows=40_000),
-    )
-    found = [
+    data = load("family_tree:2000:2")
+    cfg = MiningConfig(constants=True, max_rows=400_000)
+    on_cpu, on_gpu = (
         miner.mine_rules(
             torch.from_numpy(data.facts).to(device),
             data.n_predicates,
@@ -321,27 +395,16 @@ def test_a_gpu_finds_the_same_rules():
             cfg,
         ).rules
         for device in ("cpu", "cuda")
-    ]
-    assert all(
-        torch.allclose(a.double(), b.cpu().double()) for a, b in zip(*found)
     )
+    for column, other in zip(on_cpu, on_gpu):
+        assert torch.allclose(column.double(), other.cpu().double())
 
 
 @needs_data
 @pytest.mark.parametrize("name", ["umls", "countries_S2"])
 def test_counts_are_those_of_the_knowledge_base(name):
     data = load(DATA / name)
-    cfg = MiningConfig(max_length=2, constants=True)
-    found = miner.mine_rules(
-        torch.from_numpy(data.facts), data.n_predicates, data.n_constants, cfg
-    ).rules
-    world, sizes = kb.build(
-        data.facts,
-        miner.rule_atoms(found, data.n_constants).numpy(),
-        n_constants=data.n_constants,
-        n_predicates=data.n_predicates,
-    )
-    world = with_confidence(world, sizes)
-    assert torch.equal(world.support, found.support.float()) and torch.equal(
-        world.body_pairs, found.body_pairs.float()
-    )
+    found = mine(data, max_length=2, constants=True).rules
+    truth = true_confidence(data, found)
+    assert torch.equal(truth.support, found.support.float())
+    assert torch.equal(truth.body_pairs, found.body_pairs.float())

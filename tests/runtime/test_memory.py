@@ -98,3 +98,19 @@ def test_gpu_memory_is_that_of_allocated_tensors():
     assert memory.used_bytes("cuda") == before
     assert memory.peak_bytes("cuda") - before >= SIZE
     assert memory.total_bytes("cuda") > SIZE
+
+
+@on_linux
+def test_free_memory_is_within_the_total():
+    assert 0 < memory.free_bytes("cpu") < memory.total_bytes("cpu")
+
+
+def test_free_memory_keeps_to_the_limit_of_the_container(tmp_path, monkeypatch):
+    limit, use = tmp_path / "limit", tmp_path / "use"
+    monkeypatch.setattr(memory, "_GROUP_FILES", ((str(limit), str(use)),))
+    monkeypatch.setattr(memory, "_read_kib_field", lambda *_: 1000)
+    assert memory.free_bytes("cpu") == 1000
+    use.write_text("300\n")
+    for text, free in (("max\n", 1000), ("900\n", 600), ("200\n", 0)):
+        limit.write_text(text)
+        assert memory.free_bytes("cpu") == free

@@ -62,7 +62,6 @@ def test_counts_equal_those_of_a_file(tmp_path, capsys):
         "paths": 1,
         "equal": 1,
         "circular": 0,
-        "missing": 0,
         "different": 0,
     }
     assert compare(2, 3) == right
