@@ -11,6 +11,7 @@ a line that names its records, hardware, versions and commits):
 
     readme-ppo                  what the PPO example of the README prints
     readme-train                what `make train` prints: the table and the proof
+    defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -376,6 +377,71 @@ def results_summary() -> str:
         "best published",
     ]
     return table(head, rows) + RESULTS_ORIGIN
+
+
+DEFAULTS_LABELS = {
+    "clans:1500:0": "clans:1500:0 (`make train`)",
+    "countries_S1": "Countries S1",
+    "countries_S2": "Countries S2",
+    "countries_S3": "Countries S3",
+    "kinships": "Kinships",
+    "nations": "Nations",
+    "umls": "UMLS",
+    "family": "Family",
+}
+
+
+def defaults() -> str:
+    """The block of this name."""
+    record = load_record("default_results")
+    head = ["data", "rules", "mining", "training", "memory", "ceiling"]
+    head += ["rule confidences", "untrained policy", "trained"]
+    rows = []
+    for name, label in DEFAULTS_LABELS.items():
+        runs = [run for run in record["runs"] if run["set"] == name]
+        rows.append(defaults_row(label, runs))
+    commits = dict.fromkeys(run["commit"] for run in record["runs"])
+    machines = dict.fromkeys(
+        f"{run['machine']['device']}; torch {run['machine']['torch'].split('+')[0]}"
+        for run in record["runs"]
+    )
+    return (
+        table(head, rows)
+        + f"\nRecord: `experiments/results/default_results.json` ({'; '.join(machines)}; one thread; "
+        f"{', '.join(commits)}).\n"
+    )
+
+
+def defaults_row(label: str, runs: list[Row]) -> list[str]:
+    """The cells of one data set from the runs of all its seeds."""
+    test = runs[0]["results"]["test"]
+    trained = [
+        scores["mrr"]
+        for run in runs
+        for score, scores in run["results"]["test"].items()
+        if score.endswith(", trained")
+    ]
+    untrained = [
+        scores["mrr"]
+        for score, scores in test.items()
+        if score.endswith(", untrained")
+    ]
+    rule_score = runs[0]["rule_score"]
+    mining = runs[0]["mining"]
+    seconds = [run["training"]["seconds"] for run in runs]
+    memory = [run["training"]["peak_mb"] for run in runs]
+    memory += [mining["peak_mb"]] if mining else []
+    return [
+        label,
+        "mined" if mining else "provided",
+        f"{mining['seconds']:.0f} s" if mining else "",
+        f"{max(seconds):.0f} s",
+        f"{max(memory) / 1000:.2f} GB",
+        f"{test[rule_score]['ceiling']:.4f}",
+        f"{test[rule_score]['mrr']:.4f} ({rule_score})",
+        f"{untrained[0]:.4f}",
+        mean_and_spread(trained),
+    ]
 
 
 def results_block(names: Iterable[str]) -> str:
@@ -1029,6 +1095,7 @@ def performance_lookup() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
+    "defaults": defaults,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,

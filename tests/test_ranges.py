@@ -205,13 +205,13 @@ PROGRAMS = {
     "check": ["countries_s1"],
 }
 OPTIONS = {
-    "train": ["steps", "seed", "n_validations", "n_validation_queries", "max_nonfinite_updates", "mining_seconds"],
-    "evaluate": ["height", "smoothing", "queries", "seed"],
-    "prove": ["height", "max_atoms"],
+    "train": ["steps", "seed", "threads", "n_validations", "n_validation_queries", "max_nonfinite_updates", "mining_seconds"],
+    "evaluate": ["height", "smoothing", "queries", "seed", "threads"],
+    "prove": ["height", "max_atoms", "max_rows", "threads"],
     "provable": ["height", "max_atoms"],
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
     "doctor": [],
-    "check": ["queries", "n_rules", "seconds", "seed"],
+    "check": ["queries", "n_rules", "seconds", "seed", "threads"],
 }  # fmt: skip
 
 

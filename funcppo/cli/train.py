@@ -167,7 +167,7 @@ class Train:
         self._check_outputs()
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        set_threads(self.threads)
+        set_threads(self._run_config().threads)
         with show_status(console, "reading data") as status:
             run = (
                 self._resume_run(status.update)
