@@ -4,6 +4,9 @@ Literals are joined one at a time, the one with the fewest resulting rows first.
 is projected away at once and the remaining rows are made distinct, so a chain of binary literals never holds more than
 pairs. A step with more than `MAX_CHUNK_ROWS` resulting rows is computed in chunks. A `RowBudget` bounds the work.
 
+A counted query also counts, for each answer, the assignments of all its variables that satisfy the literals: the rows
+of a table carry how many assignments of projected variables they stand for, which joins multiply and projections add.
+
 Runs on the device of the relations, in a loop on the host: the sizes depend on the data. `iter_answers` is the entry
 point.
 """
@@ -89,6 +92,8 @@ class ConjunctiveQuery:
     inequalities: tuple[Inequality, ...]
     n_constants: int  # terms above are variables
     budget: RowBudget | None = None  # None: no bound
+    # count the assignments that give each answer
+    is_counted: bool = False
 
     @property
     def constant_bits(self) -> int:
@@ -123,7 +128,8 @@ class RowPairs(NamedTuple):
 def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     """Yield non-empty tables over the output variables whose union is the answer; a row may come more than once.
 
-    Groups of literals that share no variable are solved apart and multiplied.
+    Groups of literals that share no variable are solved apart and multiplied. The counts of a row that comes more than
+    once are to be added, as `union` does.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the query's budget allows.
@@ -132,32 +138,30 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
         return
     groups = _connected_components(query)
     if len(groups) == 1:
-        yield from _extend(UNIT_TABLE, query)
+        yield from _extend(_unit_table(query), query)
         return
 
     # A group without output variables is a condition: it needs one answer.
     crossing = _crossing_inequalities(query, groups)
     subqueries = [_subquery(query, group, crossing) for group in groups]
-    for subquery in subqueries:
-        if (
-            not subquery.output_variables
-            and next(_extend(UNIT_TABLE, subquery), None) is None
-        ):
-            return
-    subqueries = [
-        subquery for subquery in subqueries if subquery.output_variables
-    ]
+    unit = _unit_table(query)
+    if not query.is_counted:
+        for subquery in subqueries:
+            if (
+                not subquery.output_variables
+                and next(_extend(unit, subquery), None) is None
+            ):
+                return
+        subqueries = [
+            subquery for subquery in subqueries if subquery.output_variables
+        ]
 
     # All groups but the last are held whole; the last is streamed.
-    answers = [
-        list(_extend(UNIT_TABLE, subquery)) for subquery in subqueries[:-1]
-    ]
+    answers = [list(_extend(unit, subquery)) for subquery in subqueries[:-1]]
     if not all(answers):
         return
     tables = [union(chunks, query.constant_bits) for chunks in answers]
-    for chunk in (
-        _extend(UNIT_TABLE, subqueries[-1]) if subqueries else [UNIT_TABLE]
-    ):
+    for chunk in _extend(unit, subqueries[-1]) if subqueries else [unit]:
         for product in _multiply(tables, chunk):
             if query.budget is not None:
                 query.budget.spend(product.size)
@@ -166,6 +170,14 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
             )
             if answer.size:
                 yield answer
+
+
+def _unit_table(query: ConjunctiveQuery) -> Table:
+    """The table without columns and with one row."""
+    if not query.is_counted:
+        return UNIT_TABLE
+    column = query.literals[0].relation.columns[0]
+    return replace(UNIT_TABLE, counts=column.new_ones(1))
 
 
 def _crossing_inequalities(
@@ -188,9 +200,13 @@ def union(tables: list[Table], bits: int) -> Table:
     columns = tuple(
         torch.cat(parts) for parts in zip(*(table.columns for table in tables))
     )
+    counts = [table.counts for table in tables if table.counts is not None]
     return distinct(
         Table(
-            tables[0].variables, columns, sum(table.size for table in tables)
+            tables[0].variables,
+            columns,
+            sum(table.size for table in tables),
+            torch.cat(counts) if counts else None,
         ),
         bits,
     )
@@ -203,7 +219,7 @@ def project(
     if variables == table.variables:
         return table
     columns = tuple(table.columns[table.variables.index(v)] for v in variables)
-    projected = Table(variables, columns, table.size)
+    projected = Table(variables, columns, table.size, table.counts)
     # a permutation of columns keeps rows distinct
     if len(variables) == len(table.variables):
         return projected
@@ -259,16 +275,30 @@ def _multiply(tables: list[Table], chunk: Table) -> Iterator[Table]:
         yield chunk
         return
     other = tables[0]
-    start = torch.zeros_like(chunk.columns[0])
+    first = chunk.columns[0] if chunk.columns else chunk.counts
+    assert first is not None  # a table without columns is counted
+    start = torch.zeros_like(first)
     for row, position in ragged_arange(
         start, torch.full_like(start, other.size)
     ):
         left = tuple(column[row] for column in chunk.columns)
         right = tuple(column[position] for column in other.columns)
-        yield from _multiply(
-            tables[1:],
-            Table(chunk.variables + other.variables, left + right, row.numel()),
+        product = Table(
+            chunk.variables + other.variables,
+            left + right,
+            row.numel(),
+            _multiply_counts(chunk.counts, row, other.counts, position),
         )
+        yield from _multiply(tables[1:], product)
+
+
+def _multiply_counts(
+    left: Tensor | None, row: Tensor, right: Tensor | None, position: Tensor
+) -> Tensor | None:
+    """The counts of pairs of rows of two tables; None where they are not counted."""
+    if left is None or right is None:
+        return None
+    return left.index_select(0, row) * right.index_select(0, position)
 
 
 def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
@@ -341,7 +371,9 @@ def _make_step(
         for v in dict.fromkeys(literal.terms)
         if v in useful and v not in shared
     )
-    view = indexed_view(literal, shared + new, len(shared), query.n_constants)
+    view = indexed_view(
+        literal, shared + new, len(shared), query.n_constants, query.is_counted
+    )
     if not shared:
         return JoinStep(literal, new, view, view.keys, view.keys)
 
@@ -361,20 +393,27 @@ def _make_step(
 
 def _join(table: Table, step: JoinStep) -> Iterator[Table]:
     """The join of a table with the view of a step, in chunks."""
+    view = step.view
     if not table.variables:
-        yield Table(step.new_variables, step.view.columns, step.view.size)
+        counts = view.counts
+        if table.counts is not None and counts is not None:
+            counts = counts * table.counts
+        yield Table(step.new_variables, view.columns, view.size, counts)
         return
-    if not step.new_variables:
+    if not step.new_variables and table.counts is None:
         yield select_rows(table, step.count > 0)
         return
-    new_columns = step.view.columns[-len(step.new_variables) :]
+    new_columns = view.columns[len(view.columns) - len(step.new_variables) :]
     for row, position in ragged_arange(step.start, step.count):
         left = tuple(column.index_select(0, row) for column in table.columns)
         right = tuple(
             column.index_select(0, position) for column in new_columns
         )
         yield Table(
-            table.variables + step.new_variables, left + right, row.numel()
+            table.variables + step.new_variables,
+            left + right,
+            row.numel(),
+            _multiply_counts(table.counts, row, view.counts, position),
         )
 
 

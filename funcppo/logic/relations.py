@@ -6,7 +6,7 @@ A `Relation` holds the argument tuples of one predicate. A `Literal` reads it at
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,17 +18,23 @@ from funcppo.logic.row_index import Lookup
 _MAX_IDS_PER_ROW = 16
 
 Columns = tuple[Tensor, ...]
-# pattern of terms, order of columns, indexed columns
-ViewKey = tuple[tuple[int, ...], tuple[int, ...], int]
+# pattern of terms, order of columns, indexed columns, whether rows are counted
+ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Distinct rows over variables, stored by column. Without columns it has 0 or 1 rows."""
+    """Distinct rows over variables, stored by column. Without columns it has 0 or 1 rows.
+
+    Attributes:
+      counts: how many assignments of the variables that were projected away each row stands for; None where they are
+        not counted.
+    """
 
     variables: tuple[int, ...]
     columns: Columns
     size: int
+    counts: Tensor | None = None
 
 
 UNIT_TABLE = Table((), (), 1)
@@ -44,6 +50,8 @@ class IndexedView:
     keys: Tensor
     # where the rows of each value of the first column start, if that is the whole index
     row_offsets: Tensor | None
+    # how many rows of the relation each row stands for, as in `Table`
+    counts: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +106,43 @@ def select_rows(table: Table, mask: Tensor) -> Table:
     """The rows of a table where the mask is true."""
     row = mask.nonzero().squeeze(1)
     columns = tuple(column.index_select(0, row) for column in table.columns)
-    return Table(table.variables, columns, row.numel())
+    counts = None
+    if table.counts is not None:
+        counts = table.counts.index_select(0, row)
+    return Table(table.variables, columns, row.numel(), counts)
 
 
 def distinct(table: Table, bits: int) -> Table:
-    """The table with each row once, in lexicographic order.
+    """The table with each row once, in lexicographic order; the counts of equal rows are added.
 
     Args:
       bits: how many bits hold any value.
     """
+    if table.counts is not None:
+        return _add_counts(table, table.counts, bits)
     if not table.columns:
         return Table((), (), min(table.size, 1))
     columns = row_index.unique_rows(table.columns, [bits] * len(table.columns))
     return Table(table.variables, columns, columns[0].numel())
+
+
+def _add_counts(table: Table, counts: Tensor, bits: int) -> Table:
+    """The distinct rows of a table, in lexicographic order, each with the sum of its counts."""
+    if not table.columns:
+        size = min(table.size, 1)
+        return Table((), (), size, counts.sum(0, keepdim=True)[:size])
+    _, key = row_index.encode_rows(table.columns, [bits] * len(table.columns))
+    key, order = torch.sort(key)
+    is_first = row_index.first_of_run(key)
+    row = is_first.cumsum(0) - 1
+    first = order[is_first]
+    totals = torch.zeros_like(counts[: first.numel()])
+    return Table(
+        table.variables,
+        tuple(column.index_select(0, first) for column in table.columns),
+        first.numel(),
+        totals.index_add(0, row, counts.index_select(0, order)),
+    )
 
 
 def indexed_view(
@@ -118,6 +150,7 @@ def indexed_view(
     variables: tuple[int, ...],
     n_index_columns: int,
     n_constants: int,
+    is_counted: bool = False,
 ) -> IndexedView:
     """The literal's rows over some of its variables, sorted and indexed.
 
@@ -126,6 +159,7 @@ def indexed_view(
     Args:
       variables: the columns of the view, in order.
       n_index_columns: how many of the first columns the index covers.
+      is_counted: count the rows of the relation that each row of the view stands for.
     """
     first = {t: literal.terms.index(t) for t in literal.terms}
     positions = tuple(first[v] for v in variables)
@@ -135,10 +169,10 @@ def indexed_view(
         -first[t] if t in literal.variables else t + 1 for t in literal.terms
     )
     cache = literal.relation.view_cache
-    cache_key = (pattern, positions, n_index_columns)
+    cache_key = (pattern, positions, n_index_columns, is_counted)
     if cache_key not in cache:
         cache[cache_key] = _make_view(
-            literal, positions, n_index_columns, n_constants
+            literal, positions, n_index_columns, n_constants, is_counted
         )
     return cache[cache_key]
 
@@ -148,6 +182,7 @@ def _make_view(
     positions: tuple[int, ...],
     n_index_columns: int,
     n_constants: int,
+    is_counted: bool,
 ) -> IndexedView:
     """Select the rows that match the literal's terms, order them by the given columns, and index them."""
     columns = literal.relation.columns
@@ -165,11 +200,12 @@ def _make_view(
         table = select_rows(table, torch.stack(masks).all(0))
 
     # Rows are in order already, unless columns are dropped or exchanged.
+    if is_counted:
+        ones = torch.ones_like(columns[0][: table.size])
+        table = replace(table, counts=ones)
     if positions != table.variables:
-        table = distinct(
-            Table((), tuple(table.columns[j] for j in positions), table.size),
-            bits,
-        )
+        selected = tuple(table.columns[j] for j in positions)
+        table = distinct(Table((), selected, table.size, table.counts), bits)
 
     prefixes: tuple[Tensor, ...] = ()
     key = torch.empty(0)
@@ -182,4 +218,6 @@ def _make_view(
         row_offsets = torch.searchsorted(
             key, torch.arange(n_constants + 2, device=key.device)
         )
-    return IndexedView(table.columns, table.size, prefixes, key, row_offsets)
+    return IndexedView(
+        table.columns, table.size, prefixes, key, row_offsets, table.counts
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 
@@ -75,8 +76,12 @@ def answers_of(atoms, output, unequal):
 
 
 def brute_force(atoms, output, unequal):
+    return set(assignments(atoms, output, unequal))
+
+
+def assignments(atoms, output, unequal):
+    """The output of each assignment of the variables that satisfies the query."""
     used = sorted({t for _, *atom in atoms for t in atom if t > N_CONSTANTS})
-    found = set()
     for values in itertools.product(
         range(1, N_CONSTANTS + 1), repeat=len(used)
     ):
@@ -87,8 +92,7 @@ def brute_force(atoms, output, unequal):
         if holds and all(
             any(value[x] != value[y] for x, y in zip(*pair)) for pair in unequal
         ):
-            found.add(tuple(value[v] for v in output))
-    return found
+            yield tuple(value[v] for v in output)
 
 
 def test_a_path_of_two_steps_worked_by_hand():
@@ -107,6 +111,41 @@ def test_a_path_of_two_steps_worked_by_hand():
 @settings(max_examples=300)
 def test_answers_are_those_of_a_nested_loop(query):
     assert answers_of(*query) == brute_force(*query)
+
+
+def counts_of(atoms, output, unequal):
+    """The answers and their counts, chunks added."""
+    literals = tuple(
+        make_literal(relation_of(rows), (a, b), N_CONSTANTS)
+        for rows, a, b in atoms
+    )
+    query = ConjunctiveQuery(
+        literals, output, tuple(unequal), N_CONSTANTS, is_counted=True
+    )
+    counts: dict[tuple[int, ...], int] = collections.Counter()
+    for table in iter_answers(query):
+        assert table.size == len(table.counts) > 0
+        rows = zip(*(c.tolist() for c in table.columns)) if output else [()]
+        for row, count in zip(rows, table.counts.tolist(), strict=True):
+            counts[row] += count
+    return counts
+
+
+@given(queries())
+@settings(max_examples=300)
+def test_counts_are_those_of_a_nested_loop(query):
+    expected = collections.Counter(assignments(*query))
+    assert counts_of(*query) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joins, "MAX_CHUNK_ROWS", 2)
+        assert counts_of(*query) == expected
+
+
+def test_two_paths_to_one_end_count_twice():
+    edges = {(1, 2), (1, 3), (2, 3), (3, 3)}
+    atoms = [(edges, 4, 5), (edges, 5, 6)]
+    assert counts_of(atoms, (4, 6), []) == {(1, 3): 2, (2, 3): 1, (3, 3): 1}
+    assert counts_of(atoms, (), []) == {(): 4}
 
 
 @given(queries())
