@@ -91,6 +91,7 @@ BOUNDARY += (
 BOUNDARY += ("evaluation.scorers",)
 # Maths on Python's containers, which it fills.
 HOST = (
+    "logic.firings",
     "logic.fixpoint",
     "logic.joins",
     "logic.relations",
