@@ -1,0 +1,502 @@
+"""What speaks for and against each candidate of a question: exact counts over the facts.
+
+For a candidate speak the rules that derive it (`logic.firings`): each with the number of its groundings, its fan-out,
+which is the number of candidates that it derives for the question, and its groundings for all of these. For or against
+it speak the facts that link it to the question's entity, how many known answers of the relation asked for it is, and
+its degrees by relation.
+
+A question whose answer is a known fact leaves that fact out of everything, for all of its candidates alike: out of
+groundings, degrees, links, and the supports of the rules that derive the answer.
+
+A *label* is a predicate and a place of its arguments, see `make_label`. That of a question is its predicate and the
+place that is asked for; that of a link is its predicate and the place of the candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo import random
+from funcppo.logic import row_index, triple_index
+from funcppo.logic.firings import Firings, LeftOut, Questions, iter_firings
+from funcppo.logic.joins import RowBudget
+from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
+from funcppo.logic.typed_torch import unique_inverse, unique_values
+from funcppo.ranges import NonNegativeInt, Seed, Size, check_fields
+from funcppo.types import F32, I64, Bool
+
+# The exponent of the score that candidates are listed by.
+NOISY_OR_POWER = 3.0
+# firings to hold at once, about 300 bytes each
+MAX_CHUNK_FIRINGS = 8_000_000
+# questions whose firings tell how many questions fit a chunk
+PILOT_QUESTIONS = 256
+
+
+class FactIndex(NamedTuple):
+    """The binary facts as evidence reads them."""
+
+    # degree of each entity in each label: entity * B + label, ascending
+    degree_key: I64[Tensor, "D"]
+    degree: I64[Tensor, "D"]
+    # every fact in both orders: first entity * (C + 1) + second, ascending
+    link_key: I64[Tensor, "2N"]
+    link_label: I64[Tensor, "2N"]  # predicate, and the place of the second
+
+
+class Evidence(NamedTuple):
+    """The candidates of questions, grouped by question, with their firings and links, grouped by candidate."""
+
+    label: I64[Tensor, "Q"]
+    candidate_offsets: I64[Tensor, "Q1"]
+    # row of the answer that is left out; -1 if it is no candidate
+    answer: I64[Tensor, "Q"]
+
+    question: I64[Tensor, "L"]
+    entity: I64[Tensor, "L"]
+    # facts of the question's relation that the candidate answers
+    own_degree: I64[Tensor, "L"]
+    # log of the chance that the candidate was listed; 0 where it is certain
+    log_listed: F32[Tensor, "L"]
+    # -log(1 - noisy-or of the cubed confidences)
+    base_score: F32[Tensor, "L"]
+    firing_offsets: I64[Tensor, "L1"]
+    link_offsets: I64[Tensor, "L1"]
+
+    rule: I64[Tensor, "N"]
+    # the rule derives the answer that is left out, so its support is one less
+    is_left_out: Bool[Tensor, "N"]
+    n_groundings: I64[Tensor, "N"]
+    # candidates that the rule derives for the question
+    fan_out: I64[Tensor, "N"]
+    n_all_groundings: I64[Tensor, "N"]  # for all these candidates
+
+    # facts that link candidate and question, those of its own label excepted
+    link_label: I64[Tensor, "K"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvidenceConfig:
+    """What is listed as evidence."""
+
+    left_out: LeftOut = "fact"
+    """What is unknown while a question is answered: its own fact, or all facts between its two entities."""
+    object_identity: bool = False
+    """Different variables of a rule bind different constants, none of which the rule names."""
+    n_best: Size | None = None
+    """Candidates to list for each question, the best by `base_score`; None for all."""
+    n_sampled: NonNegativeInt = 0
+    """Candidates to list beside them, drawn from the others."""
+    seed: Seed = 0
+    """Of the candidates that are drawn."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class _Candidates(NamedTuple):
+    """Candidates in the order of questions and entities."""
+
+    question: I64[Tensor, "L"]
+    entity: I64[Tensor, "L"]
+    is_answer: Bool[Tensor, "L"]  # that is left out
+
+
+class _RuleCounts(NamedTuple):
+    """Counts of each pair of a question and a rule, one entry for each firing."""
+
+    is_left_out: Bool[Tensor, "n"]
+    fan_out: I64[Tensor, "n"]
+    n_groundings: I64[Tensor, "n"]
+
+
+class _Listing(NamedTuple):
+    """Which candidates are listed, and the log of the chance of each to be."""
+
+    is_listed: Bool[Tensor, "L"]
+    log_listed: F32[Tensor, "L"]
+
+
+def n_labels(sizes: KBSizes) -> int:
+    """The number of labels B, those of the unused predicate 0 included."""
+    return 2 * sizes.n_predicates + 2
+
+
+def make_label(
+    predicate: I64[Tensor, "n"], side: I64[Tensor, "n"] | int
+) -> I64[Tensor, "n"]:
+    """2 * predicate, plus 1 for the second argument."""
+    return 2 * predicate + (side - HEAD)
+
+
+def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
+    """The facts with two arguments."""
+    facts = kb.facts.long()
+    if facts.shape[1] <= TAIL:
+        return facts[:0]
+    is_binary = (facts[:, TAIL] > 0) & (facts[:, TAIL + 1 :] == 0).all(1)
+    return facts[is_binary]
+
+
+def index_facts(kb: KnowledgeBase, sizes: KBSizes) -> FactIndex:
+    """Index the degrees of all entities, and the links between them."""
+    facts = binary_facts(kb)
+    if not len(facts):
+        none = facts.new_zeros(0)
+        return FactIndex(none, none, none, none)
+    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
+    as_head, as_tail = make_label(predicate, HEAD), make_label(predicate, TAIL)
+
+    # An entity is seen from the other one, so the label of a link is that of its second entity.
+    first, second = torch.cat([head, tail]), torch.cat([tail, head])
+    label = torch.cat([as_tail, as_head])
+    key, order = torch.sort(first * (sizes.n_constants + 1) + second)
+    degree_key = second * n_labels(sizes) + label
+    return FactIndex(
+        degree_key=unique_values(degree_key),
+        degree=torch.unique(degree_key, return_counts=True)[1],
+        link_key=key,
+        link_label=label[order],
+    )
+
+
+def training_questions(
+    facts: I64[Tensor, "n W"],
+) -> Questions:
+    """Both questions of each fact, which is left out of its questions; questions about heads first."""
+    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
+    return Questions(
+        predicate=predicate.repeat(2),
+        side=torch.cat(
+            [torch.full_like(head, HEAD), torch.full_like(tail, TAIL)]
+        ),
+        entity=torch.cat([tail, head]),
+        left_out=torch.cat([head, tail]),
+    )
+
+
+def select_questions(
+    questions: Questions, row: I64[Tensor, "n"] | slice
+) -> Questions:
+    """Some of the questions."""
+    return Questions(*(column[row] for column in questions))
+
+
+def iter_evidence(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+    budget: RowBudget | None = None,
+) -> Iterator[Evidence]:
+    """Yield the evidence of some questions after others, as many at once as `MAX_CHUNK_FIRINGS` allows.
+
+    Arguments and errors are those of `collect_evidence`.
+    """
+    start, size, n_firings = 0, PILOT_QUESTIONS, 0
+    while start < len(questions.entity):
+        chunk = select_questions(questions, slice(start, start + size))
+        firings = _sorted_firings(kb, sizes, chunk, cfg, budget)
+        yield _weigh_firings(
+            kb, sizes, facts, chunk, firings, true_triples, cfg
+        )
+        start += len(chunk.entity)
+        n_firings += len(firings.rule)
+        size = max(1, start * MAX_CHUNK_FIRINGS // max(1, n_firings))
+
+
+def collect_evidence(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+    budget: RowBudget | None = None,
+) -> Evidence:
+    """Collect the evidence of all candidates of some questions, or of a selection of them.
+
+    Args:
+      kb: its supports and body pairs are those that confidences are computed from.
+      facts: its facts.
+      questions: distinct.
+      true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
+      budget: bounds the rows that the joins make; None for no bound.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    firings = _sorted_firings(kb, sizes, questions, cfg, budget)
+    return _weigh_firings(
+        kb, sizes, facts, questions, firings, true_triples, cfg
+    )
+
+
+def _weigh_firings(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    firings: Firings,
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+) -> Evidence:
+    """The evidence of the candidates that rules derive, or of a selection of them."""
+    base = sizes.n_constants + 1
+    is_first = row_index.first_of_run(
+        firings.question * base + firings.candidate
+    )
+    row = is_first.cumsum(0) - 1  # the candidate of each firing
+    question = firings.question[is_first]
+    entity = firings.candidate[is_first]
+    candidates = _Candidates(
+        question, entity, entity == questions.left_out[question]
+    )
+    counts = _count_by_rule(firings, candidates.is_answer[row], sizes.n_rules)
+    base_score = _base_score(kb, firings.rule, counts, row, len(entity))
+    is_listed, log_listed = _list_candidates(
+        questions, candidates, base_score, true_triples, cfg
+    )
+
+    n_firings = torch.bincount(row, minlength=len(entity))[is_listed]
+    kept = is_listed[row]
+    candidates = _Candidates(*(column[is_listed] for column in candidates))
+    n_links, link_label = _links_of(
+        facts, questions, candidates, cfg.left_out, base
+    )
+    answer = torch.full_like(questions.entity, -1).scatter(
+        0,
+        candidates.question[candidates.is_answer],
+        candidates.is_answer.nonzero().squeeze(1),
+    )
+    per_question = torch.bincount(
+        candidates.question, minlength=len(questions.entity)
+    )
+    return Evidence(
+        label=make_label(questions.predicate, questions.side),
+        candidate_offsets=_offsets(per_question),
+        answer=answer,
+        question=candidates.question,
+        entity=candidates.entity,
+        own_degree=_own_degree(facts, sizes, questions, candidates),
+        log_listed=log_listed[is_listed],
+        base_score=base_score[is_listed],
+        firing_offsets=_offsets(n_firings),
+        link_offsets=_offsets(n_links),
+        rule=firings.rule[kept],
+        is_left_out=counts.is_left_out[kept],
+        n_groundings=firings.n_groundings[kept],
+        fan_out=counts.fan_out[kept],
+        n_all_groundings=counts.n_groundings[kept],
+        link_label=link_label,
+    )
+
+
+def concatenate(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence of the questions of all parts, one part after the other."""
+    rows: dict[str, list[Tensor]] = {name: [] for name in Evidence._fields}
+    for part in parts:
+        shifts = {
+            "question": sum(len(label) for label in rows["label"]),
+            "answer": sum(len(entity) for entity in rows["entity"]),
+            "candidate_offsets": sum(len(entity) for entity in rows["entity"]),
+            "firing_offsets": sum(len(rule) for rule in rows["rule"]),
+            "link_offsets": sum(len(label) for label in rows["link_label"]),
+        }
+        for name, column in part._asdict().items():
+            shifted = column + shifts.get(name, 0)
+            if name == "answer":
+                shifted = torch.where(column < 0, column, shifted)
+            if name.endswith("_offsets") and rows[name]:
+                shifted = shifted[1:]
+            rows[name].append(shifted if name in shifts else column)
+    return Evidence(**{name: torch.cat(parts) for name, parts in rows.items()})
+
+
+def rule_confidence(
+    kb: KnowledgeBase,
+    rule: I64[Tensor, "n"],
+    is_left_out: Bool[Tensor, "n"],
+) -> F32[Tensor, "n"]:
+    """The confidence of rules; without the fact that is left out where a rule derives it."""
+    support = (kb.support[rule] - is_left_out.float()).clamp_min(0.0)
+    return support / kb.body_pairs[rule].clamp_min(1.0)
+
+
+def _sorted_firings(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    questions: Questions,
+    cfg: EvidenceConfig,
+    budget: RowBudget | None,
+) -> Firings:
+    """All firings for the questions, in the order of question, candidate and rule."""
+    parts = iter_firings(
+        kb,
+        sizes,
+        questions,
+        left_out=cfg.left_out,
+        object_identity=cfg.object_identity,
+        budget=budget,
+    )
+    none = questions.entity[:0]
+    empty = Firings(none, none, none, none)
+    firings = Firings(*(torch.cat(columns) for columns in zip(empty, *parts)))
+    order = torch.argsort(firings.rule, stable=True)
+    key = firings.question * (sizes.n_constants + 1) + firings.candidate
+    order = order[torch.argsort(key[order], stable=True)]
+    return Firings(*(column[order] for column in firings))
+
+
+def _count_by_rule(
+    firings: Firings, is_answer: Bool[Tensor, "n"], n_rules: int
+) -> _RuleCounts:
+    """What each firing's rule derives for its question in all."""
+    _, pair = unique_inverse(firings.question * (n_rules + 1) + firings.rule)
+    fan_out = torch.bincount(pair)
+    zero = torch.zeros_like(fan_out)
+    n_groundings = zero.index_add(0, pair, firings.n_groundings)
+    n_answers = zero.index_add(0, pair, is_answer.long())
+    return _RuleCounts(
+        is_left_out=n_answers[pair] > 0,
+        fan_out=fan_out[pair],
+        n_groundings=n_groundings[pair],
+    )
+
+
+def _base_score(
+    kb: KnowledgeBase,
+    rule: Tensor,
+    counts: _RuleCounts,
+    row: Tensor,
+    n_candidates: int,
+) -> F32[Tensor, "L"]:
+    """-log(1 - noisy-or of the cubed confidences) of each candidate."""
+    confidence = rule_confidence(kb, rule, counts.is_left_out)
+    chance = (confidence**NOISY_OR_POWER).clamp_max(1 - 1e-6)
+    zero = torch.zeros(n_candidates, device=rule.device)
+    return zero.index_add(0, row, -torch.log1p(-chance))
+
+
+def _offsets(counts: I64[Tensor, "n"]) -> I64[Tensor, "n1"]:
+    """Where runs of these lengths start and end."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+
+
+def _own_degree(
+    facts: FactIndex,
+    sizes: KBSizes,
+    questions: Questions,
+    candidates: _Candidates,
+) -> I64[Tensor, "L"]:
+    """How many facts of its question's relation each candidate answers, without the one that is left out."""
+    label = make_label(questions.predicate, questions.side)
+    key = candidates.entity * n_labels(sizes) + label[candidates.question]
+    position, found = row_index.binary_search(facts.degree_key, key)
+    if not len(facts.degree):
+        return torch.zeros_like(key)
+    degree = torch.where(found, facts.degree[position], 0)
+    return degree - candidates.is_answer.long()
+
+
+def _links_of(
+    facts: FactIndex,
+    questions: Questions,
+    candidates: _Candidates,
+    left_out: LeftOut,
+    base: int,
+) -> tuple[I64[Tensor, "L"], I64[Tensor, "K"]]:
+    """The number of facts between each candidate and its question's entity, and their labels, in the same order."""
+    given = questions.entity[candidates.question]
+    key = given * base + candidates.entity
+    start = torch.searchsorted(facts.link_key, key)
+    count = torch.searchsorted(facts.link_key, key, right=True) - start
+    if left_out == "pair":
+        count = torch.where(candidates.is_answer, 0, count)
+    row = torch.repeat_interleave(count)
+    first = count.cumsum(0) - count
+    position = torch.arange(len(row), device=key.device) - first[row]
+    link_label = facts.link_label[start[row] + position]
+
+    # A fact with the label of the question makes the candidate a known answer: the one that is left out.
+    label = make_label(questions.predicate, questions.side)
+    is_other = link_label != label[candidates.question][row]
+    n_links = torch.bincount(row[is_other], minlength=len(key))
+    return n_links, link_label[is_other]
+
+
+def _list_candidates(
+    questions: Questions,
+    candidates: _Candidates,
+    base_score: F32[Tensor, "L"],
+    true_triples: TripleIndex | None,
+    cfg: EvidenceConfig,
+) -> _Listing:
+    """Choose the candidates to list: the best ones, a sample of the others, and the answer."""
+    question, is_answer = candidates.question, candidates.is_answer
+    is_candidate = torch.ones_like(is_answer)
+    if true_triples is not None:
+        is_true = _is_true(true_triples, questions, candidates)
+        is_candidate = is_answer | ~is_true
+    certain = torch.zeros_like(base_score)
+    if cfg.n_best is None:
+        return _Listing(is_candidate, certain)
+
+    score = torch.where(is_candidate, base_score, -1.0)
+    is_best = _place_in_question(question, -score) < cfg.n_best
+    is_other = is_candidate & ~is_best
+    key = random.key(cfg.seed, question.device)
+    priority = random.uniform(key, (len(question),))
+    priority = torch.where(is_other, priority, 2.0)
+    is_drawn = is_other & (
+        _place_in_question(question, priority) < cfg.n_sampled
+    )
+    n_others = torch.zeros_like(questions.entity).index_add(
+        0, question, is_other.long()
+    )
+    chance = (cfg.n_sampled / n_others.clamp_min(1)).clamp_max(1.0)
+    return _Listing(
+        is_listed=is_candidate & (is_best | is_drawn | is_answer),
+        log_listed=torch.where(
+            is_drawn & ~is_answer, torch.log(chance)[question], certain
+        ),
+    )
+
+
+def _place_in_question(
+    question: I64[Tensor, "L"], value: F32[Tensor, "L"]
+) -> I64[Tensor, "L"]:
+    """The place of each candidate among those of its question in ascending order of a value; ties as they come.
+
+    Args:
+      question: ascending.
+    """
+    order = torch.argsort(value, stable=True)
+    order = order[torch.argsort(question[order], stable=True)]
+    index = torch.arange(len(question), device=question.device)
+    start = torch.searchsorted(question, question)
+    return torch.empty_like(index).scatter(0, order, index - start)
+
+
+def _is_true(
+    true_triples: TripleIndex, questions: Questions, candidates: _Candidates
+) -> Bool[Tensor, "L"]:
+    """Whether each candidate is a known answer to its question."""
+    base = true_triples.base
+    row = candidates.question
+    key = questions.predicate[row] * base + questions.entity[row]
+    key = key * base + candidates.entity
+    return torch.where(
+        questions.side[row] == HEAD,
+        triple_index.contains_key(true_triples, key, HEAD),
+        triple_index.contains_key(true_triples, key, TAIL),
+    )

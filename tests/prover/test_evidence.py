@@ -1,0 +1,211 @@
+"""Evidence equals counts over Python sets, and what a question leaves out is left out for all of its candidates."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from funcppo.logic import kb, triple_index
+from funcppo.logic.consequences import with_confidence
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import evidence
+from funcppo.prover.evidence import EvidenceConfig
+from tests.logic.test_firings import all_questions, ask, brute_force
+from tests.oracles import Program, programs
+
+PARENT, KNOWS = 1, 2
+X, Y, Z = 8, 9, 10
+# knows(X, Y) <- knows(Y, X).  knows(X, Y) <- parent(X, Y).  knows(X, Y) <- knows(X, Z), knows(Z, Y).
+VILLAGE = Program(
+    7,
+    (2, 2),
+    (
+        (PARENT, 1, 2),
+        (PARENT, 1, 3),
+        (KNOWS, 1, 2),
+        (KNOWS, 2, 1),
+        (KNOWS, 2, 4),
+        (KNOWS, 3, 4),
+        (KNOWS, 4, 1),
+    ),
+    (
+        ((KNOWS, X, Y), (KNOWS, Y, X)),
+        ((KNOWS, X, Y), (PARENT, X, Y)),
+        ((KNOWS, X, Y), (KNOWS, X, Z), (KNOWS, Z, Y)),
+    ),
+)
+
+
+def build(program):
+    built, sizes = kb.build(**program.arrays())
+    built = with_confidence(built, sizes, smoothing=5.0)
+    return built, sizes, evidence.index_facts(built, sizes)
+
+
+def collect(program, questions, cfg=None, true_triples=None):
+    built, sizes, facts = build(program)
+    return evidence.collect_evidence(
+        built,
+        sizes,
+        facts,
+        questions,
+        true_triples,
+        cfg or EvidenceConfig(),
+    )
+
+
+def firings_of(found):
+    """{(question, candidate, rule): (groundings, fan-out, all groundings)}."""
+    n_firings = torch.diff(found.firing_offsets)
+    row = torch.repeat_interleave(n_firings)
+    keys = zip(
+        found.question[row].tolist(),
+        found.entity[row].tolist(),
+        found.rule.tolist(),
+    )
+    counts = zip(
+        found.n_groundings.tolist(),
+        found.fan_out.tolist(),
+        found.n_all_groundings.tolist(),
+    )
+    return dict(zip(keys, counts, strict=True))
+
+
+@given(programs)
+@settings(max_examples=60)
+def test_counts_are_those_of_sets(program):
+    rows = all_questions(program)
+    groundings = brute_force(program, rows)
+    fan_out: Counter = Counter((q, r) for q, _, r in groundings)
+    total: Counter = Counter()
+    for (q, _, r), count in groundings.items():
+        total[q, r] += count
+    expected = {
+        (q, c, r): (count, fan_out[q, r], total[q, r])
+        for (q, c, r), count in groundings.items()
+    }
+    assert firings_of(collect(program, ask(rows))) == expected
+
+
+@given(programs)
+@settings(max_examples=60)
+def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
+    rows = all_questions(program)
+    found = collect(program, ask(rows))
+    labels = found.link_label.split(torch.diff(found.link_offsets).tolist())
+    for i, candidate in enumerate(found.entity.tolist()):
+        predicate, side, entity, left_out = rows[int(found.question[i])]
+        place = {HEAD: 0, TAIL: 1}[side]
+        links = [
+            2 * p + seen_at
+            for p, *pair in program.facts
+            if len(pair) == 2
+            for seen_at in (0, 1)
+            if pair[seen_at] == candidate and pair[1 - seen_at] == entity
+        ]
+        own = 2 * predicate + place
+        assert sorted(labels[i].tolist()) == sorted(
+            label for label in links if label != own
+        )
+        degree = sum(
+            fact[0] == predicate and fact[1 + place] == candidate
+            for fact in program.facts
+        )
+        assert int(found.own_degree[i]) == degree - (candidate == left_out)
+
+
+def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
+    # Who knows person 1? Left out: 4 does. Rule 0 derives 2, rule 2 derives 1 from knows(1, 2), knows(2, 1).
+    found = collect(VILLAGE, ask([(KNOWS, HEAD, 1, 4)]))
+    assert found.entity.tolist() == [1, 2]
+    assert not found.is_left_out.any() and found.answer.tolist() == [-1]
+
+    # Left out: 2 knows 1, which rule 0 derives from knows(1, 2), and rule 2 from knows(2, 4), knows(4, 1).
+    found = collect(VILLAGE, ask([(KNOWS, HEAD, 1, 2)]))
+    assert found.entity.tolist() == [2, 3]
+    assert found.answer.tolist() == [0]
+    assert found.rule.tolist() == [0, 2, 2]
+    assert found.is_left_out.tolist() == [True, True, True], (
+        "for every candidate alike"
+    )
+    built, _, _ = build(VILLAGE)
+    plain, without = (
+        evidence.rule_confidence(built, found.rule, torch.tensor([flag] * 3))
+        for flag in (False, True)
+    )
+    pairs = built.body_pairs[found.rule]
+    torch.testing.assert_close(plain - without, 1 / pairs)
+
+
+def test_a_pair_that_is_left_out_has_no_links():
+    questions = ask([(KNOWS, TAIL, 1, 2)])
+    fact = collect(VILLAGE, questions)
+    assert fact.entity.tolist() == [2, 3, 4]
+    # parent(1, 2) and knows(2, 1), parent(1, 3), knows(4, 1)
+    assert torch.diff(fact.link_offsets).tolist() == [2, 1, 1]
+    assert sorted(fact.link_label.tolist()) == sorted(
+        [2 * PARENT + 1, 2 * KNOWS, 2 * PARENT + 1, 2 * KNOWS]
+    )
+    pair = collect(VILLAGE, questions, EvidenceConfig(left_out="pair"))
+    assert pair.entity.tolist() == [3, 4]
+
+
+def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
+    built, sizes, _ = build(VILLAGE)
+    questions = ask([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
+    every = collect(VILLAGE, questions)
+    facts = triple_index.build_triple_index(built.facts, sizes.n_constants)
+    unknown = collect(VILLAGE, questions, true_triples=facts)
+    is_known = [
+        (KNOWS, given, candidate) in VILLAGE.facts
+        for given, candidate in zip(
+            questions.entity[every.question].tolist(), every.entity.tolist()
+        )
+    ]
+    assert len(unknown.entity) == len(every.entity) - sum(is_known) > 0
+
+    best = collect(VILLAGE, questions, EvidenceConfig(n_best=1))
+    for question in (0, 1):
+        mine = every.base_score[every.question == question]
+        assert float(best.base_score[best.question == question]) == mine.max()
+    sampled = collect(VILLAGE, questions, EvidenceConfig(n_best=1, n_sampled=1))
+    n_listed = torch.bincount(sampled.question)
+    n_all = torch.bincount(every.question)
+    assert n_listed.tolist() == n_all.clamp_max(2).tolist()
+    chance = sampled.log_listed.exp()
+    for question in (0, 1):
+        mine = chance[sampled.question == question]
+        expected = (1 / (n_all[question] - 1)).clamp_max(1.0)
+        assert float(mine.min()) == pytest.approx(float(expected))
+
+
+def test_parts_are_the_whole():
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    whole = collect(VILLAGE, ask(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "PILOT_QUESTIONS", 2)
+        patch.setattr(evidence, "MAX_CHUNK_FIRINGS", 5)
+        parts = list(
+            evidence.iter_evidence(
+                built, sizes, facts, ask(rows), None, EvidenceConfig()
+            )
+        )
+    assert len(parts) > 2
+    joined = evidence.concatenate(parts)
+    for name, column in whole._asdict().items():
+        assert torch.equal(getattr(joined, name), column), name
+
+
+def test_both_questions_of_a_fact_leave_it_out():
+    facts = torch.tensor([[KNOWS, 1, 2]])
+    found = evidence.training_questions(facts)
+    assert [c.tolist() for c in found] == [
+        [KNOWS, KNOWS],
+        [HEAD, TAIL],
+        [2, 1],
+        [1, 2],
+    ]
