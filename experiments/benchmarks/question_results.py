@@ -1,0 +1,370 @@
+"""What learning from question episodes gives: untrained, listwise alone, PPO alone, and both.
+
+    python experiments/benchmarks/question_results.py --data DIR --only kinships
+
+Rules are mined at the defaults of `funcppo mine` (`--rules` takes a file instead). Whether degrees are weighed, the
+epoch of the listwise fit and the update of PPO are chosen by MRR on valid; test is ranked once, after all choices. A
+data set without a pair of valid that train links leaves all facts between the two entities of a question out. The row
+`no links` is the listwise fit without the facts that link a candidate to the question's entity: in some benchmarks no
+pair is linked twice, which these facts give away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
+
+from experiments.benchmarks.side_by_side import write_record
+from experiments.paths import DATA, RESULTS
+from experiments.provenance import describe_machine
+from funcppo import random, tree
+from funcppo.config import PPOConfig
+from funcppo.data import Dataset, load
+from funcppo.evaluation import evidence_ranking, ranking, settings_choice
+from funcppo.evaluation.evidence_ranking import EvidenceScore, QuestionEvidence
+from funcppo.experiment import question_training
+from funcppo.experiment.question_training import (
+    Collected,
+    ListwiseConfig,
+    QuestionConfig,
+)
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import evidence, questions
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.evidence import FactIndex
+from funcppo.prover.questions import Params
+from funcppo.prover.task import ProverTask, build_task
+
+SETS = ("kinships", "nations", "umls", "family", "wn18rr", "fb15k-237")
+MAX_VALID_QUERIES = 2000
+LISTWISE = ListwiseConfig()
+PPO = PPOConfig(
+    n_envs=512,
+    n_steps=1,
+    n_updates=100,
+    n_epochs=4,
+    n_minibatches=4,
+    learning_rate=1e-2,
+    entropy_coef=0.0,
+    value_loss="plain",
+)
+# A warm start is refined with smaller steps.
+REFINING = replace(PPO, learning_rate=1e-3)
+UPDATES_PER_VALIDATION = 20
+
+
+class Problem(NamedTuple):
+    """A data set, ready to be trained and ranked."""
+
+    task: ProverTask
+    facts: FactIndex
+    valid_queries: np.ndarray
+    valid: dict[int, list[QuestionEvidence]]  # by side
+    device: str
+
+
+class Fitted(NamedTuple):
+    """A method's outcome, chosen on valid."""
+
+    method: str
+    seed: int
+    valid_mrr: float
+    seconds: float
+    chosen: str
+    score: EvidenceScore
+
+
+def main() -> None:
+    """Train and rank the sets that are asked for, and add their rows to the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "question_results.json"
+    )
+    parser.add_argument("--only", choices=SETS, action="append")
+    parser.add_argument("--rules", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--max-questions", type=int, default=50_000)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    for name in args.only or SETS:
+        rows = run_set(args, name)
+        record: dict[str, Any] = {"rows": []}
+        if args.out.exists():
+            record = json.loads(args.out.read_text())
+        others = [row for row in record["rows"] if row["set"] != name]
+        write_record(args.out, {"rows": others + rows})
+
+
+def run_set(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """The rows of one data set."""
+    start = time.perf_counter()
+    dataset = load(str(args.data / name), rules=str(args.rules))
+    problem = prepare(dataset, args.device)
+    say(start, f"{name}: {len(dataset.rules):,} rules, task and valid ready")
+    linked = share_of_linked(problem.task, dataset.valid)
+    left_out = "fact" if linked > 0 else "pair"
+
+    untrained = Fitted(
+        "noisy-or@3",
+        0,
+        valid_mrr(problem, evidence_ranking.base_score),
+        0.0,
+        "",
+        evidence_ranking.base_score,
+    )
+    fitted = [untrained]
+    say(start, f"noisy-or@3 {untrained.valid_mrr:.4f}")
+    for seed in range(args.seeds):
+        cfg = QuestionConfig(
+            left_out=left_out, max_questions=args.max_questions, seed=seed
+        )
+        for outcome in fit_seed(problem, cfg, start):
+            fitted.append(outcome)
+            say(
+                start,
+                f"seed {seed}: {outcome.method} {outcome.valid_mrr:.4f} ({outcome.chosen})",
+            )
+
+    test = rank_test(problem, dataset, [outcome.score for outcome in fitted])
+    say(start, f"test {[round(scores['mrr'], 4) for scores in test]}")
+    rules = hashlib.sha256(args.rules.read_bytes()).hexdigest()[:16]
+    return [
+        {
+            "set": name,
+            "method": outcome.method,
+            "seed": outcome.seed,
+            "valid_mrr": outcome.valid_mrr,
+            "test": scores,
+            "seconds": round(outcome.seconds, 1),
+            "chosen": outcome.chosen,
+            "left_out": left_out,
+            "object_identity": problem.task.cfg.object_identity,
+            "valid_pairs_linked": linked,
+            "n_rules": len(dataset.rules),
+            "rules_sha256": rules,
+            "machine": describe_machine(args.device),
+        }
+        for outcome, scores in zip(fitted, test)
+    ]
+
+
+def say(start: float, line: str) -> None:
+    """Print a line with the seconds so far."""
+    print(f"{time.perf_counter() - start:7.1f} s  {line}", flush=True)
+
+
+def prepare(dataset: Dataset, device: str) -> Problem:
+    """Build the task at height 1 with the object identity that ranks valid better; collect the evidence of valid."""
+    open_settings = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity="auto"
+    )
+    choice = settings_choice.choose_settings(
+        dataset, open_settings, "noisy-or@3"
+    )
+    task = build_task(dataset, choice.settings)
+    facts = evidence.index_facts(task.kb, task.sizes)
+    order = np.random.default_rng(0).permutation(len(dataset.valid))
+    queries = dataset.valid[np.sort(order[:MAX_VALID_QUERIES])]
+    return Problem(
+        task=task,
+        facts=facts,
+        valid_queries=queries,
+        valid={
+            side: list(
+                evidence_ranking.query_evidence(task, facts, queries, side)
+            )
+            for side in (HEAD, TAIL)
+        },
+        device=device,
+    )
+
+
+def share_of_linked(task: ProverTask, split: np.ndarray) -> float:
+    """The share of queries whose two entities some fact of train links."""
+    base = task.sizes.n_constants + 1
+    facts = evidence.binary_facts(task.kb).numpy()
+    keys = np.concatenate(
+        [facts[:, 1] * base + facts[:, 2], facts[:, 2] * base + facts[:, 1]]
+    )
+    return float(
+        np.isin(split[:, 1].astype(np.int64) * base + split[:, 2], keys).mean()
+    )
+
+
+def fit_seed(
+    problem: Problem, cfg: QuestionConfig, start: float
+) -> list[Fitted]:
+    """All methods of one seed."""
+    clock = time.perf_counter()
+    by_degrees = [
+        question_training.collect_questions(
+            problem.task, problem.facts, cfg, uses_degrees=False
+        )
+    ]
+    say(start, f"seed {cfg.seed}: {by_degrees[0].notes[0]}")
+    collecting = time.perf_counter() - clock
+    first = by_degrees[0]._replace(
+        world=tree.map(lambda x: x.to(problem.device), by_degrees[0].world)
+    )
+    variants = {
+        "": first,
+        "degrees weighed": with_options(first, uses_degrees=True),
+    }
+    listwise = [
+        fit(problem, collected, cfg.seed, label)
+        for label, collected in variants.items()
+    ]
+    best = max(listwise, key=lambda outcome: outcome[0].valid_mrr)
+    outcome, params, collected = best
+    no_links, _, _ = fit(
+        problem, with_options(collected, uses_links=False), cfg.seed, "no links"
+    )
+    initial = questions.init(collected.policy, random.key(0, problem.device))
+    untrained = make_score(collected, initial)
+    rows = [
+        Fitted(
+            "initial weights",
+            cfg.seed,
+            valid_mrr(problem, untrained),
+            0.0,
+            "learning rate 0",
+            untrained,
+        ),
+        outcome,
+        no_links._replace(method="no links"),
+        refine(problem, collected, initial, PPO, cfg.seed, "PPO"),
+        refine(
+            problem,
+            collected,
+            params,
+            REFINING,
+            cfg.seed,
+            "listwise, then PPO",
+        ),
+    ]
+    return [row._replace(seconds=row.seconds + collecting) for row in rows]
+
+
+def with_options(collected: Collected, **options: bool) -> Collected:
+    """The same questions with other evidence weighed."""
+    aggregation = replace(collected.policy.aggregation, **options)
+    return collected._replace(
+        policy=replace(collected.policy, aggregation=aggregation)
+    )
+
+
+def fit(
+    problem: Problem, collected: Collected, seed: int, label: str
+) -> tuple[Fitted, Params, Collected]:
+    """The listwise fit: the epoch that ranks valid best."""
+    clock = time.perf_counter()
+    params = questions.init(collected.policy, random.key(0, problem.device))
+    best: tuple[float, int, Params] = (-1.0, 0, params)
+    cfg = replace(LISTWISE, seed=seed)
+    epochs = question_training.fit_listwise(
+        collected.policy, collected.world, params, cfg
+    )
+    for epoch, params in enumerate(epochs, 1):
+        mrr = valid_mrr(problem, make_score(collected, params))
+        if mrr > best[0]:
+            best = (mrr, epoch, params)
+    mrr, epoch, params = best
+    chosen = ", ".join(filter(None, [f"epoch {epoch}", label]))
+    seconds = time.perf_counter() - clock
+    outcome = Fitted(
+        "listwise", seed, mrr, seconds, chosen, make_score(collected, params)
+    )
+    return outcome, params, collected
+
+
+def refine(
+    problem: Problem,
+    collected: Collected,
+    params: Params,
+    ppo: PPOConfig,
+    seed: int,
+    method: str,
+) -> Fitted:
+    """PPO from given params on: the update that ranks valid best, none included."""
+    clock = time.perf_counter()
+    best = (valid_mrr(problem, make_score(collected, params)), 0, params)
+    updates = question_training.refine_with_ppo(
+        collected.policy, collected.world, params, ppo, seed
+    )
+    for update, (params, _) in enumerate(updates, 1):
+        if update % UPDATES_PER_VALIDATION:
+            continue
+        mrr = valid_mrr(problem, make_score(collected, params))
+        if mrr > best[0]:
+            best = (mrr, update, params)
+    mrr, update, params = best
+    seconds = time.perf_counter() - clock
+    score = make_score(collected, params)
+    return Fitted(method, seed, mrr, seconds, f"update {update}", score)
+
+
+def make_score(collected: Collected, params: Params) -> EvidenceScore:
+    """The score of params on the host, where ranking is."""
+    world, score = tree.map(
+        lambda x: x.cpu(), (collected.world.aggregation, params.score)
+    )
+    return evidence_ranking.make_learned_score(
+        collected.policy.aggregation, world, score
+    )
+
+
+def valid_mrr(problem: Problem, score: EvidenceScore) -> float:
+    """MRR on the sample of valid, both sides."""
+    total = 0.0
+    for side, parts in problem.valid.items():
+        (ranked,) = evidence_ranking.rank_by_evidence(
+            problem.task, problem.valid_queries, side, parts, [score]
+        )
+        total += summarise(problem, ranked)["mrr"]
+    return total / len(problem.valid)
+
+
+def summarise(problem: Problem, ranked: ranking.Ranking) -> dict[str, float]:
+    """The headline numbers of one side."""
+    metrics = ranking.summarise_ranking(
+        ranked, problem.task.dataset.predicates, with_auc=False
+    )
+    names = (*ranking.HEADLINE_METRICS, "ceiling")
+    return {name: float(metrics[name]) for name in names}
+
+
+def rank_test(
+    problem: Problem, dataset: Dataset, scores: list[EvidenceScore]
+) -> list[dict[str, float]]:
+    """The headline numbers of each score on test, both sides."""
+    by_side = []
+    for side in (HEAD, TAIL):
+        parts = evidence_ranking.query_evidence(
+            problem.task, problem.facts, dataset.test, side
+        )
+        ranked = evidence_ranking.rank_by_evidence(
+            problem.task, dataset.test, side, parts, scores
+        )
+        by_side.append([summarise(problem, one) for one in ranked])
+    return [
+        {name: (head[name] + tail[name]) / 2 for name in head}
+        for head, tail in zip(*by_side, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Training on question episodes: which questions are asked, and that both objectives learn what rules cannot say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from funcppo import data, random
+from funcppo.config import PPOConfig
+from funcppo.evaluation import evidence_ranking, ranking
+from funcppo.experiment.question_training import (
+    ListwiseConfig,
+    QuestionConfig,
+    collect_questions,
+    fit_listwise,
+    refine_with_ppo,
+)
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import evidence, questions
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import build_task
+
+
+def seating(n_tables=24, n_guests=4):
+    """Guests sit at tables; one sits beside those of the table that they are not married to.
+
+    The rule derives spouses and others alike; only the link by a marriage tells them apart.
+    """
+    sits, beside, married = [], [], []
+    for table in range(n_tables):
+        guests = [f"g{table}_{i}" for i in range(n_guests)]
+        sits += [(guest, "sitsAt", f"t{table}") for guest in guests]
+        married += [
+            (a, "marriedTo", b) for a, b in zip(guests[::2], guests[1::2])
+        ]
+        beside += [
+            (a, "beside", b)
+            for i, a in enumerate(guests)
+            for j, b in enumerate(guests)
+            if i // 2 != j // 2
+        ]
+    return data.from_triples(
+        sits + married + [f for i, f in enumerate(beside) if i % 4],
+        beside[::4],
+        rules="beside(X, Y) :- sitsAt(X, T), sitsAt(Y, T)",
+    )
+
+
+@pytest.fixture(scope="module")
+def task():
+    settings = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=True
+    )
+    return build_task(seating(), settings)
+
+
+@pytest.fixture(scope="module")
+def collected(task):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    return collect_questions(task, facts, QuestionConfig(), uses_degrees=False)
+
+
+def valid_mrr(task, collected, params):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    score = evidence_ranking.make_learned_score(
+        collected.policy.aggregation, collected.world.aggregation, params.score
+    )
+    total = 0.0
+    for side in (HEAD, TAIL):
+        parts = evidence_ranking.query_evidence(
+            task, facts, task.dataset.valid, side
+        )
+        (ranked,) = evidence_ranking.rank_by_evidence(
+            task, task.dataset.valid, side, parts, [score]
+        )
+        total += ranking.summarise_ranking(
+            ranked, task.dataset.predicates, with_auc=False
+        )["mrr"]
+    return total / 2
+
+
+def test_every_fact_that_a_rule_derives_is_asked_twice(task, collected):
+    n_beside = sum(
+        task.dataset.predicates[p - 1] == "beside"
+        for p in task.dataset.facts[:, 0]
+    )
+    assert len(collected.world.question) == 2 * n_beside
+    assert f"the answers of {2 * n_beside:,} " in collected.notes[0]
+    answers = collected.world.evidence.answer[collected.world.question]
+    assert (answers >= 0).all()
+
+
+def test_a_known_answer_is_no_wrong_answer_but_one_of_valid_is(task, collected):
+    """What valid holds is unknown in training."""
+    found = collected.world.evidence
+    known = {tuple(fact) for fact in task.dataset.facts.tolist()}
+    valid = {tuple(fact) for fact in task.dataset.valid.tolist()}
+    asked = evidence.training_questions(evidence.binary_facts(task.kb))
+    order = random.permutation(random.key(0), len(asked.entity))
+    asked = evidence.select_questions(asked, order)
+    n_valid = 0
+    for row, (q, entity) in enumerate(
+        zip(found.question.tolist(), found.entity.tolist())
+    ):
+        given = int(asked.entity[q])
+        pair = (entity, given) if asked.side[q] == HEAD else (given, entity)
+        atom = (int(asked.predicate[q]), *pair)
+        is_answer = row == int(found.answer[q])
+        assert (atom in known) == is_answer
+        n_valid += atom in valid
+    assert n_valid > 0
+
+
+def test_the_largest_questions_are_left_out_and_counted(task):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    cfg = QuestionConfig(max_questions=100, max_size_quantile=0.0)
+    few = collect_questions(task, facts, cfg, uses_degrees=False)
+    assert "100 of" in few.notes[0]
+    n_firings = few.policy.capacity.n_firings
+    assert f"more than {n_firings:,} firings and were left out" in few.notes[0]
+
+
+def test_without_a_derived_answer_there_is_nothing_to_learn():
+    graph = data.from_triples(
+        [("a", "p", "b"), ("c", "q", "d")], rules="p(X, Y) :- q(X, Y)"
+    )
+    settings = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=False
+    )
+    task = build_task(graph, settings)
+    facts = evidence.index_facts(task.kb, task.sizes)
+    with pytest.raises(ValueError, match="no rule derives a known fact"):
+        collect_questions(task, facts, QuestionConfig(), uses_degrees=False)
+
+
+def test_the_listwise_loss_learns_what_a_link_says(task, collected):
+    params = questions.init(collected.policy, random.key(0))
+    before = valid_mrr(task, collected, params)
+    cfg = ListwiseConfig(n_epochs=4, batch_size=32, learning_rate=0.1)
+    fitted = list(fit_listwise(collected.policy, collected.world, params, cfg))
+    assert len(fitted) == 4
+    after = valid_mrr(task, collected, fitted[-1])
+    assert before < 0.9 and after > before + 0.1
+    again = list(fit_listwise(collected.policy, collected.world, params, cfg))
+    for one, other in zip(fitted[-1].score, again[-1].score):
+        assert torch.equal(one, other)
+
+
+def test_ppo_learns_it_too_and_without_a_learning_rate_nothing(task, collected):
+    params = questions.init(collected.policy, random.key(0))
+    before = valid_mrr(task, collected, params)
+
+    def refined(learning_rate):
+        ppo = PPOConfig(
+            n_envs=128,
+            n_steps=1,
+            n_updates=30,
+            n_minibatches=1,
+            learning_rate=learning_rate,
+            entropy_coef=0.0,
+        )
+        *_, (last, _) = refine_with_ppo(
+            collected.policy, collected.world, params, ppo, 0
+        )
+        return last
+
+    assert valid_mrr(task, collected, refined(0.05)) > before + 0.1
+    assert valid_mrr(task, collected, refined(0.0)) == before
