@@ -12,6 +12,7 @@ a line that names its records, hardware, versions and commits):
     readme-ppo                  what the PPO example of the README prints
     readme-train                what `make train` prints: the table and the proof
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
+    questions                   a row a data set and method: learning from question episodes
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -377,6 +378,39 @@ def results_summary() -> str:
         "best published",
     ]
     return table(head, rows) + RESULTS_ORIGIN
+
+
+def question_results() -> str:
+    """The block of this name."""
+    record = load_record("question_results")
+    rows = record["rows"]
+    head = ["data", "rules", "method", "valid MRR", "test MRR", "Hits@1"]
+    head += ["Hits@10", "ceiling", "seconds"]
+    lines: list[list[str]] = []
+    for name, method in dict.fromkeys(
+        (row["set"], row["method"]) for row in rows
+    ):
+        runs = [r for r in rows if (r["set"], r["method"]) == (name, method)]
+        tests = [run["test"] for run in runs]
+        lines.append(
+            [
+                name,
+                f"{runs[0]['n_rules']:,}",
+                method,
+                mean_and_spread([run["valid_mrr"] for run in runs]),
+                mean_and_spread([test["mrr"] for test in tests]),
+                metric_text(mean(test["hits@1"] for test in tests)),
+                metric_text(mean(test["hits@10"] for test in tests)),
+                metric_text(tests[0]["ceiling"]),
+                f"{mean(run['seconds'] for run in runs):.0f}",
+            ]
+        )
+    machine = rows[0]["machine"]
+    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
+    return table(head, lines) + (
+        f"\nRecord: `experiments/results/question_results.json` ({machine['device']}; "
+        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    )
 
 
 DEFAULTS_LABELS = {
@@ -1096,6 +1130,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
     "defaults": defaults,
+    "questions": question_results,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,

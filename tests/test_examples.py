@@ -15,6 +15,7 @@ import torch
 import funcppo as fp
 from examples import custom_env, grid_world
 from funcppo import random
+from funcppo.prover import questions
 from funcppo.runtime.compile import select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal
@@ -151,3 +152,20 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
     exec(saving, names)
     assert names["state"] is not saved
     assert_trees_equal(names["state"], saved, rtol=0, atol=0)
+
+
+def test_the_code_of_the_page_on_questions_fits_the_answers():
+    page = (FOLDER.parent / "docs" / "questions.md").read_text()
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
+    (code,) = [block for block in blocks if "import" in block]
+    names = {}
+    exec(textwrap.dedent(code), names)
+    policy, world = names["collected"].policy, names["collected"].world
+    initial = questions.init(policy, random.key(0))
+    before, after = (
+        questions.listwise_loss(
+            policy, world, questions.Penalty(), params, world.question
+        )
+        for params in (initial, names["params"])
+    )
+    assert after < before - 0.01
