@@ -278,13 +278,18 @@ def sparse_matrix(
     size: tuple[int, int],
 ) -> Tensor:
     """A sparse matrix of distinct entries in the order of rows."""
-    return torch.sparse_coo_tensor(
-        torch.stack([row, column]),
-        value,
-        size,
-        is_coalesced=True,
-        check_invariants=False,
-    )
+    with warnings.catch_warnings():
+        # PyTorch 2.11 warns of it even where it is asked for, as here.
+        warnings.filterwarnings(
+            "ignore", "Sparse invariant checks are implicitly disabled"
+        )
+        return torch.sparse_coo_tensor(
+            torch.stack([row, column]),
+            value,
+            size,
+            is_coalesced=True,
+            check_invariants=False,
+        )
 
 
 def _ones_matrix(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
