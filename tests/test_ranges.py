@@ -21,9 +21,13 @@ from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
+from funcppo.experiment.question_training import ListwiseConfig, QuestionConfig
 from funcppo.mining.config import MiningConfig
 from funcppo.nets.feedforward import MLPConfig
+from funcppo.prover.aggregation import AggregationConfig, Capacity
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.evidence import EvidenceConfig
+from funcppo.prover.questions import PolicyConfig
 from funcppo.ranges import (
     DecayRate,
     FieldError,
@@ -145,6 +149,7 @@ def configs():
         rows_per_step=1,
         chunk_size=1,
     )
+    aggregation = AggregationConfig(sizes=cfg.env.cfg.resolve.sizes, n_shapes=1)
     return [
         Schedule(),
         AdamConfig(),
@@ -160,6 +165,11 @@ def configs():
         cfg.env.cfg.resolve,
         cfg.agent.cfg,
         search,
+        EvidenceConfig(n_best=1),
+        aggregation,
+        PolicyConfig(aggregation=aggregation, capacity=Capacity(1, 1, 1)),
+        QuestionConfig(),
+        ListwiseConfig(),
     ]
 
 
