@@ -36,7 +36,6 @@ EvidenceScore = Callable[[Evidence], Tensor]
 class QuestionEvidence(NamedTuple):
     """Distinct questions about one side, and their evidence."""
 
-    side: int
     questions: Questions
     evidence: Evidence
 
@@ -92,7 +91,7 @@ def query_evidence(
     ):
         stop = start + len(part.label)
         chunk = evidence.select_questions(questions, slice(start, stop))
-        yield QuestionEvidence(side, chunk, part)
+        yield QuestionEvidence(chunk, part)
         start = stop
 
 
@@ -111,7 +110,7 @@ def rank_by_evidence(
     base = task.sizes.n_constants + 1
     keys: list[Tensor] = []
     values: list[list[Tensor]] = [[] for _ in scores]
-    for _, questions, part in parts:
+    for questions, part in parts:
         prefix = questions.predicate * base + questions.entity
         keys.append(prefix[part.question] * base + part.entity)
         for score, columns in zip(scores, values):

@@ -30,6 +30,7 @@ from funcppo.logic.relations import (
     indexed_view,
     select_rows,
 )
+from funcppo.types import I64
 
 # rows of an intermediate result held at once, 8 bytes a row and column
 MAX_CHUNK_ROWS = 1 << 20
@@ -415,6 +416,14 @@ def _join(table: Table, step: JoinStep) -> Iterator[Table]:
             row.numel(),
             _multiply_counts(table.counts, row, view.counts, position),
         )
+
+
+def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
+    """All pairs (row, start[row] + i) with i < count[row]."""
+    row = torch.repeat_interleave(count)
+    shift = start - torch.cumsum(count, 0) + count
+    number = torch.arange(len(row), device=start.device)
+    return RowPairs(row, number + shift.index_select(0, row))
 
 
 def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:

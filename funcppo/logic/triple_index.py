@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes
 from funcppo.logic.typed_torch import unique_values
 from funcppo.types import I32, I64, Bool
@@ -81,7 +82,7 @@ def build_triple_index(
             f"got {n_predicates} predicates and {n_constants} constants"
         )
 
-    triples = _binary_atoms(atoms)
+    triples = binary_atoms(atoms)
     return TripleIndex(
         base=torch.tensor(base, device=atoms.device),
         head_query_keys=_sorted_keys(triples, base, HEAD, pool),
@@ -147,20 +148,8 @@ def list_answers(
 ) -> Answers:
     """List every triple of the index that answers a query."""
     start, stop = answer_range(index, queries, side)
-    count = stop - start
-
-    # A ragged arange: positions start[q] .. stop[q] - 1 of all queries, one query after the other.
-    query_row = torch.repeat_interleave(
-        torch.arange(len(queries), device=queries.device),
-        count,
-    )
-    first_row = count.cumsum(0) - count
-    offset = (
-        torch.arange(len(query_row), device=queries.device)
-        - first_row[query_row]
-    )
-
-    triple_key = _side_keys(index, side)[start[query_row] + offset]
+    query_row, position = expand_ranges(start, stop - start)
+    triple_key = _side_keys(index, side)[position]
     return Answers(
         query_row=query_row,
         triple_key=triple_key,
@@ -168,7 +157,7 @@ def list_answers(
     )
 
 
-def _binary_atoms(atoms: Tensor) -> Tensor:
+def binary_atoms(atoms: Tensor) -> Tensor:
     """The atoms of exactly two arguments."""
     if atoms.shape[1] <= TAIL:
         return atoms.new_zeros((0, TAIL + 1))

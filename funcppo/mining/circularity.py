@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from funcppo.logic.joins import expand_ranges
 from funcppo.mining import paths
 from funcppo.mining.paths import EdgeIndex
 from funcppo.types import F32, I64, Bool
@@ -123,7 +124,7 @@ def _count_round_trips(
 
     count = torch.zeros_like(distinct, dtype=torch.float32)
     for begin, end in paths.pack(n_edges.double(), paths.CHUNK_ROWS):
-        row, edge = paths.expand_ranges(first[begin:end], n_edges[begin:end])
+        row, edge = expand_ranges(first[begin:end], n_edges[begin:end])
         trip = start.row[begin:end][row]
         home = distinct[trip] // (n_labels * n_labels)
         returns = paths.has_edge(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo.logic import row_index
+from funcppo.logic.joins import expand_ranges
 from funcppo.mining import paths
 from funcppo.mining.budget import Budget
 from funcppo.mining.counting import CountedPart
@@ -121,7 +122,7 @@ def count_pca_pairs(
         if budget.is_exhausted():
             return
         rows = torch.arange(first, last, device=code.device)
-        rule, position = paths.expand_ranges(start[rows], count[rows])
+        rule, position = expand_ranges(start[rows], count[rows])
         head_label = rules.labels[rows, 0]
         key = entity[position] * edges.n_labels + head_label[rule]
         has_fact = paths.find_keys(edges.starts, key).row
@@ -184,7 +185,7 @@ def _rules_of_block(
     """The rules whose heads are the features of these edges, which are all edges of each of them."""
     start = bodies.offsets[edges.source[head_edges]]
     end = bodies.offsets[edges.source[head_edges] + 1]
-    row, feature = paths.expand_ranges(start, end - start)
+    row, feature = expand_ranges(start, end - start)
     edge = head_edges[row]
 
     # A rule does not derive its head from the same atom.

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic.joins import expand_ranges
 from funcppo.mining import circularity, paths
 from funcppo.mining.budget import Budget
 from funcppo.mining.mined_rules import (
@@ -328,7 +329,7 @@ def match_facts(
         n_facts = edges.pairs.offsets[hits.pair[row] + 1] - first
         for begin, end in paths.pack(n_facts.double(), CHUNK_ROWS):
             part = slice(begin, end)
-            at, position = paths.expand_ranges(first[part], n_facts[part])
+            at, position = expand_ranges(first[part], n_facts[part])
             hit = row[part][at]
             fact = edges.pair_facts[position]
             key = hits.body[hit] * n_predicates + edges.predicate[fact]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from funcppo.logic import row_index
-from funcppo.logic.joins import RowPairs
+from funcppo.logic.joins import expand_ranges
 from funcppo.types import F32, F64, I32, I64, Bool
 
 SLOT_BITS = 22  # of a key that are looked up without a search, at most
@@ -261,14 +261,6 @@ def has_edge(
     found = edges.edge_key[position] == key
     none = torch.zeros_like(source, dtype=torch.bool)
     return none.index_copy(0, start.row, found)
-
-
-def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
-    """All pairs (row, start[row] + i) with i < count[row]."""
-    row = torch.repeat_interleave(count)
-    shift = start - torch.cumsum(count, 0) + count
-    number = torch.arange(len(row), device=start.device)
-    return RowPairs(row, number + shift.index_select(0, row))
 
 
 def sparse_matrix(

@@ -6,7 +6,8 @@ it speak the facts that link it to the question's entity, how many known answers
 its degrees by relation.
 
 A question whose answer is a known fact leaves that fact out of everything, for all of its candidates alike: out of
-groundings, degrees, links, and the supports of the rules that derive the answer.
+groundings, degrees, links, and the supports of the rules that derive the answer. Where all facts of its pair
+are left out (`left_out="pair"`), the degrees of the answer in other labels still count them.
 
 A *label* is a predicate and a place of its arguments, see `make_label`. That of a question is its predicate and the
 place that is asked for; that of a link is its predicate and the place of the candidate.
@@ -24,10 +25,14 @@ from torch import Tensor
 from funcppo import random
 from funcppo.logic import row_index, triple_index
 from funcppo.logic.firings import Firings, LeftOut, Questions, iter_firings
-from funcppo.logic.joins import RowBudget
+from funcppo.logic.joins import RowBudget, expand_ranges
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
-from funcppo.logic.typed_torch import unique_inverse, unique_values
+from funcppo.logic.typed_torch import (
+    unique_inverse,
+    unique_values,
+    value_counts,
+)
 from funcppo.ranges import NonNegativeInt, Seed, Size, check_fields
 from funcppo.types import F32, I64, Bool
 
@@ -138,11 +143,7 @@ def make_label(
 
 def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
     """The facts with two arguments."""
-    facts = kb.facts.long()
-    if facts.shape[1] <= TAIL:
-        return facts[:0]
-    is_binary = (facts[:, TAIL] > 0) & (facts[:, TAIL + 1 :] == 0).all(1)
-    return facts[is_binary]
+    return triple_index.binary_atoms(kb.facts.long())
 
 
 def index_facts(kb: KnowledgeBase, sizes: KBSizes) -> FactIndex:
@@ -161,7 +162,7 @@ def index_facts(kb: KnowledgeBase, sizes: KBSizes) -> FactIndex:
     degree_key = second * n_labels(sizes) + label
     return FactIndex(
         degree_key=unique_values(degree_key),
-        degree=torch.unique(degree_key, return_counts=True)[1],
+        degree=value_counts(degree_key),
         link_key=key,
         link_label=label[order],
     )
@@ -422,10 +423,8 @@ def _links_of(
     count = torch.searchsorted(facts.link_key, key, right=True) - start
     if left_out == "pair":
         count = torch.where(candidates.is_answer, 0, count)
-    row = torch.repeat_interleave(count)
-    first = count.cumsum(0) - count
-    position = torch.arange(len(row), device=key.device) - first[row]
-    link_label = facts.link_label[start[row] + position]
+    row, position = expand_ranges(start, count)
+    link_label = facts.link_label[position]
 
     # A fact with the label of the question makes the candidate a known answer: the one that is left out.
     label = make_label(questions.predicate, questions.side)

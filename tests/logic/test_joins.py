@@ -197,3 +197,10 @@ def test_a_budget_counts_rows_and_ends_a_join_that_exceeds_it():
     beyond = dataclasses.replace(query, budget=joins.RowBudget(n_rows - 1))
     with pytest.raises(joins.RowBudgetExceeded, match=f"{n_rows - 1:,} rows"):
         list(iter_answers(beyond))
+
+
+def test_ranges_are_expanded_in_their_order():
+    start, count = torch.tensor([5, 0, 7]), torch.tensor([2, 0, 3])
+    row, position = joins.expand_ranges(start, count)
+    assert row.tolist() == [0, 0, 2, 2, 2]
+    assert position.tolist() == [5, 6, 7, 8, 9]

@@ -140,13 +140,6 @@ def test_keys_are_found_with_and_without_a_search(bits, monkeypatch):
     assert index.offsets.tolist() == [0, 2, 3, 6, 7]
 
 
-def test_ranges_are_expanded_in_their_order():
-    start, count = torch.tensor([5, 0, 7]), torch.tensor([2, 0, 3])
-    row, position = paths.expand_ranges(start, count)
-    assert row.tolist() == [0, 0, 2, 2, 2]
-    assert position.tolist() == [5, 6, 7, 8, 9]
-
-
 @given(st.lists(st.integers(0, 50)), st.integers(1, 60))
 def test_packed_ranges_cover_all_items_and_exceed_the_limit_alone(cost, limit):
     ranges = list(paths.pack(torch.tensor(cost).double(), limit))
