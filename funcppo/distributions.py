@@ -67,6 +67,13 @@ class HasLogits(Protocol):
     def logits(self) -> F32[Tensor, "B S"]: ...
 
 
+class HasPrior(HasLogits, Protocol):
+    """An output that stands for a categorical distribution, and for the prior that its entropy is relative to."""
+
+    @property
+    def prior_logits(self) -> F32[Tensor, "B S"]: ...
+
+
 class HasMeanAndStd(Protocol):
     """An output that stands for a normal distribution with independent components."""
 
@@ -109,6 +116,30 @@ CATEGORICAL: Distribution[HasLogits] = Distribution(
     sample=_categorical_sample,
     log_prob=_categorical_log_prob,
     entropy=_categorical_entropy,
+    mode=_categorical_mode,
+)
+
+
+def negative_kl_to_prior(out: HasPrior) -> F32[Tensor, "B"]:
+    """-KL(policy, prior) in nats, the entropy relative to the prior.
+
+    As a bonus it draws the policy to the prior and not to uniform choices: with weight tau the best policy is
+    proportional to prior * exp(Q / tau), where Q is the return of each action.
+
+    Source: Todorov 2009, "Efficient computation of optimal actions", PNAS 106(28).
+    """
+    log_p = torch.log_softmax(out.logits, -1)
+    log_prior = torch.log_softmax(out.prior_logits, -1)
+    p = log_p.exp()
+    # An action of probability 0 adds nothing; its logarithm would make the product not a number.
+    summands = torch.where(p > 0, p * (log_p - log_prior), 0.0)
+    return -summands.sum(-1)
+
+
+KL_REGULARISED_CATEGORICAL: Distribution[HasPrior] = Distribution(
+    sample=_categorical_sample,
+    log_prob=_categorical_log_prob,
+    entropy=negative_kl_to_prior,
     mode=_categorical_mode,
 )
 

@@ -91,6 +91,8 @@ BOUNDARY += (
 BOUNDARY += ("evaluation.scorers",)
 # Maths on Python's containers, which it fills.
 HOST = (
+    "evaluation.evidence_ranking",
+    "evaluation.recount",
     "logic.firings",
     "logic.fixpoint",
     "logic.joins",

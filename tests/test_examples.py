@@ -16,6 +16,7 @@ import funcppo as fp
 from examples import custom_env, grid_world
 from funcppo import random
 from funcppo.prover import questions
+from funcppo.prover.question_config import Penalty
 from funcppo.runtime.compile import select_strategy
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal
@@ -164,7 +165,7 @@ def test_the_code_of_the_page_on_questions_fits_the_answers():
     initial = questions.init(policy, random.key(0))
     before, after = (
         questions.listwise_loss(
-            policy, world, questions.Penalty(), params, world.question
+            policy, world, Penalty(), params, world.question
         )
         for params in (initial, names["params"])
     )

@@ -21,12 +21,15 @@ from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
-from funcppo.experiment.question_training import ListwiseConfig, QuestionConfig
 from funcppo.mining.config import MiningConfig
 from funcppo.nets.feedforward import MLPConfig
 from funcppo.prover.aggregation import AggregationConfig, Capacity
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.evidence import EvidenceConfig
+from funcppo.prover.question_config import (
+    ListwiseConfig,
+    QuestionConfig,
+)
 from funcppo.prover.questions import PolicyConfig
 from funcppo.ranges import (
     DecayRate,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
@@ -32,20 +33,18 @@ from funcppo.config import PPOConfig
 from funcppo.data import Dataset, load
 from funcppo.evaluation import evidence_ranking, ranking, settings_choice
 from funcppo.evaluation.evidence_ranking import EvidenceScore, QuestionEvidence
-from funcppo.experiment import question_training
-from funcppo.experiment.question_training import (
-    Collected,
-    ListwiseConfig,
-    QuestionConfig,
-)
+from funcppo.experiment import question_run, question_training
+from funcppo.experiment.question_training import Collected
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, questions
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.evidence import FactIndex
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import Params
 from funcppo.prover.task import ProverTask, build_task
 
 SETS = ("kinships", "nations", "umls", "family", "wn18rr", "fb15k-237")
+SIDES = (HEAD, TAIL)
 MAX_VALID_QUERIES = 2000
 LISTWISE = ListwiseConfig()
 PPO = PPOConfig(
@@ -115,7 +114,7 @@ def run_set(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     dataset = load(str(args.data / name), rules=str(args.rules))
     problem = prepare(dataset, args.device)
     say(start, f"{name}: {len(dataset.rules):,} rules, task and valid ready")
-    linked = share_of_linked(problem.task, dataset.valid)
+    linked = question_run.share_of_linked(problem.task, dataset.valid)
     left_out = "fact" if linked > 0 else "pair"
 
     untrained = Fitted(
@@ -130,9 +129,9 @@ def run_set(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     say(start, f"noisy-or@3 {untrained.valid_mrr:.4f}")
     for seed in range(args.seeds):
         cfg = QuestionConfig(
-            left_out=left_out, max_questions=args.max_questions, seed=seed
+            left_out=left_out, max_questions=args.max_questions
         )
-        for outcome in fit_seed(problem, cfg, start):
+        for outcome in fit_seed(problem, cfg, seed, start):
             fitted.append(outcome)
             say(
                 start,
@@ -183,39 +182,33 @@ def prepare(dataset: Dataset, device: str) -> Problem:
         task=task,
         facts=facts,
         valid_queries=queries,
-        valid={
-            side: list(
-                evidence_ranking.query_evidence(task, facts, queries, side)
-            )
-            for side in (HEAD, TAIL)
-        },
+        valid=collect_evidence(task, facts, queries),
         device=device,
     )
 
 
-def share_of_linked(task: ProverTask, split: np.ndarray) -> float:
-    """The share of queries whose two entities some fact of train links."""
-    base = task.sizes.n_constants + 1
-    facts = evidence.binary_facts(task.kb).numpy()
-    keys = np.concatenate(
-        [facts[:, 1] * base + facts[:, 2], facts[:, 2] * base + facts[:, 1]]
-    )
-    return float(
-        np.isin(split[:, 1].astype(np.int64) * base + split[:, 2], keys).mean()
-    )
+def collect_evidence(
+    task: ProverTask, facts: FactIndex, queries: np.ndarray
+) -> dict[int, list[QuestionEvidence]]:
+    """The evidence of queries by side."""
+    atoms = torch.from_numpy(np.ascontiguousarray(queries))
+    return {
+        side: list(evidence_ranking.query_evidence(task, facts, atoms, side))
+        for side in SIDES
+    }
 
 
 def fit_seed(
-    problem: Problem, cfg: QuestionConfig, start: float
+    problem: Problem, cfg: QuestionConfig, seed: int, start: float
 ) -> list[Fitted]:
     """All methods of one seed."""
     clock = time.perf_counter()
     by_degrees = [
         question_training.collect_questions(
-            problem.task, problem.facts, cfg, uses_degrees=False
+            problem.task, problem.facts, cfg, seed, uses_degrees=False
         )
     ]
-    say(start, f"seed {cfg.seed}: {by_degrees[0].notes[0]}")
+    say(start, f"seed {seed}: {by_degrees[0].notes[0]}")
     collecting = time.perf_counter() - clock
     first = by_degrees[0]._replace(
         world=tree.map(lambda x: x.to(problem.device), by_degrees[0].world)
@@ -225,20 +218,20 @@ def fit_seed(
         "degrees weighed": with_options(first, uses_degrees=True),
     }
     listwise = [
-        fit(problem, collected, cfg.seed, label)
+        fit(problem, collected, seed, label)
         for label, collected in variants.items()
     ]
     best = max(listwise, key=lambda outcome: outcome[0].valid_mrr)
     outcome, params, collected = best
     no_links, _, _ = fit(
-        problem, with_options(collected, uses_links=False), cfg.seed, "no links"
+        problem, with_options(collected, uses_links=False), seed, "no links"
     )
     initial = questions.init(collected.policy, random.key(0, problem.device))
     untrained = make_score(collected, initial)
     rows = [
         Fitted(
             "initial weights",
-            cfg.seed,
+            seed,
             valid_mrr(problem, untrained),
             0.0,
             "learning rate 0",
@@ -246,13 +239,13 @@ def fit_seed(
         ),
         outcome,
         no_links._replace(method="no links"),
-        refine(problem, collected, initial, PPO, cfg.seed, "PPO"),
+        refine(problem, collected, initial, PPO, seed, "PPO"),
         refine(
             problem,
             collected,
             params,
             REFINING,
-            cfg.seed,
+            seed,
             "listwise, then PPO",
         ),
     ]
@@ -274,9 +267,8 @@ def fit(
     clock = time.perf_counter()
     params = questions.init(collected.policy, random.key(0, problem.device))
     best: tuple[float, int, Params] = (-1.0, 0, params)
-    cfg = replace(LISTWISE, seed=seed)
     epochs = question_training.fit_listwise(
-        collected.policy, collected.world, params, cfg
+        collected.policy, collected.world, params, LISTWISE, seed
     )
     for epoch, params in enumerate(epochs, 1):
         mrr = valid_mrr(problem, make_score(collected, params))
@@ -329,17 +321,20 @@ def make_score(collected: Collected, params: Params) -> EvidenceScore:
 
 def valid_mrr(problem: Problem, score: EvidenceScore) -> float:
     """MRR on the sample of valid, both sides."""
-    total = 0.0
-    for side, parts in problem.valid.items():
-        (ranked,) = evidence_ranking.rank_by_evidence(
-            problem.task, problem.valid_queries, side, parts, [score]
-        )
-        total += summarise(problem, ranked)["mrr"]
-    return total / len(problem.valid)
+    return rank(problem, problem.valid_queries, problem.valid, score)["mrr"]
 
 
-def summarise(problem: Problem, ranked: ranking.Ranking) -> dict[str, float]:
-    """The headline numbers of one side."""
+def rank(
+    problem: Problem,
+    queries: np.ndarray,
+    parts: dict[int, list[QuestionEvidence]],
+    score: EvidenceScore,
+) -> dict[str, float]:
+    """The headline numbers of queries by a score of their evidence."""
+    scorer = evidence_ranking.make_scorer_of(problem.task, parts, score)
+    ranked = ranking.rank_split(
+        problem.task, queries, scorer, ranking.RankingProtocol(sides=SIDES)
+    )
     metrics = ranking.summarise_ranking(
         ranked, problem.task.dataset.predicates, with_auc=False
     )
@@ -351,19 +346,8 @@ def rank_test(
     problem: Problem, dataset: Dataset, scores: list[EvidenceScore]
 ) -> list[dict[str, float]]:
     """The headline numbers of each score on test, both sides."""
-    by_side = []
-    for side in (HEAD, TAIL):
-        parts = evidence_ranking.query_evidence(
-            problem.task, problem.facts, dataset.test, side
-        )
-        ranked = evidence_ranking.rank_by_evidence(
-            problem.task, dataset.test, side, parts, scores
-        )
-        by_side.append([summarise(problem, one) for one in ranked])
-    return [
-        {name: (head[name] + tail[name]) / 2 for name in head}
-        for head, tail in zip(*by_side, strict=True)
-    ]
+    parts = collect_evidence(problem.task, problem.facts, dataset.test)
+    return [rank(problem, dataset.test, parts, score) for score in scores]
 
 
 if __name__ == "__main__":

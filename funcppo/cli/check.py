@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from funcppo.cli.common import JsonObject, check_overwrites, write_json
@@ -31,22 +32,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.cli.console import WorkDisplay
-    from funcppo.evaluation.agreement import Agreement
+    from funcppo.evaluation.agreement import Agreement, Subject
+    from funcppo.evaluation.ranking import Ranking
+    from funcppo.experiment.training import Run
 
 EXIT_DISAGREEMENT = 1
-# parts of --seconds for supports, ranks and proofs
-TIME_SHARES = (0.4, 0.4, 0.2)
+# parts of --seconds for supports, ranks, proofs and evidence
+TIME_SHARES = (0.35, 0.35, 0.15, 0.15)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Check supports, verdicts, ranks and proofs on a sample of the data by an independent recount.
+    """Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.
 
     The recount is plain Python over sets and shares no code with the prover. It counts the support of rules by
-    backtracking over the facts, finds the candidates of queries with their scores and ranks, and checks each step of
-    the proofs of their answers. A data set is checked at the settings that `funcppo evaluate` chooses, a run at its
-    own; the scores of a policy are taken as they are. What --seconds does not suffice for is left out, and a line says
-    so.
+    backtracking over the facts, finds the candidates of queries with their scores and ranks, checks each step of the
+    proofs of their answers, and counts the evidence that a run weighs which learnt from questions. A data set is
+    checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
+    are. What --seconds does not suffice for is left out, and a line says so.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -130,9 +133,8 @@ class Check:
         """The comparisons, one after another."""
         from funcppo.evaluation import agreement
 
-        evaluator = setup.evaluator
-        dataset = evaluator.task.dataset
-        subject = agreement.make_subject(evaluator, setup.score)
+        dataset = setup.evaluator.task.dataset
+        subject = agreement.make_subject(setup.evaluator, setup.score)
         draw = random.Random(self.seed)
         rules = _sample(draw, len(dataset.rules), self.n_rules)
         split = getattr(dataset, self.split)
@@ -148,12 +150,36 @@ class Check:
             return
         status.update(f"ranking {len(rows):,} queries")
         start = time.perf_counter()
-        ranked = agreement.rank_sample(evaluator, split, rows)
-        ranked_text = f"{len(rows):,} queries ranked in {time.perf_counter() - start:.1f} s, beside --seconds"
-        print_notes(console, [ranked_text])
+        ranked = agreement.rank_sample(setup.evaluator, split, rows)
+        ranking_seconds = time.perf_counter() - start
+        print_notes(
+            console,
+            [
+                f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, beside --seconds"
+            ],
+        )
         yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
         status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])
+        run = setup.policy_run
+        if run is not None and run.questions is not None:
+            status.update("recounting evidence")
+            yield _compare_evidence(subject, run, ranked, seconds[3])
+
+
+def _compare_evidence(
+    subject: Subject, run: Run, ranked: Ranking, seconds: float
+) -> Agreement:
+    """The comparison of the evidence of a run that learnt from questions."""
+    from funcppo.evaluation import agreement
+    from funcppo.experiment import run_proofs
+
+    left_out = run.run_config.questions.left_out
+    assert left_out != "auto", "a stored run has what it chose"
+    explain = partial(run_proofs.explain_answer, run)
+    return agreement.compare_evidence(
+        subject, explain, left_out, ranked, seconds
+    )
 
 
 def _sample(draw: random.Random, n: int, size: int) -> list[int]:

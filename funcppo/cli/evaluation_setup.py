@@ -30,12 +30,17 @@ if TYPE_CHECKING:
         SearchResult,
     )
     from funcppo.evaluation.evaluator import Evaluator
-    from funcppo.evaluation.ranking import RankingProtocol, Scorer
+    from funcppo.evaluation.ranking import (
+        RankingProtocol,
+        Scorer,
+        ScorerBySide,
+    )
     from funcppo.experiment.training import Run
     from funcppo.logic.proof import Proof
     from funcppo.prover.task import PhaseCallback, ProverTask
 
-POLICY_SCORES = ("success", "best-proof", "greedy")
+PROOF_SCORES = ("success", "best-proof", "greedy")
+POLICY_SCORES = (*PROOF_SCORES, "evidence")
 UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
 # queries of the split on which the batch size is tuned
 TUNING_SAMPLE_SIZE = 2048
@@ -98,6 +103,8 @@ class EvaluationSetup:
     """Lines on the batch size that was chosen."""
     memory_limit: int
     """Bytes."""
+    policy_run: Run | None
+    """The run whose policy gives the scores; None for a score without a policy."""
     fallback_reasons: Callable[[], list[str]]
     """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
 
@@ -178,18 +185,18 @@ def prepare_evaluation(
     from funcppo.prover.task import with_ranking_on
 
     check_device(options.device)
-    n_negatives = _parse_negatives(options.negatives)
+    _parse_negatives(options.negatives)
     memory_limit = _memory_limit(options)
     task, score, policy_run, notes = _load_subject(options, on_phase)
 
     search_stats = SearchStats()
-    if policy_run is None:
-        scorer = scorers.make_untrained_scorer(task, score)
-        fallback_reasons: Callable[[], list[str]] = list
+    split = getattr(task.dataset, options.split)
+    fallback_reasons: Callable[[], list[str]] = list
+    if policy_run is None or policy_run.questions is not None:
+        scorer = _make_joining_scorer(task, score, policy_run)
         _check_memory(memory_limit, options.device)
     else:
         on_phase("choosing the batch size")
-        split = getattr(task.dataset, options.split)
         scorer, notes = _make_policy_scorer(
             policy_run, score, split, memory_limit, search_stats
         )
@@ -200,21 +207,34 @@ def prepare_evaluation(
 
     protocol = RankingProtocol(
         sides=ranked_sides(task),
-        n_negatives=n_negatives,
+        n_negatives=_parse_negatives(options.negatives),
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
     subject = _Subject(task, score, policy_run, notes)
-    prove = _make_prover(subject) if with_proofs else _no_proof
+    prove = _make_prover(subject, split) if with_proofs else _no_proof
     return EvaluationSetup(
         evaluator=_build_evaluator(options, subject, scorer, protocol, prove),
         score=score,
-        log_settings=_log_settings(options, subject, n_negatives),
+        log_settings=_log_settings(options, subject, protocol.n_negatives),
         search_stats=search_stats,
         notes=notes,
         memory_limit=memory_limit,
+        policy_run=policy_run,
         fallback_reasons=fallback_reasons,
     )
+
+
+def _make_joining_scorer(
+    task: ProverTask, score: str, run: Run | None
+) -> Scorer | ScorerBySide:
+    """A scorer without a batch size to tune: by rule confidences, or by the evidence that a run weighs."""
+    from funcppo.evaluation import scorers
+    from funcppo.experiment import training
+
+    if run is None:
+        return scorers.make_untrained_scorer(task, score)
+    return training.run_policy_scorer(run, run.state.best_params, "evidence")
 
 
 def search_notes(result: JsonObject) -> list[str]:
@@ -324,6 +344,12 @@ def _load_subject(
                 )
         run = training.open_run(Path(options.target), options.device, on_phase)
         score = run.score if options.score == "auto" else options.score
+        own_scores = ("evidence",) if run.questions else PROOF_SCORES
+        if score in POLICY_SCORES and score not in own_scores:
+            raise ValueError(
+                f"--score {score}: {options.target} learnt from {run.run_config.learner}, expected "
+                f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
+            )
         return _Subject(
             run.task, score, run if score in POLICY_SCORES else None, []
         )
@@ -439,13 +465,14 @@ def _tune_batch_size(
 def _build_evaluator(
     options: EvaluationOptions,
     subject: _Subject,
-    scorer: Scorer,
+    scorer: Scorer | ScorerBySide,
     protocol: RankingProtocol,
     prove: Callable[[Tensor], Proof | None],
 ) -> Evaluator:
     """The evaluator of a subject."""
     from funcppo.evaluation.beam_search import UNPROVED_PENALTY
-    from funcppo.evaluation.evaluator import Evaluator
+    from funcppo.evaluation.evaluator import FIRST_CHUNK_QUERIES, Evaluator
+    from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
 
     # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
     proof_threshold = (
@@ -458,24 +485,26 @@ def _build_evaluator(
         prove=prove,
         proof_threshold=proof_threshold,
         all_scores=options.all_scores,
+        min_chunk_queries=MIN_CHUNK_QUERIES
+        if subject.score == "evidence"
+        else FIRST_CHUNK_QUERIES,
     )
 
 
-def _make_prover(subject: _Subject) -> Callable[[Tensor], Proof | None]:
+def _make_prover(
+    subject: _Subject, split: np.ndarray
+) -> Callable[[Tensor], Proof | None]:
     """A function from an answer to its proof: the policy's, or without a policy a smallest one."""
     from funcppo.evaluation import explain
+    from funcppo.experiment import run_proofs
 
     program = explain.build_program(subject.task)
     run = subject.policy_run
     if run is None:
         return partial(explain.smallest_proof, subject.task, program=program)
-    return partial(
-        explain.most_probable_proof,
-        subject.task,
-        run.cfg,
-        run.state.best_params,
-        program=program,
-    )
+    if run.questions is not None:
+        return run_proofs.SplitProofs(run, split, program)
+    return partial(run_proofs.most_probable_proof, run, program=program)
 
 
 def _no_proof(atom: Tensor) -> None:

@@ -220,7 +220,7 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
         )
 
     policy_proof = _policy_proof(options, atom) if found.proof else None
-    best_proof = policy_proof or found.proof
+    best_proof = policy_proof.proof if policy_proof else found.proof
     failed = _FailedRules([], 0)
     if best_proof is None:
         failed = _failed_rules(
@@ -228,14 +228,8 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
         )
 
     names = proof_names(dataset)
-    result = {
-        **_ground_fields(dataset, atom, found),
-        "proof": None,
-        "proof_by": None,
-    }
-    if best_proof:
-        result["proof"] = jsonlib.loads(proof.to_json(best_proof, *names))
-        result["proof_by"] = "policy" if policy_proof else "T_P"
+    result = _ground_fields(dataset, atom, found)
+    result |= _proof_fields(dataset, policy_proof, found.proof)
     result["failed_rules"] = failed.rules
     result |= _fixpoint_fields(options, found.model)
 
@@ -258,9 +252,28 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
                 best_proof, names.format_atom, names.format_rule
             ).rstrip("\n")
         )
+        lines += policy_proof.evidence_lines if policy_proof else []
     elif not found.is_fact:
         lines += _explain_refutation(failed)
     return _Report(result, "\n".join(lines) + "\n")
+
+
+def _proof_fields(
+    dataset: Dataset, by_policy: _PolicyProof | None, by_model: Proof | None
+) -> JsonObject:
+    """The part of the JSON that holds the proof, and the evidence that a run weighs."""
+    from funcppo.logic import proof
+
+    best = by_policy.proof if by_policy else by_model
+    if best is None:
+        return {"proof": None, "proof_by": None}
+    fields: JsonObject = {
+        "proof": jsonlib.loads(proof.to_json(best, *proof_names(dataset))),
+        "proof_by": "policy" if by_policy else "T_P",
+    }
+    if by_policy and by_policy.evidence:
+        fields["evidence"] = by_policy.evidence
+    return fields
 
 
 def _ground_fields(
@@ -286,15 +299,23 @@ def _ground_fields(
     }
 
 
-def _policy_proof(options: Prove, atom: Atom) -> Proof | None:
+class _PolicyProof(NamedTuple):
+    """What a trained run says of an atom."""
+
+    proof: Proof
+    evidence_lines: list[str]  # empty if the run weighs none
+    evidence: list[JsonObject]
+
+
+def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
     """The most probable proof of a trained run; None without a run, or if the run was trained for other proofs."""
     if not is_run_folder(options.target):
         return None
 
     import torch
 
-    from funcppo.evaluation import explain
-    from funcppo.experiment import training
+    from funcppo.evaluation import evidence_explanation, ranking
+    from funcppo.experiment import run_proofs, training
 
     with show_status(
         make_console(use_stderr=True), "opening the run"
@@ -304,8 +325,25 @@ def _policy_proof(options: Prove, atom: Atom) -> Proof | None:
         return None
     if options.height is not None and options.height < run.task.max_height:
         return None
-    return explain.most_probable_proof(
-        run.task, run.cfg, run.state.best_params, torch.tensor(atom)
+    query = torch.tensor(atom)
+    best = run_proofs.most_probable_proof(run, query)
+    if best is None:
+        return None
+    dataset = run.task.dataset
+    sides = reversed(ranking.ranked_sides(run.task))
+    explanations = [
+        explanation
+        for side in sides
+        if (explanation := run_proofs.explain_answer(run, query, side))
+    ]
+    return _PolicyProof(
+        best,
+        [
+            line
+            for explanation in explanations
+            for line in evidence_explanation.to_lines(dataset, explanation)
+        ],
+        [evidence_explanation.to_json(dataset, e) for e in explanations],
     )
 
 

@@ -54,6 +54,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.ranges import PositiveFloat
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -120,9 +121,13 @@ class Train:
     precision: Literal["highest", "high", "bfloat16"] = _DEFAULT.precision
     """Precision of matrix products. highest: float32; high: TF32 where the GPU has it; bfloat16: bfloat16 inputs, all
     else float32."""
+    learner: Literal["auto", "questions", "proofs"] = _DEFAULT.learner
+    """What PPO learns from. questions: which candidate that the rules derive is the answer, by the evidence for and
+    against each (height 1 only); proofs: which rules and facts prove an atom; auto: questions at height 1, otherwise
+    proofs."""
     score: Literal["auto", "success", "best-proof"] = _DEFAULT.score
-    """How the policy scores a candidate. success: probability that its search ends in a proof; best-proof: probability
-    of its most probable proof; auto: the one with the better ranking on the valid split."""
+    """How a policy that learns from proofs scores a candidate. success: probability that its search ends in a proof;
+    best-proof: probability of its most probable proof; auto: the one with the better ranking on the valid split."""
     rule_score: str = _DEFAULT.rule_score
     """Score by rule confidences that the policy is compared with: max-confidence, noisy-or or noisy-or@P. Default:
     auto, the best of them on the valid split."""
@@ -152,6 +157,10 @@ class Train:
     log_compiles: bool = False
     """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
     (ms). Default: off."""
+    questions: QuestionConfig = _DEFAULT.questions
+    """Evidence and questions of a run that learns from questions."""
+    listwise: ListwiseConfig = _DEFAULT.listwise
+    """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
     prover: ProverTaskConfig = _DEFAULT.prover
     """Settings of the proof search and of the prover network."""
     ppo: PPOConfig = _DEFAULT.ppo
@@ -165,6 +174,8 @@ class Train:
         """
         self._set_caches()
         self._check_outputs()
+        from funcppo.experiment import training
+
         start = time.perf_counter()
         console = make_console(self.json == "-")
         set_threads(self._run_config().threads)
@@ -175,6 +186,8 @@ class Train:
                 else self._start_run(console, status.update)
             )
         _print_run(console, run)
+        with show_status(console, "listing questions") as status:
+            run = training.with_training_data(run, status.update)
 
         trained = self._train(run, console)
         if not trained.is_finished:
@@ -555,6 +568,7 @@ def _evaluate(
         "dataset": run.run_config.dataset,
         "rules": len(task.dataset.rules),
         "height": task.max_height,
+        "learner": run.run_config.learner,
         "score": run.score,
         "seed": run.run_config.seed,
         "steps": n_updates * ppo.n_envs * ppo.n_steps,
@@ -593,10 +607,6 @@ def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
         "noisy-or",
         run.run_config.rule_score,
     )
-    policies = {
-        f"{run.score}, untrained": training.initial_params(run),
-        f"{run.score}, trained": run.state.best_params,
-    }
     with show_status(console, "ranking test") as status:
         for name in dict.fromkeys(names):
             status.update(f"ranking test by {name}")
@@ -608,7 +618,7 @@ def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
                 list(task.dataset.predicates),
                 with_auc=task.is_countries,
             )
-        for name, params in policies.items():
+        for name, params in training.policies(run).items():
             on_progress = partial(status.update, f"ranking test by {name}")
             metrics[name] = training.evaluate_policy(
                 run, params, test, protocol, on_progress=on_progress
@@ -639,8 +649,9 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
             f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)"
         )
     if int(run.state.best_update) == 0:
+        start = "the listwise fit" if run.questions else "the untrained policy"
         notes.append(
-            "no update ranked valid better than the untrained policy, whose parameters are kept"
+            f"no update of PPO ranked valid better than {start}, whose parameters are kept"
         )
     print_notes(console, notes)
     with show_status(console, "looking for a proof to print"):
@@ -653,6 +664,7 @@ def _print_proof(run: Run, console: Console) -> None:
 
     from funcppo.data.writers import proof_names
     from funcppo.evaluation import explain
+    from funcppo.experiment import run_proofs
     from funcppo.logic import proof
 
     dataset = run.task.dataset
@@ -660,12 +672,8 @@ def _print_proof(run: Run, console: Console) -> None:
     program = explain.build_program(run.task)
     longest: proof.Proof | None = None
     for row in split[:MAX_PROOF_QUERIES]:
-        candidate = explain.most_probable_proof(
-            run.task,
-            run.cfg,
-            run.state.best_params,
-            torch.from_numpy(row).long(),
-            program=program,
+        candidate = run_proofs.most_probable_proof(
+            run, torch.from_numpy(row).long(), program
         )
         if candidate is None:
             continue

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from torch import Tensor
 from funcppo.data import proof_names
 from funcppo.evaluation import ranking, recount
 from funcppo.evaluation.evaluator import Evaluator
+from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.ranking import Ranking
 from funcppo.evaluation.recount import Atom, Atoms, Logic, RankCounts
+from funcppo.logic.firings import LeftOut
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask, known_triples
 
@@ -229,7 +231,9 @@ class _ScoreSource:
         self.is_policy = _is_policy_score(subject.score)
         self.lists_all = subject.evaluator.protocol.score_unprovable
         atoms = recount.read_atoms(ranked.scored_atom.tolist())
-        self.engine_scores = dict(zip(atoms, ranked.log_odds.tolist()))
+        sides = ranked.scored_side.tolist()
+        keys = zip(atoms, sides, strict=True)
+        self.engine_scores = dict(zip(keys, ranked.log_odds.tolist()))
 
         counts = dict(enumerate(_engine_counts(task))) | dict(rule_counts)
         smoothing = float(task.cfg.smoothing or 0.0)
@@ -239,8 +243,13 @@ class _ScoreSource:
         }
         self.n_not_recounted = len(counts) - len(rule_counts)
 
+    def engine_score(self, atom: Atom, side: int) -> float | None:
+        """The log-odds that the engine gives a candidate of a side; None if it lists none."""
+        of_all_sides = self.engine_scores.get((atom, 0))
+        return self.engine_scores.get((atom, side), of_all_sides)
+
     def log_odds(
-        self, atom: Atom, rules: Sequence[int], *, is_derivable: bool
+        self, atom: Atom, side: int, rules: Sequence[int], *, is_derivable: bool
     ) -> float:
         """The log-odds of a candidate's score.
 
@@ -252,7 +261,8 @@ class _ScoreSource:
             confidences = [self.confidence[i] for i in rules]
             return recount.rule_score(self.subject.score, confidences)
         if is_derivable or self.lists_all:
-            return self.engine_scores.get(atom, -math.inf)
+            score = self.engine_score(atom, side)
+            return -math.inf if score is None else score
         return -math.inf
 
 
@@ -301,9 +311,11 @@ def _compare_row(
     for atom in recount.list_candidates(row.query, row.side, pool, known):
         rules = derivers.get(atom[row.side], [])
         is_derivable = bool(rules) or atom in atoms.all
-        score = scores.log_odds(atom, rules, is_derivable=is_derivable)
+        score = scores.log_odds(
+            atom, row.side, rules, is_derivable=is_derivable
+        )
         log_odds |= {atom: score}
-        is_listed = atom in scores.engine_scores
+        is_listed = scores.engine_score(atom, row.side) is not None
         if is_listed != is_derivable and not scores.lists_all:
             verdicts.append(
                 f"{format_atom(atom)}: {_verdict(is_listed)}, recounted {_verdict(is_derivable)}"
@@ -466,6 +478,131 @@ def _answers_to_prove(subject: Subject, ranked: Ranking) -> dict[Atom, int]:
         for atom, row in answers.items()
         if atom not in subject.facts.all
     }
+
+
+# -- evidence
+
+
+class Explain(Protocol):
+    """Gives the evidence that a run weighs."""
+
+    def __call__(self, atom: Tensor, side: int, /) -> Explanation | None:
+        """The evidence of an atom as an answer about one side; None if no rule derives it."""
+        ...
+
+
+def compare_evidence(
+    subject: Subject,
+    explain: Explain,
+    left_out: LeftOut,
+    ranked: Ranking,
+    seconds: float,
+) -> Agreement:
+    """Count the evidence of answers of ranked queries again: rules, groundings, fan-out, linking facts, degrees.
+
+    Args:
+      explain: gives the engine's.
+      left_out: what is left out of the evidence of an answer that is a known fact.
+    """
+    start = time.monotonic()
+    format_atom = proof_names(subject.evaluator.task.dataset).format_atom
+    rows = _rows(ranked)
+    lines: list[str] = []
+    n_compared, n_late = 0, 0
+    for i, row in enumerate(rows):
+        if time.monotonic() > start + seconds:
+            n_late += len(rows) - i
+            break
+        found = explain(torch.tensor(row.query), row.side)
+        deadline = _item_deadline(start, seconds)
+        try:
+            again = _recount_evidence(subject, row, left_out, deadline)
+        except recount.OutOfTime:
+            n_late += 1
+            continue
+        n_compared += 1
+        engine = _evidence_counts(found)
+        name = f"{format_atom(row.query)}, {SIDE_NAMES[row.side]}"
+        lines += [
+            f"{name}: {key} {engine.get(key, 0)}, recounted {again.get(key, 0)}"
+            for key in dict.fromkeys((*engine, *again))
+            if engine.get(key, 0) != again.get(key, 0)
+        ]
+    return Agreement(
+        kind="evidence",
+        unit="answers",
+        n_compared=n_compared,
+        n_disagreeing=len({line.split(": ")[0] for line in lines}),
+        n_total=len(rows),
+        seconds=time.monotonic() - start,
+        disagreements=tuple(lines),
+        notes=_time_notes(n_late, "answers", seconds),
+    )
+
+
+def _evidence_counts(found: Explanation | None) -> dict[str, object]:
+    """The counts of the engine, by what they count; empty if no rule derives the candidate."""
+    if found is None:
+        return {}
+    counts: dict[str, object] = {"known answers": found.own_degree}
+    for rule in found.rules:
+        counts |= {
+            f"rule {rule.rule}": (
+                rule.n_groundings,
+                rule.fan_out,
+                rule.n_all_groundings,
+            )
+        }
+    links = sorted((fact.predicate, fact.place) for fact in found.facts)
+    return counts | {"linking facts": links}
+
+
+def _recount_evidence(
+    subject: Subject, row: _Row, left_out: LeftOut, deadline: float
+) -> dict[str, object]:
+    """The counts of `_evidence_counts` over the sets of the recount.
+
+    Raises:
+      OutOfTime: the deadline is reached.
+    """
+    facts = subject.facts.all
+    answer, given = row.query[row.side], row.query[3 - row.side]
+    pair = {answer, given}
+    unknown: set[Atom] = set()
+    if row.query in facts:
+        unknown = {row.query}
+        if left_out == "pair":
+            unknown = {a for a in facts if len(a) == 3 and set(a[1:]) == pair}
+
+    counts: dict[str, object] = {}
+    for i, rule in enumerate(subject.logic.rules):
+        found = recount.count_groundings(
+            subject.logic,
+            rule,
+            subject.facts,
+            row.query,
+            row.side,
+            unknown,
+            deadline,
+        )
+        if answer in found:
+            groundings = found[answer], len(found), sum(found.values())
+            counts |= {f"rule {i}": groundings}
+    if not counts:
+        return {}
+    links = [
+        (fact[0], place)
+        for fact in facts - unknown
+        if len(fact) == 3
+        for place in (1, 2)
+        if (fact[place], fact[3 - place]) == (answer, given)
+        and (fact[0], place) != (row.query[0], row.side)
+    ]
+    known = sum(
+        fact[0] == row.query[0] and fact[row.side] == answer
+        for fact in facts - {row.query}
+    )
+    return counts | {"known answers": known, "linking facts": sorted(links)}
 
 
 # -- time

@@ -19,7 +19,7 @@ from funcppo.data import Dataset, format_atom, proof_names
 from funcppo.evaluation import rank_metrics, ranking
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.evaluation.rank_metrics import ZERO_SCORE
-from funcppo.evaluation.ranking import Ranking, Scorer
+from funcppo.evaluation.ranking import Ranking, Scorer, ScorerBySide
 from funcppo.evaluation.result_log import Record
 from funcppo.logic import proof
 from funcppo.logic.proof import Proof
@@ -51,12 +51,14 @@ class Evaluator:
 
     task: ProverTask
     protocol: RankingProtocol
-    scorer: Scorer
+    scorer: Scorer | ScorerBySide
     prove: ProofFinder
     # log score up to which an answer counts as not proved
     proof_threshold: float
     # records hold the scores of all candidates that were scored
     all_scores: bool
+    # queries that are ranked together at least, where each call of the scorer has a cost of its own
+    min_chunk_queries: int = FIRST_CHUNK_QUERIES
 
 
 def evaluate_queries(
@@ -65,7 +67,7 @@ def evaluate_queries(
     """Rank queries of a split and yield the records of one query at a time, a record for each side.
 
     Records do not depend on what is ranked together: corruptions are sampled by the query's row, scores depend on the
-    atom alone.
+    atom and the side alone.
 
     Args:
       split: atoms [n, W].
@@ -75,7 +77,7 @@ def evaluate_queries(
       ValueError: before the first query is ranked, if a query cannot be ranked (see `ranking.check_split`).
     """
     ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
-    start, size = 0, FIRST_CHUNK_QUERIES
+    start, size = 0, evaluator.min_chunk_queries
     while start < len(rows):
         start_time = time.perf_counter()
         chunk = rows[start : start + size]
@@ -91,6 +93,7 @@ def evaluate_queries(
 
         start += size
         size = _next_chunk_size(size, seconds, len(ranked.listed_score))
+        size = max(size, evaluator.min_chunk_queries)
 
 
 def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:

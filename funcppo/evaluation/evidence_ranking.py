@@ -1,21 +1,21 @@
-"""Ranking by a score of evidence: the scorer of `ranking`, one for each side.
+"""Ranking by a score of evidence: scorers of `ranking`, one for each side.
 
 The evidence of a candidate belongs to a question, so an atom has two scores: one as an answer about its head, and one
-about its tail.
+about its tail. `make_scorer` collects the evidence of what it scores; `make_scorer_of` reads evidence that
+`query_evidence` has collected, for many scores of the same queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.evaluation import ranking
-from funcppo.evaluation.candidates import RankingProtocol
-from funcppo.evaluation.ranking import Ranking
+from funcppo.evaluation.ranking import ScorerBySide
+from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.logic.firings import Questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import unique_rows
@@ -29,12 +29,17 @@ from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.prover.task import ProverTask
 from funcppo.types import F32, F64, I32, I64
 
+# Each call of a scorer solves every rule's body, so it ranks at least as many queries.
+MIN_CHUNK_QUERIES = 256
+# queries whose firings tell how many queries keep within a bound
+PILOT_QUERIES = 64
+
 # The score of every candidate of some evidence, as log-odds.
 EvidenceScore = Callable[[Evidence], Tensor]
 
 
 class QuestionEvidence(NamedTuple):
-    """Distinct questions about one side, and their evidence."""
+    """Distinct questions about one side, ascending by predicate and entity, and their evidence."""
 
     questions: Questions
     evidence: Evidence
@@ -60,18 +65,15 @@ def make_learned_score(
 
 
 def query_evidence(
-    task: ProverTask,
-    facts: FactIndex,
-    split: np.ndarray,
-    side: int,
+    task: ProverTask, facts: FactIndex, atoms: Tensor, side: int
 ) -> Iterator[QuestionEvidence]:
-    """Yield the evidence of all questions that the queries of a split ask about one side, some after others.
+    """Yield the evidence of all questions that some atoms ask about one side, some after others.
 
     Args:
-      split: queries [Q, W].
+      facts: of the task's knowledge base.
+      atoms: ground and of two arguments [n, W].
     """
-    queries = torch.from_numpy(np.ascontiguousarray(split)).long()
-    queries = queries.to(task.kb.facts.device)
+    queries = atoms.long().to(task.kb.facts.device)
     rows = unique_rows(queries[:, [0, HEAD + TAIL - side]])
     predicate, given = rows.unbind(1)
     questions = Questions(
@@ -95,51 +97,111 @@ def query_evidence(
         start = stop
 
 
-def rank_by_evidence(
+def make_scorer(
     task: ProverTask,
-    split: np.ndarray,
-    side: int,
-    parts: Sequence[QuestionEvidence] | Iterator[QuestionEvidence],
-    scores: Sequence[EvidenceScore],
-) -> list[Ranking]:
-    """Rank the queries of a split on one side by each of some scores.
+    facts: FactIndex,
+    score: EvidenceScore,
+    on_progress: ProgressCallback = ignore_progress,
+) -> ScorerBySide:
+    """A scorer that collects the evidence of the questions that its atoms answer.
 
     Args:
-      parts: the evidence of all questions that the queries ask, in ascending order.
+      on_progress: called with the number of atoms that have a score, and of all.
     """
-    base = task.sizes.n_constants + 1
-    keys: list[Tensor] = []
-    values: list[list[Tensor]] = [[] for _ in scores]
-    for questions, part in parts:
-        prefix = questions.predicate * base + questions.entity
-        keys.append(prefix[part.question] * base + part.entity)
-        for score, columns in zip(scores, values):
-            columns.append(score(part).double())
-    key = torch.cat(keys)
-    protocol = RankingProtocol(sides=(side,))
-    rankings: list[Ranking] = []
-    for columns in values:
-        scorer = _lookup_scorer(side, base, key, torch.cat(columns))
-        rankings.append(ranking.rank_split(task, split, scorer, protocol))
-    return rankings
+
+    def of_side(side: int) -> _SideScorer:
+        def collect(atoms: Tensor) -> Iterator[QuestionEvidence]:
+            return query_evidence(task, facts, atoms, side)
+
+        base = task.sizes.n_constants + 1
+        return _SideScorer(side, base, score, collect, on_progress)
+
+    return ScorerBySide(head=of_side(HEAD), tail=of_side(TAIL))
 
 
-def _lookup_scorer(
-    side: int,
-    base: int,
-    key: I64[Tensor, "L"],
-    value: F64[Tensor, "L"],
-) -> ranking.Scorer:
-    """A scorer that looks the scores of atoms up, as answers about one side."""
+def make_scorer_of(
+    task: ProverTask,
+    parts: Mapping[int, Sequence[QuestionEvidence]],
+    score: EvidenceScore,
+) -> ScorerBySide:
+    """A scorer of the atoms that answer the questions of collected evidence.
 
-    def score(atoms: I32[Tensor, "n W"], /) -> F64[Tensor, "n"]:
+    Args:
+      parts: by side, as `query_evidence` yields them.
+    """
+
+    def of_side(side: int) -> _SideScorer:
+        base = task.sizes.n_constants + 1
+
+        def collected(_: Tensor) -> Sequence[QuestionEvidence]:
+            return parts.get(side, ())
+
+        return _SideScorer(side, base, score, collected, ignore_progress)
+
+    return ScorerBySide(head=of_side(HEAD), tail=of_side(TAIL))
+
+
+class _SideScorer(NamedTuple):
+    """Scores atoms as answers about one side; -inf where no rule derives one."""
+
+    side: int
+    base: int  # above every constant
+    score: EvidenceScore
+    collect: Callable[[Tensor], Iterable[QuestionEvidence]]
+    on_progress: ProgressCallback
+
+    def __call__(self, atoms: I32[Tensor, "n W"], /) -> F64[Tensor, "n"]:
+        """The scores, on the device of the atoms."""
         atom = atoms.long()
-        given = atom[:, HEAD + TAIL - side]
-        wanted = (atom[:, 0] * base + given) * base + atom[:, side]
-        position = torch.searchsorted(key, wanted)
-        assert bool((key[position] == wanted).all()), (
-            "every candidate is derived"
-        )
-        return value[position]
+        given, answer = atom[:, HEAD + TAIL - self.side], atom[:, self.side]
+        question = atom[:, 0] * self.base + given
+        wanted, order = torch.sort(question * self.base + answer)
+        question = question[order]
 
-    return score
+        scores = torch.full(
+            (len(atom),), -torch.inf, dtype=torch.float64, device=atom.device
+        )
+        self.on_progress(0, len(atom))
+        for questions, part in self.collect(atoms):
+            prefix = questions.predicate * self.base + questions.entity
+            key = prefix[part.question] * self.base + part.entity
+            # The atoms that answer these questions are next to each other.
+            ends = torch.stack([prefix[0], prefix[-1] + 1]).to(question.device)
+            start, stop = torch.searchsorted(question, ends).tolist()
+            values = self.score(part).double()
+            found = _look_up(key, values, wanted[start:stop].to(key.device))
+            scores[order[start:stop]] = found.to(scores.device)
+            self.on_progress(stop, len(atom))
+        return scores
+
+
+def _look_up(
+    key: I64[Tensor, "L"], value: F64[Tensor, "L"], wanted: I64[Tensor, "n"]
+) -> F64[Tensor, "n"]:
+    """The values of the keys that are wanted; -inf where there is none.
+
+    Args:
+      key: ascending.
+    """
+    if not len(key):
+        return torch.full_like(wanted, -torch.inf, dtype=value.dtype)
+    position = torch.searchsorted(key, wanted).clamp_max(len(key) - 1)
+    return torch.where(key[position] == wanted, value[position], -torch.inf)
+
+
+def count_queries_within(
+    task: ProverTask,
+    facts: FactIndex,
+    queries: np.ndarray,
+    sides: Sequence[int],
+    max_firings: int,
+) -> int:
+    """Estimate how many of some queries have at most so many firings together, from the first of them."""
+    pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
+    n_firings = sum(
+        len(part.evidence.rule)
+        for side in sides
+        for part in query_evidence(task, facts, pilot, side)
+    )
+    per_query = max(n_firings / max(len(pilot), 1), 1e-9)
+    return min(len(queries), max(1, int(max_firings / per_query)))

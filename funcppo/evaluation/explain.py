@@ -162,7 +162,37 @@ def _prove_by_rule(
 
     slot = int(torch.where(derives, policy, -1.0).argmax())
     rule = int(state.successors.rule[0, slot])
-    goal = _to_tuple(atom)
+    return _apply_rule(
+        task, program, _to_tuple(atom), rule, float(policy[slot])
+    )
+
+
+def proof_by_rule(
+    task: ProverTask,
+    program: Program,
+    atom: Tensor,
+    rule: int,
+    probability: float,
+) -> Proof:
+    """The proof of an atom by one application of a rule to facts, which derives it.
+
+    Args:
+      atom: [W].
+      probability: of the rule among those that derive the atom.
+    """
+    built = _apply_rule(task, program, _to_tuple(atom), rule, probability)
+    _check_proof(task, built, program)
+    return built
+
+
+def _apply_rule(
+    task: ProverTask,
+    program: Program,
+    goal: Atom,
+    rule: int,
+    probability: float,
+) -> Proof:
+    """The proof by a rule over facts that satisfy its body."""
     body = derivations.find_ground_body(
         task.kb,
         task.sizes,
@@ -180,7 +210,7 @@ def _prove_by_rule(
         program, derive_root, goal, leave_one_out=True
     )
     root, *leaves = built.nodes
-    root = dataclasses.replace(root, probability=float(policy[slot]))
+    root = dataclasses.replace(root, probability=probability)
     return Proof(nodes=(root, *leaves))
 
 

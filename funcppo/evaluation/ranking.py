@@ -3,7 +3,8 @@
 `rank_split` ranks queries of a task and returns a `Ranking`: the rank counts of every query and every score behind
 them. `summarise_ranking` turns it into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
-A scorer sees each distinct atom once, whatever the number of queries that it is a candidate of. Candidates that T_P
+A scorer sees each distinct atom once, whatever the number of queries that it is a candidate of; a `ScorerBySide` has
+one for each side. Candidates that T_P
 does not derive score 0 and tie at the bottom, so scoring the provable ones gives the same ranks as scoring every entity
 (for every score but `greedy`, whose protocol sets `score_unprovable`).
 """
@@ -50,6 +51,17 @@ class Scorer(Protocol):
         ...
 
 
+class ScorerBySide(NamedTuple):
+    """A scorer for each side: an atom may have one score as an answer about its head and another about its tail."""
+
+    head: Scorer
+    tail: Scorer
+
+    def of(self, side: int) -> Scorer:
+        """The scorer of answers about a side."""
+        return self.head if side == HEAD else self.tail
+
+
 class Ranking(NamedTuple):
     """The rank counts of every query on every side, one side after the other, and the scores behind them.
 
@@ -69,6 +81,8 @@ class Ranking(NamedTuple):
     # on another machine its score could round to the next line of the grid
     near_boundary: Bool[Tensor, "L"]
     scored_atom: I64[Tensor, "N W"]  # the distinct atoms that were scored
+    # the side that they were scored for; 0 where one score serves all sides
+    scored_side: I64[Tensor, "N"]
     log_odds: F64[Tensor, "N"]  # log-odds of their scores
 
 
@@ -76,6 +90,7 @@ class _ScoredAtoms(NamedTuple):
     """Distinct atoms with their scores."""
 
     atom: I64[Tensor, "N W"]
+    side: I64[Tensor, "N"]
     log_odds: F64[Tensor, "N"]
     # of each listed atom: its row among the distinct ones
     row: I64[Tensor, "L"]
@@ -91,7 +106,7 @@ class _SideRanks(NamedTuple):
 def rank_split(
     task: ProverTask,
     split: np.ndarray,
-    scorer: Scorer,
+    scorer: Scorer | ScorerBySide,
     ranking_protocol: RankingProtocol,
     query_id: np.ndarray | None = None,
 ) -> Ranking:
@@ -163,7 +178,7 @@ def rank_queries(
     queries: I32[Tensor, "Q W"],
     query_id: I64[Tensor, "Q"],
     pool: I64[Tensor, "E"],
-    scorer: Scorer,
+    scorer: Scorer | ScorerBySide,
 ) -> Ranking:
     """Rank every query on every side of the protocol.
 
@@ -184,11 +199,7 @@ def rank_queries(
         )
         for side in protocol.sides
     ]
-    scored = _score_distinct_atoms(
-        scorer,
-        torch.cat([table.atom for table in tables]),
-        model.sizes,
-    )
+    scored = _score_tables(scorer, tables, protocol.sides, model.sizes)
 
     # The scores of all sides are one table; each side's part of it gives the counts of its queries.
     listed_score = rank_metrics.quantise(scored.log_odds)[scored.row]
@@ -219,6 +230,7 @@ def rank_queries(
         is_answer=torch.cat([table.is_answer for table in tables]),
         near_boundary=near_boundary[scored.row],
         scored_atom=scored.atom,
+        scored_side=scored.side,
         log_odds=scored.log_odds,
     )
 
@@ -343,8 +355,32 @@ def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
     return np.sort(by_position[:n])
 
 
+def _score_tables(
+    scorer: Scorer | ScorerBySide,
+    tables: list[CandidateTable],
+    sides: tuple[int, ...],
+    sizes: KBSizes,
+) -> _ScoredAtoms:
+    """Score the candidates of all sides: each distinct atom once, or once for each side where the scorer tells them
+    apart."""
+    if not isinstance(scorer, ScorerBySide):
+        atom = torch.cat([table.atom for table in tables])
+        return _score_distinct_atoms(scorer, atom, sizes, side=0)
+    parts = [
+        _score_distinct_atoms(scorer.of(side), table.atom, sizes, side)
+        for table, side in zip(tables, sides)
+    ]
+    n_before = np.cumsum([0, *(len(part.atom) for part in parts)]).tolist()
+    return _ScoredAtoms(
+        atom=torch.cat([part.atom for part in parts]),
+        side=torch.cat([part.side for part in parts]),
+        log_odds=torch.cat([part.log_odds for part in parts]),
+        row=torch.cat([part.row + n for part, n in zip(parts, n_before)]),
+    )
+
+
 def _score_distinct_atoms(
-    scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes
+    scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes, side: int
 ) -> _ScoredAtoms:
     """Score each distinct atom once."""
     distinct, atom_index = kbase.sort_and_index_atoms(
@@ -355,7 +391,10 @@ def _score_distinct_atoms(
     atom = listed_atom[distinct]
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
     return _ScoredAtoms(
-        atom=atom, log_odds=scorer(atom.to(torch.int32)), row=row
+        atom=atom,
+        side=torch.full_like(atom[:, 0], side),
+        log_odds=scorer(atom.to(torch.int32)),
+        row=row,
     )
 
 

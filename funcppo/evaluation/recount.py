@@ -235,6 +235,55 @@ def find_derivers(
     return derivers
 
 
+def count_groundings(
+    logic: Logic,
+    rule: Rule,
+    facts: Atoms,
+    query: Atom,
+    side: int,
+    left_out: AbstractSet[Atom],
+    deadline: float,
+) -> dict[int, int]:
+    """How many substitutions of a rule derive each entity in place of an argument of a query from facts.
+
+    Args:
+      side: 1 to replace the first argument, 2 the second.
+      left_out: facts that do not count.
+
+    Raises:
+      OutOfTime: the deadline is reached.
+    """
+    head = rule[0]
+    kept = 3 - side
+    if head[0] != query[0] or len(head) != len(query):
+        return {}
+    start = match(
+        (head[0], head[kept]), (query[0], query[kept]), logic.n_constants
+    )
+    if start is None:
+        return {}
+    counts: dict[int, int] = {}
+
+    def extend(goals: Sequence[Atom], binding: Binding) -> None:
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        if not goals:
+            if not logic.object_identity or keeps_identity(
+                rule, binding, logic.n_constants
+            ):
+                entity = substitute(head, binding)[side]
+                counts[entity] = counts.get(entity, 0) + 1
+            return
+        goal = substitute(goals[0], binding)
+        for atom in facts.shortest_list(goal):
+            found = match(goal, atom, logic.n_constants)
+            if found is not None and atom not in left_out:
+                extend(goals[1:], binding | found)
+
+    extend(rule[1:], start)
+    return counts
+
+
 def list_candidates(
     query: Atom, side: int, pool: Iterable[int], known: AbstractSet[Atom]
 ) -> list[Atom]:

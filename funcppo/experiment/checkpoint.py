@@ -56,13 +56,16 @@ def save(path: Path, state: object, meta: Meta) -> None:
     write_atomically(path, write)
 
 
-def restore(path: Path, like: Tree, fingerprint: str) -> tuple[Tree, Meta]:
+def restore(
+    path: Path, like: Tree, fingerprint: str, optional: str = ""
+) -> tuple[Tree, Meta]:
     """Read a tree that `save` wrote.
 
     Args:
       path: the file to read.
       like: a tree of the same structure, shapes and dtypes; the result is on its devices.
       fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`).
+      optional: a part of the tree that is taken from `like` where the file has nothing of it.
 
     Returns:
       The tree, and the meta data.
@@ -72,6 +75,12 @@ def restore(path: Path, like: Tree, fingerprint: str) -> tuple[Tree, Meta]:
         and the first difference.
     """
     arrays, meta = read(path)
+    if optional and not any(n.startswith(f"{optional}.") for n in arrays):
+        arrays |= {
+            name: leaf.numpy(force=True)
+            for name, leaf in zip(tree.paths(like), tree.leaves(like))
+            if name.startswith(f"{optional}.")
+        }
     stored_fingerprint = meta.get("fingerprint")
     if stored_fingerprint != fingerprint:
         raise ValueError(

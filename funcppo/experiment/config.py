@@ -19,6 +19,7 @@ from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment import formats
 from funcppo.json_io import Json
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.ranges import PositiveInt, Seed, check_fields, field_types
 
 ConfigT = TypeVar("ConfigT")
@@ -39,6 +40,8 @@ RUN_FILES = (
 
 
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
+_DEFAULT_QUESTIONS = QuestionConfig()
+_DEFAULT_LISTWISE = ListwiseConfig()
 _DEFAULT_PPO = PPOConfig(
     n_envs=256,
     n_steps=8,
@@ -46,7 +49,7 @@ _DEFAULT_PPO = PPOConfig(
     n_minibatches=4,
     learning_rate=1e-3,
     learning_rate_schedule=Schedule(kind="linear"),
-    # The entropy is relative to the prior, so this weight limits how far learning moves the confidences.
+    # The entropy is relative to the prior, so this weight limits how far PPO moves the confidences or the listwise fit.
     entropy_coef=0.3,
     # Rewards are of order 1 and the entropy weight is in their unit, so advantages are not normalised.
     advantage_ddof=None,
@@ -88,6 +91,10 @@ class RunConfig:
     precision: Literal["highest", "high", "bfloat16"] = "highest"
     """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""
 
+    learner: Literal["auto", "questions", "proofs"] = "auto"
+    """What PPO learns from: questions (which candidate that the rules derive is the answer, by the evidence for and
+    against each), proofs (which rules and facts prove an atom), or auto (questions at height 1, otherwise proofs)."""
+
     score: Literal["auto", "success", "best-proof"] = "auto"
     """How the policy scores a candidate: success, best-proof, or auto (the better of the two on the valid split)."""
 
@@ -103,6 +110,12 @@ class RunConfig:
 
     max_nonfinite_updates: PositiveInt = 5
     """Number of consecutive updates with a non-finite loss or gradient after which the run stops."""
+
+    questions: QuestionConfig = _DEFAULT_QUESTIONS
+    """Evidence and questions of a run that learns from questions."""
+
+    listwise: ListwiseConfig = _DEFAULT_LISTWISE
+    """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
 
     prover: ProverTaskConfig = _DEFAULT_PROVER
     """Settings of the proof search and of the prover network."""
@@ -166,6 +179,10 @@ def read_config(folder: Path) -> RunConfig:
             raw = formats.upgrade_config(raw)
         # Earlier runs read folders of files with three columns.
         raw.setdefault("data", {})
+        # And they learnt from proofs.
+        raw.setdefault("learner", "proofs")
+        raw.setdefault("questions", {})
+        raw.setdefault("listwise", {"penalty": {}})
         return _from_json(RunConfig, raw, prefix="")
     except KeyError as error:
         reason = f"expected the settings of a run, got a file without {error}"

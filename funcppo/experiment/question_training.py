@@ -1,13 +1,14 @@
-"""Learning the score of candidates from question episodes: the questions, the listwise warm start, and PPO.
+"""Learning the score of candidates from question episodes: the questions, the listwise fit, and PPO.
 
-`collect_questions` lists the evidence of training questions within a bound, `fit_listwise` yields the params after each
-epoch of the warm start, and `refine_with_ppo` those after each update of PPO.
+`collect_questions` lists the evidence of training questions within bounds, `fit_listwise` yields the params after each
+epoch of the fit that PPO starts from, and `refine_with_ppo` those after each update of PPO.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,70 +18,22 @@ from torch.func import grad
 from funcppo import optim, random, train_step
 from funcppo.config import AdamConfig, Config, PPOConfig
 from funcppo.logic import triple_index
-from funcppo.logic.firings import LeftOut
 from funcppo.prover import aggregation, evidence, questions
 from funcppo.prover.aggregation import AggregationConfig
-from funcppo.prover.evidence import EvidenceConfig, FactIndex
+from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import (
     Params,
-    Penalty,
     PolicyConfig,
     QuestionWorld,
 )
-from funcppo.prover.task import ProverTask
-from funcppo.ranges import (
-    NonNegativeFloat,
-    Seed,
-    Size,
-    UnitInterval,
-    check_fields,
-)
+from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.types import I64
 
 # Questions of similar size share a batch; they are sorted within this many batches.
 SORTED_BATCHES = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionConfig:
-    """Which questions are asked, and with which candidates."""
-
-    left_out: LeftOut = "fact"
-    """What is unknown while a question is answered: its own fact, or all facts between its two entities."""
-    n_best: Size = 60
-    """Candidates of each question, the best by noisy-or@3."""
-    n_sampled: Size = 30
-    """Candidates beside them, drawn from the others."""
-    max_questions: Size = 50_000
-    """Questions at most, drawn from those of all facts."""
-    max_size_quantile: UnitInterval = 0.995
-    """Questions with more firings than this share of the questions are left out, so that batches stay small."""
-    seed: Seed = 0
-    """Of what is drawn."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListwiseConfig:
-    """Settings of the warm start."""
-
-    n_epochs: Size = 8
-    """Passes over the questions."""
-    batch_size: Size = 256
-    """Questions of a gradient step."""
-    learning_rate: NonNegativeFloat = 0.02
-    """Initial learning rate of Adam, which falls to 0 along a line."""
-    penalty: Penalty = field(default_factory=Penalty)
-    """Priors of the weights."""
-    seed: Seed = 0
-    """Of the order of the questions."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
+# questions whose candidates are scored at once before PPO starts
+PRIOR_QUESTIONS = 1024
 
 
 class Collected(NamedTuple):
@@ -88,17 +41,38 @@ class Collected(NamedTuple):
 
     world: QuestionWorld
     policy: PolicyConfig
+    n_questions: int  # that were asked, those without a derived answer included
     notes: tuple[str, ...]  # which questions were left out
+
+
+class _Listed(NamedTuple):
+    """The evidence of questions."""
+
+    evidence: Evidence
+    n_questions: int
+    stopped_by: str  # the bound that ended the list; empty if none did
 
 
 def collect_questions(
     task: ProverTask,
     facts: FactIndex,
     cfg: QuestionConfig,
+    seed: int,
     *,
     uses_degrees: bool,
+    on_phase: PhaseCallback = ignore_phase,
 ) -> Collected:
     """List the evidence of training questions: those of a sample of the facts, each without its own.
+
+    The same number of questions gives the same evidence, whatever the seconds.
+
+    Args:
+      task: on a CPU, of height 1.
+      facts: of its knowledge base.
+      cfg: `left_out` must not be open.
+      seed: of what is drawn.
+      uses_degrees: weigh degrees.
+      on_phase: receives the number of questions that are listed, and of all.
 
     Returns:
       The questions whose answer is derived without its own fact.
@@ -109,8 +83,12 @@ def collect_questions(
     known = evidence.binary_facts(task.kb)  # nothing of valid or test
     asked = evidence.training_questions(known)
     n_all = len(asked.entity)
-    key = random.key(cfg.seed, asked.entity.device)
+    key = random.key(seed, asked.entity.device)
     order = random.permutation(key, n_all)[: cfg.max_questions]
+    if not n_all:
+        raise ValueError("there is no fact of two arguments to ask about")
+
+    assert cfg.left_out != "auto", "what is left out is chosen before"
     parts = evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -122,34 +100,88 @@ def collect_questions(
             object_identity=task.least_model.object_identity,
             n_best=cfg.n_best,
             n_sampled=cfg.n_sampled,
-            seed=cfg.seed,
+            seed=seed,
         ),
     )
-    listed = evidence.concatenate(list(parts))
-    rows = (listed.answer >= 0).nonzero().squeeze(1)
+    listed = _list_within_bounds(parts, cfg, len(order), on_phase)
+    rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
     if not len(rows):
         raise ValueError("no rule derives a known fact from the others")
-    _, n_firings, _ = aggregation.question_sizes(listed, rows)
+    _, n_firings, _ = aggregation.question_sizes(listed.evidence, rows)
     most = torch.quantile(n_firings.double(), cfg.max_size_quantile)
     fits = n_firings <= most
+    stopped = listed.stopped_by and f" ({listed.stopped_by})"
     notes = (
-        f"{len(order):,} of {n_all:,} questions asked; the rules derive the answers of {len(rows):,} without their "
-        f"own fact; {int((~fits).sum()):,} of these have more than {int(most):,} firings and were left out",
+        f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}; the rules derive the answers of "
+        f"{len(rows):,} without their own fact; {int((~fits).sum()):,} of these have more than {int(most):,} firings "
+        "and were left out",
     )
     rows = rows[fits]
     world = aggregation.make_world(task.kb, task.sizes, facts)
     return Collected(
-        world=QuestionWorld(world, listed, rows),
+        world=QuestionWorld(
+            world,
+            listed.evidence,
+            rows,
+            torch.zeros_like(listed.evidence.base_score),
+        ),
         policy=PolicyConfig(
             aggregation=AggregationConfig(
                 sizes=task.sizes,
                 n_shapes=aggregation.n_shapes(world),
+                uses_links=cfg.links,
                 uses_degrees=uses_degrees,
             ),
-            capacity=aggregation.capacity(listed, rows),
+            capacity=aggregation.capacity(listed.evidence, rows),
         ),
+        n_questions=listed.n_questions,
         notes=notes,
     )
+
+
+def _list_within_bounds(
+    parts: Iterator[Evidence],
+    cfg: QuestionConfig,
+    n_all: int,
+    on_phase: PhaseCallback,
+) -> _Listed:
+    """The parts up to the last one within the bounds, which the number of questions replaces where it is set."""
+    listed: list[Evidence] = []
+    n_questions, n_firings, stopped_by = 0, 0, ""
+    start = time.monotonic()
+    on_phase("listing evidence of training questions", 0, n_all)
+    for part in parts:
+        listed.append(part)
+        n_questions += len(part.label)
+        n_firings += len(part.rule)
+        on_phase("listing evidence of training questions", n_questions, n_all)
+        if cfg.max_questions is not None or n_questions == n_all:
+            continue
+        if time.monotonic() - start > cfg.seconds:
+            stopped_by = f"within {cfg.seconds:g} seconds"
+            break
+        if n_firings > cfg.max_firings:
+            stopped_by = f"with more than {cfg.max_firings:,} firings"
+            break
+    return _Listed(evidence.concatenate(listed), n_questions, stopped_by)
+
+
+def with_prior(
+    policy: PolicyConfig, world: QuestionWorld, params: Params
+) -> QuestionWorld:
+    """The world with the scores of given weights as the policy that PPO starts from."""
+    scores = [world.prior_score[:0]]
+    for start in range(0, len(world.evidence.label), PRIOR_QUESTIONS):
+        part = evidence.slice_questions(
+            world.evidence, start, start + PRIOR_QUESTIONS
+        )
+        batch = aggregation.whole(part)
+        scores.append(
+            aggregation.score(
+                policy.aggregation, world.aggregation, params.score, batch
+            )
+        )
+    return world._replace(prior_score=torch.cat(scores))
 
 
 def fit_listwise(
@@ -157,15 +189,20 @@ def fit_listwise(
     world: QuestionWorld,
     params: Params,
     cfg: ListwiseConfig,
+    seed: int,
 ) -> Iterator[Params]:
-    """Yield the params after each epoch of steps down the listwise loss."""
+    """Yield the params after each epoch of steps down the listwise loss.
+
+    Args:
+      seed: of the order of the questions.
+    """
     adam = AdamConfig()
     state = optim.init(params)
     n_batches = max(1, len(world.question) // cfg.batch_size)
     n_steps = cfg.n_epochs * n_batches
     step = 0
     for epoch in range(cfg.n_epochs):
-        key = random.fold_in(random.key(cfg.seed, world.question.device), epoch)
+        key = random.fold_in(random.key(seed, world.question.device), epoch)
         for question in _batches(world, key, cfg.batch_size):
             size = aggregation.capacity(world.evidence, question)
             gradient = grad(questions.listwise_loss, argnums=3)(
@@ -201,13 +238,19 @@ def refine_with_ppo(
     seed: int,
 ) -> Iterator[tuple[Params, train_step.Metrics]]:
     """Yield the params and the metrics after each update of PPO, from given params on."""
-    cfg = Config(
-        ppo=ppo,
-        env=questions.environment(policy.capacity),
-        agent=questions.agent(policy),
-    )
+    cfg = learner_config(policy, ppo)
     key = random.key(seed, world.question.device)
+    world = with_prior(policy, world, params)
     state = train_step.init(cfg, world, key)._replace(params=params)
     for _ in range(ppo.n_updates):
         state, metrics = train_step.train_step(cfg, world, state)
         yield state.params, metrics
+
+
+def learner_config(policy: PolicyConfig, ppo: PPOConfig) -> Config:
+    """PPO on questions."""
+    return Config(
+        ppo=ppo,
+        env=questions.environment(policy.capacity),
+        agent=questions.agent(policy),
+    )

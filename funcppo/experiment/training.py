@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from funcppo import data, random, train_step, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
-from funcppo.evaluation import ranking, scorers
+from funcppo.evaluation import evidence_ranking, ranking, scorers
 from funcppo.evaluation.beam_search import (
     ScoreName,
     SearchConfig,
@@ -41,6 +41,7 @@ from funcppo.evaluation.ranking import (
 from funcppo.evaluation.settings_choice import (
     MIN_GAIN,
     HeightCandidate,
+    SettingsChoice,
     check_rankable,
     choose_settings,
     describe_choice,
@@ -50,7 +51,12 @@ from funcppo.evaluation.slot_scheduler import (
     SearchStep,
     ignore_progress,
 )
-from funcppo.experiment import checkpoint, metrics_log
+from funcppo.experiment import (
+    checkpoint,
+    metrics_log,
+    question_run,
+    question_training,
+)
 from funcppo.experiment.capacity import with_capacity
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
@@ -58,10 +64,11 @@ from funcppo.experiment.config import (
     RunConfig,
     read_config,
 )
+from funcppo.experiment.question_run import QuestionSetup, ValidEvidence
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
 from funcppo.prover import task as prover_task
-from funcppo.prover.network import Params
+from funcppo.prover.question_config import QuestionConfig
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import CapturedStep, capture
@@ -86,8 +93,10 @@ MIN_VALIDATION_QUERIES = 20
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
 
-# How the policy of a run may score candidates.
-RUN_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+# How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
+PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+RunScore = ScoreName | Literal["evidence"]
+EVIDENCE_SCORE: Literal["evidence"] = "evidence"
 
 # Search settings before they are tuned for the machine.
 BEAM_WIDTH = 64
@@ -101,7 +110,8 @@ class RunState(NamedTuple):
     """The contents of a checkpoint: the training state, and the best parameters on the valid split so far."""
 
     train_state: TrainState
-    best_params: Params
+    start_params: Any  # the parameters before the first update
+    best_params: Any
     # their metric on valid: MRR, or AUC-PR for Countries; -1 before any
     best_valid_metric: F32[Tensor, ""]
     # number of the update that gave them; 0: the initial ones
@@ -121,7 +131,7 @@ class Run:
     cfg: Config
     """Algorithm, environment and network."""
 
-    score: ScoreName
+    score: RunScore
     """How the policy scores candidates."""
 
     state: RunState
@@ -138,6 +148,12 @@ class Run:
 
     pending_row: metrics_log.Row | None
     """The line of the metrics log that waits for the validation of the present parameters; None if none is due."""
+
+    questions: QuestionSetup | None = None
+    """The evidence that a run weighs which learns from questions; None for one that searches proofs."""
+
+    valid_evidence: ValidEvidence | None = None
+    """The evidence of the queries of a validation; None where a run searches proofs or is not trained."""
 
 
 class _ScoredRun(NamedTuple):
@@ -192,10 +208,14 @@ def prepare_run(
 
     run = _build_run(with_stored_height(run_config, dataset), dataset, on_phase)
     state, meta = checkpoint.restore(
-        folder / CHECKPOINT_FILE, run.state, dataset.fingerprint
+        folder / CHECKPOINT_FILE,
+        run.state,
+        dataset.fingerprint,
+        optional="start_params",
     )
     meta = {"notes": list(run.notes), "pending_row": None} | meta
-    _check_meta(folder / CHECKPOINT_FILE, meta)
+    scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
+    _check_meta(folder / CHECKPOINT_FILE, meta, scores)
     return dataclasses.replace(
         run,
         score=meta["score"],
@@ -205,16 +225,18 @@ def prepare_run(
     )
 
 
-def _check_meta(path: Path, meta: checkpoint.Meta) -> None:
+def _check_meta(
+    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
+) -> None:
     """Check what a checkpoint says of a run beside its tensors.
 
     Raises:
       ValueError: names the file and what is wrong.
     """
     score, row, notes = meta.get("score"), meta["pending_row"], meta["notes"]
-    if score not in RUN_SCORES:
+    if score not in scores:
         raise ValueError(
-            f"{path}: score: expected one of {', '.join(RUN_SCORES)}, got {score!r}"
+            f"{path}: score: expected one of {', '.join(scores)}, got {score!r}"
         )
     if row is not None and not metrics_log.is_row(row):
         raise ValueError(
@@ -242,6 +264,8 @@ def _build_run(
     run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
 ) -> Run:
     """A run before its first update, whose score is not chosen yet."""
+    if run_config.learner == "questions":
+        return _build_question_run(run_config, dataset, on_phase)
     task = prover_task.build_task(
         dataset, run_config.prover, run_config.device, on_phase
     )
@@ -268,22 +292,53 @@ def _build_run(
     )
 
 
+def _build_question_run(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> Run:
+    """A run before its first update that learns from questions, which are not listed yet.
+
+    Raises:
+      ValueError: its height is not 1.
+    """
+    if run_config.prover.max_height != 1:
+        raise ValueError(
+            f"learner questions: expected height 1, got {run_config.prover.max_height}"
+        )
+    # Evidence is listed by joins whose sizes the host must know; training alone is on the run's device.
+    task = prover_task.build_task(dataset, run_config.prover, "cpu", on_phase)
+    setup = question_run.set_up(task, run_config.questions)
+    cfg = question_training.learner_config(
+        setup.policy, _ppo_config(run_config)
+    )
+    world = question_run.training_world(setup, run_config.device)
+    key = random.key(run_config.seed, run_config.device)
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score=EVIDENCE_SCORE,
+        state=_initial_run_state(train_step.init(cfg, world, key)),
+        notes=task.notes,
+        search_step=scorers.make_search_step("cpu"),
+        n_validation_queries=min(
+            run_config.n_validation_queries, len(dataset.valid)
+        ),
+        pending_row={"update": 0},
+        questions=setup,
+    )
+
+
 def _choose_run(
     run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
 ) -> Run:
     """A new run with the settings and the score by which the untrained policy ranks valid best.
 
     Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
-    one must rank better, and none is tried after one that does not.
+    one must rank better, and none is tried after one that does not. At height 1 a run learns from questions, above it
+    from proofs, unless the learner is set.
     """
     _check_splits(dataset)
-    rule_score = run_config.rule_score
-    choice = choose_settings(
-        dataset,
-        run_config.prover,
-        None if rule_score == "auto" else rule_score,
-        on_phase,
-    )
+    choice = _choose_settings(run_config, dataset, on_phase)
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
     best: _ScoredRun | None = None
     listing: list[str] = []
@@ -296,7 +351,11 @@ def _choose_run(
                 f"over {MAX_VALIDATION_SUCCESSORS:.0e} successors"
             )
             break
-        config = dataclasses.replace(run_config, prover=settings)
+        config = dataclasses.replace(
+            run_config,
+            prover=settings,
+            learner=_learner_at(run_config, settings.max_height),
+        )
         scored = _choose_score(_build_run(config, dataset, on_phase), on_phase)
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
@@ -309,9 +368,183 @@ def _choose_run(
             f"height {best.run.task.max_height} chosen for the policy: MRR on valid, untrained, {', '.join(listing)}"
         )
     chosen = describe_choice(choice, best.run.task.max_height)
+    if best.run.questions is not None:
+        best = _start_from_fit(
+            best, run_config.learner == "auto", dataset, on_phase
+        )
     return dataclasses.replace(
         best.run, notes=(*chosen, *notes, *best.run.notes, *best.notes)
     )
+
+
+def _choose_settings(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> SettingsChoice:
+    """The settings by which rule confidences rank valid best, at height 1 where the run can have no other."""
+    score = run_config.rule_score
+    prover = run_config.prover
+    is_of_height_1 = (
+        run_config.learner == "questions" or prover.object_identity is True
+    )
+    if is_of_height_1 and prover.max_height is None:
+        prover = dataclasses.replace(prover, max_height=1)
+    return choose_settings(
+        dataset, prover, None if score == "auto" else score, on_phase
+    )
+
+
+def _learner_at(
+    run_config: RunConfig, height: int | None
+) -> Literal["questions", "proofs"]:
+    """What a run of a height learns from."""
+    if run_config.learner == "auto":
+        return "questions" if height == 1 else "proofs"
+    return run_config.learner
+
+
+def _start_from_fit(
+    scored: _ScoredRun,
+    may_learn_from_proofs: bool,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+) -> _ScoredRun:
+    """The run with its questions and the listwise fit that PPO starts from.
+
+    Args:
+      may_learn_from_proofs: where there is no question to learn from, the run learns from proofs.
+
+    Raises:
+      ValueError: there is no question to learn from.
+    """
+    run = scored.run
+    assert run.questions is not None, "the run learns from questions"
+    config = run.run_config
+    options = question_run.resolve_left_out(run.task, config.questions)
+    try:
+        setup, collected = question_run.collect(
+            run.task,
+            run.questions,
+            options,
+            config.seed,
+            config.device,
+            on_phase,
+        )
+    except ValueError as error:
+        if not may_learn_from_proofs:
+            raise ValueError(f"{dataset.name}: learner: {error}") from None
+        config = dataclasses.replace(config, learner="proofs")
+        scored = _choose_score(_build_run(config, dataset, on_phase), on_phase)
+        note = f"learner proofs: no question to learn from: {error}"
+        return scored._replace(notes=[note, *scored.notes])
+
+    degrees = options.degrees
+    fitted = question_run.fit_listwise(
+        setup,
+        (False, True) if degrees == "auto" else (degrees,),
+        question_run.n_epochs_within(config.listwise, collected.n_questions),
+        config.seed,
+        config.device,
+        partial(_valid_metric, run) if run.valid_evidence else None,
+        on_phase,
+    )
+    options = dataclasses.replace(
+        options,
+        max_questions=collected.n_questions,
+        degrees=fitted.setup.policy.aggregation.uses_degrees,
+    )
+    run = dataclasses.replace(
+        run,
+        run_config=dataclasses.replace(config, questions=options),
+        questions=fitted.setup,
+    )
+    notes = [*collected.notes, _left_out_note(options), *fitted.notes]
+    return _ScoredRun(
+        _at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
+    )
+
+
+def _left_out_note(options: QuestionConfig) -> str:
+    """What a question leaves out, in a line."""
+    if options.left_out == "fact":
+        return "a question leaves out its own fact"
+    return "a question leaves out all facts that link its pair: no pair of the valid split is linked by a known fact"
+
+
+def _at_start(run: Run, params: Any) -> Run:
+    """The run, whose questions are listed, before its first update, from given parameters on."""
+    run = _with_questions(run, params)
+    key = random.key(run.run_config.seed, run.run_config.device)
+    state = train_step.init(run.cfg, _training_world(run), key)
+    state = _initial_run_state(state._replace(params=params))
+    return dataclasses.replace(run, state=state)
+
+
+def _with_questions(run: Run, start_params: Any) -> Run:
+    """The run, whose questions are listed, ready for PPO from given parameters on."""
+    setup = run.questions
+    assert setup is not None and setup.world is not None
+    world = question_training.with_prior(
+        setup.policy, setup.world, start_params
+    )
+    return dataclasses.replace(
+        run,
+        questions=dataclasses.replace(setup, world=world),
+        cfg=question_training.learner_config(
+            setup.policy, _ppo_config(run.run_config)
+        ),
+    )
+
+
+def with_training_data(run: Run, on_phase: PhaseCallback = ignore_phase) -> Run:
+    """The run with what an update or a validation reads; a run that learns from questions lists them anew."""
+    setup = run.questions
+    if setup is None:
+        return run
+    if setup.world is None:
+        config = run.run_config
+        setup, _ = question_run.collect(
+            run.task,
+            setup,
+            config.questions,
+            config.seed,
+            config.device,
+            on_phase,
+        )
+        run = dataclasses.replace(run, questions=setup)
+        run = _with_questions(run, run.state.start_params)
+    return _with_valid_evidence(run)
+
+
+def _with_valid_evidence(run: Run) -> Run:
+    """The run with the evidence of the queries that a validation ranks, of which there may be fewer."""
+    setup = run.questions
+    if setup is None or run.valid_evidence or not len(run.task.dataset.valid):
+        return run
+    queries = validation_queries(run)
+    sides = ranked_sides(run.task)
+    n_queries = evidence_ranking.count_queries_within(
+        run.task, setup.facts, queries, sides, question_run.MAX_VALID_FIRINGS
+    )
+    notes: list[str] = []
+    if n_queries < len(queries):
+        notes = [
+            f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would have over "
+            f"{question_run.MAX_VALID_FIRINGS:,} firings"
+        ]
+        run = dataclasses.replace(run, n_validation_queries=n_queries)
+        queries = validation_queries(run)
+    return dataclasses.replace(
+        run,
+        notes=tuple(dict.fromkeys((*run.notes, *notes))),
+        valid_evidence=ValidEvidence(run.task, setup.facts, queries, sides),
+    )
+
+
+def _valid_metric(run: Run, setup: QuestionSetup, params: Any) -> float:
+    """How well weights of evidence rank the queries of a validation."""
+    return _validation_quality(
+        dataclasses.replace(run, questions=setup), params, ignore_progress
+    )[selection_metric(run.task)]
 
 
 def _check_splits(dataset: Dataset) -> None:
@@ -329,16 +562,20 @@ def _check_splits(dataset: Dataset) -> None:
 
 def _learner_config(run_config: RunConfig, task: ProverTask) -> Config:
     """The learner's configuration, with the number of updates that the environment steps of the run make."""
-    ppo = run_config.ppo
-    steps_per_update = ppo.n_envs * ppo.n_steps
-    n_updates = math.ceil(run_config.steps / steps_per_update)
     return prover_task.build_config(
         task,
-        dataclasses.replace(ppo, n_updates=n_updates),
+        _ppo_config(run_config),
         matmul_dtype=torch.bfloat16
         if run_config.precision == "bfloat16"
         else None,
     )
+
+
+def _ppo_config(run_config: RunConfig) -> PPOConfig:
+    """PPO with the number of updates that the environment steps of the run make."""
+    ppo = run_config.ppo
+    n_updates = math.ceil(run_config.steps / (ppo.n_envs * ppo.n_steps))
+    return dataclasses.replace(ppo, n_updates=n_updates)
 
 
 def _initial_train_state(
@@ -355,6 +592,7 @@ def _initial_run_state(train_state: TrainState) -> RunState:
     device = train_state.update.device
     return RunState(
         train_state=train_state,
+        start_params=train_state.params,
         best_params=train_state.params,
         best_valid_metric=torch.full(
             (), -1.0, dtype=torch.float32, device=device
@@ -377,7 +615,7 @@ def prepare_train_step(
       Exception: whatever a strategy raises that was set by name and fails.
     """
     run_config = run.run_config
-    world = prover_task.training_world(run.task)
+    world = _training_world(run)
     train_state = run.state.train_state
     is_short = (
         run_config.strategy == "auto"
@@ -385,9 +623,10 @@ def prepare_train_step(
     )
 
     # The capacity depends on the first state of the run, so that a resumed run has the same.
-    cfg = with_capacity(
-        run.cfg, world, _initial_train_state(run.cfg, run.task, run_config)
-    )
+    cfg = run.cfg
+    if run.questions is None:
+        first = _initial_train_state(cfg, run.task, run_config)
+        cfg = with_capacity(cfg, world, first)
     parts, record = compilation.select_strategy(
         train_step.collect,
         EAGER_PARTS,
@@ -409,6 +648,13 @@ def prepare_train_step(
     return captured, _describe_strategy(
         with_capture(record, captured), is_short
     )
+
+
+def _training_world(run: Run) -> Any:
+    """What the training step reads and never writes."""
+    if run.questions is None:
+        return prover_task.training_world(run.task)
+    return question_run.training_world(run.questions, run.run_config.device)
 
 
 def _n_calls(ppo: PPOConfig) -> int:
@@ -633,14 +879,8 @@ def validate(
     has_queries = len(run.task.dataset.valid) > 0
     valid_metric = state.best_valid_metric
     if has_queries:
-        protocol = RankingProtocol(sides=ranked_sides(run.task))
-        quality = evaluate_policy(
-            run,
-            state.train_state.params,
-            validation_queries(run),
-            protocol,
-            on_progress=on_progress,
-        )
+        params = state.train_state.params
+        quality = _validation_quality(run, params, on_progress)
         # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
         valid_metric = torch.full_like(
             state.best_valid_metric, quality[selection_metric(run.task)]
@@ -658,12 +898,43 @@ def validate(
     return run, float(valid_metric) if has_queries else None
 
 
+def _validation_quality(
+    run: Run, params: Any, on_progress: ProgressCallback
+) -> dict[str, Any]:
+    """The metrics of the queries that every validation ranks."""
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    if run.questions is None or run.valid_evidence is None:
+        queries = validation_queries(run)
+        return evaluate_policy(
+            run, params, queries, protocol, on_progress=on_progress
+        )
+    queries = run.valid_evidence.queries
+    on_progress(0, len(queries))
+    scorer = run.valid_evidence.make_scorer(run.questions, params)
+    return _evaluate_scorer(run, scorer, queries, protocol)
+
+
+def _evaluate_scorer(
+    run: Run,
+    scorer: ranking.Scorer | ranking.ScorerBySide,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+) -> dict[str, Any]:
+    """The ranking metrics of a scorer on a split."""
+    ranked = ranking.rank_split(run.task, split, scorer, protocol)
+    return ranking.summarise_ranking(
+        ranked,
+        list(run.task.dataset.predicates),
+        with_auc=run.task.is_countries,
+    )
+
+
 def evaluate_policy(
     run: Run,
-    params: Params,
+    params: Any,
     split: np.ndarray,
     ranking_protocol: RankingProtocol,
-    score: ScoreName | None = None,
+    score: RunScore | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> dict[str, Any]:
     """The ranking metrics of a policy on a split.
@@ -684,27 +955,38 @@ def evaluate_policy(
     """
     ranking.check_split(run.task, split, ranking_protocol)
     scorer = run_policy_scorer(run, params, score or run.score, on_progress)
-    ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
-    return ranking.summarise_ranking(
-        ranked,
-        list(run.task.dataset.predicates),
-        with_auc=run.task.is_countries,
-    )
+    return _evaluate_scorer(run, scorer, split, ranking_protocol)
 
 
-def initial_params(run: Run) -> Params:
-    """The parameters before the first update."""
-    train_state = _initial_train_state(run.cfg, run.task, run.run_config)
-    return train_state.params
+def policies(run: Run) -> dict[str, Any]:
+    """The parameters that a run is judged by, by name: untrained, after the listwise fit if there is one, trained."""
+    if run.questions is None:
+        return {
+            f"{run.score}, untrained": run.state.start_params,
+            f"{run.score}, trained": run.state.best_params,
+        }
+    device = run.run_config.device
+    return {
+        "evidence, untrained": question_run.untrained_params(
+            run.questions, device
+        ),
+        "evidence, listwise fit": run.state.start_params,
+        "evidence, trained": run.state.best_params,
+    }
 
 
 def run_policy_scorer(
     run: Run,
-    params: Params,
-    score: ScoreName,
+    params: Any,
+    score: RunScore,
     on_progress: ProgressCallback = ignore_progress,
-) -> ranking.Scorer:
+) -> ranking.Scorer | ranking.ScorerBySide:
     """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
+    if score == EVIDENCE_SCORE:
+        assert run.questions is not None, "the run learns from questions"
+        return question_run.make_scorer(
+            run.task, run.questions, params, on_progress
+        )
     cfg = run_search_config(run, score)
     return scorers.make_policy_scorer(
         cfg, run.task, params, run.search_step, on_progress
@@ -749,6 +1031,8 @@ def save_checkpoint(run: Run, folder: Path) -> None:
 
 def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
     """The run with the score that is set, or with the one that ranks valid better before any training."""
+    if run.questions is not None:
+        return _score_by_evidence(run, on_phase)
     queries = validation_queries(run)
     if not len(queries):
         score = run.run_config.score
@@ -758,7 +1042,7 @@ def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
         return _ScoredRun(run, -1.0, [note])
 
     protocol = RankingProtocol(sides=ranked_sides(run.task))
-    candidates = RUN_SCORES
+    candidates = PROOF_SCORES
     if run.run_config.score != "auto":
         candidates = (run.run_config.score,)
     mrr: dict[ScoreName, float] = {}
@@ -786,6 +1070,17 @@ def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
     return _ScoredRun(
         dataclasses.replace(run, score=chosen), mrr[chosen], notes
     )
+
+
+def _score_by_evidence(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+    """A run that learns from questions, with the evidence of valid and the MRR of the untrained weights."""
+    on_phase("listing evidence of valid queries")
+    run = _with_valid_evidence(run)
+    if run.valid_evidence is None:
+        return _ScoredRun(run, -1.0, [])
+    untrained = run.state.start_params
+    quality = _validation_quality(run, untrained, ignore_progress)
+    return _ScoredRun(run, quality["mrr"], [])
 
 
 def _n_validation_queries(

@@ -39,7 +39,7 @@ from funcppo.types import F32, I64, Bool
 # The exponent of the score that candidates are listed by.
 NOISY_OR_POWER = 3.0
 # firings to hold at once, about 300 bytes each
-MAX_CHUNK_FIRINGS = 8_000_000
+MAX_CHUNK_FIRINGS = 4_000_000
 # questions whose firings tell how many questions fit a chunk
 PILOT_QUESTIONS = 256
 
@@ -323,6 +323,36 @@ def concatenate(parts: Sequence[Evidence]) -> Evidence:
     return Evidence(**{name: torch.cat(parts) for name, parts in rows.items()})
 
 
+def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
+    """The evidence of the questions from one on and before another, as `concatenate` takes it."""
+    questions = slice(start, stop)
+    candidate = evidence.candidate_offsets[start : stop + 1]
+    first, last = int(candidate[0]), int(candidate[-1])
+    candidates = slice(first, last)
+    firing = evidence.firing_offsets[first : last + 1]
+    link = evidence.link_offsets[first : last + 1]
+    firings = slice(int(firing[0]), int(firing[-1]))
+    answer = evidence.answer[questions]
+    return Evidence(
+        label=evidence.label[questions],
+        candidate_offsets=candidate - first,
+        answer=torch.where(answer < 0, answer, answer - first),
+        question=evidence.question[candidates] - start,
+        entity=evidence.entity[candidates],
+        own_degree=evidence.own_degree[candidates],
+        log_listed=evidence.log_listed[candidates],
+        base_score=evidence.base_score[candidates],
+        firing_offsets=firing - firing[0],
+        link_offsets=link - link[0],
+        rule=evidence.rule[firings],
+        is_left_out=evidence.is_left_out[firings],
+        n_groundings=evidence.n_groundings[firings],
+        fan_out=evidence.fan_out[firings],
+        n_all_groundings=evidence.n_all_groundings[firings],
+        link_label=evidence.link_label[int(link[0]) : int(link[-1])],
+    )
+
+
 def rule_confidence(
     kb: KnowledgeBase,
     rule: I64[Tensor, "n"],
@@ -427,8 +457,13 @@ def _links_of(
     link_label = facts.link_label[position]
 
     # A fact with the label of the question makes the candidate a known answer: the one that is left out.
+    # Between an entity and itself it is seen from both ends.
     label = make_label(questions.predicate, questions.side)
-    is_other = link_label != label[candidates.question][row]
+    label = label[candidates.question][row]
+    is_loop = (given == candidates.entity)[row]
+    is_own = link_label == label
+    is_own = is_own | (is_loop & (link_label // 2 == label // 2))
+    is_other = ~is_own
     n_links = torch.bincount(row[is_other], minlength=len(key))
     return n_links, link_label[is_other]
 

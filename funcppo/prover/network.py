@@ -17,17 +17,11 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu
 
 from funcppo import random, tree
+from funcppo.distributions import KL_REGULARISED_CATEGORICAL
 from funcppo.logic import kb as kbase
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import Goals
-from funcppo.nets.base import (
-    CATEGORICAL,
-    Agent,
-    Dense,
-    Distribution,
-    dense,
-    init_dense,
-)
+from funcppo.nets.base import Agent, Dense, dense, init_dense
 from funcppo.prover.env import Observation, World
 from funcppo.ranges import NonNegativeInt, Size, check_fields
 from funcppo.types import F32, I32, I64, Bool
@@ -192,31 +186,9 @@ def apply(
     )
 
 
-def negative_kl_to_prior(out: ProverOutput) -> F32[Tensor, "B"]:
-    """-KL(policy, prior) in nats, the entropy relative to the rule confidences.
-
-    As a bonus it draws the policy to the confidences and not to uniform choices: with weight tau the best policy is
-    proportional to prior * exp(Q / tau), where Q is the return of each action.
-
-    Source: Todorov 2009, "Efficient computation of optimal actions", PNAS 106(28).
-    """
-    log_p = torch.log_softmax(out.logits, -1)
-    log_prior = torch.log_softmax(out.prior_logits, -1)
-    p = log_p.exp()
-    # An action of probability 0 adds nothing; its logarithm would make the product not a number.
-    summands = torch.where(p > 0, p * (log_p - log_prior), 0.0)
-    return -summands.sum(-1)
-
-
-KL_REGULARISED_CATEGORICAL = Distribution(
-    sample=CATEGORICAL.sample,
-    log_prob=CATEGORICAL.log_prob,
-    entropy=negative_kl_to_prior,
-    mode=CATEGORICAL.mode,
-)
-
-
-def agent(cfg: ProverNetworkConfig) -> Agent:
+def agent(
+    cfg: ProverNetworkConfig,
+) -> Agent[World, Params, Observation, ProverOutput]:
     """The network as an `Agent`, whose entropy is relative to the rule confidences."""
     return Agent(
         cfg=cfg,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.interfaces import Environment, Timestep
-from funcppo.nets.base import Agent, PolicyValue
+from funcppo.distributions import KL_REGULARISED_CATEGORICAL
+from funcppo.interfaces import Agent, Environment, Timestep
 from funcppo.prover import aggregation
 from funcppo.prover.aggregation import (
     AggregationConfig,
@@ -26,7 +26,7 @@ from funcppo.prover.aggregation import (
     Capacity,
 )
 from funcppo.prover.evidence import Evidence, n_labels
-from funcppo.ranges import NonNegativeFloat, check_fields
+from funcppo.prover.question_config import Penalty
 from funcppo.types import F32, I64, Bool
 
 
@@ -36,6 +36,8 @@ class QuestionWorld(NamedTuple):
     aggregation: AggregationWorld
     evidence: Evidence
     question: I64[Tensor, "Q"]  # rows of the evidence to ask, at least one
+    # score of each candidate by the weights that PPO starts from
+    prior_score: F32[Tensor, "L"]
 
 
 class QuestionState(NamedTuple):
@@ -50,6 +52,15 @@ class Observation(NamedTuple):
 
     question: I64[Tensor, "B"]
     action_mask: Bool[Tensor, "B S"]  # the candidates that there are
+
+
+class Output(NamedTuple):
+    """The policy and the value of each question."""
+
+    logits: F32[Tensor, "B S"]  # the lowest number where there is no candidate
+    # of the policy that PPO starts from, which the entropy is relative to
+    prior_logits: F32[Tensor, "B S"]
+    value: F32[Tensor, "B"]
 
 
 class Params(NamedTuple):
@@ -70,23 +81,37 @@ class PolicyConfig:
     """The most candidates, firings and links of a question."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Penalty:
-    """Weights of the sums of squares in the listwise loss: Gaussian priors of mean 0."""
-
-    rule_weight: NonNegativeFloat = 1e-4
-    """For the weights of rules."""
-    link_weight: NonNegativeFloat = 1e-4
-    """For the weights of links."""
-    degree_weight: NonNegativeFloat = 1e-5
-    """For the weights of degrees."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-
 # -- the environment
+
+
+def blank_world(world: AggregationWorld) -> QuestionWorld:
+    """One question without evidence: what a training state is, but for its numbers, does not depend on questions."""
+    none = world.shape.new_zeros(0)
+    one, two = world.shape.new_zeros(1), world.shape.new_zeros(2)
+    score = world.support.new_zeros(1)
+    return QuestionWorld(
+        aggregation=world,
+        evidence=Evidence(
+            label=one,
+            candidate_offsets=torch.arange(2, device=one.device),
+            answer=one - 1,
+            question=one,
+            entity=one,
+            own_degree=one,
+            log_listed=score,
+            base_score=score,
+            firing_offsets=two,
+            link_offsets=two,
+            rule=none,
+            is_left_out=none.bool(),
+            n_groundings=none,
+            fan_out=none,
+            n_all_groundings=none,
+            link_label=none,
+        ),
+        question=one,
+        prior_score=score,
+    )
 
 
 def reset(
@@ -161,9 +186,17 @@ def _answer_place(
 
 def agent(
     cfg: PolicyConfig,
-) -> Agent[QuestionWorld, Params, Observation, PolicyValue]:
-    """The scores of the candidates as a policy, and the chance to be right as its value."""
-    return Agent(cfg=cfg, init=init, apply=apply)
+) -> Agent[QuestionWorld, Params, Observation, Output]:
+    """The scores of the candidates as a policy, and the chance to be right as its value.
+
+    The entropy is relative to the policy that PPO starts from.
+    """
+    return Agent(
+        cfg=cfg,
+        init=init,
+        apply=apply,
+        distribution=KL_REGULARISED_CATEGORICAL,
+    )
 
 
 def init(cfg: PolicyConfig, key: I64[Tensor, "2"]) -> Params:
@@ -178,7 +211,7 @@ def init(cfg: PolicyConfig, key: I64[Tensor, "2"]) -> Params:
 
 def apply(
     cfg: PolicyConfig, world: QuestionWorld, params: Params, obs: Observation
-) -> PolicyValue:
+) -> Output:
     """The logits of the candidates of each question, and the value.
 
     The candidates that were drawn from a larger number stand for them all: their logits grow accordingly.
@@ -192,15 +225,22 @@ def apply(
     place = torch.arange(size.n_candidates, device=first.device)
     log_listed = world.evidence.log_listed
     position = (first[:, None] + place).clamp_max(len(log_listed) - 1)
-    logits = scores.view(position.shape) - log_listed[position]
-    logits = torch.where(obs.action_mask, logits, torch.finfo(logits.dtype).min)
+    correction = log_listed[position]
+    logits = scores.view(position.shape) - correction
+    prior_logits = world.prior_score[position] - correction
+    lowest = torch.finfo(logits.dtype).min
+    logits = torch.where(obs.action_mask, logits, lowest)
 
     probability = torch.softmax(logits.detach(), -1)
     constant, factor = params.value_weight[
         world.evidence.label[obs.question]
     ].unbind(-1)
     value = constant + factor * (probability**2).sum(-1)
-    return PolicyValue(logits=logits, value=value)
+    return Output(
+        logits=logits,
+        prior_logits=torch.where(obs.action_mask, prior_logits, lowest),
+        value=value,
+    )
 
 
 # -- the listwise objective

@@ -37,6 +37,8 @@ SMALL += [
     "6",
     "--score",
     "best-proof",
+    "--learner",
+    "proofs",
 ]
 
 # Options of the run in the fixture `trained`: four updates.

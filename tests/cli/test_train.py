@@ -877,3 +877,50 @@ def test_a_short_run_on_a_gpu_records_two_turns_that_stay(
         "cudagraph_recordings 2, cudagraph_rerecordings 0" in out
         and "warning" not in out
     )
+
+
+def test_a_run_that_learns_from_questions_through_all_programs(
+    monkeypatch, capsys, tmp_path
+):
+    """Trained, resumed, evaluated, proved and checked."""
+    out = tmp_path / "run"
+    words = ("train", "family_tree:60:0", "--out", out, "--json", "-")
+    options = ("--prover.max-height", "1", "--steps", "64", "--ppo.n-envs", "8", "--ppo.n-steps", "4",
+               "--ppo.n-minibatches", "2", "--n-validations", "2", "--listwise.n-epochs", "2",
+               "--questions.max-questions", "120")  # fmt: skip
+    assert funcppo(monkeypatch, *words, *options) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert (results["learner"], results["score"]) == ("questions", "evidence")
+    trained = results["test"]["evidence, trained"]
+    assert {"evidence, untrained", "evidence, listwise fit"} < set(
+        results["test"]
+    )
+    assert any("listwise fit: epoch" in note for note in results["notes"])
+
+    assert funcppo(monkeypatch, *words, *options, "--resume") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["test"] == results["test"]
+
+    details = tmp_path / "details.jsonl"
+    assert funcppo(monkeypatch, "evaluate", out, "--details", details, "--json", "-") == 0  # fmt: skip
+    ranked = json.loads(capsys.readouterr().out)
+    assert ranked["score"] == "evidence"
+    assert ranked["mrr"] == pytest.approx(trained["mrr"], abs=1e-9)
+    records = [json.loads(line) for line in details.read_text().splitlines()]
+    proved = [r for r in records if "proof" in r and r["status"] == "proved"]
+    assert proved and all(r["proof"] for r in proved)
+
+    assert funcppo(monkeypatch, "prove", out, proved[0]["atom"]) == 0
+    text = capsys.readouterr().out
+    assert "as an answer to" in text and "rules derive it:" in text
+    assert funcppo(monkeypatch, "prove", out, proved[0]["atom"], "--json", "-") == 0  # fmt: skip
+    evidence = json.loads(capsys.readouterr().out)["evidence"]
+    assert [e["rules"][0]["share"] > 0 for e in evidence] == [True, True]
+
+    assert funcppo(monkeypatch, "check", out, "--queries", "4", "--seconds", "3600", "--json", "-") == 0  # fmt: skip
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert checks[-1]["kind"] == "evidence" and checks[-1]["n_compared"] == 8
+
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "evaluate", out, "--score", "success") == 2
+    assert "learnt from questions, expected evidence" in capsys.readouterr().err

@@ -126,8 +126,11 @@ def test_a_wrong_count_is_reported_with_both_values(subject, field):
 def test_a_dropped_candidate_is_reported(subject):
     """As if the rules did not derive the best candidate of the first row."""
     ranked = rank(subject)
-    kept = ranked.scored_atom[1:], ranked.log_odds[1:]
-    wrong = ranked._replace(scored_atom=kept[0], log_odds=kept[1])
+    wrong = ranked._replace(
+        scored_atom=ranked.scored_atom[1:],
+        scored_side=ranked.scored_side[1:],
+        log_odds=ranked.log_odds[1:],
+    )
     verdicts, _ = agreement.compare_ranks(subject, wrong, {}, SECONDS)
     assert verdicts.n_disagreeing > 0
     assert all(

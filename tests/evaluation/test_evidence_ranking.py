@@ -23,26 +23,46 @@ def task(request):
     return build_task(random_graph(), settings)
 
 
-@pytest.mark.parametrize("side", [HEAD, TAIL])
-def test_the_base_score_ranks_as_noisy_or_3(task, side, monkeypatch):
+BOTH = RankingProtocol(sides=(HEAD, TAIL))
+
+
+def parts_of(task, facts, split):
+    atoms = torch.from_numpy(split)
+    return {
+        side: list(evidence_ranking.query_evidence(task, facts, atoms, side))
+        for side in (HEAD, TAIL)
+    }
+
+
+def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
     monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 2)
     facts = evidence.index_facts(task.kb, task.sizes)
     split = task.dataset.valid
-    parts = evidence_ranking.query_evidence(task, facts, split, side)
-    (by_evidence,) = evidence_ranking.rank_by_evidence(
-        task, split, side, parts, [evidence_ranking.base_score]
-    )
-    by_derivations = ranking.rank_split(
+    shown = []
+    scorer = evidence_ranking.make_scorer(
         task,
-        split,
-        scorers.make_untrained_scorer(task, "noisy-or@3"),
-        RankingProtocol(sides=(side,)),
+        facts,
+        evidence_ranking.base_score,
+        lambda *args: shown.append(args),
+    )
+    by_evidence = ranking.rank_split(task, split, scorer, BOTH)
+    by_derivations = ranking.rank_split(
+        task, split, scorers.make_untrained_scorer(task, "noisy-or@3"), BOTH
     )
     assert (by_evidence.counts.n_better > 0).any()
     for got, want in zip(
         by_evidence.counts, by_derivations.counts, strict=True
     ):
         assert torch.equal(got, want)
+    assert shown[0][0] == 0 and shown[-1][0] == shown[-1][1] > 0
+    assert set(by_evidence.scored_side.tolist()) == {HEAD, TAIL}
+
+    parts = parts_of(task, facts, split)
+    of_parts = evidence_ranking.make_scorer_of(
+        task, parts, evidence_ranking.base_score
+    )
+    again = ranking.rank_split(task, split, of_parts, BOTH)
+    assert torch.equal(again.log_odds, by_evidence.log_odds)
 
 
 def test_a_learnt_score_ranks_the_candidates_of_each_side(task):
@@ -59,17 +79,61 @@ def test_a_learnt_score_ranks_the_candidates_of_each_side(task):
         cfg, world, params._replace(own_degree_weight=weight)
     )
     split = task.dataset.valid
-    ranks = {}
-    for side in (HEAD, TAIL):
-        parts = list(evidence_ranking.query_evidence(task, facts, split, side))
-        found = evidence.concatenate([part.evidence for part in parts])
-        is_last = found.own_degree >= 3
-        if side == TAIL:
-            scores = learned(found)
-            assert scores[is_last].max() < -50 < scores[~is_last].min()
-        ranks[side] = evidence_ranking.rank_by_evidence(
-            task, split, side, parts, [evidence_ranking.base_score, learned]
+    parts = parts_of(task, facts, split)
+    found = evidence.concatenate([part.evidence for part in parts[TAIL]])
+    is_last = found.own_degree >= 3
+    scores = learned(found)
+    assert scores[is_last].max() < -50 < scores[~is_last].min()
+
+    before, after = (
+        ranking.rank_split(
+            task,
+            split,
+            evidence_ranking.make_scorer_of(task, parts, score),
+            BOTH,
         )
-    before, after = ranks[TAIL]
-    assert not torch.equal(before.counts.n_better, after.counts.n_better)
+        for score in (evidence_ranking.base_score, learned)
+    )
+    changed = before.counts.n_better != after.counts.n_better
+    assert changed[before.side == TAIL].any()
     assert torch.equal(before.answer_provable, after.answer_provable)
+    is_low = after.log_odds < -50
+    assert is_low.any() and (after.scored_side[is_low] == TAIL).all()
+
+
+def test_an_atom_that_no_rule_derives_scores_nothing(task):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    scorer = evidence_ranking.make_scorer(
+        task, facts, evidence_ranking.base_score
+    )
+    n = task.sizes.n_constants
+    atoms = torch.cartesian_prod(
+        torch.arange(1, 3), torch.arange(1, n + 1), torch.arange(1, n + 1)
+    ).int()
+    # A fact in the body of its own derivation is evidence, but proves nothing.
+    is_fact = (atoms[:, None] == task.kb.facts).all(2).any(1)
+    atoms = atoms[~is_fact]
+    derivations = scorers.make_untrained_scorer(task, "noisy-or@3")(atoms)
+    is_derived = derivations > -torch.inf
+    assert is_derived.any() and not is_derived.all()
+    for side in (HEAD, TAIL):
+        assert torch.equal(scorer.of(side)(atoms) > -torch.inf, is_derived)
+
+
+def test_the_number_of_queries_within_a_bound(task):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    split = task.dataset.valid
+
+    def count(max_firings):
+        return evidence_ranking.count_queries_within(
+            task, facts, split, (HEAD, TAIL), max_firings
+        )
+
+    n_firings = sum(
+        len(part.evidence.rule)
+        for side in parts_of(task, facts, split).values()
+        for part in side
+    )
+    assert count(n_firings) == len(split)
+    assert 1 <= count(n_firings // 2) <= len(split) // 2
+    assert count(1) == 1

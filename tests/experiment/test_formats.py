@@ -141,7 +141,7 @@ def test_a_run_of_format_1_ranks_and_scores_as_it_did():
         atol=1e-6,
     )
     initial = training.run_policy_scorer(
-        run, training.initial_params(run), run.score
+        run, run.state.start_params, run.score
     )(atoms)
     assert (scores - initial).abs().max() > 1e-2
 
@@ -175,7 +175,9 @@ def test_a_run_of_format_1_resumes_to_the_parameters_of_the_uninterrupted_run(
     best = {name: stored[name] for name in stored if name.startswith("best_")}
     assert best["best_update"] == 4
     expected = recorded.arrays | best
-    assert set(resumed.arrays) == set(expected)
+    assert {
+        name for name in resumed.arrays if not name.startswith("start_params.")
+    } == set(expected)
     for name, array in expected.items():
         if is_same_arithmetic or array.dtype.kind != "f":
             assert np.array_equal(resumed.arrays[name], array), name
@@ -193,10 +195,21 @@ def test_a_run_of_format_1_resumes_to_the_parameters_of_the_uninterrupted_run(
     )
 
 
-def test_the_arrays_of_format_1_are_those_of_a_checkpoint_of_today():
+def test_a_checkpoint_without_the_first_parameters_has_those_of_its_seed():
+    """As runs of format 1 and the first ones of format 2, which start where their seed says."""
     run = training.open_run(GOLDEN / "complete")
     arrays = checkpoint.read(GOLDEN / "complete" / CHECKPOINT_FILE).arrays
-    assert set(arrays) == set(tree.paths(run.state))
+    added = set(tree.paths(run.state)) - set(arrays)
+    assert added and all(name.startswith("start_params.") for name in added)
+    fresh = training.prepare_run(
+        run.run_config, GOLDEN / "complete", resume=False
+    )
+    assert torch.equal(
+        tree.ravel(run.state.start_params), tree.ravel(fresh.state.start_params)
+    )
+    assert not torch.equal(
+        tree.ravel(run.state.start_params), tree.ravel(run.state.best_params)
+    )
 
 
 @pytest.mark.parametrize("version", [3, 10])

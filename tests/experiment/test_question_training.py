@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from funcppo import data, random
+from funcppo import data, random, tree
 from funcppo.config import PPOConfig
 from funcppo.evaluation import evidence_ranking, ranking
+from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.experiment.question_training import (
-    ListwiseConfig,
-    QuestionConfig,
     collect_questions,
     fit_listwise,
     refine_with_ppo,
+    with_prior,
 )
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, questions
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.task import build_task
+
+PLAIN = QuestionConfig(left_out="fact")
 
 
 def seating(n_tables=24, n_guests=4):
@@ -57,7 +62,7 @@ def task():
 @pytest.fixture(scope="module")
 def collected(task):
     facts = evidence.index_facts(task.kb, task.sizes)
-    return collect_questions(task, facts, QuestionConfig(), uses_degrees=False)
+    return collect_questions(task, facts, PLAIN, 0, uses_degrees=False)
 
 
 def valid_mrr(task, collected, params):
@@ -65,18 +70,15 @@ def valid_mrr(task, collected, params):
     score = evidence_ranking.make_learned_score(
         collected.policy.aggregation, collected.world.aggregation, params.score
     )
-    total = 0.0
-    for side in (HEAD, TAIL):
-        parts = evidence_ranking.query_evidence(
-            task, facts, task.dataset.valid, side
-        )
-        (ranked,) = evidence_ranking.rank_by_evidence(
-            task, task.dataset.valid, side, parts, [score]
-        )
-        total += ranking.summarise_ranking(
-            ranked, task.dataset.predicates, with_auc=False
-        )["mrr"]
-    return total / 2
+    ranked = ranking.rank_split(
+        task,
+        task.dataset.valid,
+        evidence_ranking.make_scorer(task, facts, score),
+        RankingProtocol(sides=(HEAD, TAIL)),
+    )
+    return ranking.summarise_ranking(
+        ranked, task.dataset.predicates, with_auc=False
+    )["mrr"]
 
 
 def test_every_fact_that_a_rule_derives_is_asked_twice(task, collected):
@@ -113,11 +115,56 @@ def test_a_known_answer_is_no_wrong_answer_but_one_of_valid_is(task, collected):
 
 def test_the_largest_questions_are_left_out_and_counted(task):
     facts = evidence.index_facts(task.kb, task.sizes)
-    cfg = QuestionConfig(max_questions=100, max_size_quantile=0.0)
-    few = collect_questions(task, facts, cfg, uses_degrees=False)
+    cfg = replace(PLAIN, max_questions=100, max_size_quantile=0.0)
+    few = collect_questions(task, facts, cfg, 0, uses_degrees=False)
     assert "100 of" in few.notes[0]
     n_firings = few.policy.capacity.n_firings
     assert f"more than {n_firings:,} firings and were left out" in few.notes[0]
+
+
+def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
+    task, monkeypatch
+):
+    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 16)
+    monkeypatch.setattr(evidence, "MAX_CHUNK_FIRINGS", 200)
+    facts = evidence.index_facts(task.kb, task.sizes)
+    shown = []
+    bounded = collect_questions(
+        task,
+        facts,
+        replace(PLAIN, max_firings=100),
+        3,
+        uses_degrees=False,
+        on_phase=lambda *args: shown.append(args[1:]),
+    )
+    assert "with more than 100 firings" in bounded.notes[0]
+    n = bounded.n_questions
+    n_all = shown[0][1]
+    assert 16 < n < n_all and shown[-1] == (n, n_all)
+    again = collect_questions(
+        task, facts, replace(PLAIN, max_questions=n), 3, uses_degrees=False
+    )
+    assert "firings)" not in again.notes[0] and again.n_questions == n
+    for one, other in zip(
+        tree.leaves(bounded.world), tree.leaves(again.world), strict=True
+    ):
+        assert torch.equal(one, other)
+    late = collect_questions(
+        task, facts, replace(PLAIN, seconds=1e-9), 3, uses_degrees=False
+    )
+    assert "within 1e-09 seconds" in late.notes[0] and late.n_questions == 16
+
+
+def test_the_prior_is_the_policy_that_ppo_starts_from(task, collected):
+    params = questions.init(collected.policy, random.key(0))
+    params = tree.map(lambda x: x + 0.1, params)
+    world = with_prior(collected.policy, collected.world, params)
+    question = world.question[:7]
+    state = questions.QuestionState(question, torch.zeros(7, dtype=torch.bool))
+    obs = questions.observe(collected.policy.capacity, world, state)
+    out = questions.apply(collected.policy, world, params, obs)
+    torch.testing.assert_close(out.logits, out.prior_logits)
+    assert out.logits[obs.action_mask].std() > 0
 
 
 def test_without_a_derived_answer_there_is_nothing_to_learn():
@@ -130,18 +177,22 @@ def test_without_a_derived_answer_there_is_nothing_to_learn():
     task = build_task(graph, settings)
     facts = evidence.index_facts(task.kb, task.sizes)
     with pytest.raises(ValueError, match="no rule derives a known fact"):
-        collect_questions(task, facts, QuestionConfig(), uses_degrees=False)
+        collect_questions(task, facts, PLAIN, 0, uses_degrees=False)
 
 
 def test_the_listwise_loss_learns_what_a_link_says(task, collected):
     params = questions.init(collected.policy, random.key(0))
     before = valid_mrr(task, collected, params)
     cfg = ListwiseConfig(n_epochs=4, batch_size=32, learning_rate=0.1)
-    fitted = list(fit_listwise(collected.policy, collected.world, params, cfg))
+    fitted = list(
+        fit_listwise(collected.policy, collected.world, params, cfg, 0)
+    )
     assert len(fitted) == 4
     after = valid_mrr(task, collected, fitted[-1])
     assert before < 0.9 and after > before + 0.1
-    again = list(fit_listwise(collected.policy, collected.world, params, cfg))
+    again = list(
+        fit_listwise(collected.policy, collected.world, params, cfg, 0)
+    )
     for one, other in zip(fitted[-1].score, again[-1].score):
         assert torch.equal(one, other)
 

@@ -28,6 +28,7 @@ CONFIG = RunConfig(
     dataset="countries_s1",
     steps=64,
     strategy="eager",
+    learner="proofs",
     score="best-proof",
     n_validations=2,
     n_validation_queries=3,
@@ -312,9 +313,7 @@ def test_a_run_is_compiled_if_it_is_long_or_a_strategy_is_set(
 
 
 def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):
-    params = tree.ravel(
-        training.initial_params(training.open_run(uninterrupted))
-    )
+    params = tree.ravel(training.open_run(uninterrupted).state.start_params)
     assert torch.equal(params, tree.ravel(run.state.best_params))
     assert not torch.equal(
         params,

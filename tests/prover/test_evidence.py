@@ -106,9 +106,12 @@ def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
             for seen_at in (0, 1)
             if pair[seen_at] == candidate and pair[1 - seen_at] == entity
         ]
-        own = 2 * predicate + place
+        # The fact of a candidate that is the question's entity has both places.
+        own = {2 * predicate + place}
+        if candidate == entity:
+            own |= {2 * predicate, 2 * predicate + 1}
         assert sorted(labels[i].tolist()) == sorted(
-            label for label in links if label != own
+            label for label in links if label not in own
         )
         degree = sum(
             fact[0] == predicate and fact[1 + place] == candidate

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo import tree
+from funcppo import distributions, tree
 from funcppo.logic.resolve import Goals
 from funcppo.prover import env as prover_env
 from funcppo.prover import network as net
@@ -28,7 +28,9 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
         value=torch.zeros(1),
     )
     want = -(0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log())
-    torch.testing.assert_close(net.negative_kl_to_prior(out), want[None])
+    torch.testing.assert_close(
+        distributions.negative_kl_to_prior(out), want[None]
+    )
     cfg, world, state = small_problem()
     untrained = cfg.agent.apply(
         cfg.agent.cfg,
@@ -37,7 +39,7 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
         prover_env.observe(cfg.env.cfg, world, state.env_state),
     )
     assert (
-        not net.negative_kl_to_prior(untrained).any()
+        not distributions.negative_kl_to_prior(untrained).any()
         and untrained.prior_logits.any()
     )
 

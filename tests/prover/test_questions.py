@@ -10,8 +10,8 @@ import torch
 import funcppo as fp
 from funcppo import random
 from funcppo.prover import aggregation, questions
+from funcppo.prover.question_config import Penalty
 from funcppo.prover.questions import (
-    Penalty,
     PolicyConfig,
     QuestionState,
     QuestionWorld,
@@ -30,7 +30,8 @@ def make_world():
     policy = PolicyConfig(
         aggregation=cfg, capacity=aggregation.capacity(found, rows)
     )
-    return policy, QuestionWorld(world, found, rows)
+    none = torch.zeros_like(found.base_score)
+    return policy, QuestionWorld(world, found, rows, none)
 
 
 def state_of(*question):

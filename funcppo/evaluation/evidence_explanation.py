@@ -1,0 +1,288 @@
+"""Why a candidate has its score: the rules that derive it with their shares, and the facts for and against it.
+
+`explain_answer` gives the evidence of one candidate of a question with what each part adds to its score, a logit among
+the candidates of the question. All numbers but the weights are counts over known facts, which `funcppo check` recounts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.data import Dataset, format_atom, format_rule, proof_names
+from funcppo.logic import triple_index
+from funcppo.logic.firings import LeftOut, Questions
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import aggregation, evidence
+from funcppo.prover.aggregation import (
+    AggregationConfig,
+    AggregationWorld,
+    Params,
+)
+from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
+from funcppo.prover.task import ProverTask
+
+# rules of an explanation that are printed
+MAX_PRINTED_RULES = 5
+
+
+class WeighedRule(NamedTuple):
+    """A rule that derives the candidate."""
+
+    rule: int
+    share: float  # of all that the rules add up to
+    support: int  # without the fact that is left out
+    body_pairs: int
+    n_groundings: int
+    fan_out: int  # candidates that it derives for the question
+    n_all_groundings: int  # for all these
+
+
+class WeighedFact(NamedTuple):
+    """A known fact between the candidate and the question's entity."""
+
+    predicate: int
+    place: int  # of the candidate, HEAD or TAIL
+    weight: float  # what it adds to the score
+
+
+class Explanation(NamedTuple):
+    """The evidence of a candidate."""
+
+    predicate: int
+    side: int  # the argument that is asked for
+    given: int  # the other argument
+    candidate: int
+    is_fact: bool  # known, and left out of all counts
+    score: float
+    probability: float  # among the candidates of the question
+    place: int  # of the candidate by score, from 1
+    n_candidates: int  # that the rules derive and that are not known answers
+    rules: tuple[WeighedRule, ...]  # the largest share first
+    rule_score: float  # the log of what the rules add up to
+    facts: tuple[WeighedFact, ...]
+    linked_weight: float  # added once where there are such facts
+    own_degree: int  # known answers to questions of the relation that it is
+    own_degree_weight: float
+    degree_weight: float  # what its degrees in other relations add
+
+
+class Weights(NamedTuple):
+    """What the score of evidence is computed from, on the CPU."""
+
+    facts: FactIndex
+    cfg: AggregationConfig
+    world: AggregationWorld
+    params: Params
+    left_out: LeftOut
+
+
+def explain_answer(
+    task: ProverTask, weights: Weights, atom: Tensor, side: int
+) -> Explanation | None:
+    """The evidence of an atom as an answer about one side; None if no rule derives it.
+
+    Args:
+      task: of height 1, on the CPU.
+      atom: ground and of two arguments [W]; a known fact is left out of all counts.
+    """
+    predicate, answer = int(atom[0]), int(atom[side])
+    given = int(atom[HEAD + TAIL - side])
+    known = evidence.binary_facts(task.kb)
+    is_fact = bool((known == atom.long().to(known.device)).all(1).any())
+    questions = Questions(
+        *(
+            torch.tensor([value], device=known.device)
+            for value in (predicate, side, given, answer if is_fact else 0)
+        )
+    )
+    found = evidence.collect_evidence(
+        task.kb,
+        task.sizes,
+        weights.facts,
+        questions,
+        triple_index.build_triple_index(known, task.sizes.n_constants),
+        EvidenceConfig(
+            left_out=weights.left_out,
+            object_identity=task.least_model.object_identity,
+        ),
+    )
+    rows = (found.entity == answer).nonzero().squeeze(1).tolist()
+    if not rows:
+        return None
+    return _explain_row(
+        weights,
+        found,
+        rows[0],
+        (predicate, side, given),
+        is_fact,
+        float(task.cfg.smoothing or 0.0),
+    )
+
+
+def _explain_row(
+    weights: Weights,
+    found: Evidence,
+    row: int,
+    question: tuple[int, int, int],
+    is_fact: bool,
+    smoothing: float,
+) -> Explanation:
+    """The evidence of one candidate of a question, which is its predicate, side and given entity."""
+    cfg, params = weights.cfg, weights.params
+    batch = aggregation.whole(found)
+    scores = aggregation.score(cfg, weights.world, params, batch).double()
+    amounts = aggregation.firing_amounts(weights.world, params, batch).double()
+    firings = slice(*found.firing_offsets[row : row + 2].tolist())
+    links = slice(*found.link_offsets[row : row + 2].tolist())
+    total = float(amounts[firings].sum())
+    rules = [
+        _weigh_rule(
+            weights.world,
+            found,
+            i,
+            float(amounts[i]) / max(total, aggregation.MIN_SUM),
+            smoothing,
+        )
+        for i in range(firings.start, firings.stop)
+    ]
+    label = int(found.label[0])
+    link_labels = found.link_label[links].tolist() if cfg.uses_links else []
+    bucket = int(aggregation.degree_bucket(found.own_degree[row : row + 1]))
+    linked = float(params.linked_weight[label]) if link_labels else 0.0
+    facts = tuple(
+        WeighedFact(
+            predicate=link // 2,
+            place=HEAD + link % 2,
+            weight=float(params.link_weight[link, label]),
+        )
+        for link in link_labels
+    )
+    rule_score = float(torch.log(torch.tensor(total + aggregation.MIN_SUM)))
+    own_degree_weight = float(params.own_degree_weight[label, bucket])
+    listed = rule_score + own_degree_weight + linked
+    listed += sum(fact.weight for fact in facts)
+    predicate, side, given = question
+    return Explanation(
+        predicate=predicate,
+        side=side,
+        given=given,
+        candidate=int(found.entity[row]),
+        is_fact=is_fact,
+        score=float(scores[row]),
+        probability=float(torch.softmax(scores, 0)[row]),
+        place=1 + int((scores > scores[row]).sum()),
+        n_candidates=len(scores),
+        rules=tuple(sorted(rules, key=lambda r: (-r.share, r.rule))),
+        rule_score=rule_score,
+        facts=facts,
+        linked_weight=linked,
+        own_degree=int(found.own_degree[row]),
+        own_degree_weight=own_degree_weight,
+        degree_weight=float(scores[row]) - listed if cfg.uses_degrees else 0.0,
+    )
+
+
+def _weigh_rule(
+    world: AggregationWorld,
+    found: Evidence,
+    i: int,
+    share: float,
+    smoothing: float,
+) -> WeighedRule:
+    """A firing with its counts.
+
+    Args:
+      smoothing: what was added to the body pairs of every rule.
+    """
+    rule = int(found.rule[i])
+    return WeighedRule(
+        rule=rule,
+        share=share,
+        support=int(world.support[rule]) - int(found.is_left_out[i]),
+        body_pairs=round(float(world.body_pairs[rule]) - smoothing),
+        n_groundings=int(found.n_groundings[i]),
+        fan_out=int(found.fan_out[i]),
+        n_all_groundings=int(found.n_all_groundings[i]),
+    )
+
+
+# -- as text and JSON
+
+
+def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
+    """The evidence as lines of text."""
+    e = explanation
+    lines = [
+        f"as an answer to {_question_text(dataset, e)}: place {e.place} of {e.n_candidates} candidates, "
+        f"probability {e.probability:.3f}, score {e.score:+.2f}"
+    ]
+    lines.append(f"  {e.rule_score:+.2f}  {len(e.rules)} rules derive it:")
+    for rule in e.rules[:MAX_PRINTED_RULES]:
+        lines.append(
+            f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}"
+        )
+        lines.append(
+            f"             right {rule.support:,} of {rule.body_pairs:,} times; {rule.n_groundings:,} of "
+            f"{rule.n_all_groundings:,} groundings, which derive {rule.fan_out:,} candidates"
+        )
+    if len(e.rules) > MAX_PRINTED_RULES:
+        others = sum(rule.share for rule in e.rules[MAX_PRINTED_RULES:])
+        lines.append(
+            f"      {others:6.1%} by {len(e.rules) - MAX_PRINTED_RULES} others"
+        )
+    for fact in e.facts:
+        word = "against" if fact.weight + e.linked_weight < 0 else "for"
+        lines.append(
+            f"  {fact.weight:+.2f}  {word}: {_fact_text(dataset, e, fact)} is known already"
+        )
+    if e.facts:
+        lines.append(f"  {e.linked_weight:+.2f}  for being linked at all")
+    lines.append(
+        f"  {e.own_degree_weight:+.2f}  it is the answer of {e.own_degree:,} other known facts of the relation"
+    )
+    if e.degree_weight:
+        lines.append(f"  {e.degree_weight:+.2f}  by its other relations")
+    return lines
+
+
+def to_json(dataset: Dataset, explanation: Explanation) -> dict[str, object]:
+    """The evidence as JSON values, with the names of the data set."""
+    e = explanation
+    fields = e._asdict()
+    for name in ("predicate", "side", "given"):
+        del fields[name]
+    return fields | {
+        "question": _question_text(dataset, e),
+        "candidate": proof_names(dataset).format_term(e.candidate),
+        "rules": [
+            rule._asdict()
+            | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
+            for rule in e.rules
+        ],
+        "facts": [
+            {"fact": _fact_text(dataset, e, fact), "weight": fact.weight}
+            for fact in e.facts
+        ],
+    }
+
+
+def _question_text(dataset: Dataset, e: Explanation) -> str:
+    """The question, with a variable for what is asked."""
+    variable = dataset.n_constants + 1
+    return _atom_text(dataset, e.predicate, e.side, variable, e.given)
+
+
+def _fact_text(dataset: Dataset, e: Explanation, fact: WeighedFact) -> str:
+    """A fact between the candidate and the question's entity."""
+    return _atom_text(dataset, fact.predicate, fact.place, e.candidate, e.given)
+
+
+def _atom_text(
+    dataset: Dataset, predicate: int, place: int, term: int, other: int
+) -> str:
+    """An atom of two arguments as text, one of them at a place."""
+    arguments = (term, other) if place == HEAD else (other, term)
+    return format_atom(dataset, (predicate, *arguments))

@@ -1,0 +1,294 @@
+"""What a run that learns from questions has beside its task: evidence, and the listwise fit that PPO starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from funcppo import random, tree
+from funcppo.evaluation import evidence_ranking
+from funcppo.evaluation.evidence_ranking import QuestionEvidence
+from funcppo.evaluation.ranking import ScorerBySide
+from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
+from funcppo.experiment import question_training
+from funcppo.experiment.question_training import Collected
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import aggregation, evidence, questions
+from funcppo.prover.aggregation import (
+    AggregationConfig,
+    AggregationWorld,
+    Capacity,
+)
+from funcppo.prover.evidence import FactIndex
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
+from funcppo.prover.task import PhaseCallback, ProverTask
+
+# firings of the valid queries that every validation scores, about 35 bytes each
+MAX_VALID_FIRINGS = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionSetup:
+    """The evidence of a task, on the CPU, and the policy that weighs it."""
+
+    facts: FactIndex
+    """Index of the facts."""
+    aggregation: AggregationWorld
+    """What the score reads beside evidence."""
+    policy: PolicyConfig
+    """Which evidence is weighed; its capacity is that of the questions, where there are some."""
+    world: QuestionWorld | None = None
+    """The questions to learn from, on the device of the run; None before they are listed."""
+
+
+class Metric(Protocol):
+    """How well some weights rank valid."""
+
+    def __call__(self, setup: QuestionSetup, params: Params, /) -> float:
+        """The metric; larger is better."""
+        ...
+
+
+class Fitted(NamedTuple):
+    """The listwise fit that ranks valid best."""
+
+    setup: QuestionSetup
+    params: Params
+    notes: list[str]
+
+
+class _Fit(NamedTuple):
+    """A fit with some evidence, at its best epoch."""
+
+    setup: QuestionSetup
+    params: Params
+    metric: float
+    epoch: int
+
+
+def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
+    """Index the facts of a task of height 1 on the CPU.
+
+    Args:
+      cfg: degrees that are left open are not weighed.
+    """
+    facts = evidence.index_facts(task.kb, task.sizes)
+    world = aggregation.make_world(task.kb, task.sizes, facts)
+    weighed = AggregationConfig(
+        sizes=task.sizes,
+        n_shapes=aggregation.n_shapes(world),
+        uses_links=cfg.links,
+        uses_degrees=cfg.degrees is True,
+    )
+    return QuestionSetup(
+        facts=facts,
+        aggregation=world,
+        policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
+    )
+
+
+def training_world(setup: QuestionSetup, device: str) -> QuestionWorld:
+    """The questions, or a stand-in for them: the shapes of the training state are the same."""
+    if setup.world is not None:
+        return setup.world
+    world = questions.blank_world(setup.aggregation)
+    return tree.map(lambda x: x.to(device), world)
+
+
+def untrained_params(setup: QuestionSetup, device: str) -> Params:
+    """The weights that add the odds of the rule confidences."""
+    return questions.init(setup.policy, random.key(0, device))
+
+
+def make_scorer(
+    task: ProverTask,
+    setup: QuestionSetup,
+    params: Params,
+    on_progress: ProgressCallback = ignore_progress,
+) -> ScorerBySide:
+    """The scorer of candidates by given weights, on the CPU."""
+    score = _score(setup, params)
+    return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
+
+
+def _score(
+    setup: QuestionSetup, params: Params
+) -> evidence_ranking.EvidenceScore:
+    """The score of evidence on the CPU."""
+    weights = tree.map(lambda x: x.cpu(), params.score)
+    return evidence_ranking.make_learned_score(
+        setup.policy.aggregation, setup.aggregation, weights
+    )
+
+
+class ValidEvidence:
+    """The evidence of the queries that every validation ranks, collected once.
+
+    Attributes:
+      queries: the queries [Q, W].
+    """
+
+    def __init__(
+        self,
+        task: ProverTask,
+        facts: FactIndex,
+        queries: np.ndarray,
+        sides: Sequence[int],
+    ) -> None:
+        self.queries = queries
+        self._task = task
+        atoms = torch.from_numpy(np.ascontiguousarray(queries))
+        self._parts: Mapping[int, list[QuestionEvidence]] = {
+            side: list(
+                evidence_ranking.query_evidence(task, facts, atoms, side)
+            )
+            for side in sides
+        }
+
+    def make_scorer(self, setup: QuestionSetup, params: Params) -> ScorerBySide:
+        """The scorer of the queries' candidates by given weights."""
+        score = _score(setup, params)
+        return evidence_ranking.make_scorer_of(self._task, self._parts, score)
+
+
+# -- the fit
+
+
+def resolve_left_out(task: ProverTask, cfg: QuestionConfig) -> QuestionConfig:
+    """The settings with what a question leaves out: its pair where valid's pairs are never linked by a known fact."""
+    if cfg.left_out != "auto":
+        return cfg
+    is_linked = share_of_linked(task, task.dataset.valid) > 0
+    has_valid = len(task.dataset.valid) > 0
+    left_out = "fact" if is_linked or not has_valid else "pair"
+    return dataclasses.replace(cfg, left_out=left_out)
+
+
+def share_of_linked(task: ProverTask, split: np.ndarray) -> float:
+    """The share of queries whose two entities some known fact links; 0 without queries."""
+    base = task.sizes.n_constants + 1
+    facts = evidence.binary_facts(task.kb).numpy()
+    keys = np.concatenate(
+        [
+            facts[:, HEAD] * base + facts[:, TAIL],
+            facts[:, TAIL] * base + facts[:, HEAD],
+        ]
+    )
+    pair = split[:, HEAD].astype(np.int64) * base + split[:, TAIL]
+    return float(np.isin(pair, keys).mean()) if len(split) else 0.0
+
+
+def collect(
+    task: ProverTask,
+    setup: QuestionSetup,
+    cfg: QuestionConfig,
+    seed: int,
+    device: str,
+    on_phase: PhaseCallback,
+) -> tuple[QuestionSetup, Collected]:
+    """List the questions to learn from, and move them to the device of the run.
+
+    Raises:
+      ValueError: the rules derive no known fact from the others.
+    """
+    collected = question_training.collect_questions(
+        task,
+        setup.facts,
+        cfg,
+        seed,
+        uses_degrees=setup.policy.aggregation.uses_degrees,
+        on_phase=on_phase,
+    )
+    world = tree.map(lambda x: x.to(device), collected.world)
+    policy = collected.policy
+    return dataclasses.replace(setup, world=world, policy=policy), collected
+
+
+def fit_listwise(
+    setup: QuestionSetup,
+    degrees: Sequence[bool],
+    cfg: ListwiseConfig,
+    seed: int,
+    device: str,
+    metric: Metric | None,
+    on_phase: PhaseCallback,
+) -> Fitted:
+    """Fit the weights with each kind of evidence, and keep the epoch that ranks valid best.
+
+    Args:
+      setup: with questions.
+      degrees: whether to weigh degrees, each value to try.
+      metric: None keeps the last epoch of the first fit.
+    """
+    fits: list[_Fit] = []
+    for uses_degrees in degrees[: None if metric else 1]:
+        weighed = dataclasses.replace(
+            setup.policy.aggregation, uses_degrees=uses_degrees
+        )
+        policy = dataclasses.replace(setup.policy, aggregation=weighed)
+        variant = dataclasses.replace(setup, policy=policy)
+        fits += _iter_fits(variant, cfg, seed, device, metric, on_phase)
+    best = fits[-1]
+    if metric is not None:
+        best = max(fits, key=lambda fit: fit.metric)
+    notes = [f"listwise fit: epoch {best.epoch} of {cfg.n_epochs}"]
+    if metric is not None:
+        notes = [
+            f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} chosen on valid, {best.metric:.4f}; "
+            f"untrained {fits[0].metric:.4f}"
+        ]
+    if len(degrees) > 1 and metric is not None:
+        listing = ", ".join(
+            f"{'on' if uses_degrees else 'off'} {value:.4f}"
+            for uses_degrees, value in _best_by_degrees(fits).items()
+        )
+        chosen = "on" if best.setup.policy.aggregation.uses_degrees else "off"
+        notes.append(f"degrees {chosen} chosen on valid: {listing}")
+    return Fitted(best.setup, best.params, notes)
+
+
+def _best_by_degrees(fits: Sequence[_Fit]) -> dict[bool, float]:
+    """The best metric with and without degrees."""
+    best: dict[bool, float] = {}
+    for fit in fits:
+        key = fit.setup.policy.aggregation.uses_degrees
+        best |= {key: max(fit.metric, best.get(key, -1.0))}
+    return best
+
+
+def _iter_fits(
+    setup: QuestionSetup,
+    cfg: ListwiseConfig,
+    seed: int,
+    device: str,
+    metric: Metric | None,
+    on_phase: PhaseCallback,
+) -> Iterator[_Fit]:
+    """Yield the weights before and after each epoch, with their metric."""
+    params = untrained_params(setup, device)
+    world = training_world(setup, device)
+    value = metric(setup, params) if metric else 0.0
+    yield _Fit(setup, params, value, 0)
+    if not cfg.learning_rate:
+        return
+    on_phase("listwise fit", 0, cfg.n_epochs)
+    epochs = question_training.fit_listwise(
+        setup.policy, world, params, cfg, seed
+    )
+    for epoch, params in enumerate(epochs, 1):
+        value = metric(setup, params) if metric else 0.0
+        yield _Fit(setup, params, value, epoch)
+        on_phase("listwise fit", epoch, cfg.n_epochs)
+
+
+def n_epochs_within(cfg: ListwiseConfig, n_questions: int) -> ListwiseConfig:
+    """The settings with as many epochs as the gradient steps allow, at least one."""
+    steps_per_epoch = max(1, n_questions // cfg.batch_size)
+    n_epochs = min(cfg.n_epochs, max(1, cfg.max_steps // steps_per_epoch))
+    return dataclasses.replace(cfg, n_epochs=n_epochs)

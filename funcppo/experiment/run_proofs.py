@@ -1,0 +1,129 @@
+"""Proofs of single atoms by the policy of a run, and the evidence that it weighs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo import tree
+from funcppo.evaluation import (
+    evidence_explanation,
+    evidence_ranking,
+    explain,
+)
+from funcppo.evaluation.evidence_explanation import Explanation, Weights
+from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
+from funcppo.experiment.training import Run
+from funcppo.logic.proof import Proof
+from funcppo.logic.proof_builder import Program
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import aggregation
+
+
+class BestRule(NamedTuple):
+    """The rule that adds most to the score of an answer."""
+
+    rule: int
+    share: float  # of all that its rules add up to
+
+
+def most_probable_proof(
+    run: Run, atom: Tensor, program: Program | None = None
+) -> Proof | None:
+    """The proof of a ground atom that a run finds most probable; None if it finds none.
+
+    A run that learns from questions takes the rule with the largest share, as an answer about the tail.
+
+    Args:
+      atom: [W].
+      program: what `explain.build_program` returns; None builds it for this call.
+    """
+    program = program or explain.build_program(run.task)
+    if run.questions is None:
+        return explain.most_probable_proof(
+            run.task, run.cfg, run.state.best_params, atom, program=program
+        )
+    explanation = explain_answer(run, atom, TAIL)
+    if explanation is None:
+        return None
+    best = explanation.rules[0]
+    return explain.proof_by_rule(run.task, program, atom, best.rule, best.share)
+
+
+class SplitProofs:
+    """Proofs of the answers of a split by a run that learns from questions; the rules of many queries at a time."""
+
+    def __init__(self, run: Run, split: np.ndarray, program: Program) -> None:
+        self._run = run
+        self._program = program
+        self._split = torch.from_numpy(np.ascontiguousarray(split)).long()
+        self._row = {
+            tuple(atom): row
+            for row, atom in reversed(list(enumerate(self._split.tolist())))
+        }
+        self._best: dict[int, BestRule | None] = {}
+        # the queries that were solved last, and how many
+        self._stop, self._size = 0, 1
+
+    def __call__(self, atom: Tensor, /) -> Proof | None:
+        """The proof by the rule with the largest share as an answer about the tail; None if no rule derives it."""
+        key = tuple(atom.tolist())
+        row = self._row[key]
+        if row not in self._best:
+            # Queries that are asked for in order are solved ahead.
+            is_next = 0 <= row - self._stop <= self._size
+            size = min(4 * self._size, MIN_CHUNK_QUERIES) if is_next else 1
+            self._stop, self._size = row + size, size
+            best = _best_rules(self._run, self._split[row : self._stop])
+            self._best = dict(enumerate(best, row))
+        rule = self._best[row]
+        if rule is None:
+            return None
+        return explain.proof_by_rule(
+            self._run.task, self._program, atom, rule.rule, rule.share
+        )
+
+
+def _best_rules(run: Run, atoms: Tensor) -> list[BestRule | None]:
+    """The rule with the largest share of each atom as an answer about its tail; None where no rule derives it."""
+    setup = run.questions
+    assert setup is not None, "the run learns from questions"
+    base = run.task.sizes.n_constants + 1
+    wanted = (atoms[:, 0] * base + atoms[:, HEAD]) * base + atoms[:, TAIL]
+    params = tree.map(lambda x: x.cpu(), run.state.best_params.score)
+    best: dict[int, BestRule] = {}
+    for questions, part in evidence_ranking.query_evidence(
+        run.task, setup.facts, atoms, TAIL
+    ):
+        prefix = questions.predicate * base + questions.entity
+        key = prefix[part.question] * base + part.entity
+        amounts = aggregation.firing_amounts(
+            setup.aggregation, params, aggregation.whole(part)
+        )
+        for row in torch.isin(key, wanted).nonzero().squeeze(1).tolist():
+            firings = slice(*part.firing_offsets[row : row + 2].tolist())
+            share = amounts[firings] / amounts[firings].sum()
+            first = int(share.argmax())
+            rule = int(part.rule[firings][first])
+            best |= {int(key[row]): BestRule(rule, float(share[first]))}
+    return [best.get(key) for key in wanted.tolist()]
+
+
+def explain_answer(run: Run, atom: Tensor, side: int) -> Explanation | None:
+    """The evidence of an atom as an answer about one side; None if no rule derives it, or the run weighs none."""
+    setup = run.questions
+    if setup is None:
+        return None
+    left_out = run.run_config.questions.left_out
+    assert left_out != "auto", "a stored run has what it chose"
+    weights = Weights(
+        facts=setup.facts,
+        cfg=setup.policy.aggregation,
+        world=setup.aggregation,
+        params=tree.map(lambda x: x.cpu(), run.state.best_params.score),
+        left_out=left_out,
+    )
+    return evidence_explanation.explain_answer(run.task, weights, atom, side)

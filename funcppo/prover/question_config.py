@@ -1,0 +1,84 @@
+"""Settings of learning from questions: which evidence is weighed, which questions are asked, and the listwise fit.
+
+The command line offers them as `--questions.*` and `--listwise.*`; this module imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from funcppo.ranges import (
+    NonNegativeFloat,
+    PositiveFloat,
+    Size,
+    UnitInterval,
+    check_fields,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionConfig:
+    """Which evidence is weighed, which questions are asked, and with which candidates."""
+
+    links: bool = True
+    """Weigh the facts that link a candidate to the question's entity. Some benchmarks never link a pair twice, which
+    these facts give away. Default: on."""
+    degrees: bool | Literal["auto"] = "auto"
+    """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better."""
+    left_out: Literal["auto", "fact", "pair"] = "auto"
+    """What is unknown while a training question is answered. fact: its own fact; pair: all facts between its two
+    entities; auto: pair if no pair of the valid split is linked by a known fact, otherwise fact."""
+    max_questions: Size | None = None
+    """Number of questions to learn from, drawn from those of all known facts. Default: as many as --questions.seconds
+    and --questions.max-firings allow."""
+    seconds: PositiveFloat = 60.0
+    """Seconds to collect evidence in, if the number of questions is not set."""
+    max_firings: Size = 20_000_000
+    """Number of firings (a candidate and a rule that derives it) to hold, about 35 bytes each."""
+    n_best: Size = 60
+    """Candidates of each training question, the best by rule confidences (noisy-or@3)."""
+    n_sampled: Size = 30
+    """Candidates beside them, drawn from the others."""
+    max_size_quantile: UnitInterval = 0.995
+    """Questions with more firings than this share of the questions are left out, so that batches stay small."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Penalty:
+    """Weights of the sums of squares in the listwise loss: Gaussian priors of mean 0."""
+
+    rule_weight: NonNegativeFloat = 1e-4
+    """For the weights of rules."""
+    link_weight: NonNegativeFloat = 1e-4
+    """For the weights of links."""
+    degree_weight: NonNegativeFloat = 1e-5
+    """For the weights of degrees."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListwiseConfig:
+    """Settings of the listwise fit that PPO starts from."""
+
+    n_epochs: Size = 8
+    """Passes over the questions; the epoch that ranks the valid split best is kept."""
+    max_steps: Size = 600
+    """Gradient steps in all; epochs beyond are left out, but not the first one."""
+    batch_size: Size = 256
+    """Questions of a gradient step."""
+    learning_rate: NonNegativeFloat = 0.02
+    """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
+    penalty: Penalty = field(default_factory=Penalty)
+    """Priors of the weights."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)

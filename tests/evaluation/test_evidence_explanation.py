@@ -1,0 +1,160 @@
+"""The parts of an explanation add up to the score, its counts are those of a recount, and its text names them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from funcppo import random, tree
+from funcppo.evaluation import agreement, evidence_explanation, ranking
+from funcppo.evaluation.evaluator import Evaluator
+from funcppo.evaluation.evidence_explanation import Weights, explain_answer
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover import aggregation, evidence
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import build_task
+from tests.evaluation.test_settings_choice import random_graph
+
+SECONDS = 3600.0  # never cut by the clock
+
+
+@pytest.fixture(scope="module", params=["fact", "pair"])
+def subject(request):
+    """A task and random weights of all evidence; identity of objects with "pair"."""
+    settings = ProverTaskConfig(
+        max_height=1,
+        smoothing=5.0,
+        object_identity=request.param == "pair",
+    )
+    task = build_task(random_graph(), settings)
+    facts = evidence.index_facts(task.kb, task.sizes)
+    world = aggregation.make_world(task.kb, task.sizes, facts)
+    cfg = aggregation.AggregationConfig(
+        sizes=task.sizes,
+        n_shapes=aggregation.n_shapes(world),
+        uses_degrees=True,
+    )
+    params = aggregation.init(cfg, random.key(0))
+    generator = torch.Generator().manual_seed(1)
+    params = tree.map(
+        lambda x: x + 0.3 * torch.randn(x.shape, generator=generator), params
+    )
+    return task, Weights(facts, cfg, world, params, request.param)
+
+
+def explanations(subject):
+    task, weights = subject
+    for split in (task.dataset.valid, task.dataset.train[:20]):
+        for atom in torch.from_numpy(split):
+            for side in (HEAD, TAIL):
+                found = explain_answer(task, weights, atom, side)
+                if found is not None:
+                    yield atom, side, found
+
+
+def test_the_parts_add_up_to_the_score(subject):
+    n_facts = 0
+    for atom, side, e in explanations(subject):
+        parts = [e.rule_score, e.own_degree_weight, e.degree_weight]
+        parts += [e.linked_weight, *(fact.weight for fact in e.facts)]
+        assert sum(parts) == pytest.approx(e.score, abs=1e-5)
+        assert sum(rule.share for rule in e.rules) == pytest.approx(1.0)
+        assert e.candidate == atom[side] and e.predicate == atom[0]
+        assert 1 <= e.place <= e.n_candidates and 0 < e.probability <= 1
+        assert bool(e.linked_weight) == bool(e.facts)
+        n_facts += e.is_fact
+    assert n_facts > 0
+
+
+def test_the_recount_agrees_and_reports_what_does_not(subject):
+    task, weights = subject
+    compared = compare(task, weights)
+    assert compared.n_compared == compared.n_total > 4
+    assert compared.disagreements == ()
+
+    def miscount(atom, side):
+        found = explain_answer(task, weights, atom, side)
+        if found is None:
+            return None
+        rule = found.rules[0]._replace(fan_out=1000)
+        return found._replace(
+            rules=(rule, *found.rules[1:]), own_degree=found.own_degree + 1
+        )
+
+    wrong = compare(task, weights, miscount)
+    assert 0 < wrong.n_disagreeing <= wrong.n_compared
+    text = "\n".join(wrong.disagreements)
+    assert "1000" in text and "known answers" in text
+
+
+def compare(task, weights, explain=None):
+    evaluator = Evaluator(
+        task=task,
+        protocol=ranking.RankingProtocol(sides=(HEAD, TAIL)),
+        scorer=lambda atoms: torch.zeros(len(atoms), dtype=torch.float64),
+        prove=lambda atom: None,
+        proof_threshold=-float("inf"),
+        all_scores=False,
+    )
+    # Facts of train are left out of their own evidence.
+    split = torch.from_numpy(task.dataset.valid).tolist()
+    split += task.dataset.train[:5].tolist()
+    ranked = agreement.rank_sample(
+        evaluator, torch.tensor(split).numpy(), range(len(split))
+    )
+    return agreement.compare_evidence(
+        agreement.make_subject(evaluator, "evidence"),
+        explain or (lambda a, s: explain_answer(task, weights, a, s)),
+        weights.left_out,
+        ranked,
+        SECONDS,
+    )
+
+
+def test_an_atom_that_no_rule_derives_has_no_explanation(subject):
+    task, weights = subject
+    n = task.sizes.n_constants
+    atoms = [(1, x, y) for x in range(1, n + 1) for y in range(1, n + 1)]
+    found = [
+        explain_answer(task, weights, torch.tensor(atom), TAIL)
+        for atom in atoms[:: max(1, len(atoms) // 15)]
+    ]
+    assert None in found and any(found)
+
+
+def test_the_text_and_the_json_name_rules_and_facts(subject):
+    task, _ = subject
+    dataset = task.dataset
+    linked = [e for _, side, e in explanations(subject) if e.facts]
+    e = linked[0]
+    lines = evidence_explanation.to_lines(dataset, e)
+    assert f"place {e.place} of {e.n_candidates} candidates" in lines[0]
+    assert f"by rule {e.rules[0].rule}: " in lines[2]
+    assert any("is known already" in line for line in lines)
+    assert any(" against: " in line or " for: " in line for line in lines)
+
+    many = e._replace(rules=e.rules[:1] * 9)
+    assert any("by 4 others" in line
+               for line in evidence_explanation.to_lines(dataset, many))  # fmt: skip
+    fields = json.loads(json.dumps(evidence_explanation.to_json(dataset, e)))
+    assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
+    assert len(fields["facts"]) == len(e.facts)
+    assert fields["question"].count(", ") == 1 and fields["score"] == e.score
+
+
+def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
+    task, weights = subject
+    plain = weights._replace(
+        cfg=replace(weights.cfg, uses_links=False, uses_degrees=False)
+    )
+    atom = torch.from_numpy(task.dataset.train[0])
+    for side in (HEAD, TAIL):
+        e = explain_answer(task, plain, atom, side)
+        if e is not None:
+            assert e.facts == () and e.degree_weight == 0
+            assert e.rule_score + e.own_degree_weight == pytest.approx(
+                e.score, abs=1e-5
+            )

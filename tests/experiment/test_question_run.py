@@ -1,0 +1,182 @@
+"""A run that learns from questions: what it chooses on valid, its bit-exact resume, and where it cannot learn so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from funcppo import data, tree
+from funcppo.config import PPOConfig
+from funcppo.experiment import question_run, training
+from funcppo.experiment.config import RunConfig, read_config
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.task import build_task
+from funcppo.runtime.monitor import Monitor
+from tests.experiment.test_question_training import seating
+
+CONFIG = RunConfig(
+    dataset="seating",
+    steps=4 * 64,
+    n_validations=2,
+    n_validation_queries=40,
+    prover=ProverTaskConfig(smoothing=5.0, object_identity=True),
+    listwise=ListwiseConfig(n_epochs=3, batch_size=32, learning_rate=0.1),
+    ppo=PPOConfig(
+        n_envs=32, n_steps=2, n_epochs=1, n_minibatches=2, learning_rate=0.01
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def graph(monkeypatch):
+    graph = seating(n_tables=10)
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    return graph
+
+
+def run_to(run, folder, last_update):
+    """The run after an update, with its files in the folder."""
+    run = training.with_training_data(run)
+    training.save_checkpoint(run, folder)
+    step, _ = training.prepare_train_step(run)
+
+    def is_last():
+        return int(step.state.update) >= last_update
+
+    with Monitor() as monitor:
+        for run, _ in training.train(run, folder, step, is_last, monitor):
+            pass
+    return run
+
+
+def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
+    run = training.prepare_run(CONFIG, tmp_path, resume=False)
+    chosen = run.run_config
+    assert (chosen.learner, run.score) == ("questions", "evidence")
+    assert chosen.prover.max_height == 1
+    assert chosen.questions.left_out == "pair"
+    assert chosen.questions.max_questions == 2 * len(run.task.dataset.facts)
+    assert chosen.questions.degrees in (True, False)
+    notes = "\n".join(run.notes)
+    assert "listwise fit: epoch" in notes and "degrees o" in notes
+    assert "no pair of the valid split is linked" in notes
+
+    protocol = training.RankingProtocol(sides=training.ranked_sides(run.task))
+    mrr = {
+        name: training.evaluate_policy(
+            run, params, run.task.dataset.valid, protocol
+        )["mrr"]
+        for name, params in training.policies(run).items()
+    }
+    assert mrr["evidence, untrained"] + 0.1 < mrr["evidence, listwise fit"]
+    assert mrr["evidence, trained"] == mrr["evidence, listwise fit"]
+    # a validation ranks by evidence that is collected once
+    _, metric = training.validate(run)
+    queries = training.validation_queries(run)
+    again = training.evaluate_policy(
+        run, run.state.start_params, queries, protocol
+    )["mrr"]
+    assert metric == pytest.approx(again, abs=1e-6)
+
+
+def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
+    tmp_path,
+):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    for folder in (whole, part):
+        folder.mkdir()
+    run = training.prepare_run(CONFIG, whole, resume=False)
+    training.save_checkpoint(run, part)
+    expected = run_to(run, whole, 4)
+
+    run_to(training.prepare_run(CONFIG, part, resume=False), part, 2)
+    resumed = training.prepare_run(run.run_config, part, resume=True)
+    assert resumed.questions.world is None
+    assert int(resumed.state.train_state.update) == 2
+    got = run_to(resumed, part, 4)
+    for name, one, other in zip(
+        tree.paths(expected.state),
+        tree.leaves(expected.state),
+        tree.leaves(got.state),
+        strict=True,
+    ):
+        assert torch.equal(one, other), name
+    assert not torch.equal(
+        tree.ravel(got.state.start_params),
+        tree.ravel(got.state.train_state.params),
+    )
+
+
+def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
+    tmp_path,
+):
+    high = replace(CONFIG, prover=replace(CONFIG.prover, max_height=2,
+                                          object_identity=False))  # fmt: skip
+    run = training.prepare_run(high, tmp_path, resume=False)
+    assert run.run_config.learner == "proofs" and run.questions is None
+    with pytest.raises(ValueError, match="expected height 1, got 2"):
+        training.prepare_run(
+            replace(high, learner="questions"), tmp_path, resume=False
+        )
+
+
+@pytest.mark.parametrize("learner", ["auto", "questions"])
+def test_without_a_question_to_learn_from(learner, tmp_path, monkeypatch):
+    """The rule derives the fact of valid alone."""
+    graph = data.from_triples(
+        [("a", "p", "b"), ("c", "q", "d"), ("e", "q", "f")],
+        [("c", "p", "d")],
+        rules="p(X, Y) :- q(X, Y)",
+    )
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    config = replace(CONFIG, learner=learner)
+    if learner == "questions":
+        with pytest.raises(ValueError, match="learner: no rule derives"):
+            training.prepare_run(config, tmp_path, resume=False)
+        return
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.learner == "proofs"
+    assert any("learner proofs: no question" in note for note in run.notes)
+
+
+def test_what_is_left_out_follows_the_links_of_valid(graph):
+    settings = ProverTaskConfig(
+        max_height=1, smoothing=5.0, object_identity=True
+    )
+    task = build_task(graph, settings)
+    assert question_run.share_of_linked(task, graph.valid) == 0
+    pair = question_run.resolve_left_out(task, QuestionConfig())
+    assert pair.left_out == "pair"
+    linked = replace(graph, valid=graph.train[:1])
+    task = build_task(linked, settings)
+    assert question_run.share_of_linked(task, linked.valid) == 1
+    fact = question_run.resolve_left_out(task, QuestionConfig())
+    assert fact.left_out == "fact"
+    set_ = QuestionConfig(left_out="pair")
+    assert question_run.resolve_left_out(task, set_) is set_
+
+
+def test_the_gradient_steps_bound_the_epochs():
+    cfg = ListwiseConfig(n_epochs=8, batch_size=10, max_steps=60)
+    assert question_run.n_epochs_within(cfg, 100).n_epochs == 6
+    assert question_run.n_epochs_within(cfg, 20).n_epochs == 8
+    assert question_run.n_epochs_within(cfg, 10_000).n_epochs == 1
+
+
+def test_a_stored_run_of_proofs_is_read_without_questions(tmp_path):
+    """config.json of a run before there were questions."""
+    import json
+
+    from funcppo.experiment.config import CONFIG_FILE, write_config
+
+    write_config(CONFIG, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    assert read_config(tmp_path) == CONFIG
+    for name in ("learner", "questions", "listwise"):
+        del raw[name]
+    path.write_text(json.dumps(raw))
+    assert read_config(tmp_path).learner == "proofs"
