@@ -48,6 +48,7 @@ from funcppo.evaluation.settings_choice import (
 )
 from funcppo.evaluation.slot_scheduler import (
     ProgressCallback,
+    SchedulerState,
     SearchStep,
     ignore_progress,
 )
@@ -88,8 +89,12 @@ COMPILE_MIN_CALLS = 40_000
 
 # A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
 # the minimum.
-MAX_VALIDATION_SUCCESSORS = 5e6
+MAX_VALIDATION_SUCCESSORS = 1_000_000
 MIN_VALIDATION_QUERIES = 20
+# A greater height is tried only if its searches for all of valid, by every score, compute at most this many successors,
+# empty places of the tables included; and if there are more test queries, if these do. A successor takes 15 to 40
+# microseconds on one CPU thread, and a run ranks valid some 15 times.
+MAX_TRIAL_SUCCESSORS = 400_000
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
 
@@ -174,6 +179,10 @@ class StopRequest(Protocol):
 
 class ValidationStopped(Exception):
     """A validation was asked to stop before its end."""
+
+
+class _SearchTooLong(Exception):
+    """A search has computed more successors than it may."""
 
 
 class DivergenceError(ValueError):
@@ -277,7 +286,7 @@ def _build_run(
     ):
         notes.append(
             f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
-            f"more would compute over {MAX_VALIDATION_SUCCESSORS:.0e} successors"
+            f"more would compute over {MAX_VALIDATION_SUCCESSORS:,} successors"
         )
     return Run(
         run_config=run_config,
@@ -345,18 +354,16 @@ def _choose_run(
     notes: list[str] = []
     for candidate in choice.by_height:
         settings = candidate.settings
-        if best is not None and _search_is_long(best.run.task, candidate):
-            notes.append(
-                f"height {settings.max_height} not tried: a validation by search would compute "
-                f"over {MAX_VALIDATION_SUCCESSORS:.0e} successors"
-            )
-            break
         config = dataclasses.replace(
             run_config,
             prover=settings,
             learner=_learner_at(run_config, settings.max_height),
         )
-        scored = _choose_score(_build_run(config, dataset, on_phase), on_phase)
+        try:
+            scored = _score_height(config, dataset, candidate, best, on_phase)
+        except _SearchTooLong as error:
+            notes.append(f"height {settings.max_height} not tried: {error}")
+            break
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
             break
@@ -1104,13 +1111,68 @@ def _n_validation_queries(
     return max(int(n_queries * share), min(MIN_VALIDATION_QUERIES, n_queries))
 
 
-def _search_is_long(task: ProverTask, candidate: HeightCandidate) -> bool:
-    """Whether even the smallest validation by search at a height would exceed its bound, by a rough count."""
+def _check_search(task: ProverTask, candidate: HeightCandidate) -> None:
+    """Check that the smallest validation by search at a height is within its bound, by a rough count.
+
+    Raises:
+      _SearchTooLong: it is not.
+    """
     height = candidate.settings.max_height or 1
     shape = resolve.make_resolve_config(task.kb, task.sizes, height)
     n_successors = _n_search_successors(shape.max_successors, height)
     n_atoms = candidate.atoms_per_query * MIN_VALIDATION_QUERIES
-    return height > 1 and n_atoms * n_successors > MAX_VALIDATION_SUCCESSORS
+    if height > 1 and n_atoms * n_successors > MAX_VALIDATION_SUCCESSORS:
+        raise _SearchTooLong(
+            f"a search for {MIN_VALIDATION_QUERIES} valid queries would compute over {MAX_VALIDATION_SUCCESSORS:,} "
+            "successors, by a rough count"
+        )
+
+
+def _score_height(
+    config: RunConfig,
+    dataset: Dataset,
+    candidate: HeightCandidate,
+    best: _ScoredRun | None,
+    on_phase: PhaseCallback,
+) -> _ScoredRun:
+    """A new run at a height, with its score.
+
+    Args:
+      best: the run at the height below; None for the first one, whose search may be long.
+
+    Raises:
+      _SearchTooLong: its search is.
+    """
+    if best is None:
+        return _choose_score(_build_run(config, dataset, on_phase), on_phase)
+    _check_search(best.run.task, candidate)
+    return _try_height(_build_run(config, dataset, on_phase), on_phase)
+
+
+def _try_height(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+    """The run with its score, if ranking by search is within its bound.
+
+    Raises:
+      _SearchTooLong: it is not.
+    """
+    n_valid, n_test = run.n_validation_queries, len(run.task.dataset.test)
+    limit = MAX_TRIAL_SUCCESSORS * n_valid // max(n_valid, n_test)
+    n_successors = 0
+
+    def bounded_step(cfg: SearchConfig, *inputs: Any) -> SchedulerState:
+        nonlocal n_successors
+        n_successors += cfg.rows_per_step * cfg.resolve.max_successors
+        if n_successors > limit:
+            raise _SearchTooLong(
+                f"a search for {n_valid} valid queries computes over {limit:,} successors"
+            )
+        return run.search_step(cfg, *inputs)
+
+    bounded = dataclasses.replace(run, search_step=bounded_step)
+    scored = _choose_score(bounded, on_phase)
+    return scored._replace(
+        run=dataclasses.replace(scored.run, search_step=run.search_step)
+    )
 
 
 def _n_search_successors(max_successors: int, height: int) -> int:

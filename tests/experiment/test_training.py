@@ -10,6 +10,7 @@ import torch
 from funcppo import data, tree
 from funcppo.config import PPOConfig
 from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.evaluation.slot_scheduler import evaluate_step
 from funcppo.experiment import checkpoint, metrics_log, training
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
@@ -403,15 +404,49 @@ def test_the_policy_chooses_among_the_heights(
     assert run.task.max_height == height
 
 
-def test_a_height_whose_search_is_too_long_is_not_tried(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "MAX_VALIDATION_SUCCESSORS", 1.0)
+@pytest.mark.parametrize(
+    "bound", ["MAX_VALIDATION_SUCCESSORS", "MAX_TRIAL_SUCCESSORS"]
+)
+def test_a_height_whose_search_is_too_long_is_not_tried(
+    bound, tmp_path, monkeypatch
+):
+    """By the rough count before the search, and by the count of what a search computes."""
+    monkeypatch.setattr(training, bound, 1)
     config = replace(open_settings(), dataset="countries_s3")
     run = training.prepare_run(config, tmp_path, resume=False)
     assert run.task.max_height == 1
     assert any(
-        note.startswith("height 2 not tried: a validation by search")
+        note.startswith("height 2 not tried: a search for ")
         for note in run.notes
     )
+
+
+def test_a_trial_of_a_height_counts_the_places_of_its_tables(
+    tmp_path, monkeypatch
+):
+    """A bound of what the searches of height 2 compute admits it, one less does not."""
+    counts = []
+
+    def counted_step(cfg, *inputs):
+        counts.append(cfg.rows_per_step * cfg.resolve.max_successors)
+        return evaluate_step(cfg, *inputs)
+
+    monkeypatch.setattr(
+        training.scorers, "make_search_step", lambda _: counted_step
+    )
+    config = replace(
+        open_settings(), dataset="countries_s2", n_validation_queries=24
+    )
+    run = training.prepare_run(
+        replace(config, prover=replace(config.prover, max_height=2)),
+        tmp_path,
+        resume=False,
+    )
+    assert run.task.max_height == 2
+    for bound, height in ((sum(counts), 2), (sum(counts) - 1, 1)):
+        monkeypatch.setattr(training, "MAX_TRIAL_SUCCESSORS", bound)
+        run = training.prepare_run(config, tmp_path, resume=False)
+        assert run.task.max_height == height
 
 
 def test_a_validation_ranks_fewer_queries_where_a_search_is_long(
