@@ -278,9 +278,23 @@ def _build_run(
     task = prover_task.build_task(
         dataset, run_config.prover, run_config.device, on_phase
     )
+    notes = list(task.notes)
+    settings = task.cfg
+    is_default = settings.hard_negative_fraction == 0.0
+    if (
+        task.derived_sample is not None
+        and is_default
+        and settings.negatives_per_positive > 0
+    ):
+        # Whether a corruption is derivable is unknown where T_P is held in part.
+        settings = dataclasses.replace(settings, hard_negative_fraction=1.0)
+        run_config = dataclasses.replace(run_config, prover=settings)
+        task = dataclasses.replace(task, cfg=settings)
+        notes.append(
+            "all negatives are from the sample of T_P (--prover.hard-negative-fraction 1)"
+        )
     cfg = _learner_config(run_config, task)
     n_queries = _n_validation_queries(run_config, task, cfg)
-    notes = list(task.notes)
     if n_queries < min(
         run_config.n_validation_queries, len(task.dataset.valid)
     ):

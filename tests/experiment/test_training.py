@@ -404,6 +404,33 @@ def test_the_policy_chooses_among_the_heights(
     assert run.task.max_height == height
 
 
+def test_negatives_are_derived_where_t_p_is_held_in_part(tmp_path):
+    dataset = "family_tree:60:3"
+    n_facts = len(data.load(dataset).facts)
+    prover = replace(CONFIG.prover, max_atoms=n_facts + 1)
+    config = replace(CONFIG, dataset=dataset, prover=prover)
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.prover.hard_negative_fraction == 1.0
+    assert any(note.startswith("all negatives are") for note in run.notes)
+    trained(run, tmp_path)
+
+    # What is set stays, and none are needed without negatives.
+    for change in (
+        {"hard_negative_fraction": 0.5},
+        {"negatives_per_positive": 0},
+        {"max_atoms": 1000 * n_facts},
+    ):
+        config = replace(
+            CONFIG, dataset=dataset, prover=replace(prover, **change)
+        )
+        if "hard_negative_fraction" in change:
+            with pytest.raises(ValueError, match="hard-negative-fraction 1"):
+                training.prepare_run(config, tmp_path, resume=False)
+            continue
+        run = training.prepare_run(config, tmp_path, resume=False)
+        assert run.run_config.prover == config.prover
+
+
 @pytest.mark.parametrize(
     "bound", ["MAX_VALIDATION_SUCCESSORS", "MAX_TRIAL_SUCCESSORS"]
 )
@@ -443,10 +470,12 @@ def test_a_trial_of_a_height_counts_the_places_of_its_tables(
         resume=False,
     )
     assert run.task.max_height == 2
-    for bound, height in ((sum(counts), 2), (sum(counts) - 1, 1)):
-        monkeypatch.setattr(training, "MAX_TRIAL_SUCCESSORS", bound)
+    bound = sum(counts)
+    for limit, is_tried in ((bound, True), (bound - 1, False)):
+        monkeypatch.setattr(training, "MAX_TRIAL_SUCCESSORS", limit)
         run = training.prepare_run(config, tmp_path, resume=False)
-        assert run.task.max_height == height
+        notes = "; ".join(run.notes)
+        assert ("height 2 not tried" not in notes) == is_tried
 
 
 def test_a_validation_ranks_fewer_queries_where_a_search_is_long(
