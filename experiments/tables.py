@@ -12,6 +12,7 @@ a line that names its records, hardware, versions and commits):
     readme-ppo                  what the PPO example of the README prints
     readme-train                what `make train` prints: the table and the proof
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
+    fifty-graphs                a row a generated graph: the same, and how many runs failed and why
     questions                   a row a data set and method: learning from question episodes
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
@@ -43,6 +44,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -476,6 +478,82 @@ def defaults_row(label: str, runs: list[Row]) -> list[str]:
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
     ]
+
+
+# how a program names a graph whose facts support no rule
+NO_RULES = re.compile(r"no rules given, and the data hold none")
+
+
+def fifty_graphs_table(record: Record) -> str:
+    """A row a graph, by size; then the runs that reached the time limit, that failed, and that mined nothing."""
+    head = ["entities", "relations", "triples", "rules", "seconds", "GB"]
+    head += ["ceiling", "exists", "best untrained", "trained"]
+    runs = sorted(record["runs"], key=lambda run: run["n_triples"])
+    over = sum(run["answer_seconds"] is not None for run in runs)
+    ended = [run for run in runs if run["answer_seconds"] is None]
+    errors = [run["error"] for run in ended if run["status"]]
+    n_empty = sum(bool(NO_RULES.search(error)) for error in errors)
+    # Without the name of the graph errors of one kind are equal.
+    failures = Counter(
+        re.sub(r"\be\d+-r\d+-d[\w.+-]*: ", "", error)
+        for error in errors
+        if not NO_RULES.search(error)
+    )
+    lines = [
+        f"{len(runs)} runs; {over} over the time limit; {sum(failures.values())} failed; "
+        f"{n_empty} without a rule."
+    ]
+    lines += [f"- {n} failed: `{error}`" for error, n in failures.items()]
+    rows = (fifty_graphs_row(run) for run in runs)
+    return table(head, rows) + "\n" + "\n".join(lines) + "\n"
+
+
+def fifty_graphs_row(run: Row) -> list[str]:
+    """The cells of one graph; those of results are empty without results."""
+    sizes = [run["n_entities"], run["n_relations"], run["n_triples"]]
+    cells = [f"{size:,}" for size in sizes]
+    cost = [f"{run['seconds']:.0f}", f"{run['peak_mb'] / 1000:.2f}"]
+    if not run.get("mrr"):
+        return [*cells, "", *cost, "", "", "", ""]
+    exists = [
+        mrr for name, mrr in run["mrr"].items() if name.startswith("exists@")
+    ]
+    trained = [
+        mrr for name, mrr in run["mrr"].items() if name.endswith(", trained")
+    ]
+    untrained = {
+        name: mrr
+        for name, mrr in run["mrr"].items()
+        if not name.endswith(", trained")
+    }
+    best = max(untrained, key=lambda name: untrained[name])
+    return [
+        *cells,
+        f"{run['n_rules']:,}",
+        *cost,
+        metric_text(run["ceiling"]),
+        metric_text(exists[0]),
+        f"{metric_text(untrained[best])} ({best})",
+        metric_text(trained[0]),
+    ]
+
+
+def fifty_graphs() -> str:
+    """The block of this name."""
+    record = load_record("fifty_graphs")
+    machines = dict.fromkeys(
+        f"{run['machine']['device']}; torch {run['machine']['torch'].split('+')[0]}"
+        for run in record["runs"]
+    )
+    commits = dict.fromkeys(run["machine"]["commit"] for run in record["runs"])
+    limits = dict.fromkeys(
+        f"{run['limit_seconds']:g} s" for run in record["runs"]
+    )
+    return (
+        fifty_graphs_table(record)
+        + f"\nTime limit: {', '.join(limits)}. Record: `experiments/results/fifty_graphs.json` "
+        f"({'; '.join(machines)}; one thread; {', '.join(commits)}).\n"
+    )
 
 
 def results_block(names: Iterable[str]) -> str:
@@ -1130,6 +1208,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
     "defaults": defaults,
+    "fifty-graphs": fifty_graphs,
     "questions": question_results,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,

@@ -589,6 +589,43 @@ def test_a_block_changes_with_its_records(name, tmp_path, monkeypatch):
     assert block() == before
 
 
+def graph_run(n_triples: int, **fields) -> dict:
+    """The row of one generated graph."""
+    sizes = {"n_entities": 1000, "n_relations": 5, "n_triples": n_triples}
+    ended = {"status": 0, "answer_seconds": None, "error": ""}
+    return sizes | ended | {"seconds": 61.4, "peak_mb": 951.2} | fields
+
+
+def test_the_graphs_are_counted_by_how_they_ended():
+    mrr = {
+        "exists@1": 0.1,
+        "max-confidence": 0.3,
+        "noisy-or": 0.2,
+        "success, untrained": 0.25,
+        "success, trained": 0.35,
+    }
+    wrong = {"status": 2, "error": "funcppo: e9-r1-d0.1-odd: expected a b"}
+    same = {"status": 2, "error": "funcppo: e5-r1-d1e-05: expected a b"}
+    empty = "funcppo: e5-r1-d1e-05: no rules given, and the data hold none with support 5"
+    runs = [
+        graph_run(1500, mrr=mrr, n_rules=1200, ceiling=0.9),
+        graph_run(500, **wrong),
+        graph_run(600, **same),
+        graph_run(700, status=2, error=empty),
+        graph_run(800, status=130, answer_seconds=0.5, error="interrupted"),
+    ]
+    text = tables.fifty_graphs_table({"runs": runs})
+    sizes = ["1,000", "5"]
+    cost = ["61", "0.95"]
+    *without, last = parse(text)
+    assert [row[2] for row in without] == ["500", "600", "700", "800"]
+    assert without[0] == [*sizes, "500", "", *cost, "", "", "", ""]
+    scores = ["0.9000", "0.1000", "0.3000 (max-confidence)", "0.3500"]
+    assert last == [*sizes, "1,500", "1,200", *cost, *scores]
+    assert "5 runs; 1 over the time limit; 2 failed; 1 without a rule." in text
+    assert text.endswith("- 2 failed: `funcppo: expected a b`\n")
+
+
 # documents
 
 
