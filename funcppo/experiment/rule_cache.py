@@ -50,7 +50,7 @@ class RuleFile(NamedTuple):
 
     path: Path
     message: str
-    notes: tuple[str, ...]  # what mining left out, if the rules were mined now
+    notes: tuple[str, ...]  # what mining sampled or left out
 
 
 class _OrderedFacts(NamedTuple):
@@ -192,7 +192,7 @@ def get_or_mine_rules(
     path = _cache_path(dataset, cfg, cache_dir)
     if path.exists():
         message = f"no rules given: using those mined before, {path}"
-        return RuleFile(path, message, ())
+        return RuleFile(path, message, _read_notes(path))
 
     # Make the directory first: an error is cheaper before mining than after.
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def get_or_mine_rules(
             f"{dataset.name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
             f"{cfg.min_confidence:g}: expected --rules FILE"
         )
-    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+    _write_with_notes(path, mined)
     return RuleFile(
         path,
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
@@ -231,8 +231,27 @@ def cache_rules(
     """
     path = _cache_path(dataset, cfg, None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+    _write_with_notes(path, mined)
     return path
+
+
+def _write_with_notes(path: Path, mined: MinedDataset) -> None:
+    """Write a rule file of the cache after its notes, so that a rule file is never without them."""
+    text = json.dumps(mined.result.notes)
+    write_atomically(_notes_path(path), lambda file: file.write(text.encode()))
+    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
+
+
+def _read_notes(path: Path) -> tuple[str, ...]:
+    """The notes of a rule file in the cache."""
+    try:
+        return tuple(json.loads(_notes_path(path).read_bytes()))
+    except (OSError, ValueError):
+        return (f"{path}: what mining left out of these rules is not known",)
+
+
+def _notes_path(path: Path) -> Path:
+    return path.with_suffix(".notes.json")
 
 
 def _cache_path(

@@ -32,6 +32,18 @@ def test_rules_are_mined_once(tmp_path, monkeypatch):
     assert again.path == first.path and "mined before" in again.message
 
 
+def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
+    dataset = load("family_tree:30:1")
+    cfg = dataclasses.replace(SMALL, max_rows=100)
+    first = get_or_mine_rules(dataset, cfg, tmp_path)
+    assert first.notes
+    assert get_or_mine_rules(dataset, cfg, tmp_path).notes == first.notes
+
+    first.path.with_suffix(".notes.json").unlink()
+    (note,) = get_or_mine_rules(dataset, cfg, tmp_path).notes
+    assert str(first.path) in note and "is not known" in note
+
+
 def test_other_data_settings_or_miners_have_other_files(tmp_path, monkeypatch):
     dataset = load("family_tree:30:1")
     mine = lambda data, cfg: get_or_mine_rules(data, cfg, tmp_path).path
