@@ -6,6 +6,8 @@ import dataclasses
 import os
 import platform
 import shlex
+import shutil
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -305,21 +307,46 @@ class Train:
                 f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
             )
         check_device(self.device)
-        config = self._with_rules(self._run_config(), console, on_phase)
+        config = self._run_config()
+        mined = self._mine_rules(config, console, on_phase)
+        if mined is not None:
+            config = dataclasses.replace(config, rules=str(mined))
         run = training.prepare_run(
             config, self.out, resume=False, on_phase=on_phase
         )
 
         self.out.mkdir(parents=True, exist_ok=True)
         notes = self._remove_stale_parts()
-        for name in (CONFIG_FILE, CHECKPOINT_FILE, METRICS_FILE, RESULTS_FILE):
-            (self.out / name).unlink(missing_ok=True)
-
-        # A folder with a config is a run, so it has a checkpoint to resume from, wherever a process is killed.
         run = dataclasses.replace(run, notes=(*run.notes, *notes))
-        training.save_checkpoint(run, self.out)
-        write_config(run.run_config, self.out)
+        if mined is not None:
+            rules = str((self.out / MINED_RULES_FILE).absolute())
+            config = dataclasses.replace(run.run_config, rules=rules)
+            run = dataclasses.replace(run, run_config=config)
+        self._write_start(run, mined)
         return run
+
+    def _write_start(self, run: Run, mined: Path | None) -> None:
+        """Write the files of a new run, which replace those of an earlier one when all of them are written.
+
+        Args:
+          mined: the rule file to copy into the folder; None if there is none.
+        """
+        from funcppo.experiment import training
+
+        with tempfile.TemporaryDirectory(dir=self.out) as name:
+            folder = Path(name)
+            if mined is not None:
+                with atomic_io.named_errors(self.out / MINED_RULES_FILE):
+                    shutil.copyfile(mined, folder / MINED_RULES_FILE)
+            training.save_checkpoint(run, folder)
+            write_config(run.run_config, folder)
+
+            # A folder with a config is a run, so the config is the first to go and the last to come.
+            for name in (CONFIG_FILE, METRICS_FILE, RESULTS_FILE):
+                (self.out / name).unlink(missing_ok=True)
+            for name in (MINED_RULES_FILE, CHECKPOINT_FILE, CONFIG_FILE):
+                if (folder / name).exists():
+                    (folder / name).replace(self.out / name)
 
     def _remove_stale_parts(self) -> list[str]:
         """Remove half-written files of killed processes from the folder; a note for each."""
@@ -336,19 +363,18 @@ class Train:
         settings["rules"] = self.rules and absolute_or_name(self.rules)
         return RunConfig(**settings)
 
-    def _with_rules(
+    def _mine_rules(
         self, config: RunConfig, console: Console, on_phase: PhaseCallback
-    ) -> RunConfig:
-        """The settings with mined rules, copied into the folder of the run, if the data set has none."""
+    ) -> Path | None:
+        """The file of mined rules if no rules are set and the data set has none; otherwise None."""
         from funcppo import data
-        from funcppo.atomic_io import write_atomically
         from funcppo.experiment import rule_cache
 
         if config.rules is not None:
-            return config
+            return None
         dataset = data.load(config.dataset, cfg=config.data)
         if len(dataset.rules):
-            return config
+            return None
 
         def show_mining(stage: str, done: float, total: float) -> None:
             on_phase(
@@ -367,13 +393,7 @@ class Train:
             self.cache_dir,
         )
         print_notes(console, [mined.message, *mined.notes])
-
-        self.out.mkdir(parents=True, exist_ok=True)
-        rule_file = self.out / MINED_RULES_FILE
-        write_atomically(
-            rule_file, lambda file: file.write(mined.path.read_bytes())
-        )
-        return dataclasses.replace(config, rules=str(rule_file))
+        return mined.path
 
     def _train(self, run: Run, console: Console) -> _TrainingResult:
         """Train until the last update or an interrupt, which takes effect after the update in progress."""

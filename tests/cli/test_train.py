@@ -1,5 +1,6 @@
 """`train`: the files of a run, resuming, bad input, and what is printed of compilers and graphs."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import torch
 
 from funcppo import tree
 from funcppo.cli import common
+from funcppo.cli import train as train_module
 from funcppo.cli.options import parse_options
 from funcppo.cli.train import Train, _CompileLogger, absolute_or_name
 from funcppo.data import load
@@ -55,6 +57,36 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         0.0 < row["mrr"] <= 1.0 and "auc_pr" in row
         for row in results["test"].values()
     )
+
+
+def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
+    trained, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+
+    def read_files():
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    before = read_files()
+    words = ["train", "countries_s2", "--out", out, "--overwrite", *TRAINED]
+    words += ["--prover.max-height", "1"]
+    error = OSError(errno.ENOSPC, "No space left on device", "x")
+    for module, name in (
+        (training, "save_checkpoint"),
+        (train_module, "write_config"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, Mock(side_effect=error))
+            assert funcppo(monkeypatch, *words) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert read_files() == before
+
+    assert funcppo(monkeypatch, *words) == 0
+    assert read_config(out).dataset == "countries_s2"
+    assert read_files().keys() == before.keys()
+    rows = metrics_log.read(out / METRICS_FILE)
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
 
 
 def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
