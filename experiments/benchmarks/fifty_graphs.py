@@ -7,7 +7,8 @@ triples. A third of the relations is random; the others are copies, inverses and
 with noise, so that there are rules to find. Every fifth graph has names that are hard to read and to print.
 
 Each run mines its rules and is a process of its own with a time limit, on one thread; `--jobs` of them run side by
-side. One that reaches the limit gets a Ctrl-C, and the row holds how long it took to answer. The record is written after every run, and what it holds is not run again.
+side. One that reaches the limit gets a Ctrl-C, and the row holds how long it took to answer. The record is written
+after every run, and what it holds is not run again.
 """
 
 from __future__ import annotations
