@@ -91,6 +91,8 @@ COMPILE_MIN_CALLS = 40_000
 # the minimum.
 MAX_VALIDATION_SUCCESSORS = 1_000_000
 MIN_VALIDATION_QUERIES = 20
+# The same where rules alone score candidates, whose successors take under a microsecond.
+MAX_VALIDATION_SUCCESSORS_BY_RULES = 10_000_000
 # A greater height is tried only if its searches for all of valid, by every score, compute at most this many successors,
 # empty places of the tables included; and if there are more test queries, if these do. A successor takes 15 to 40
 # microseconds on one CPU thread, and a run ranks valid some 15 times.
@@ -300,7 +302,7 @@ def _build_run(
     ):
         notes.append(
             f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
-            f"more would compute over {MAX_VALIDATION_SUCCESSORS:,} successors"
+            f"more would compute over {_max_validation_successors(task):,} successors"
         )
     return Run(
         run_config=run_config,
@@ -1107,22 +1109,31 @@ def _score_by_evidence(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
 def _n_validation_queries(
     run_config: RunConfig, task: ProverTask, cfg: Config
 ) -> int:
-    """How many valid queries a validation ranks: as set, or as many as keep a search within its bound."""
+    """How many valid queries a validation ranks: as set, or as many as keep it within its bound."""
     valid = task.dataset.valid
     n_queries = min(run_config.n_validation_queries, len(valid))
-    if not n_queries or task.fact_selection == "oracle":
-        return n_queries
+    if not n_queries:
+        return 0
 
     queries = valid[stratified_sample(valid, n_queries)]
     protocol = RankingProtocol(sides=ranked_sides(task))
     n_candidates = ranking.count_candidates(task, queries, protocol)
-    n_successors = n_candidates * _n_search_successors(
-        cfg.env.cfg.resolve.max_successors, task.max_height
+    n_successors = cfg.env.cfg.resolve.max_successors
+    if task.fact_selection != "oracle":
+        n_successors = _n_search_successors(n_successors, task.max_height)
+    share = _max_validation_successors(task) / max(
+        1, n_candidates * n_successors
     )
-    if n_successors <= MAX_VALIDATION_SUCCESSORS:
+    if share >= 1:
         return n_queries
-    share = MAX_VALIDATION_SUCCESSORS / n_successors
     return max(int(n_queries * share), min(MIN_VALIDATION_QUERIES, n_queries))
+
+
+def _max_validation_successors(task: ProverTask) -> int:
+    """How many successors a validation may compute."""
+    if task.fact_selection == "oracle":
+        return MAX_VALIDATION_SUCCESSORS_BY_RULES
+    return MAX_VALIDATION_SUCCESSORS
 
 
 def _check_search(task: ProverTask, candidate: HeightCandidate) -> None:

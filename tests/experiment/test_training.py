@@ -498,6 +498,26 @@ def test_a_validation_ranks_fewer_queries_where_a_search_is_long(
     assert any("ranks 22 of 24 valid queries" in note for note in part.notes)
 
 
+def test_a_validation_by_rules_ranks_fewer_queries_where_it_is_long(
+    tmp_path, monkeypatch
+):
+    config = replace(CONFIG, dataset="countries_s2", n_validation_queries=24)
+    whole = training.prepare_run(config, tmp_path, resume=False)
+    queries = training.validation_queries(whole)
+    protocol = RankingProtocol(sides=training.ranked_sides(whole.task))
+    n_successors = training.ranking.count_candidates(
+        whole.task, queries, protocol
+    ) * (whole.cfg.env.cfg.resolve.max_successors)
+    assert len(queries) == 24 and whole.task.fact_selection == "oracle"
+    name = "MAX_VALIDATION_SUCCESSORS_BY_RULES"
+    for bound, n_queries in ((n_successors, 24), (n_successors * 22 / 24, 22)):
+        monkeypatch.setattr(training, name, bound)
+        part = training.prepare_run(config, tmp_path, resume=False)
+        assert len(training.validation_queries(part)) == n_queries
+        noted = any("ranks 22 of 24" in note for note in part.notes)
+        assert noted == (n_queries < 24)
+
+
 def test_the_search_settings_bound_rows_and_successors(run):
     """By hand: 4096 successors in all, at most 512 rows, 16 times as many on a GPU, not below the beam of 64."""
     env_cfg = run.cfg.env.cfg
