@@ -67,7 +67,7 @@ class Mine:
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""
     max_length: int = _DEFAULT.max_length
-    """Maximum number of atoms in a rule body, 1 to 3."""
+    """Maximum number of atoms in a rule body, 1 to 5; 4 and 5 are for sparse graphs."""
     min_support: int = _DEFAULT.min_support
     """Minimum support: facts that a rule derives from other facts."""
     min_confidence: float = _DEFAULT.min_confidence
@@ -107,7 +107,11 @@ class Mine:
         with show_status(make_console(use_stderr=True), "reading"):
             dataset = load(self.dataset, facts_only=True, cfg=self.data)
         limit = check_mining_memory(
-            dataset, self.memory, "--memory", self.device
+            dataset,
+            self.memory,
+            "--memory",
+            self.device,
+            max_length=self.max_length,
         )
         memory.reset_peak(self.device)
 
@@ -180,13 +184,19 @@ class Mine:
 
 
 def check_mining_memory(
-    dataset: Dataset, text: str | None, option: str, device: str
+    dataset: Dataset,
+    text: str | None,
+    option: str,
+    device: str,
+    *,
+    max_length: int = _DEFAULT.max_length,
 ) -> int:
     """The memory limit of mining, in bytes.
 
     Args:
       text: the limit of this process, or of the GPU; None for three quarters of what is free.
       option: the option that sets it, for the error.
+      max_length: of the bodies of rules, in atoms.
 
     Raises:
       ValueError: the limit is no number, or mining the data set takes more.
@@ -199,7 +209,7 @@ def check_mining_memory(
     if text is not None:
         limit = parse_memory(text, option)
     needed_bytes = used_bytes + miner.needed_bytes(
-        len(dataset.facts), dataset.n_predicates
+        len(dataset.facts), dataset.n_predicates, max_length
     )
     if needed_bytes > limit:
         raise ValueError(

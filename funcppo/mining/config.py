@@ -14,7 +14,9 @@ from funcppo.ranges import (
     check_fields,
 )
 
-MAX_PATH_LENGTH = 3  # body atoms of the longest path rule
+MAX_PATH_LENGTH = 5  # body atoms of the longest path rule
+# Bodies up to this length are found by extending shorter ones, longer ones from the facts that they derive.
+MAX_EXTENDED_LENGTH = 3
 # It turns seconds into rows, so that the rules depend on the setting and not on the machine. A core computes 2 million
 # rows a second where the graph is sparse and up to 14 where it is dense, so that on a sparse one time may end first.
 ROWS_PER_SECOND = 7_000_000
@@ -25,7 +27,7 @@ class MiningConfig:
     """Which rules to look for in a graph, and how much work to spend."""
 
     max_length: Annotated[int, Range(1, MAX_PATH_LENGTH)] = 3
-    """Maximum number of atoms in the body of a rule."""
+    """Maximum number of atoms in the body of a rule; 4 and 5 are for sparse graphs."""
     min_support: PositiveInt = 5
     """Minimum number of facts that a rule derives from other facts."""
     min_confidence: UnitInterval = 0.01

@@ -59,7 +59,7 @@ class CountedPart(NamedTuple):
 
 def count_rules(
     edges: EdgeIndex,
-    labels: I64[Tensor, "R 4"],
+    labels: I64[Tensor, "R 6"],
     length: int,
     sources: SourceRange,
 ) -> CountedRules:
@@ -96,14 +96,12 @@ def count_rules(
         support=add_up(rule, support),
         circular_support=add_up(facts.rule, circular),
         body_pairs=_sum_by_body(block, row_pairs)[body],
-        pca_pairs=_sum_by_subject(edges, block, row_pairs, key)[
-            _inverse(order)
-        ],
+        pca_pairs=sum_by_subject(edges, block, row_pairs, key)[inverse(order)],
         support_squares=add_up(rule, support**2),
         support_by_pairs=add_up(rule, support * row_pairs[row]),
         pair_squares=_sum_by_body(block, row_pairs**2)[body],
-        pca_squares=_sum_by_subject(edges, block, row_pairs**2, key)[
-            _inverse(order)
+        pca_squares=sum_by_subject(edges, block, row_pairs**2, key)[
+            inverse(order)
         ],
     )
     derives = (~circular).nonzero().squeeze(1)
@@ -175,7 +173,7 @@ def estimate(
 
 def estimate_rules(
     edges: EdgeIndex,
-    labels: I64[Tensor, "R 4"],
+    labels: I64[Tensor, "R 6"],
     sources: SourceRange,
     sums: RuleSums,
 ) -> MinedRules:
@@ -221,7 +219,7 @@ def estimate_rules(
         circular_support=sums.circular_support * scale,
         body_pairs=sums.body_pairs * scale,
         pca_pairs=sums.pca_pairs * scale,
-        head_facts=_head_facts(edges, labels),
+        head_facts=head_facts(edges, labels),
         std_error=ratio_error(sums.body_pairs, sums.pair_squares),
         pca_std_error=ratio_error(sums.pca_pairs, sums.pca_squares),
     )
@@ -239,13 +237,13 @@ def _exact_rules(
         circular_support=sums.circular_support,
         body_pairs=sums.body_pairs,
         pca_pairs=sums.pca_pairs,
-        head_facts=_head_facts(edges, labels),
+        head_facts=head_facts(edges, labels),
         std_error=zeros,
         pca_std_error=zeros,
     )
 
 
-def _head_facts(edges: EdgeIndex, labels: Tensor) -> Tensor:
+def head_facts(edges: EdgeIndex, labels: Tensor) -> Tensor:
     """The number of facts of each rule's head."""
     n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
     return n_facts[labels[:, 0] // 2].double()
@@ -278,7 +276,7 @@ def _add_up(parts: list[CountedRules]) -> CountedRules:
     )
 
 
-def _inverse(order: Tensor) -> Tensor:
+def inverse(order: Tensor) -> Tensor:
     """The position of each item in an order."""
     number = torch.arange(len(order), device=order.device)
     return torch.zeros_like(order).scatter(0, order, number)
@@ -300,7 +298,7 @@ def _sum_by_body(block: PathBlock, value: Tensor) -> Tensor:
     return torch.bincount(block.row_body, value, minlength=len(block.body_code))
 
 
-def _sum_by_subject(
+def sum_by_subject(
     edges: EdgeIndex, block: PathBlock, value: Tensor, rule_key: Tensor
 ) -> Tensor:
     """The sum of a value over those sources of each rule's body that are first arguments of its head's predicate.

@@ -39,7 +39,7 @@ class MinedRules(NamedTuple):
     """Rules and their counts."""
 
     labels: I64[
-        Tensor, "R 4"
+        Tensor, "R 6"
     ]  # label of the head, from X, and labels of the body's edges, from X; -1 for none
     end_constants: I64[
         Tensor, "R 2"
@@ -129,7 +129,7 @@ def path_labels(
     body_code: I64[Tensor, "R"],
     length: int,
     n_labels: int,
-) -> I64[Tensor, "R 4"]:
+) -> I64[Tensor, "R 6"]:
     """The labels of path rules with heads of a predicate, numbered from 0, and bodies of one length."""
     columns = [
         body_code // n_labels**power % n_labels
@@ -186,7 +186,7 @@ def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
     return (score - 2 * rules.std_error).clamp_min(0)
 
 
-def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 4 3"]:
+def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
     """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
     x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
     y = x + 1

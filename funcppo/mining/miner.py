@@ -26,19 +26,20 @@ from torch import Tensor
 
 from funcppo import random
 from funcppo.mining import (
+    closing,
     constant_rules,
     counting,
+    long_paths,
     mined_rules,
     path_rules,
     paths,
     voting,
 )
 from funcppo.mining.budget import Budget, ProgressCallback, ignore_progress
-from funcppo.mining.config import (
-    MAX_PATH_LENGTH,
-    MiningConfig,
-)
+from funcppo.mining.closing import ClosedRules
+from funcppo.mining.config import MAX_EXTENDED_LENGTH, MiningConfig
 from funcppo.mining.counting import CountedPart
+from funcppo.mining.long_paths import CountedRules, LongPathSearch
 from funcppo.mining.mined_rules import FoundRules, MinedRules, Thresholds
 from funcppo.mining.path_rules import Bodies, BodySample
 from funcppo.mining.paths import EdgeIndex
@@ -59,6 +60,7 @@ BYTES_PER_FACT = 900  # of the index, while it is built
 BYTES_PER_BODY = 200  # of the bodies that may be extended
 # Of a chunk of work, a body that is twice as large included.
 BYTES_PER_ROW = 350
+BYTES_PER_CLOSED_PAIR = 80  # of a fact and a long body, while they are sorted
 Part = TypeVar("Part", contravariant=True)
 
 
@@ -91,6 +93,8 @@ class StageReport:
     """Share of the entities that were sources."""
     n_left_out: int = 0
     """Bodies that were not extended."""
+    n_heads_left_out: int = 0
+    """Relations for whose facts no body was looked for."""
     rows_planned: float
     """Rows that the stage was expected to compute."""
     rows_done: float = 0.0
@@ -137,16 +141,26 @@ class _State:
     n_counted: int = 0  # of the sampled rules with a vote
     n_estimated_again: int = 0  # of the rules that are kept
     bodies: tuple[Bodies, ...]  # of the length searched last
+    # rules of each head, while bodies that are not extended are searched; None for too many
+    closed: tuple[CountedRules | None, ...] = ()
     stages: tuple[StageReport, ...] = ()
 
 
-def needed_bytes(n_facts: int, n_predicates: int) -> int:
-    """Memory that mining takes at most, beside the facts themselves: their index, the rows of a chunk, the bodies."""
-    n_bodies = min((2 * n_predicates) ** (MAX_PATH_LENGTH - 1), n_facts**2)
+def needed_bytes(n_facts: int, n_predicates: int, max_length: int) -> int:
+    """Memory that mining takes at most, beside the facts themselves: their index, the rows of a chunk, the bodies.
+
+    Args:
+      max_length: of the bodies, in atoms.
+    """
+    n_bodies = min((2 * n_predicates) ** (MAX_EXTENDED_LENGTH - 1), n_facts**2)
+    n_closed = 0
+    if max_length > MAX_EXTENDED_LENGTH:
+        n_closed = closing.MAX_CLOSED_PAIRS
     return (
         n_facts * BYTES_PER_FACT
         + n_bodies * BYTES_PER_BODY
         + paths.CHUNK_ROWS * BYTES_PER_ROW
+        + n_closed * BYTES_PER_CLOSED_PAIR
     )
 
 
@@ -243,6 +257,9 @@ def _describe_work(context: _MiningContext) -> str:
     second = degree[edges.second_argument]
     n_walks = [2.0 * len(first), float((degree**2).sum())]
     n_walks.append(2 * float((first * second).sum()))
+    for length in range(MAX_EXTENDED_LENGTH + 1, context.cfg.max_length + 1):
+        fact_rows, _ = closing.closing_rows(edges, length)
+        n_walks.append(float(fact_rows.sum()))
     n_walks = n_walks[: context.cfg.max_length]
 
     budget = context.budget
@@ -251,7 +268,8 @@ def _describe_work(context: _MiningContext) -> str:
         min(n_rows / rate, budget.seconds) for rate in EXPECTED_ROWS_PER_SECOND
     )
     lengths = ", ".join(
-        f"{n:,.0f} of length {length}" for length, n in enumerate(n_walks, 1)
+        f"{n:,.0f} {'half walks ' * (length > MAX_EXTENDED_LENGTH)}of length {length}"
+        for length, n in enumerate(n_walks, 1)
     )
     return (
         f"{len(first):,} facts have walks: {lengths}; at most {n_rows:,.0f} rows of work, "
@@ -262,10 +280,11 @@ def _describe_work(context: _MiningContext) -> str:
 def _iter_states(context: _MiningContext, state: _State) -> Iterator[_State]:
     """Yield what has been found so far, after each part of the work."""
     cfg = context.cfg
-    searches: list[StepFn] = [
-        partial(_search_paths, length=length)
-        for length in range(1, cfg.max_length + 1)
-    ]
+    searches: list[StepFn] = []
+    for length in range(1, cfg.max_length + 1):
+        is_long = length > MAX_EXTENDED_LENGTH
+        search = _search_long_paths if is_long else _search_paths
+        searches.append(partial(search, length=length))
     if cfg.constants:
         searches.insert(1, _search_constants)
     steps = (*searches, _count_sampled, _recount_kept, _count_pca_pairs)
@@ -313,6 +332,91 @@ def _search_paths(
     none = path_rules.no_bodies(context.edges.label.device)
     state = replace(state, bodies=(none,))
     yield from _run_stage(budget, state, report, share, samples, add)
+
+
+def _search_long_paths(
+    context: _MiningContext, state: _State, length: int
+) -> Iterator[_State]:
+    """Search for path rules of one length that are too long to be found by extending bodies."""
+    budget = context.budget
+    share = SEARCH_SHARE
+    if length < context.cfg.max_length:
+        share = _stage_share(budget)
+    search = long_paths.LongPathSearch(
+        edges=context.edges,
+        length=length,
+        priority=context.priority,
+        thresholds=_thresholds(context.cfg),
+        budget=budget,
+        share=share,
+    )
+    for next_state in _find_closed(context, state, search):
+        state = next_state
+        yield state
+
+    rules = search.count_first(
+        long_paths.concatenate_rules(
+            [part for part in state.closed if part is not None]
+        )
+    )
+    rules = search.select_promising(rules, voting.score_to_beat(state.votes))
+    report = StageReport(
+        name=f"rules of length {length}",
+        rows_planned=float(long_paths.expected_rows(rules).sum()),
+    )
+
+    def add(state: _State, batch: CountedRules) -> _State:
+        to_beat = voting.score_to_beat(state.votes)
+        found = search.find_rules(batch, to_beat)
+        return replace(state, votes=voting.add_votes(state.votes, found))
+
+    state = replace(state, closed=())
+    batches = search.iter_batches(rules)
+    yield from _run_stage(budget, state, report, share, batches, add)
+
+
+def _find_closed(
+    context: _MiningContext, state: _State, search: LongPathSearch
+) -> Iterator[_State]:
+    """Find the long rules that may be among the best of some fact, before the pairs of their bodies are counted."""
+    budget = context.budget
+    min_support = context.cfg.min_support
+    share = (budget.spent_share + search.share) / 2
+    plan = closing.plan_closing(
+        context.edges, search.length, budget.rows_left(share)
+    )
+    report = StageReport(
+        name=f"bodies of length {search.length}",
+        n_heads_left_out=plan.n_left_out,
+        rows_planned=plan.n_rows,
+    )
+
+    def add(state: _State, closed: ClosedRules | None) -> _State:
+        if closed is None:
+            return replace(state, closed=(*state.closed, None))
+        to_beat = voting.score_to_beat(state.votes)
+        rules = search.select_promising(long_paths.uncounted(closed), to_beat)
+        return replace(
+            state,
+            n_candidates=state.n_candidates + len(closed.support),
+            closed=(*state.closed, rules),
+        )
+
+    parts = closing.iter_closed_rules(
+        context.edges, plan, search.length, min_support, budget, share
+    )
+    none = long_paths.uncounted(
+        closing.no_closed_rules(context.edges.label.device)
+    )
+    state = replace(state, closed=(none,))
+    for next_state in _run_stage(budget, state, report, share, parts, add):
+        state = next_state
+        yield state
+    n_too_many = sum(part is None for part in state.closed)
+    report = replace(
+        state.stages[-1], n_heads_left_out=plan.n_left_out + n_too_many
+    )
+    yield replace(state, stages=(*state.stages[:-1], report))
 
 
 def _search_constants(
@@ -408,7 +512,7 @@ def _add_sample(
         )
         votes = voting.add_votes(votes, found)
 
-    if length < cfg.max_length:
+    if length < min(cfg.max_length, MAX_EXTENDED_LENGTH):
         bodies = path_rules.summarise_bodies(edges, sample)
         state = replace(state, bodies=(*state.bodies, bodies))
     return replace(
@@ -637,6 +741,10 @@ def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:
         if stage.n_left_out:
             notes.append(
                 f"{stage.name}: {stage.n_left_out:,} shorter bodies, the least promising, were not extended"
+            )
+        if stage.n_heads_left_out:
+            notes.append(
+                f"{stage.name}: not searched for {stage.n_heads_left_out:,} relations, whose facts have too many walks"
             )
         if not stage.is_finished:
             percent = 100 * stage.rows_done / max(stage.rows_planned, 1.0)

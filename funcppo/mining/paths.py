@@ -5,16 +5,17 @@ sequence of labels, written as a number in base `n_labels`. The pairs that a bod
 sparse boolean matrices. The products are computed with the numbers of paths as entries, for many bodies at once: a row
 of the left matrix is a pair of a body and a source, and stands for the entities that the body reaches from there.
 
-`walk` follows given bodies, `extend` adds every label to bodies that were walked. What they compute is as large as the
-number of edges that they walk along, which is known before. Both run on the device of the facts.
+`walk` follows given bodies, `walk_in_parts` does so a part at a time, and `extend` adds every label to bodies that were
+walked. What they compute is as large as the number of edges that they walk along, which is known before. They run on
+the device of the facts.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -114,6 +115,20 @@ class PathBlock(NamedTuple):
     def entry_body(self) -> I64[Tensor, "m"]:
         """The body of each entry."""
         return self.row_body[self.entry_row]
+
+
+class SpendCallback(Protocol):
+    """Receives a number of rows that were computed."""
+
+    def __call__(self, n_rows: float, /) -> object: ...
+
+
+class _Leads(NamedTuple):
+    """Where bodies go on: an entry of the body's prefix, and the start that it leads to."""
+
+    body: I64[Tensor, "n"]  # ascending
+    entry: I64[Tensor, "n"]  # ascending for each body
+    start: I64[Tensor, "n"]
 
 
 class JoinedPairs(NamedTuple):
@@ -345,13 +360,81 @@ def walk(
     Returns:
       The block of these bodies; a body without a path has no row.
     """
+    first, *longer = _prefixes(edges, body_code, length)
+    block = _first_steps(edges, first, sources)
+    for code in longer:
+        block = _follow(edges, block, code, _find_leads(edges, block, code))
+    return block
+
+
+def walk_in_parts(
+    edges: EdgeIndex,
+    body_code: I64[Tensor, "K"],
+    length: int,
+    sources: SourceRange,
+    spend: SpendCallback,
+) -> Iterator[PathBlock]:
+    """Walk as `walk` does, with the memory of a few blocks of CHUNK_ROWS entries.
+
+    Args:
+      body_code: distinct, ascending.
+      spend: told the rows of each step after the first.
+
+    Yields:
+      Blocks with some of the bodies from some of the sources. Each body and source with a path is in one of them.
+    """
+    first, *longer = _prefixes(edges, body_code, length)
+    block = _first_steps(edges, first, sources)
+    yield from _walk_further(edges, block, longer, spend)
+
+
+def _prefixes(edges: EdgeIndex, body_code: Tensor, length: int) -> list[Tensor]:
+    """The distinct prefixes of bodies, from those of one label to the bodies themselves."""
     codes = [body_code]
     for _ in range(length - 1):
         codes.append(torch.unique_consecutive(codes[-1] // edges.n_labels))
-    block = _first_steps(edges, codes[-1], sources)
-    for code in reversed(codes[:-1]):
-        block = _step(edges, block, code)
-    return block
+    return codes[::-1]
+
+
+def _walk_further(
+    edges: EdgeIndex,
+    block: PathBlock,
+    codes: Sequence[Tensor],
+    spend: SpendCallback,
+) -> Iterator[PathBlock]:
+    """Yield the blocks of the last of some codes, each one label longer than those before.
+
+    Args:
+      block: holds prefixes of the first of them.
+    """
+    if not codes:
+        yield block
+        return
+    body_code = codes[0]
+    prefix, is_known = row_index.binary_search(
+        block.body_code, body_code // edges.n_labels
+    )
+    body_code = body_code[is_known]
+    size = torch.bincount(block.entry_body, minlength=len(block.body_code))
+    cost = size[prefix[is_known]].double()
+    for first, last in pack(cost, CHUNK_ROWS):
+        some = body_code[first:last]
+        leads = _find_leads(edges, block, some)
+        n_edges = torch.diff(edges.starts.offsets)[leads.start]
+        row_key = _row_key(block, leads)
+        for begin, end in pack_runs(row_key, n_edges, CHUNK_ROWS):
+            part = _Leads(*(column[begin:end] for column in leads))
+            spend(float(n_edges[begin:end].sum()))
+            longer = _without_empty(_follow(edges, block, some, part))
+            yield from _walk_further(edges, longer, codes[1:], spend)
+
+
+def _without_empty(block: PathBlock) -> PathBlock:
+    """The bodies of a block that have a row."""
+    body, row_body = torch.unique_consecutive(
+        block.row_body, return_inverse=True
+    )
+    return block._replace(body_code=block.body_code[body], row_body=row_body)
 
 
 def extend(
@@ -464,8 +547,10 @@ def _first_steps(
     )
 
 
-def _step(edges: EdgeIndex, block: PathBlock, body_code: Tensor) -> PathBlock:
-    """One label further: the bodies of `body_code`, whose prefixes are the bodies of the block."""
+def _find_leads(
+    edges: EdgeIndex, block: PathBlock, body_code: Tensor
+) -> _Leads:
+    """Where bodies go on whose prefixes are bodies of a block."""
     prefix = torch.searchsorted(block.body_code, body_code // edges.n_labels)
     label = body_code % edges.n_labels
 
@@ -478,16 +563,25 @@ def _step(edges: EdgeIndex, block: PathBlock, body_code: Tensor) -> PathBlock:
     found = find_keys(
         edges.starts, block.target[entry] * edges.n_labels + label[body]
     )
-    body = body[found.row]
-    entry = entry[found.row]
+    return _Leads(body[found.row], entry[found.row], found.position)
 
-    # A row for each body and source.
-    row_key = body * len(block.row_body) + block.entry_row[entry]
-    row_key, row = torch.unique_consecutive(row_key, return_inverse=True)
+
+def _row_key(block: PathBlock, leads: _Leads) -> Tensor:
+    """A number for each body and source: its body times the rows of the block, and its row."""
+    return leads.body * len(block.row_body) + block.entry_row[leads.entry]
+
+
+def _follow(
+    edges: EdgeIndex, block: PathBlock, body_code: Tensor, leads: _Leads
+) -> PathBlock:
+    """One label further: the bodies of `body_code`, whose prefixes are bodies of the block."""
+    row_key, row = torch.unique_consecutive(
+        _row_key(block, leads), return_inverse=True
+    )
     left = sparse_matrix(
         row,
-        found.position,
-        block.n_paths[entry],
+        leads.start,
+        block.n_paths[leads.entry],
         (len(row_key), len(edges.starts.keys)),
     )
     product = multiply(left, edges.start_targets)
