@@ -7,7 +7,8 @@ counted here by the step that takes f:
     step 2 takes f forwards, so z = x, w = y    step 2 takes f backwards, so z = y, w = x
 
 The path with z = y and w = x can be in three of these cases; it counts once. Where x = y, either direction of f is a
-step from x to itself, and the one path that step 2 takes f on is that path again. Shorter bodies are alike.
+step from x to itself, and the one path that step 2 takes f on is that path again. Shorter bodies are alike. For longer
+ones, paths that do not walk along f are looked for, half from x and half from y.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from funcppo.logic.joins import expand_ranges
-from funcppo.mining import paths
+from funcppo.mining import closing, paths
 from funcppo.mining.paths import EdgeIndex
 from funcppo.types import F32, I64, Bool
 
@@ -31,17 +32,21 @@ def is_circular(
 
     Args:
       fact: facts whose arguments their bodies join.
-      body_labels: labels of the body, one to three.
+      body_labels: labels of the body.
       n_paths: number of paths of the body between the arguments.
     """
     has_own_predicate = (
         body_labels // 2 == edges.predicate[fact][:, None]
     ).any(1)
     row = has_own_predicate.nonzero().squeeze(1)
-    count_along = _COUNT_ALONG[body_labels.shape[1]]
-    n_along = count_along(edges, fact[row], body_labels[row])
+    count_along = _COUNT_ALONG.get(body_labels.shape[1])
+    if count_along is not None:
+        n_along = count_along(edges, fact[row], body_labels[row])
+        circular = n_along == n_paths[row]
+    else:
+        circular = ~_has_path_beside(edges, fact[row], body_labels[row])
     none = torch.zeros_like(fact, dtype=torch.bool)
-    return none.index_copy(0, row, n_along == n_paths[row])
+    return none.index_copy(0, row, circular)
 
 
 def _takes_fact(edges: EdgeIndex, fact: Tensor, label: Tensor) -> Tensor:
@@ -135,3 +140,46 @@ def _count_round_trips(
         )
     zeros = torch.zeros_like(entity, dtype=torch.float32)
     return zeros.index_copy(0, asked, count[inverse])
+
+
+def _has_path_beside(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
+    """Whether each body has a path between the arguments of its fact that does not walk along it."""
+    length = labels.shape[1]
+    middle = length - length // 2
+    fact_rows, _ = closing.closing_rows(edges, length)
+    found = [torch.zeros_like(fact[:0], dtype=torch.bool)]
+    for begin, end in paths.pack(fact_rows[fact], paths.CHUNK_ROWS):
+        rows = fact[begin:end]
+        x = edges.first_argument[rows]
+        y = edges.second_argument[rows]
+        to_middle = labels[begin:end, :middle]
+        from_middle = labels[begin:end, middle:].flip(1) ^ 1
+        forward = _reached(edges, rows, x, to_middle)
+        backward = _reached(edges, rows, y, from_middle)
+        meets = forward[torch.isin(forward, backward)] // edges.n_entity_ids
+        none = torch.zeros_like(rows, dtype=torch.bool)
+        found.append(none.index_fill(0, meets, True))
+    return torch.cat(found)
+
+
+def _reached(
+    edges: EdgeIndex, fact: Tensor, start: Tensor, labels: Tensor
+) -> Tensor:
+    """Each row with an entity that its labels lead to, not along its fact: row * n_entity_ids + entity."""
+    offsets = edges.starts.offsets
+    row = torch.arange(len(fact), device=fact.device)
+    entity = start
+    key = row * edges.n_entity_ids + entity
+    for label in labels.unbind(1):
+        found = paths.find_keys(
+            edges.starts, entity * edges.n_labels + label[row]
+        )
+        first = offsets[found.position]
+        at, edge = expand_ranges(first, offsets[found.position + 1] - first)
+        row = row[found.row[at]]
+        is_other = edges.fact[edge] != fact[row]
+        target = edges.target[edge[is_other]]
+        key = torch.unique(row[is_other] * edges.n_entity_ids + target)
+        row = key // edges.n_entity_ids
+        entity = key % edges.n_entity_ids
+    return key

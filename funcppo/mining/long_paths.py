@@ -41,7 +41,7 @@ from funcppo.mining.paths import (
 from funcppo.types import F32, F64, I64, Bool
 
 # Ends of the ranges of sources. The first one is for all rules, the others are for one batch after the other.
-RANGE_ENDS = (1 / 64, 1 / 8, 1.0)
+RANGE_ENDS = (1 / 64, 1 / 16, 1 / 4, 1.0)
 BATCH_ROWS = 16 * CHUNK_ROWS  # expected pairs of a batch
 
 
@@ -99,9 +99,12 @@ class LongPathSearch:
 
     def iter_batches(self, rules: CountedRules) -> Iterator[CountedRules]:
         """Yield batches of rules that were counted from the first range, the most promising first."""
-        order = torch.sort(
-            self._best_score(rules), descending=True, stable=True
-        ).indices
+        closed, counts = rules
+        n_wrong = (counts.body_pairs - counts.support) / RANGE_ENDS[0]
+        score = held_out_score(
+            closed.support, 0.0, closed.support + n_wrong, self.length
+        )
+        order = torch.sort(score, descending=True, stable=True).indices
         cost = expected_rows(rules)[order]
         for first, last in paths.pack(cost, BATCH_ROWS):
             in_batch = torch.zeros_like(cost, dtype=torch.bool)

@@ -200,7 +200,7 @@ def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
     body_end = torch.where(has_constant, constant_body_end, head_end)
 
     atoms = [_edge_atom(rules.labels[:, 0], x, head_end)]
-    for j in range(1, MAX_RULE_ATOMS):
+    for j in range(1, rules.labels.shape[1]):
         source = x if j == 1 else x + j
         target = torch.where(length == j, body_end, x + j + 1)
         atoms.append(_edge_atom(rules.labels[:, j], source, target))

@@ -246,8 +246,8 @@ def test_without_a_rule_above_the_thresholds_the_file_holds_none(
             "expected another file than that of --out",
         ),
         (
-            ("countries_s1", "--out", "{tmp}/r", "--max-length", "4"),
-            "--max-length: expected 1 to 3, got 4",
+            ("countries_s1", "--out", "{tmp}/r", "--max-length", "6"),
+            "--max-length: expected 1 to 5, got 6",
         ),
         (
             ("countries_s1", "--out", "{tmp}/r", "--min-support", "0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -132,3 +133,51 @@ def counts_of(rules):
         tuple(int(v) for v in row)
         for row in zip(*(column.tolist() for column in columns))
     ]
+
+
+def path_counts(facts, lengths):
+    """(facts derived from others, support, body pairs) of each path rule that derives a fact from others.
+
+    Keys are the labels of head and body. The pairs of a body are a product of boolean matrices.
+    """
+    facts = list(facts)
+    every = _joined(facts, lengths)
+    derived = {}
+    for i, (predicate, x, y) in enumerate(facts):
+        rest = _joined(facts[:i] + facts[i + 1 :], lengths)
+        for body, pairs in rest.items():
+            if pairs[x, y]:
+                rule = (2 * predicate - 2, *body)
+                derived.setdefault(rule, []).append((predicate, x, y))
+    return {
+        rule: (
+            some,
+            sum(
+                bool(every[rule[1:]][x, y])
+                for predicate, x, y in facts
+                if 2 * predicate - 2 == rule[0]
+            ),
+            int(every[rule[1:]].sum()),
+        )
+        for rule, some in derived.items()
+    }
+
+
+def _joined(facts, lengths):
+    """The pairs that each body of some lengths joins, as a matrix."""
+    steps = np.zeros((4, 7, 7), dtype=bool)
+    for label, pairs in edge_sets(facts).items():
+        for x, y in pairs:
+            steps[label, x, y] = True
+    bodies = {(): np.eye(7, dtype=bool)}
+    found = {}
+    for length in range(1, max(lengths) + 1):
+        bodies = {
+            (*body, label): pairs @ steps[label]
+            for body, pairs in bodies.items()
+            for label in range(4)
+        }
+        bodies = {body: pairs for body, pairs in bodies.items() if pairs.any()}
+        if length in lengths:
+            found |= bodies
+    return found

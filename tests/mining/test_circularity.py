@@ -42,9 +42,10 @@ def test_a_path_that_walks_along_the_fact_itself_is_circular():
 @settings(max_examples=40)
 def test_circular_facts_are_those_that_have_no_path_without_themselves(facts):
     edges = edges_of(facts)
-    for length in (1, 2, 3):
+    for length, every in ((1, 1), (2, 1), (3, 1), (4, 5), (5, 31)):
         cases, expected, n_paths = [], [], []
-        for body in itertools.product(range(4), repeat=length):
+        bodies = itertools.product(range(4), repeat=length)
+        for body in itertools.islice(bodies, 0, None, every):
             for i, (_, x, y) in enumerate(facts):
                 n = count_walks(facts, body, x, y)
                 if n:

@@ -8,8 +8,8 @@ from funcppo.mining.config import ROWS_PER_SECOND, MiningConfig
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": 0}, "max_length: expected 1 to 3, got 0"),
-        ({"max_length": 4}, "max_length: expected 1 to 3, got 4"),
+        ({"max_length": 0}, "max_length: expected 1 to 5, got 0"),
+        ({"max_length": 6}, "max_length: expected 1 to 5, got 6"),
         ({"min_support": 0}, "min_support: expected 1 or more, got 0"),
         ({"votes_per_fact": 0}, "votes_per_fact: expected 1 or more, got 0"),
         ({"max_rows": 0}, "max_rows: expected 1 or more, got 0"),

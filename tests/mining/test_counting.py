@@ -23,18 +23,26 @@ from tests.mining.brute_force import (
 )
 
 LABELS = [
-    *([head, body, -1, -1] for head in (0, 2) for body in range(4)),
-    *([0, first, last, -1] for first in range(4) for last in range(4)),
+    *([head, body] for head in (0, 2) for body in range(4)),
+    *([0, first, last] for first in range(4) for last in range(4)),
     [2, 0, 1, 2],
     [0, 0, 1, 0],
     [2, 3, 3, 0],
     [0, 2, 2, 2],
+    [0, 0, 1, 2, 3],
+    [2, 0, 3, 3, 1, 2],
 ]
+
+
+def padded(labels):
+    """Labels of rules as the columns of a table."""
+    width = mined_rules.MAX_RULE_ATOMS
+    return torch.tensor([row + [-1] * (width - len(row)) for row in labels])
 
 
 def to_count(labels, cost=1.0):
     """Rules without counts."""
-    table = torch.tensor(labels)
+    table = padded(labels)
     zeros = torch.zeros(len(table), dtype=torch.float64)
     rules = mined_rules.no_rules(zeros.device)._replace(
         labels=table, end_constants=torch.zeros_like(table[:, :2])
@@ -104,7 +112,7 @@ def test_estimates_are_within_their_error_and_unbiased():
     No more than two of sixty are off by over 3 standard errors, and the mean is not off.
     """
     edges = large_graph()
-    labels = torch.tensor([[0, 3, -1, -1], [2, 1, -1, -1]])
+    labels = padded([[0, 3], [2, 1]])
     deviations, count_ratios = [], []
     for seed in range(30):
         priority = torch.rand(
@@ -132,7 +140,7 @@ def test_an_estimate_from_all_sources_is_exact():
     edges = large_graph()
     priority = torch.linspace(0, 0.999, edges.n_entity_ids)
     budget = Budget(max_rows=10**9, seconds=1e9)
-    found = to_count([[0, 3, -1, -1], [2, 0, 3, -1]])
+    found = to_count([[0, 3], [2, 0, 3]])
     (exact, longer) = counting.count_exactly(
         edges, found, priority, budget, 1.0
     )
@@ -148,7 +156,7 @@ def test_a_sample_that_shows_no_difference_has_an_error_all_the_same():
     edges = paths.build_edge_index(torch.tensor(facts), 2, 601)
     priority = torch.linspace(0, 0.999, edges.n_entity_ids)
     some = SourceRange(priority, 0.0, 0.05)
-    labels = torch.tensor([[0, 2, -1, -1]])
+    labels = padded([[0, 2]])
     sums = counting.count_rules(edges, labels, 1, some).sums
     rules = counting.estimate_rules(edges, labels, some, sums)
     assert mined_rules.confidence(rules).tolist() == [1.0]
@@ -158,11 +166,11 @@ def test_a_sample_that_shows_no_difference_has_an_error_all_the_same():
 def test_a_sample_without_a_source_of_the_body_has_an_unknown_error():
     edges = edges_of([(1, 6, 1), (2, 6, 1)])
     some = SourceRange(torch.arange(7) / 7, 0.0, 0.5)
-    labels = torch.tensor([[0, 2, -1, -1]])
+    labels = padded([[0, 2]])
     sums = counting.count_rules(edges, labels, 1, some).sums
     rules = counting.estimate_rules(edges, labels, some, sums)
     assert rules.std_error.tolist() == [float("inf")]
 
 
 def test_every_clause_of_the_table_is_a_path():
-    assert set(clauses_of(to_count(LABELS).rules)) <= set(path_clauses(3))
+    assert set(clauses_of(to_count(LABELS).rules)) <= set(path_clauses(5))

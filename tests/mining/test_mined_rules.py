@@ -98,4 +98,7 @@ def test_labels_of_bodies_are_the_digits_of_their_codes():
     labels = mined_rules.path_labels(
         torch.tensor([0, 2]), torch.tensor([5, 9]), length=2, n_labels=4
     )
-    assert labels.tolist() == [[0, 1, 1, -1], [4, 2, 1, -1]]
+    assert labels.tolist() == [
+        [0, 1, 1, -1, -1, -1],
+        [4, 2, 1, -1, -1, -1],
+    ]

@@ -27,6 +27,7 @@ from tests.mining.brute_force import (
     graphs,
     mined,
     path_clauses,
+    path_counts,
 )
 from tests.oracles import Program
 
@@ -129,6 +130,58 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     assert won == set(range(len(kept)))
 
 
+def kept_scores(counts, votes):
+    """The best scores of each fact among rules, and which rules have one of them."""
+    scores = {
+        rule: (len(derived) - 1)
+        / (
+            len(derived)
+            - 1
+            + pairs
+            - support
+            + mined_rules.SMOOTHING_COUNT * (len(rule) - 1)
+        )
+        for rule, (derived, support, pairs) in counts.items()
+    }
+    by_fact = {}
+    for rule, (derived, _, _) in counts.items():
+        for fact in derived:
+            if scores[rule] > 0:
+                by_fact.setdefault(fact, []).append((scores[rule], rule))
+    best = {
+        fact: sorted(score for score, _ in values)[-votes:]
+        for fact, values in by_fact.items()
+    }
+    kept = {
+        rule
+        for fact, values in by_fact.items()
+        for score, rule in values
+        if score >= best[fact][0]
+    }
+    return best, kept
+
+
+@pytest.mark.parametrize("max_length", [4, 5])
+@given(facts=graphs, votes=st.integers(1, 3))
+@settings(max_examples=20)
+def test_long_rules_are_kept_as_brute_force_keeps_them(
+    max_length, facts, votes
+):
+    """Ties may go to another rule, so each fact is to have rules of the same scores."""
+    counts = path_counts(facts, range(1, max_length + 1))
+    best, kept = kept_scores(counts, votes)
+    found = mined(facts, max_length=max_length, votes_per_fact=votes)
+    mined_counts = {}
+    for labels, row in zip(found.rules.labels.tolist(), counts_of(found.rules)):
+        rule = tuple(label for label in labels if label >= 0)
+        derived, support, pairs = counts[rule]
+        assert row[:3] == (support, support - len(derived), pairs)
+        mined_counts[rule] = counts[rule]
+    assert kept_scores(mined_counts, votes)[0] == best
+    assert set(mined_counts) <= kept
+    assert found.notes == ()
+
+
 @given(graphs, st.randoms(use_true_random=False))
 @settings(max_examples=20)
 def test_the_order_of_the_facts_does_not_matter(facts, random):
@@ -178,7 +231,7 @@ def test_a_graph_without_a_pattern_has_no_rule(facts):
         table, 2, 6, MiningConfig(min_support=1, constants=True)
     )
     assert not len(found.rules.support)
-    assert mined_rules.rule_atoms(found.rules, 6).shape == (0, 4, 3)
+    assert mined_rules.rule_atoms(found.rules, 6).shape == (0, 6, 3)
     is_binary = len(table) == 0 or table.tolist() == [[1, 1, 2]]
     assert bool(found.notes) != is_binary
 
@@ -377,10 +430,11 @@ def test_the_work_is_said_before_it_begins():
 
 
 def test_more_facts_and_relations_need_more_memory():
-    little = miner.needed_bytes(1000, 10)
+    little = miner.needed_bytes(1000, 10, 3)
     assert little >= paths.CHUNK_ROWS * miner.BYTES_PER_ROW
-    assert miner.needed_bytes(10**6, 10) > little
-    assert miner.needed_bytes(10**6, 1000) > miner.needed_bytes(10**6, 10)
+    assert miner.needed_bytes(10**6, 10, 3) > little
+    assert miner.needed_bytes(10**6, 1000, 3) > miner.needed_bytes(10**6, 10, 3)
+    assert miner.needed_bytes(1000, 10, 4) > little
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -9,6 +9,7 @@ import torch
 
 from funcppo.mining import voting
 from funcppo.mining.mined_rules import (
+    MAX_RULE_ATOMS,
     FoundRules,
     MinedRules,
     held_out_smoothed_confidence,
@@ -31,7 +32,7 @@ def random_rules(random, n_rules):
     zeros = torch.zeros_like(support)
     number = torch.tensor([random.randint(0, 10**6) for _ in range(n_rules)])
     rules = MinedRules(
-        labels=number[:, None].expand(-1, 4),
+        labels=number[:, None].expand(-1, MAX_RULE_ATOMS),
         end_constants=torch.zeros((n_rules, 2), dtype=torch.int64),
         support=support,
         circular_support=zeros,
