@@ -7,8 +7,8 @@ body that are no facts of the head, the smoothed confidence of a rule of n atoms
 
 The wrong pairs w are counted from one range of the sources after the other. What is counted so far bounds the score
 from above, and a rule that can no longer be among the best of any of its facts, or reach the minimum confidence, is
-dropped: no rule is lost by it. After the first range the rules are counted in batches, the most promising first, so
-that every batch raises what the next ones must exceed.
+dropped: no rule is lost by it. After the first range the rules are counted in batches, those with the best expected
+scores first, so that every batch raises what the next ones must exceed.
 """
 
 from __future__ import annotations
@@ -81,30 +81,26 @@ class LongPathSearch:
         """
         closed, counts = rules
         n_wrong = counts.body_pairs - counts.support
-        bound = closed.support + n_wrong
+        n_pairs = closed.support + n_wrong
         least = torch.full_like(closed.support, torch.inf)
         least = least.scatter_reduce(
             0, closed.rule, score_to_beat[closed.fact], "amin"
         )
         is_kept = (
             (closed.support >= self.thresholds.min_support)
-            & (closed.support >= self.thresholds.min_confidence * bound)
-            & (self._best_score(rules) > least)
+            & (closed.support >= self.thresholds.min_confidence * n_pairs)
+            & (self._score(rules) > least)
         )
         return _select(rules, is_kept)
 
-    def count_first(self, rules: CountedRules) -> CountedRules:
-        """The counts from the first range of the sources; none of the rules if the share of the budget is spent."""
+    def count_first(self, rules: CountedRules) -> CountedRules | None:
+        """The rules with their counts from the first range of the sources; None if the share of the budget is spent."""
         return self._count_range(rules, 0.0, RANGE_ENDS[0])
 
     def iter_batches(self, rules: CountedRules) -> Iterator[CountedRules]:
         """Yield batches of rules that were counted from the first range, the most promising first."""
-        closed, counts = rules
-        n_wrong = (counts.body_pairs - counts.support) / RANGE_ENDS[0]
-        score = held_out_score(
-            closed.support, 0.0, closed.support + n_wrong, self.length
-        )
-        order = torch.sort(score, descending=True, stable=True).indices
+        expected = self._score(rules, RANGE_ENDS[0])
+        order = torch.sort(expected, descending=True, stable=True).indices
         cost = expected_rows(rules)[order]
         for first, last in paths.pack(cost, BATCH_ROWS):
             in_batch = torch.zeros_like(cost, dtype=torch.bool)
@@ -114,7 +110,7 @@ class LongPathSearch:
 
     def find_rules(
         self, batch: CountedRules, score_to_beat: F64[Tensor, "N"]
-    ) -> FoundRules:
+    ) -> FoundRules | None:
         """Those of a batch that are above the thresholds and may be among the best of some fact, counted exactly.
 
         Args:
@@ -122,25 +118,27 @@ class LongPathSearch:
           score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
 
         Returns:
-          The rules; none if the share of the budget is spent before they are counted.
+          The rules; None if the share of the budget is spent before they are counted.
         """
+        rules = batch
         for low, high in pairwise(RANGE_ENDS):
-            promising = self.select_promising(batch, score_to_beat)
-            batch = self._count_range(promising, low, high)
-        return above_thresholds(self._found_rules(batch), self.thresholds)
+            promising = self.select_promising(rules, score_to_beat)
+            counted = self._count_range(promising, low, high)
+            if counted is None:
+                return None
+            rules = counted
+        return above_thresholds(self._found_rules(rules), self.thresholds)
 
-    def _best_score(self, rules: CountedRules) -> Tensor:
-        """The score of each rule if no more of its pairs were wrong."""
-        closed, counts = rules
-        n_wrong = counts.body_pairs - counts.support
-        return held_out_score(
-            closed.support, 0.0, closed.support + n_wrong, self.length
-        )
+    def _score(self, rules: CountedRules, fraction: float = 1.0) -> Tensor:
+        """The score of each rule if the sources counted are a fraction of all: at most, if 1."""
+        support = rules.closed.support
+        n_wrong = (rules.counts.body_pairs - rules.counts.support) / fraction
+        return held_out_score(support, 0.0, support + n_wrong, self.length)
 
     def _count_range(
         self, rules: CountedRules, low: float, high: float
-    ) -> CountedRules:
-        """The rules with the counts from one more range of the sources; none if the share of the budget is spent."""
+    ) -> CountedRules | None:
+        """The rules with the counts from one more range of the sources; None if the share of the budget is spent."""
         closed = rules.closed
         body_code, body = torch.unique(closed.body_code, return_inverse=True)
         key, order = torch.sort(
@@ -156,7 +154,7 @@ class LongPathSearch:
             self.budget.spend,
         ):
             if self.budget.is_exhausted(self.share):
-                return _select(rules, torch.zeros_like(none, dtype=torch.bool))
+                return None
             # Number the bodies of the block as those of all rules are.
             code = torch.searchsorted(body_code, block.body_code)
             block = block._replace(

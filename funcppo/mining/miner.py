@@ -140,6 +140,7 @@ class _State:
     n_candidates: int = 0
     n_counted: int = 0  # of the sampled rules with a vote
     n_estimated_again: int = 0  # of the rules that are kept
+    n_uncounted: int = 0  # rules whose bodies were too long to be extended
     bodies: tuple[Bodies, ...]  # of the length searched last
     # rules of each head, while bodies that are not extended are searched; None for too many
     closed: tuple[CountedRules | None, ...] = ()
@@ -264,6 +265,9 @@ def _describe_work(context: _MiningContext) -> str:
 
     budget = context.budget
     n_rows = min(sum(n_walks), budget.max_rows)
+    if context.cfg.max_length > MAX_EXTENDED_LENGTH:
+        # How many pairs long bodies join is known when they are found.
+        n_rows = budget.max_rows
     most, least = (
         min(n_rows / rate, budget.seconds) for rate in EXPECTED_ROWS_PER_SECOND
     )
@@ -353,26 +357,45 @@ def _search_long_paths(
     for next_state in _find_closed(context, state, search):
         state = next_state
         yield state
+    yield from _count_closed(state, search)
 
-    rules = search.count_first(
-        long_paths.concatenate_rules(
-            [part for part in state.closed if part is not None]
-        )
+
+def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
+    """Count the pairs of long rules, as far as the rules may be among the best of some fact."""
+    budget = search.budget
+    start = budget.rows
+    closed = long_paths.concatenate_rules(
+        [part for part in state.closed if part is not None]
     )
-    rules = search.select_promising(rules, voting.score_to_beat(state.votes))
+    n_uncounted = state.n_uncounted
+    state = replace(state, closed=())
+    rules = search.count_first(closed)
     report = StageReport(
-        name=f"rules of length {length}",
-        rows_planned=float(long_paths.expected_rows(rules).sum()),
+        name=f"rules of length {search.length}",
+        rows_planned=(budget.rows - start) / long_paths.RANGE_ENDS[0],
     )
+    if rules is None:
+        n_uncounted += len(closed.counts.support)
+        yield replace(
+            state, n_uncounted=n_uncounted, stages=(*state.stages, report)
+        )
+        return
 
     def add(state: _State, batch: CountedRules) -> _State:
-        to_beat = voting.score_to_beat(state.votes)
-        found = search.find_rules(batch, to_beat)
-        return replace(state, votes=voting.add_votes(state.votes, found))
+        found = search.find_rules(batch, voting.score_to_beat(state.votes))
+        if found is None:
+            return state
+        return replace(
+            state,
+            n_uncounted=state.n_uncounted - len(batch.counts.support),
+            votes=voting.add_votes(state.votes, found),
+        )
 
-    state = replace(state, closed=())
+    rules = search.select_promising(rules, voting.score_to_beat(state.votes))
+    n_uncounted += len(rules.counts.support)
+    state = replace(state, n_uncounted=n_uncounted)
     batches = search.iter_batches(rules)
-    yield from _run_stage(budget, state, report, share, batches, add)
+    yield from _run_stage(budget, state, report, search.share, batches, add)
 
 
 def _find_closed(
@@ -396,10 +419,12 @@ def _find_closed(
             return replace(state, closed=(*state.closed, None))
         to_beat = voting.score_to_beat(state.votes)
         rules = search.select_promising(long_paths.uncounted(closed), to_beat)
+        n_pairs = sum(len(part.closed.fact) for part in state.closed if part)
+        fits = n_pairs + len(rules.closed.fact) <= closing.MAX_CLOSED_PAIRS
         return replace(
             state,
             n_candidates=state.n_candidates + len(closed.support),
-            closed=(*state.closed, rules),
+            closed=(*state.closed, rules if fits else None),
         )
 
     parts = closing.iter_closed_rules(
@@ -691,6 +716,12 @@ def _make_result(
     rules = _sort_rules(voting.compact(state.votes).rules)
     n_seen = len(voting.elected(state.sampled_votes).cost)
     budget = context.budget
+    if state.n_uncounted:
+        notes = [
+            *notes,
+            f"{state.n_uncounted:,} rules of more than {MAX_EXTENDED_LENGTH} atoms were left out, the least promising: "
+            "the budget did not suffice to count their pairs",
+        ]
     every_note = [
         *notes,
         *_stage_notes(state.stages),

@@ -321,6 +321,22 @@ def test_the_rows_stay_within_the_limit_and_what_is_left_out_is_said(max_rows):
         assert any(note.startswith(stage.name) for note in found.notes)
 
 
+@pytest.mark.parametrize("max_rows", [30_000, 150_000, 600_000])
+def test_long_rules_stay_within_the_rows_and_what_is_left_out_is_said(
+    max_rows,
+):
+    """A part of the work that is begun is done: a part of a small graph is larger than a twentieth of few rows."""
+    data = load("family_tree:60:2")
+    found = mine(data, max_length=5, max_rows=max_rows)
+    assert found.rows <= 1.6 * max_rows
+    names = [stage.name for stage in found.stages]
+    assert names[-1] == "rules of length 5"
+    assert any("of length" in note or "atoms" in note for note in found.notes)
+    truth = true_confidence(data, found.rules)
+    exact = found.rules.std_error == 0
+    assert torch.equal(found.rules.support[exact].float(), truth.support[exact])
+
+
 def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules():
     """Of the estimates no more than a few are off by over 3 standard errors; exact counts are exact."""
     data = load("family_tree:2000:2")

@@ -78,6 +78,28 @@ def test_walks_are_those_over_sets(facts, length):
     )
 
 
+@given(graphs, st.integers(1, 5))
+@settings(max_examples=30)
+def test_walks_in_parts_are_those_over_sets(facts, length):
+    """Parts of few entries; the work of a step is what the walks of its prefix go on by."""
+    edges = edges_of(facts)
+    bodies = list(itertools.product(range(4), repeat=length))[:: 3**length // 3]
+    codes = torch.tensor([code_of(body) for body in bodies])
+    spent = []
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "CHUNK_ROWS", 3)
+        for block in paths.walk_in_parts(
+            edges, codes, length, EVERYONE, spent.append
+        ):
+            part = table_of(paths.joined_pairs(block))
+            assert not part.keys() & found.keys()
+            found |= part
+    assert found == expected_walks(facts, bodies)
+    assert bool(spent) == (length > 1) or not found
+    assert length == 1 or sum(spent) >= len(found)
+
+
 @given(graphs)
 @settings(max_examples=30)
 def test_a_range_of_sources_walks_from_these_alone(facts):
