@@ -67,7 +67,8 @@ class Mine:
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""
     max_length: int = _DEFAULT.max_length
-    """Maximum number of atoms in a rule body, 1 to 5; 4 and 5 are for sparse graphs."""
+    """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
+    many of them are left out."""
     min_support: int = _DEFAULT.min_support
     """Minimum support: facts that a rule derives from other facts."""
     min_confidence: float = _DEFAULT.min_confidence
