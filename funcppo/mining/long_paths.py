@@ -42,7 +42,8 @@ from funcppo.types import F32, F64, I64, Bool
 
 # Ends of the ranges of sources. The first one is for all rules, the others are for one batch after the other.
 RANGE_ENDS = (1 / 64, 1 / 16, 1 / 4, 1.0)
-BATCH_ROWS = 16 * CHUNK_ROWS  # expected pairs of a batch
+# Expected pairs of a batch: bodies of a large batch share more of their prefixes.
+BATCH_ROWS = 64 * CHUNK_ROWS
 
 
 class PairCounts(NamedTuple):

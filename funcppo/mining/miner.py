@@ -363,23 +363,21 @@ def _search_long_paths(
 def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
     """Count the pairs of long rules, as far as the rules may be among the best of some fact."""
     budget = search.budget
-    start = budget.rows
     closed = long_paths.concatenate_rules(
         [part for part in state.closed if part is not None]
     )
-    n_uncounted = state.n_uncounted
-    state = replace(state, closed=())
-    rules = search.count_first(closed)
+    # None are counted only where the budget is spent, and no batch begins.
+    counted = search.count_first(closed) or closed
+    rules = search.select_promising(counted, voting.score_to_beat(state.votes))
     report = StageReport(
         name=f"rules of length {search.length}",
-        rows_planned=(budget.rows - start) / long_paths.RANGE_ENDS[0],
+        rows_planned=float(long_paths.expected_rows(rules).sum()),
     )
-    if rules is None:
-        n_uncounted += len(closed.counts.support)
-        yield replace(
-            state, n_uncounted=n_uncounted, stages=(*state.stages, report)
-        )
-        return
+    state = replace(
+        state,
+        closed=(),
+        n_uncounted=state.n_uncounted + len(rules.counts.support),
+    )
 
     def add(state: _State, batch: CountedRules) -> _State:
         found = search.find_rules(batch, voting.score_to_beat(state.votes))
@@ -391,9 +389,6 @@ def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
             votes=voting.add_votes(state.votes, found),
         )
 
-    rules = search.select_promising(rules, voting.score_to_beat(state.votes))
-    n_uncounted += len(rules.counts.support)
-    state = replace(state, n_uncounted=n_uncounted)
     batches = search.iter_batches(rules)
     yield from _run_stage(budget, state, report, search.share, batches, add)
 
