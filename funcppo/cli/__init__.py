@@ -44,7 +44,7 @@ PROGRAMS = {
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
     "provable": "Count the triples of a split that the rules derive from the training facts within height 1, 2, ...",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
-    "check": "Check supports, verdicts, ranks and proofs on a sample of the data by an independent recount.",
+    "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
 

@@ -57,7 +57,7 @@ from funcppo.experiment.config import (
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
-from funcppo.ranges import PositiveFloat
+from funcppo.ranges import PositiveFloat, PositiveInt
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ class Train:
     mined first."""
     data: DataOptions = _DEFAULT.data
     """How files of triples are read and split."""
-    steps: int = _DEFAULT.steps
-    """Total number of environment steps, over all environments; rounded up to whole rollouts. With --resume a larger
+    steps: PositiveInt | None = _DEFAULT.steps
+    """Total number of environment steps, over all environments; rounded up to whole rollouts. Default: 120,000, or
+    fewer where a run that learns from questions would take much longer than a minute for them. With --resume a larger
     number extends the run: its schedules and validations then span the new total, so that a learning rate that had
     fallen rises again."""
     seed: int = _DEFAULT.seed
@@ -249,7 +250,8 @@ class Train:
             config, self.out, resume=True, on_phase=on_phase
         )
         notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
-        if config.steps > stored.steps:
+        is_extended = (config.steps or 0) > (stored.steps or 0)
+        if is_extended:
             notes.append(
                 f"extended after update {int(run.state.train_state.update)} from {stored.steps:,} to {config.steps:,} "
                 "steps: schedules and validations span the new total"
@@ -257,7 +259,7 @@ class Train:
         run = dataclasses.replace(run, notes=(*run.notes, *notes))
 
         # Results of fewer steps are no longer those of the run.
-        if config.steps > stored.steps:
+        if is_extended:
             training.save_checkpoint(run, self.out)
             write_config(run.run_config, self.out)
             (self.out / RESULTS_FILE).unlink(missing_ok=True)
@@ -279,7 +281,7 @@ class Train:
             raise ValueError(
                 f"{self.out}: a run is resumed with its own settings: {'; '.join(changes)}"
             )
-        if given.steps < stored.steps:
+        if (given.steps or 0) < (stored.steps or 0):
             raise ValueError(
                 f"{self.out}: --steps: expected {stored.steps} or more, to extend the run, got {given.steps}"
             )
@@ -638,11 +640,9 @@ def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
                 list(task.dataset.predicates),
                 with_auc=task.is_countries,
             )
-        for name, params in training.policies(run).items():
-            on_progress = partial(status.update, f"ranking test by {name}")
-            metrics[name] = training.evaluate_policy(
-                run, params, test, protocol, on_progress=on_progress
-            )
+        metrics |= training.evaluate_policies(
+            run, test, protocol, status.update
+        )
     return metrics
 
 

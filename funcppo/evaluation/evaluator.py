@@ -117,7 +117,9 @@ def _iter_records(
     task = evaluator.task
     near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
     ranks = _ranks_by_policy(ranked)
-    expected_reciprocal = _expected_reciprocal_ranks(ranked)
+    expected_reciprocal = rank_metrics.expected_reciprocal_ranks(
+        ranked.counts
+    ).tolist()
     other_scores = _other_scores(ranked)
 
     ranked_rows: list[list[int]] = [[] for _ in rows]
@@ -196,17 +198,6 @@ def _ranks_by_policy(ranked: Ranking) -> list[dict[str, float]]:
     """The rank of each row under the tie policies that have one."""
     ranks = rank_metrics.ranks(ranked.counts)[:, : len(RANK_POLICIES)].tolist()
     return [dict(zip(RANK_POLICIES, row)) for row in ranks]
-
-
-def _expected_reciprocal_ranks(ranked: Ranking) -> list[float]:
-    """The expectation of 1 / rank of each row when ties are ordered at random."""
-    harmonics = rank_metrics.harmonic_numbers(
-        int(ranked.counts.n_candidates.max()),
-        ranked.side.device,
-    )
-    return rank_metrics.reciprocal_ranks(ranked.counts, harmonics)[
-        :, -1
-    ].tolist()
 
 
 def _other_scores(ranked: Ranking) -> list[list[int | None]]:

@@ -8,13 +8,14 @@ about its tail. `make_scorer` collects the evidence of what it scores; `make_sco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.evaluation.ranking import ScorerBySide
+from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.logic.firings import Questions
 from funcppo.logic.triple_index import HEAD, TAIL
@@ -119,6 +120,47 @@ def make_scorer(
     return ScorerBySide(head=of_side(HEAD), tail=of_side(TAIL))
 
 
+def make_scorers(
+    task: ProverTask,
+    facts: FactIndex,
+    scores: Sequence[EvidenceScore],
+    on_progress: ProgressCallback = ignore_progress,
+) -> list[ScorerBySide]:
+    """Scorers of the same atoms, whose evidence is collected once: when the first of them scores."""
+    shared = _SharedScores(scores)
+
+    def of(i: int) -> ScorerBySide:
+        scorer = make_scorer(task, facts, shared.all, on_progress)
+        return ScorerBySide(
+            head=partial(shared.score, scorer.head, HEAD, i),
+            tail=partial(shared.score, scorer.tail, TAIL, i),
+        )
+
+    return [of(i) for i in range(len(scores))]
+
+
+class _SharedScores:
+    """The last atoms of each side with all of their scores."""
+
+    def __init__(self, scores: Sequence[EvidenceScore]) -> None:
+        self._scores = scores
+        self._last: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def all(self, part: Evidence) -> F64[Tensor, "L S"]:
+        """All scores of some evidence."""
+        return torch.stack([score(part).double() for score in self._scores], 1)
+
+    def score(
+        self, scorer: Scorer, side: int, i: int, atoms: I32[Tensor, "n W"], /
+    ) -> F64[Tensor, "n"]:
+        """One of the scores of some atoms, whose evidence is collected unless they are the last ones of the side."""
+        last, values = self._last.get(side, (None, None))
+        if last is None or values is None or not torch.equal(last, atoms):
+            values = scorer(atoms)
+            self._last |= {side: (atoms, values)}
+        return values[:, i].contiguous()
+
+
 def make_scorer_of(
     task: ProverTask,
     parts: Mapping[int, Sequence[QuestionEvidence]],
@@ -158,9 +200,7 @@ class _SideScorer(NamedTuple):
         wanted, order = torch.sort(question * self.base + answer)
         question = question[order]
 
-        scores = torch.full(
-            (len(atom),), -torch.inf, dtype=torch.float64, device=atom.device
-        )
+        scores: Tensor | None = None
         self.on_progress(0, len(atom))
         for questions, part in self.collect(atoms):
             prefix = questions.predicate * self.base + questions.entity
@@ -170,23 +210,32 @@ class _SideScorer(NamedTuple):
             start, stop = torch.searchsorted(question, ends).tolist()
             values = self.score(part).double()
             found = _look_up(key, values, wanted[start:stop].to(key.device))
-            scores[order[start:stop]] = found.to(scores.device)
+            if scores is None:
+                shape = (len(atom), *values.shape[1:])
+                scores = torch.full(
+                    shape, -torch.inf, dtype=values.dtype, device=atom.device
+                )
+            scores[order[start:stop]] = found.to(atom.device)
             self.on_progress(stop, len(atom))
+        if scores is None:  # there are no atoms
+            return torch.zeros(0, dtype=torch.float64, device=atom.device)
         return scores
 
 
 def _look_up(
-    key: I64[Tensor, "L"], value: F64[Tensor, "L"], wanted: I64[Tensor, "n"]
-) -> F64[Tensor, "n"]:
-    """The values of the keys that are wanted; -inf where there is none.
+    key: I64[Tensor, "L"], value: F64[Tensor, "L ..."], wanted: I64[Tensor, "n"]
+) -> F64[Tensor, "n ..."]:
+    """The values of the keys that are wanted, or rows of values; -inf where there is none.
 
     Args:
       key: ascending.
     """
     if not len(key):
-        return torch.full_like(wanted, -torch.inf, dtype=value.dtype)
+        return value.new_full((len(wanted), *value.shape[1:]), -torch.inf)
     position = torch.searchsorted(key, wanted).clamp_max(len(key) - 1)
-    return torch.where(key[position] == wanted, value[position], -torch.inf)
+    found = value[position]
+    is_there = (key[position] == wanted).view(-1, *[1] * (value.dim() - 1))
+    return torch.where(is_there, found, -torch.inf)
 
 
 def count_queries_within(

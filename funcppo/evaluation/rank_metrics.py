@@ -186,6 +186,13 @@ def reciprocal_ranks(
     return torch.cat([1 / single_ranks, expected[:, None]], dim=1)
 
 
+def expected_reciprocal_ranks(counts: RankCounts) -> F64[Tensor, "Q"]:
+    """The expectation of 1 / rank of each row when ties are ordered at random."""
+    most = int(counts.n_candidates.max()) if len(counts.n_candidates) else 0
+    harmonics = harmonic_numbers(most, counts.n_candidates.device)
+    return reciprocal_ranks(counts, harmonics)[:, -1]
+
+
 def hits_at_k(counts: RankCounts, k: int) -> F32[Tensor, "Q 4"]:
     """Whether the rank is at most k, by tie policy; for `expected` the probability of it.
 

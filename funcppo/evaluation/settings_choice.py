@@ -421,9 +421,7 @@ def _rank(
         sample.pool,
         score_atoms,
     )
-    counts = ranked.counts
-    harmonics = rank_metrics.harmonic_numbers(int(counts.n_candidates.max()))
-    expected = rank_metrics.reciprocal_ranks(counts, harmonics)[:, -1]
+    expected = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     return float(expected.mean()), len(ranked.scored_atom)
 
 

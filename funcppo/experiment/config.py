@@ -70,8 +70,9 @@ class RunConfig:
     data: DataConfig = DEFAULT_CONFIG
     """How files of triples are read and split."""
 
-    steps: PositiveInt = 120_000
-    """Total number of environment steps, rounded up to whole rollouts."""
+    steps: PositiveInt | None = None
+    """Total number of environment steps, rounded up to whole rollouts; None: 120,000, or fewer where a run that learns
+    from questions would take much longer than a minute for them."""
 
     seed: Seed = 0
     """Random seed of the initial weights, the training queries and the actions."""

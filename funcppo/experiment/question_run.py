@@ -9,8 +9,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from funcppo import random, tree
+from funcppo.config import PPOConfig
 from funcppo.evaluation import evidence_ranking
 from funcppo.evaluation.evidence_ranking import QuestionEvidence
 from funcppo.evaluation.ranking import ScorerBySide
@@ -28,9 +30,14 @@ from funcppo.prover.evidence import FactIndex
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
 from funcppo.prover.task import PhaseCallback, ProverTask
+from funcppo.types import F64
 
 # firings of the valid queries that every validation scores, about 35 bytes each
-MAX_VALID_FIRINGS = 10_000_000
+MAX_VALID_FIRINGS = 4_000_000
+# firings that PPO weighs in a run whose steps are not set, about a minute on one core
+MAX_PPO_FIRINGS = 6e8
+# what the gradient of a firing costs, in forward passes
+GRADIENT_COST = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +54,18 @@ class QuestionSetup:
     """The questions to learn from, on the device of the run; None before they are listed."""
 
 
-class Metric(Protocol):
+class ValidQuality(NamedTuple):
     """How well some weights rank valid."""
 
-    def __call__(self, setup: QuestionSetup, params: Params, /) -> float:
-        """The metric; larger is better."""
+    metric: float  # larger is better
+    reciprocal_rank: F64[Tensor, "Q"]  # of each query and side
+
+
+class Metric(Protocol):
+    """Tells how well some weights rank valid."""
+
+    def __call__(self, setup: QuestionSetup, params: Params, /) -> ValidQuality:
+        """Rank the queries of a validation."""
         ...
 
 
@@ -68,8 +82,13 @@ class _Fit(NamedTuple):
 
     setup: QuestionSetup
     params: Params
-    metric: float
+    quality: ValidQuality
     epoch: int
+
+    @property
+    def metric(self) -> float:
+        """Its metric on valid."""
+        return self.quality.metric
 
 
 def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
@@ -115,6 +134,17 @@ def make_scorer(
     """The scorer of candidates by given weights, on the CPU."""
     score = _score(setup, params)
     return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
+
+
+def make_scorers(
+    task: ProverTask,
+    setup: QuestionSetup,
+    params: Sequence[Params],
+    on_progress: ProgressCallback = ignore_progress,
+) -> list[ScorerBySide]:
+    """Scorers of the same candidates by several weights, for which evidence is collected once."""
+    scores = [_score(setup, one) for one in params]
+    return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
 
 
 def _score(
@@ -234,16 +264,20 @@ def fit_listwise(
         policy = dataclasses.replace(setup.policy, aggregation=weighed)
         variant = dataclasses.replace(setup, policy=policy)
         fits += _iter_fits(variant, cfg, seed, device, metric, on_phase)
-    best = fits[-1]
-    if metric is not None:
-        best = max(fits, key=lambda fit: fit.metric)
-    notes = [f"listwise fit: epoch {best.epoch} of {cfg.n_epochs}"]
-    if metric is not None:
-        notes = [
-            f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} chosen on valid, {best.metric:.4f}; "
-            f"untrained {fits[0].metric:.4f}"
-        ]
-    if len(degrees) > 1 and metric is not None:
+    if metric is None:
+        notes = [f"listwise fit: epoch {cfg.n_epochs}, without valid"]
+        return Fitted(fits[-1].setup, fits[-1].params, notes)
+    best = max(fits, key=lambda fit: fit.metric)
+    notes = [
+        f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best, {best.metric:.4f}; untrained "
+        f"{fits[0].metric:.4f}"
+    ]
+    if best.epoch and not _is_better(best.quality, fits[0].quality):
+        notes.append(
+            "the gain is within a standard error: the untrained weights are kept"
+        )
+        best = fits[0]
+    if len(degrees) > 1:
         listing = ", ".join(
             f"{'on' if uses_degrees else 'off'} {value:.4f}"
             for uses_degrees, value in _best_by_degrees(fits).items()
@@ -251,6 +285,13 @@ def fit_listwise(
         chosen = "on" if best.setup.policy.aggregation.uses_degrees else "off"
         notes.append(f"degrees {chosen} chosen on valid: {listing}")
     return Fitted(best.setup, best.params, notes)
+
+
+def _is_better(quality: ValidQuality, other: ValidQuality) -> bool:
+    """Whether the mean gain in reciprocal rank is above its standard error, which pairs the queries."""
+    gain = quality.reciprocal_rank - other.reciprocal_rank
+    error = gain.std(correction=0) / len(gain) ** 0.5
+    return bool(gain.mean() > error)
 
 
 def _best_by_degrees(fits: Sequence[_Fit]) -> dict[bool, float]:
@@ -273,7 +314,8 @@ def _iter_fits(
     """Yield the weights before and after each epoch, with their metric."""
     params = untrained_params(setup, device)
     world = training_world(setup, device)
-    value = metric(setup, params) if metric else 0.0
+    unknown = ValidQuality(0.0, torch.zeros(0))
+    value = metric(setup, params) if metric else unknown
     yield _Fit(setup, params, value, 0)
     if not cfg.learning_rate:
         return
@@ -282,9 +324,17 @@ def _iter_fits(
         setup.policy, world, params, cfg, seed
     )
     for epoch, params in enumerate(epochs, 1):
-        value = metric(setup, params) if metric else 0.0
+        value = metric(setup, params) if metric else unknown
         yield _Fit(setup, params, value, epoch)
         on_phase("listwise fit", epoch, cfg.n_epochs)
+
+
+def n_updates_within(ppo: PPOConfig, setup: QuestionSetup) -> int:
+    """How many updates of PPO weigh no more firings than `MAX_PPO_FIRINGS`, at least one."""
+    n_passes = 1 + GRADIENT_COST * ppo.n_epochs
+    n_questions = ppo.n_envs * ppo.n_steps * n_passes
+    n_firings = n_questions * setup.policy.capacity.n_firings
+    return max(1, int(MAX_PPO_FIRINGS / n_firings))
 
 
 def n_epochs_within(cfg: ListwiseConfig, n_questions: int) -> ListwiseConfig:

@@ -26,7 +26,12 @@ from torch import Tensor
 from funcppo import data, random, train_step, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
-from funcppo.evaluation import evidence_ranking, ranking, scorers
+from funcppo.evaluation import (
+    evidence_ranking,
+    rank_metrics,
+    ranking,
+    scorers,
+)
 from funcppo.evaluation.beam_search import (
     ScoreName,
     SearchConfig,
@@ -65,7 +70,11 @@ from funcppo.experiment.config import (
     RunConfig,
     read_config,
 )
-from funcppo.experiment.question_run import QuestionSetup, ValidEvidence
+from funcppo.experiment.question_run import (
+    QuestionSetup,
+    ValidEvidence,
+    ValidQuality,
+)
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
 from funcppo.prover import task as prover_task
@@ -99,6 +108,9 @@ MAX_VALIDATION_SUCCESSORS_BY_RULES = 10_000_000
 MAX_TRIAL_SUCCESSORS = 400_000
 # resolution steps that the rough count assumes for each height of a proof
 STEPS_PER_HEIGHT = 3
+
+# environment steps of a run that sets none
+DEFAULT_STEPS = 120_000
 
 # How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
 PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
@@ -395,8 +407,14 @@ def _choose_run(
         best = _start_from_fit(
             best, run_config.learner == "auto", dataset, on_phase
         )
+    run = best.run
+    config = run.run_config
+    if config.steps is None:
+        config = dataclasses.replace(config, steps=DEFAULT_STEPS)
     return dataclasses.replace(
-        best.run, notes=(*chosen, *notes, *best.run.notes, *best.notes)
+        run,
+        run_config=config,
+        notes=(*chosen, *notes, *run.notes, *best.notes),
     )
 
 
@@ -467,7 +485,7 @@ def _start_from_fit(
         question_run.n_epochs_within(config.listwise, collected.n_questions),
         config.seed,
         config.device,
-        partial(_valid_metric, run) if run.valid_evidence else None,
+        partial(_valid_quality, run) if run.valid_evidence else None,
         on_phase,
     )
     options = dataclasses.replace(
@@ -475,15 +493,32 @@ def _start_from_fit(
         max_questions=collected.n_questions,
         degrees=fitted.setup.policy.aggregation.uses_degrees,
     )
-    run = dataclasses.replace(
-        run,
-        run_config=dataclasses.replace(config, questions=options),
-        questions=fitted.setup,
-    )
+    config = dataclasses.replace(config, questions=options)
+    config, steps_notes = _with_steps(config, fitted.setup)
+    run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
     notes = [*collected.notes, _left_out_note(options), *fitted.notes]
+    notes += steps_notes
     return _ScoredRun(
         _at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )
+
+
+def _with_steps(
+    config: RunConfig, setup: QuestionSetup
+) -> tuple[RunConfig, list[str]]:
+    """The settings with a number of steps: where none is set, as many as PPO has time for; a note if these are less."""
+    if config.steps is not None:
+        return config, []
+    ppo = _ppo_config(config)
+    n_updates = question_run.n_updates_within(ppo, setup)
+    if n_updates >= ppo.n_updates:
+        return dataclasses.replace(config, steps=DEFAULT_STEPS), []
+    steps = n_updates * ppo.n_envs * ppo.n_steps
+    note = (
+        f"PPO makes {n_updates} of {ppo.n_updates} updates: more would weigh over "
+        f"{question_run.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
+    )
+    return dataclasses.replace(config, steps=steps), [note]
 
 
 def _left_out_note(options: QuestionConfig) -> str:
@@ -563,11 +598,21 @@ def _with_valid_evidence(run: Run) -> Run:
     )
 
 
-def _valid_metric(run: Run, setup: QuestionSetup, params: Any) -> float:
+def _valid_quality(run: Run, setup: QuestionSetup, params: Any) -> ValidQuality:
     """How well weights of evidence rank the queries of a validation."""
-    return _validation_quality(
-        dataclasses.replace(run, questions=setup), params, ignore_progress
-    )[selection_metric(run.task)]
+    valid = run.valid_evidence
+    assert valid is not None, "there are valid queries"
+    ranked = ranking.rank_split(
+        run.task,
+        valid.queries,
+        valid.make_scorer(setup, params),
+        RankingProtocol(sides=ranked_sides(run.task)),
+    )
+    metrics = _summarise(run, ranked)
+    return ValidQuality(
+        metrics[selection_metric(run.task)],
+        rank_metrics.expected_reciprocal_ranks(ranked.counts),
+    )
 
 
 def _check_splits(dataset: Dataset) -> None:
@@ -597,7 +642,8 @@ def _learner_config(run_config: RunConfig, task: ProverTask) -> Config:
 def _ppo_config(run_config: RunConfig) -> PPOConfig:
     """PPO with the number of updates that the environment steps of the run make."""
     ppo = run_config.ppo
-    n_updates = math.ceil(run_config.steps / (ppo.n_envs * ppo.n_steps))
+    steps = run_config.steps or DEFAULT_STEPS
+    n_updates = math.ceil(steps / (ppo.n_envs * ppo.n_steps))
     return dataclasses.replace(ppo, n_updates=n_updates)
 
 
@@ -945,6 +991,11 @@ def _evaluate_scorer(
 ) -> dict[str, Any]:
     """The ranking metrics of a scorer on a split."""
     ranked = ranking.rank_split(run.task, split, scorer, protocol)
+    return _summarise(run, ranked)
+
+
+def _summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
+    """The metrics of a ranking, for Countries also "auc_pr"."""
     return ranking.summarise_ranking(
         ranked,
         list(run.task.dataset.predicates),
@@ -979,6 +1030,42 @@ def evaluate_policy(
     ranking.check_split(run.task, split, ranking_protocol)
     scorer = run_policy_scorer(run, params, score or run.score, on_progress)
     return _evaluate_scorer(run, scorer, split, ranking_protocol)
+
+
+def evaluate_policies(
+    run: Run,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    on_phase: PhaseCallback = ignore_phase,
+) -> dict[str, dict[str, Any]]:
+    """The metrics of the parameters that a run is judged by, by name.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    judged = policies(run)
+    if run.questions is None:
+        return {
+            name: evaluate_policy(
+                run,
+                params,
+                split,
+                protocol,
+                on_progress=partial(on_phase, f"ranking by {name}"),
+            )
+            for name, params in judged.items()
+        }
+    ranking.check_split(run.task, split, protocol)
+    scorers_by_name = question_run.make_scorers(
+        run.task,
+        run.questions,
+        list(judged.values()),
+        partial(on_phase, "ranking by evidence"),
+    )
+    return {
+        name: _evaluate_scorer(run, scorer, split, protocol)
+        for name, scorer in zip(judged, scorers_by_name)
+    }
 
 
 def policies(run: Run) -> dict[str, Any]:

@@ -141,8 +141,11 @@ def make_world(
 
 def degree_bucket(degree: I64[Tensor, "n"]) -> I64[Tensor, "n"]:
     """The bucket of each degree, 0 to N_BUCKETS - 1."""
-    edges = torch.tensor(DEGREE_BUCKETS, device=degree.device)
-    return torch.bucketize(degree, edges, right=True)
+    # Sums of comparisons: a tensor of the edges would be copied from the host, which a CUDA graph cannot hold.
+    bucket = torch.zeros_like(degree)
+    for edge in DEGREE_BUCKETS:
+        bucket = bucket + (degree >= edge)
+    return bucket
 
 
 def n_shapes(world: AggregationWorld) -> int:

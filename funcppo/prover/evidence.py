@@ -41,7 +41,8 @@ NOISY_OR_POWER = 3.0
 # firings to hold at once, about 300 bytes each
 MAX_CHUNK_FIRINGS = 4_000_000
 # questions whose firings tell how many questions fit a chunk
-PILOT_QUESTIONS = 256
+PILOT_QUESTIONS = 16
+MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
 
 
 class FactIndex(NamedTuple):
@@ -212,7 +213,8 @@ def iter_evidence(
         )
         start += len(chunk.entity)
         n_firings += len(firings.rule)
-        size = max(1, start * MAX_CHUNK_FIRINGS // max(1, n_firings))
+        fitting = start * MAX_CHUNK_FIRINGS // max(1, n_firings)
+        size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
 
 
 def collect_evidence(

@@ -34,7 +34,7 @@ class QuestionConfig:
     and --questions.max-firings allow."""
     seconds: PositiveFloat = 60.0
     """Seconds to collect evidence in, if the number of questions is not set."""
-    max_firings: Size = 20_000_000
+    max_firings: Size = 10_000_000
     """Number of firings (a candidate and a rule that derives it) to hold, about 35 bytes each."""
     n_best: Size = 60
     """Candidates of each training question, the best by rule confidences (noisy-or@3)."""

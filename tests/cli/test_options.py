@@ -124,7 +124,7 @@ def test_the_options_of_train(help_of):
     assert options[
         "--strategy {auto,one-graph,two-graphs,forward,eager}"
     ].endswith("(default: auto)")
-    assert options["--steps N"].endswith("(default: 120000)")
+    assert options["--steps N"].startswith("Total number of environment steps")
     assert options["--ppo.advantage-ddof {None,0,1}"].endswith(
         "None: no normalisation. (default: None)"
     )

@@ -524,6 +524,7 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
 ):
     config = RunConfig(
         dataset="countries_s1",
+        learner="proofs",
         score="best-proof",
         prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
     )

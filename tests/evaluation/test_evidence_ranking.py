@@ -137,3 +137,30 @@ def test_the_number_of_queries_within_a_bound(task):
     assert count(n_firings) == len(split)
     assert 1 <= count(n_firings // 2) <= len(split) // 2
     assert count(1) == 1
+
+
+def test_scorers_of_the_same_atoms_collect_their_evidence_once(
+    task, monkeypatch
+):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    split = task.dataset.valid
+    scores = [evidence_ranking.base_score, lambda part: -part.base_score]
+    asked = []
+    collect = evidence_ranking.query_evidence
+
+    def count(task, facts, atoms, side):
+        asked.append(side)
+        return collect(task, facts, atoms, side)
+
+    monkeypatch.setattr(evidence_ranking, "query_evidence", count)
+    shared = evidence_ranking.make_scorers(task, facts, scores)
+    got = [ranking.rank_split(task, split, s, BOTH).log_odds for s in shared]
+    assert sorted(asked) == [HEAD, TAIL]
+    for score, log_odds in zip(scores, got, strict=True):
+        scorer = evidence_ranking.make_scorer(task, facts, score)
+        alone = ranking.rank_split(task, split, scorer, BOTH)
+        assert torch.equal(log_odds, alone.log_odds)
+    # Other atoms are collected anew.
+    fewer = ranking.rank_split(task, split[:1], shared[1], BOTH)
+    alone = ranking.rank_split(task, split[:1], scorer, BOTH)
+    assert torch.equal(fewer.log_odds, alone.log_odds)

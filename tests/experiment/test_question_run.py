@@ -47,9 +47,8 @@ def run_to(run, folder, last_update):
         return int(step.state.update) >= last_update
 
     with Monitor() as monitor:
-        for run, _ in training.train(run, folder, step, is_last, monitor):
-            pass
-    return run
+        *_, (last, _) = training.train(run, folder, step, is_last, monitor)
+    return last
 
 
 def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
@@ -157,6 +156,45 @@ def test_what_is_left_out_follows_the_links_of_valid(graph):
     assert fact.left_out == "fact"
     set_ = QuestionConfig(left_out="pair")
     assert question_run.resolve_left_out(task, set_) is set_
+
+
+def test_a_fit_that_is_no_better_than_its_error_leaves_the_weights_untrained():
+    better = question_run._is_better
+    values = torch.tensor([0.5, 0.5, 1.0, 0.25])
+
+    def quality(gain):
+        return question_run.ValidQuality(0.0, values + torch.tensor(gain))
+
+    none = quality([0.0] * 4)
+    assert better(quality([0.1, 0.1, 0.1, 0.1]), none)
+    assert better(quality([0.3, 0.1, 0.0, 0.1]), none)
+    assert not better(quality([0.5, -0.4, 0.0, 0.0]), none)
+    assert not better(none, none)
+
+
+def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
+    tmp_path, monkeypatch
+):
+    config = replace(CONFIG, steps=None)
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.steps == training.DEFAULT_STEPS
+    assert not any("PPO makes" in note for note in run.notes)
+
+    n_firings = run.questions.policy.capacity.n_firings
+    # a rollout of 64 questions, one pass of gradients, three times as long
+    monkeypatch.setattr(
+        question_run, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings
+    )
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.steps == 3 * 64 and run.cfg.ppo.n_updates == 3
+    (note,) = [note for note in run.notes if "PPO makes" in note]
+    assert note.startswith("PPO makes 3 of 1875 updates: ")
+
+    # A number that is set is kept, and proofs have no such bound.
+    assert training.prepare_run(CONFIG, tmp_path, resume=False).run_config.steps == 256  # fmt: skip
+    proofs = replace(config, learner="proofs")
+    run = training.prepare_run(proofs, tmp_path, resume=False)
+    assert run.run_config.steps == training.DEFAULT_STEPS
 
 
 def test_the_gradient_steps_bound_the_epochs():
