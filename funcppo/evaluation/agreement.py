@@ -521,6 +521,7 @@ def compare_evidence(
             n_late += 1
             continue
         n_compared += 1
+
         engine = _evidence_counts(found)
         name = f"{format_atom(row.query)}, {SIDE_NAMES[row.side]}"
         lines += [

@@ -98,6 +98,7 @@ def explain_answer(
             for value in (predicate, side, given, answer if is_fact else 0)
         )
     )
+
     found = evidence.collect_evidence(
         task.kb,
         task.sizes,
@@ -135,6 +136,7 @@ def _explain_row(
     batch = aggregation.whole(found)
     scores = aggregation.score(cfg, weights.world, params, batch).double()
     amounts = aggregation.firing_amounts(weights.world, params, batch).double()
+
     firings = slice(*found.firing_offsets[row : row + 2].tolist())
     links = slice(*found.link_offsets[row : row + 2].tolist())
     total = float(amounts[firings].sum())
@@ -148,6 +150,7 @@ def _explain_row(
         )
         for i in range(firings.start, firings.stop)
     ]
+
     label = int(found.label[0])
     link_labels = found.link_label[links].tolist() if cfg.uses_links else []
     bucket = int(aggregation.degree_bucket(found.own_degree[row : row + 1]))
@@ -160,6 +163,7 @@ def _explain_row(
         )
         for link in link_labels
     )
+
     rule_score = float(torch.log(torch.tensor(total + aggregation.MIN_SUM)))
     own_degree_weight = float(params.own_degree_weight[label, bucket])
     listed = rule_score + own_degree_weight + linked
@@ -233,6 +237,7 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         lines.append(
             f"      {others:6.1%} by {len(e.rules) - MAX_PRINTED_RULES} others"
         )
+
     for fact in e.facts:
         word = "against" if fact.weight + e.linked_weight < 0 else "for"
         lines.append(

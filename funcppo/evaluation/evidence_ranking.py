@@ -83,6 +83,7 @@ def query_evidence(
         entity=given,
         left_out=torch.zeros_like(given),
     )
+
     start = 0
     for part in evidence.iter_evidence(
         task.kb,

@@ -267,6 +267,7 @@ def fit_listwise(
     if metric is None:
         notes = [f"listwise fit: epoch {cfg.n_epochs}, without valid"]
         return Fitted(fits[-1].setup, fits[-1].params, notes)
+
     best = max(fits, key=lambda fit: fit.metric)
     notes = [
         f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best, {best.metric:.4f}; untrained "

@@ -95,6 +95,7 @@ def _best_rules(run: Run, atoms: Tensor) -> list[BestRule | None]:
     wanted = (atoms[:, 0] * base + atoms[:, HEAD]) * base + atoms[:, TAIL]
     params = tree.map(lambda x: x.cpu(), run.state.best_params.score)
     best: dict[int, BestRule] = {}
+
     for questions, part in evidence_ranking.query_evidence(
         run.task, setup.facts, atoms, TAIL
     ):

@@ -377,6 +377,27 @@ def _choose_run(
     _check_splits(dataset)
     choice = _choose_settings(run_config, dataset, on_phase)
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
+    best, notes = _choose_height(run_config, dataset, choice, on_phase)
+    chosen = describe_choice(choice, best.run.task.max_height)
+    if best.run.questions is not None:
+        best = _start_from_fit(
+            best, run_config.learner == "auto", dataset, on_phase
+        )
+    run = best.run
+    return dataclasses.replace(
+        run,
+        run_config=_with_default_steps(run.run_config),
+        notes=(*chosen, *notes, *run.notes, *best.notes),
+    )
+
+
+def _choose_height(
+    run_config: RunConfig,
+    dataset: Dataset,
+    choice: SettingsChoice,
+    on_phase: PhaseCallback,
+) -> tuple[_ScoredRun, list[str]]:
+    """The run with the height by which the untrained policy ranks valid best, and notes on it."""
     best: _ScoredRun | None = None
     listing: list[str] = []
     notes: list[str] = []
@@ -402,20 +423,14 @@ def _choose_run(
         notes.append(
             f"height {best.run.task.max_height} chosen for the policy: MRR on valid, untrained, {', '.join(listing)}"
         )
-    chosen = describe_choice(choice, best.run.task.max_height)
-    if best.run.questions is not None:
-        best = _start_from_fit(
-            best, run_config.learner == "auto", dataset, on_phase
-        )
-    run = best.run
-    config = run.run_config
-    if config.steps is None:
-        config = dataclasses.replace(config, steps=DEFAULT_STEPS)
-    return dataclasses.replace(
-        run,
-        run_config=config,
-        notes=(*chosen, *notes, *run.notes, *best.notes),
-    )
+    return best, notes
+
+
+def _with_default_steps(config: RunConfig) -> RunConfig:
+    """The settings with a number of steps."""
+    if config.steps is not None:
+        return config
+    return dataclasses.replace(config, steps=DEFAULT_STEPS)
 
 
 def _choose_settings(
@@ -583,6 +598,7 @@ def _with_valid_evidence(run: Run) -> Run:
     n_queries = evidence_ranking.count_queries_within(
         run.task, setup.facts, queries, sides, question_run.MAX_VALID_FIRINGS
     )
+
     notes: list[str] = []
     if n_queries < len(queries):
         notes = [
@@ -1055,6 +1071,8 @@ def evaluate_policies(
             )
             for name, params in judged.items()
         }
+
+    # The evidence of the split is collected once for all.
     ranking.check_split(run.task, split, protocol)
     scorers_by_name = question_run.make_scorers(
         run.task,

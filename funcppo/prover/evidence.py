@@ -335,6 +335,7 @@ def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
     link = evidence.link_offsets[first : last + 1]
     firings = slice(int(firing[0]), int(firing[-1]))
     answer = evidence.answer[questions]
+
     return Evidence(
         label=evidence.label[questions],
         candidate_offsets=candidate - first,

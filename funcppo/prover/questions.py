@@ -89,6 +89,7 @@ def blank_world(world: AggregationWorld) -> QuestionWorld:
     none = world.shape.new_zeros(0)
     one, two = world.shape.new_zeros(1), world.shape.new_zeros(2)
     score = world.support.new_zeros(1)
+
     return QuestionWorld(
         aggregation=world,
         evidence=Evidence(
