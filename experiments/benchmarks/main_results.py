@@ -101,7 +101,10 @@ SMALL_STEPS = [
 
 # Unless a set says otherwise.
 PLAIN_COUNTS = command_line(
-    prover__smoothing="None", prover__object_identity="False"
+    learner="proofs",
+    prover__smoothing="None",
+    prover__object_identity="False",
+    steps="120000",
 )
 HEIGHT_1 = {"prover__max_height": "1", "score": "success", "n_validations": "4"}
 HALF_HARD = HEIGHT_1 | {"prover__hard_negative_fraction": "0.5"}
