@@ -49,6 +49,10 @@ PROGRAMS = {
 }
 
 
+# what tyro calls the kinds of numbers
+NUMBER_NAMES = {"INT": "a whole number", "FLOAT": "a number"}
+
+
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
     atexit.register(_skip_collection)
@@ -205,7 +209,31 @@ def _usage_error(text: str) -> str:
     if nested:
         option = option_name(f"{nested[1]}.{nested[2]}")
         first_error = option + first_error[nested.end() :]
-    return f"{first_error} (see --help)"
+    return f"{_plain_value_error(first_error)} (see --help)"
+
+
+def _plain_value_error(error: str) -> str:
+    """An error of Python or tyro on the value of an option, as what was expected and what was given."""
+    union = re.match(
+        r"(--\S+): no type matching (\S+) could be instantiated from \['(.*?)'\]",
+        error,
+    )
+    if union:
+        option, types, value = union.groups()
+        names = [
+            NUMBER_NAMES.get(name, name.strip("{}"))
+            for name in types.split("|")
+        ]
+        return f"{option}: expected {' or '.join(names)}, got {value}"
+    number = re.match(
+        r"(--\S+): (?:invalid literal for int\(\) with base 10|could not convert string to float): '(.*)'$",
+        error,
+    )
+    if number:
+        option, value = number.groups()
+        kind = "INT" if "int()" in error else "FLOAT"
+        return f"{option}: expected {NUMBER_NAMES[kind]}, got {value}"
+    return error
 
 
 def _is_rule(line: str) -> bool:

@@ -126,7 +126,9 @@ def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
         text=True,
         env=os.environ | {"PYTHONIOENCODING": encoding},
     )
-    line = "funcppo: --max-atoms: invalid literal for int() with base 10: 'many' (see --help)\n"
+    line = (
+        "funcppo: --max-atoms: expected a whole number, got many (see --help)\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 

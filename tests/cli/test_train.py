@@ -621,7 +621,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--steps", "abc"),
-            "--steps: invalid literal",
+            "--steps: expected None or a whole number, got abc",
         ),
         (
             ("countries_s1", "--out", "{tmp}/x", "--ppo.n-updates", "3"),
