@@ -100,7 +100,7 @@ class Check:
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
             prepare_seconds = time.perf_counter() - start
-            prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, beside --seconds"
+            prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, not counted in --seconds"
             print_notes(console, [*task.notes, *setup.notes, prepared])
             for agreement in self._compare(setup, console, status):
                 _print_agreement(console, agreement)
@@ -147,6 +147,8 @@ class Check:
         )
         yield supports
         if not rows:
+            note = f"the {self.split} split is empty: nothing else is compared"
+            print_notes(console, [note])
             return
         status.update(f"ranking {len(rows):,} queries")
         start = time.perf_counter()
@@ -155,7 +157,7 @@ class Check:
         print_notes(
             console,
             [
-                f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, beside --seconds"
+                f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
             ],
         )
         yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])

@@ -254,7 +254,7 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
         )
         lines += policy_proof.evidence_lines if policy_proof else []
     elif not found.is_fact:
-        lines += _explain_refutation(failed)
+        lines += _explain_refutation(failed, len(dataset.rules))
     return _Report(result, "\n".join(lines) + "\n")
 
 
@@ -416,8 +416,10 @@ def _refutation_text(result: JsonObject, n_matching: int) -> str:
     return f"no proof exists{limits}{fixpoint}"
 
 
-def _explain_refutation(failed: _FailedRules) -> list[str]:
+def _explain_refutation(failed: _FailedRules, n_rules: int) -> list[str]:
     """Lines on the rules that match a query without a proof."""
+    if not n_rules:
+        return ["it is not stated, and there are no rules"]
     if not failed.n_matching:
         return ["it is not stated, and no rule's head matches it"]
 
@@ -429,7 +431,12 @@ def _explain_refutation(failed: _FailedRules) -> list[str]:
         )
     n_more = failed.n_matching - len(failed.rules)
     if n_more and failed.rules:
-        lines.append(f"... and {n_more} more rules whose heads match it")
+        rules = (
+            "rule whose head matches"
+            if n_more == 1
+            else "rules whose heads match"
+        )
+        lines.append(f"... and {n_more} more {rules} it")
     return lines
 
 

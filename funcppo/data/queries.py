@@ -14,8 +14,10 @@ A name in single quotes is always an entity. `read_query` reads a query, `parse_
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +30,11 @@ from funcppo.data.dataset import (
     similar_names_hint,
     unknown_name_message,
 )
-from funcppo.data.lexer import is_variable, shorten, tokenize_line
+from funcppo.data.lexer import Token, is_variable, shorten, tokenize_line
 from funcppo.data.parser import Atom, Variable, parse_atom
 
 _MARKED_VARIABLE = re.compile(r"\?\w+")
+_WORDS = ("name", "quoted", "variable", "integer")  # kinds of tokens
 _CAPITAL_WITH_DIGITS = re.compile(r"([A-Z])[0-9]*")
 
 
@@ -82,18 +85,32 @@ def _parse_atom(dataset: Dataset, text: str) -> Atom:
     """The atom of a query, in names."""
     known = frozenset(dataset.entities)
     tokens = tokenize_line(text, partial(_is_variable, dataset, known))
-    atom, next_index = parse_atom(tokens, 0, prolog=False)
-    next_token = tokens[next_index]
-    if next_token.kind != "end":
-        raise ValueError(
-            f"expected one atom, got {shorten(next_token.text)} after it"
-        )
+    try:
+        atom, next_index = parse_atom(tokens, 0, prolog=False)
+        next_token = tokens[next_index]
+        if next_token.kind != "end":
+            raise ValueError(
+                f"expected one atom, got {shorten(next_token.text)} after it"
+            )
+    except ValueError as error:
+        raise ValueError(f"{error}{_quoting_hint(dataset, tokens)}") from None
 
     starts_with_not = tokens[0] == ("name", "not")
     is_negation = starts_with_not and len(atom.args) == 1
     if is_negation and "not" not in dataset.predicates:
         raise ValueError("expected one atom, got negation not(...)")
     return atom
+
+
+def _quoting_hint(dataset: Dataset, tokens: Sequence[Token]) -> str:
+    """How a name of several words is written, if a query to a data set has words side by side; otherwise nothing."""
+    has_neighbours = any(
+        first.kind in _WORDS and second.kind in _WORDS
+        for first, second in pairwise(tokens)
+    )
+    if dataset.is_program or not has_neighbours:
+        return ""
+    return "; a name with spaces is written in single quotes, with \\' for a quote in it"
 
 
 def _is_variable(dataset: Dataset, known: frozenset[str], word: str) -> bool:

@@ -220,37 +220,48 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
     """The evidence as lines of text."""
     e = explanation
     lines = [
-        f"as an answer to {_question_text(dataset, e)}: place {e.place} of {e.n_candidates} candidates, "
-        f"probability {e.probability:.3f}, score {e.score:+.2f}"
+        f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
+        f"probability {e.probability:.3f}, score {e.score:+.2f}, the sum of:"
     ]
-    lines.append(f"  {e.rule_score:+.2f}  {len(e.rules)} rules derive it:")
+    derive = "rule derives" if len(e.rules) == 1 else "rules derive"
+    lines.append(f"  {e.rule_score:+.2f}  {len(e.rules)} {derive} it:")
     for rule in e.rules[:MAX_PRINTED_RULES]:
         lines.append(
             f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}"
         )
         lines.append(
-            f"             right {rule.support:,} of {rule.body_pairs:,} times; {rule.n_groundings:,} of "
-            f"{rule.n_all_groundings:,} groundings, which derive {rule.fan_out:,} candidates"
+            f"             right for {rule.support:,} of {_count(rule.body_pairs, 'pair')} in train; derives this by "
+            f"{_count(rule.n_groundings, 'grounding')}, {_count(rule.fan_out, 'candidate')} by "
+            f"{rule.n_all_groundings:,} in all"
         )
     if len(e.rules) > MAX_PRINTED_RULES:
         others = sum(rule.share for rule in e.rules[MAX_PRINTED_RULES:])
-        lines.append(
-            f"      {others:6.1%} by {len(e.rules) - MAX_PRINTED_RULES} others"
-        )
-
+        n_others = len(e.rules) - MAX_PRINTED_RULES
+        lines.append(f"      {others:6.1%} by {_count(n_others, 'other')}")
     for fact in e.facts:
         word = "against" if fact.weight + e.linked_weight < 0 else "for"
         lines.append(
-            f"  {fact.weight:+.2f}  {word}: {_fact_text(dataset, e, fact)} is known already"
+            f"  {fact.weight:+.2f}  {word}: {_fact_text(dataset, e, fact)} is a fact"
         )
     if e.facts:
-        lines.append(f"  {e.linked_weight:+.2f}  for being linked at all")
+        lines.append(
+            f"  {e.linked_weight:+.2f}  some fact links it to {_term_text(dataset, e.given)}"
+        )
+    place = "head" if e.side == HEAD else "tail"
+    facts = _count(e.own_degree, "other fact")
     lines.append(
-        f"  {e.own_degree_weight:+.2f}  it is the answer of {e.own_degree:,} other known facts of the relation"
+        f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of the relation"
     )
     if e.degree_weight:
-        lines.append(f"  {e.degree_weight:+.2f}  by its other relations")
+        lines.append(
+            f"  {e.degree_weight:+.2f}  its numbers of facts of the other relations"
+        )
     return lines
+
+
+def _count(n: int, noun: str) -> str:
+    """A number of things as text."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def to_json(dataset: Dataset, explanation: Explanation) -> dict[str, object]:
@@ -261,7 +272,7 @@ def to_json(dataset: Dataset, explanation: Explanation) -> dict[str, object]:
         del fields[name]
     return fields | {
         "question": _question_text(dataset, e),
-        "candidate": proof_names(dataset).format_term(e.candidate),
+        "candidate": _term_text(dataset, e.candidate),
         "rules": [
             rule._asdict()
             | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
@@ -272,6 +283,11 @@ def to_json(dataset: Dataset, explanation: Explanation) -> dict[str, object]:
             for fact in e.facts
         ],
     }
+
+
+def _term_text(dataset: Dataset, term: int) -> str:
+    """The name of a constant."""
+    return proof_names(dataset).format_term(term)
 
 
 def _question_text(dataset: Dataset, e: Explanation) -> str:

@@ -265,7 +265,9 @@ def fit_listwise(
         variant = dataclasses.replace(setup, policy=policy)
         fits += _iter_fits(variant, cfg, seed, device, metric, on_phase)
     if metric is None:
-        notes = [f"listwise fit: epoch {cfg.n_epochs}, without valid"]
+        notes = [
+            f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
+        ]
         return Fitted(fits[-1].setup, fits[-1].params, notes)
 
     best = max(fits, key=lambda fit: fit.metric)

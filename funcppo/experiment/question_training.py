@@ -111,10 +111,14 @@ def collect_questions(
     most = torch.quantile(n_firings.double(), cfg.max_size_quantile)
     fits = n_firings <= most
     stopped = listed.stopped_by and f" ({listed.stopped_by})"
+    n_left_out = int((~fits).sum())
+    left_out = (
+        n_left_out
+        and f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
+    )
     notes = (
         f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}; the rules derive the answers of "
-        f"{len(rows):,} without their own fact; {int((~fits).sum()):,} of these have more than {int(most):,} firings "
-        "and were left out",
+        f"{len(rows):,} without their own fact{left_out or ''}",
     )
     rows = rows[fits]
     world = aggregation.make_world(task.kb, task.sizes, facts)

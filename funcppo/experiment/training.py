@@ -1248,12 +1248,13 @@ def _check_search(task: ProverTask, candidate: HeightCandidate) -> None:
       _SearchTooLong: it is not.
     """
     height = candidate.settings.max_height or 1
+    n_queries = min(MIN_VALIDATION_QUERIES, len(task.dataset.valid))
     shape = resolve.make_resolve_config(task.kb, task.sizes, height)
     n_successors = _n_search_successors(shape.max_successors, height)
-    n_atoms = candidate.atoms_per_query * MIN_VALIDATION_QUERIES
+    n_atoms = candidate.atoms_per_query * n_queries
     if height > 1 and n_atoms * n_successors > MAX_VALIDATION_SUCCESSORS:
         raise _SearchTooLong(
-            f"a search for {MIN_VALIDATION_QUERIES} valid queries would compute over {MAX_VALIDATION_SUCCESSORS:,} "
+            f"a search for {n_queries} valid queries would compute over {MAX_VALIDATION_SUCCESSORS:,} "
             "successors, by a rough count"
         )
 

@@ -277,8 +277,13 @@ def _describe_work(context: _MiningContext) -> str:
     )
     return (
         f"{len(first):,} facts have walks: {lengths}; at most {n_rows:,.0f} rows of work, "
-        f"about {least:.0f} to {most:.0f} s; the limits are {budget.max_rows:,} rows and {budget.seconds:g} s"
+        f"{_duration(least, most)}; the limits are {budget.max_rows:,} rows and {budget.seconds:g} s"
     )
+
+
+def _duration(least: float, most: float) -> str:
+    """An estimate of seconds as text."""
+    return "under 1 s" if most < 1 else f"about {least:.0f} to {most:.0f} s"
 
 
 def _iter_states(context: _MiningContext, state: _State) -> Iterator[_State]:

@@ -62,6 +62,19 @@ def test_a_run_agrees_with_the_scores_of_its_policy(trained, capsys):
     assert checks["ranks"]["notes"] == ["scores are the policy's (best-proof)"]
 
 
+def test_an_empty_split_leaves_the_supports_and_says_so(tmp_path, capsys):
+    graph = tmp_path / "graph.tsv"
+    graph.write_text("a\tnear\tb\nb\tnear\ta\n")
+    rules = tmp_path / "rules.txt"
+    rules.write_text("near(X, Y) :- near(Y, X)\n")
+    assert check(str(graph), "--rules", str(rules), *FAST) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("supports: 1 of 1 rules agree")
+    assert lines[-1] == (
+        "note: the test split is empty: nothing else is compared"
+    )
+
+
 def test_names_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
     """A name that looks like markup is one in neither a line nor a note."""
     edges = [(f"[/n{i}]", "[red]is in", f"[/n{(i + 1) % 6}]") for i in range(6)]

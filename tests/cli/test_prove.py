@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from funcppo.cli.prove import MAX_FAILED_RULES
 from funcppo.data import load
 from funcppo.experiment import training
 from funcppo.experiment.config import RunConfig, write_config
@@ -58,6 +59,32 @@ def test_a_refutation_names_the_goals_that_nothing_satisfies(world, capsys):
     assert "nothing derived satisfies sun" in capsys.readouterr().out
     assert prove(world, "edge(a, a)") == 1
     assert "no rule's head matches it" in capsys.readouterr().out
+
+
+def test_a_refutation_without_rules_says_that_there_are_none(tmp_path, capsys):
+    graph = tmp_path / "graph.tsv"
+    graph.write_text("a\tnear\tb\n")
+    assert prove(str(graph), "near(b, a)") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "refuted: near(b, a): no proof exists",
+        "it is not stated, and there are no rules",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n_more", "expected"),
+    [(1, "1 more rule whose head"), (2, "2 more rules whose heads")],
+)
+def test_a_refutation_counts_the_rules_that_it_does_not_list(
+    n_more, expected, tmp_path, capsys
+):
+    names = [f"r{i}" for i in range(MAX_FAILED_RULES + n_more)]
+    graph = tmp_path / "graph.tsv"
+    graph.write_text("".join(f"a\t{name}\tb\n" for name in names))
+    rules = tmp_path / "rules.txt"
+    rules.write_text("".join(f"far(X, Y) :- {name}(X, Y)\n" for name in names))
+    assert prove(str(graph), "far(b, a)", "--rules", str(rules)) == 1
+    assert f"... and {expected}" in capsys.readouterr().out
 
 
 def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, capsys):

@@ -399,6 +399,16 @@ def test_an_empty_program_is_named():
         ("knows(ann, X), knows(X, bob)", "expected one atom, got ',' after it"),
         ("", "expected a predicate, got the end of the line"),
         ("X", "expected a predicate, got 'X'"),
+        (
+            "has met(ann, bob)",
+            "expected one atom, got 'met' after it; a name with spaces is written in single quotes, with \\' for a "
+            "quote in it",
+        ),
+        (
+            "knows('Al's kid', bob)",
+            "expected `,` or `)` after an argument, got 's'; a name with spaces is written in single quotes, with "
+            "\\' for a quote in it",
+        ),
     ],
 )
 def test_a_bad_query_is_named(query, expected):

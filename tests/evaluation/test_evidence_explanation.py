@@ -133,12 +133,17 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
     lines = evidence_explanation.to_lines(dataset, e)
     assert f"place {e.place} of {e.n_candidates} candidates" in lines[0]
     assert f"by rule {e.rules[0].rule}: " in lines[2]
-    assert any("is known already" in line for line in lines)
+    assert any(line.endswith(" is a fact") for line in lines)
     assert any(" against: " in line or " for: " in line for line in lines)
 
     many = e._replace(rules=e.rules[:1] * 9)
     assert any("by 4 others" in line
                for line in evidence_explanation.to_lines(dataset, many))  # fmt: skip
+    one = e._replace(rules=e.rules[:1], n_candidates=1, side=TAIL, own_degree=1)
+    text = "\n".join(evidence_explanation.to_lines(dataset, one))
+    assert "of 1 candidate," in text and "1 rule derives it:" in text
+    assert "it is the tail of 1 other fact of the relation" in text
+
     fields = json.loads(json.dumps(evidence_explanation.to_json(dataset, e)))
     assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
     assert len(fields["facts"]) == len(e.facts)

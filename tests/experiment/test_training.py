@@ -448,6 +448,16 @@ def test_a_height_whose_search_is_too_long_is_not_tried(
     )
 
 
+def test_the_rough_count_of_a_search_is_of_the_valid_queries_there_are(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "MAX_VALIDATION_SUCCESSORS", 1)
+    monkeypatch.setattr(training, "MIN_VALIDATION_QUERIES", 10**6)
+    config = replace(open_settings(), dataset="countries_s3")
+    run = training.prepare_run(config, tmp_path, resume=False)
+    assert any("a search for 24 valid queries" in note for note in run.notes)
+
+
 def test_a_trial_of_a_height_counts_the_places_of_its_tables(
     tmp_path, monkeypatch
 ):

@@ -441,6 +441,7 @@ def test_the_work_is_said_before_it_begins():
         lines.append,
     )
     assert f"{len(data.facts)} facts" in lines[0] and "50 s" in lines[0]
+    assert "rows of work, under 1 s; " in lines[0]
     assert lines[1][:2] == ("rules of length 1", 0)
     assert lines[1][2] == pytest.approx(2 * len(data.facts), rel=0.1)
 
