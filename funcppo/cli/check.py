@@ -147,8 +147,10 @@ class Check:
         )
         yield supports
         if not rows:
-            note = f"the {self.split} split is empty: nothing else is compared"
-            print_notes(console, [note])
+            print_notes(
+                console,
+                [f"the {self.split} split is empty: nothing else is compared"],
+            )
             return
         status.update(f"ranking {len(rows):,} queries")
         start = time.perf_counter()
