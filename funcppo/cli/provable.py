@@ -82,7 +82,7 @@ class Provable:
         dataset = open_dataset(self.dataset, self.rules, self.data)
         if not len(dataset.rules) and len(dataset.test):
             raise ValueError(
-                f"{dataset.name}: expected rules, from --rules FILE (`funcppo mine` writes one) or rules.txt, got none"
+                f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
             )
 
         result = _count(self, dataset, max_height)

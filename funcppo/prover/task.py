@@ -139,7 +139,7 @@ def build_task(
     settings = proof_settings(cfg)
     if not len(dataset.rules):
         raise ValueError(
-            f"{dataset.name}: expected rules, from --rules FILE (`funcppo mine` writes one) or rules.txt, got none"
+            f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
         )
     on_phase("computing rule confidences")
     kb, sizes = kbase.build(
