@@ -165,23 +165,25 @@ class Check:
         yield from agreement.compare_ranks(subject, ranked, counts, seconds[1])
         status.update("checking proofs")
         yield agreement.compare_proofs(subject, ranked, seconds[2])
-        run = setup.policy_run
-        if run is not None and run.questions is not None:
-            status.update("recounting evidence")
-            yield _compare_evidence(subject, run, ranked, seconds[3])
+        status.update("recounting evidence")
+        yield from _compare_evidence(
+            subject, setup.policy_run, ranked, seconds[3]
+        )
 
 
 def _compare_evidence(
-    subject: Subject, run: Run, ranked: Ranking, seconds: float
-) -> Agreement:
-    """The comparison of the evidence of a run that learnt from questions."""
+    subject: Subject, run: Run | None, ranked: Ranking, seconds: float
+) -> Iterator[Agreement]:
+    """The comparison of the evidence of a run that learnt from questions; none of anything else."""
     from funcppo.evaluation import agreement
     from funcppo.experiment import run_proofs
 
+    if run is None or run.questions is None:
+        return
     left_out = run.run_config.questions.left_out
     assert left_out != "auto", "a stored run has what it chose"
     explain = partial(run_proofs.explain_answer, run)
-    return agreement.compare_evidence(
+    yield agreement.compare_evidence(
         subject, explain, left_out, ranked, seconds
     )
 

@@ -669,7 +669,11 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
             f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)"
         )
     if int(run.state.best_update) == 0:
-        start = "the listwise fit" if run.questions else "the untrained policy"
+        start = (
+            "the weights that it started from"
+            if run.questions
+            else "the untrained policy"
+        )
         notes.append(
             f"no update of PPO ranked valid better than {start}, whose parameters are kept"
         )

@@ -271,11 +271,15 @@ def fit_listwise(
         return Fitted(fits[-1].setup, fits[-1].params, notes)
 
     best = max(fits, key=lambda fit: fit.metric)
-    notes = [
-        f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best, {best.metric:.4f}; untrained "
-        f"{fits[0].metric:.4f}"
-    ]
-    if best.epoch and not _is_better(best.quality, fits[0].quality):
+    epoch = (
+        f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best"
+    )
+    notes = [f"{epoch}, {best.metric:.4f}; untrained {fits[0].metric:.4f}"]
+    if best.epoch == 0:
+        notes = [
+            f"listwise fit: no epoch of {cfg.n_epochs} ranks valid better than the untrained weights, {best.metric:.4f}"
+        ]
+    elif not _is_better(best.quality, fits[0].quality):
         notes.append(
             "the gain is within a standard error: the untrained weights are kept"
         )
@@ -286,7 +290,7 @@ def fit_listwise(
             for uses_degrees, value in _best_by_degrees(fits).items()
         )
         chosen = "on" if best.setup.policy.aggregation.uses_degrees else "off"
-        notes.append(f"degrees {chosen} chosen on valid: {listing}")
+        notes.append(f"degrees {chosen}; best on valid: {listing}")
     return Fitted(best.setup, best.params, notes)
 
 

@@ -539,8 +539,11 @@ def _with_steps(
 def _left_out_note(options: QuestionConfig) -> str:
     """What a question leaves out, in a line."""
     if options.left_out == "fact":
-        return "a question leaves out its own fact"
-    return "a question leaves out all facts that link its pair: no pair of the valid split is linked by a known fact"
+        return "each training question is asked without its own fact"
+    return (
+        "each training question is asked without the facts that link its two entities: no pair of the valid split is "
+        "linked by a known fact"
+    )
 
 
 def _at_start(run: Run, params: Any) -> Run:
