@@ -225,6 +225,7 @@ def _plain_value_error(error: str) -> str:
             for name in types.split("|")
         ]
         return f"{option}: expected {' or '.join(names)}, got {value}"
+
     number = re.match(
         r"(--\S+): (?:invalid literal for int\(\) with base 10|could not convert string to float): '(.*)'$",
         error,

@@ -185,7 +185,7 @@ def prepare_evaluation(
     from funcppo.prover.task import with_ranking_on
 
     check_device(options.device)
-    _parse_negatives(options.negatives)
+    n_negatives = _parse_negatives(options.negatives)
     memory_limit = _memory_limit(options)
     task, score, policy_run, notes = _load_subject(options, on_phase)
 
@@ -207,7 +207,7 @@ def prepare_evaluation(
 
     protocol = RankingProtocol(
         sides=ranked_sides(task),
-        n_negatives=_parse_negatives(options.negatives),
+        n_negatives=n_negatives,
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
@@ -216,7 +216,7 @@ def prepare_evaluation(
     return EvaluationSetup(
         evaluator=_build_evaluator(options, subject, scorer, protocol, prove),
         score=score,
-        log_settings=_log_settings(options, subject, protocol.n_negatives),
+        log_settings=_log_settings(options, subject, n_negatives),
         search_stats=search_stats,
         notes=notes,
         memory_limit=memory_limit,

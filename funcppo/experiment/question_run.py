@@ -344,8 +344,16 @@ def n_updates_within(ppo: PPOConfig, setup: QuestionSetup) -> int:
     return max(1, int(MAX_PPO_FIRINGS / n_firings))
 
 
-def n_epochs_within(cfg: ListwiseConfig, n_questions: int) -> ListwiseConfig:
-    """The settings with as many epochs as the gradient steps allow, at least one."""
+def bound_epochs(
+    cfg: ListwiseConfig, n_questions: int
+) -> tuple[ListwiseConfig, list[str]]:
+    """The settings with as many epochs as the gradient steps allow, at least one; a note if these are less."""
     steps_per_epoch = max(1, n_questions // cfg.batch_size)
     n_epochs = min(cfg.n_epochs, max(1, cfg.max_steps // steps_per_epoch))
-    return dataclasses.replace(cfg, n_epochs=n_epochs)
+    if n_epochs == cfg.n_epochs:
+        return cfg, []
+    note = (
+        f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {cfg.max_steps:,} gradient "
+        "steps (--listwise.max-steps)"
+    )
+    return dataclasses.replace(cfg, n_epochs=n_epochs), [note]

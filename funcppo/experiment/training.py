@@ -494,10 +494,13 @@ def _start_from_fit(
         return scored._replace(notes=[note, *scored.notes])
 
     degrees = options.degrees
+    listwise, epoch_notes = question_run.bound_epochs(
+        config.listwise, len(collected.world.question)
+    )
     fitted = question_run.fit_listwise(
         setup,
         (False, True) if degrees == "auto" else (degrees,),
-        question_run.n_epochs_within(config.listwise, collected.n_questions),
+        listwise,
         config.seed,
         config.device,
         partial(_valid_quality, run) if run.valid_evidence else None,
@@ -511,8 +514,8 @@ def _start_from_fit(
     config = dataclasses.replace(config, questions=options)
     config, steps_notes = _with_steps(config, fitted.setup)
     run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
-    notes = [*collected.notes, _left_out_note(options), *fitted.notes]
-    notes += steps_notes
+    notes = [*collected.notes, _left_out_note(options)]
+    notes += [*epoch_notes, *fitted.notes, *steps_notes]
     return _ScoredRun(
         _at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )

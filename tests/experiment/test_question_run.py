@@ -199,9 +199,11 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
 
 def test_the_gradient_steps_bound_the_epochs():
     cfg = ListwiseConfig(n_epochs=8, batch_size=10, max_steps=60)
-    assert question_run.n_epochs_within(cfg, 100).n_epochs == 6
-    assert question_run.n_epochs_within(cfg, 20).n_epochs == 8
-    assert question_run.n_epochs_within(cfg, 10_000).n_epochs == 1
+    for n_questions, n_epochs in ((100, 6), (20, 8), (10_000, 1)):
+        bounded, notes = question_run.bound_epochs(cfg, n_questions)
+        assert bounded.n_epochs == n_epochs
+        said = [f"listwise fit: {n_epochs} of 8 epochs"] * (n_epochs < 8)
+        assert [note.partition(",")[0] for note in notes] == said
 
 
 def test_a_stored_run_of_proofs_is_read_without_questions(tmp_path):
