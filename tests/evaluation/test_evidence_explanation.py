@@ -69,6 +69,22 @@ def test_the_parts_add_up_to_the_score(subject):
     assert n_facts > 0
 
 
+def test_the_counts_of_a_rule_are_without_smoothing_and_without_the_fact(
+    subject,
+):
+    """What derives a fact that is left out has one support less."""
+    task, weights = subject
+    seen = set()
+    for _, _, e in explanations(subject):
+        seen.add(e.is_fact)
+        for rule in e.rules:
+            support = int(weights.world.support[rule.rule])
+            assert rule.support == support - e.is_fact
+            pairs = float(weights.world.body_pairs[rule.rule])
+            assert rule.body_pairs + task.cfg.smoothing == pairs
+    assert seen == {True, False}
+
+
 def test_the_recount_agrees_and_reports_what_does_not(subject):
     task, weights = subject
     compared = compare(task, weights)

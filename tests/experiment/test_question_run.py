@@ -95,6 +95,11 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     resumed = training.prepare_run(run.run_config, part, resume=True)
     assert resumed.questions.world is None
     assert int(resumed.state.train_state.update) == 2
+    # The prior is the fit that PPO started from, whatever is best by now.
+    other = tree.map(lambda x: x + 1.0, resumed.state.best_params)
+    changed = replace(resumed, state=resumed.state._replace(best_params=other))
+    listed = training.with_training_data(changed).questions.world
+    assert torch.equal(listed.prior_score, run.questions.world.prior_score)
     got = run_to(resumed, part, 4)
     for name, one, other in zip(
         tree.paths(expected.state),
