@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from funcppo.cli.console import WorkDisplay
     from funcppo.evaluation.agreement import Agreement, Subject
     from funcppo.evaluation.ranking import Ranking
-    from funcppo.experiment.training import Run
+    from funcppo.experiment.run import Run
 
 EXIT_DISAGREEMENT = 1
 # parts of --seconds for supports, ranks, proofs and evidence

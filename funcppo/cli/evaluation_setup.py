@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Scorer,
         ScorerBySide,
     )
-    from funcppo.experiment.training import Run
+    from funcppo.experiment.run import Run
     from funcppo.logic.proof import Proof
     from funcppo.prover.task import PhaseCallback, ProverTask
 
@@ -230,11 +230,11 @@ def _make_joining_scorer(
 ) -> Scorer | ScorerBySide:
     """A scorer without a batch size to tune: by rule confidences, or by the evidence that a run weighs."""
     from funcppo.evaluation import scorers
-    from funcppo.experiment import training
+    from funcppo.experiment import validation
 
     if run is None:
         return scorers.make_untrained_scorer(task, score)
-    return training.run_policy_scorer(run, run.state.best_params, "evidence")
+    return validation.run_policy_scorer(run, run.state.best_params, "evidence")
 
 
 def search_notes(result: JsonObject) -> list[str]:
@@ -331,7 +331,7 @@ def _load_subject(
         choose_settings,
         describe_choice,
     )
-    from funcppo.experiment import training
+    from funcppo.experiment import run_start
     from funcppo.prover.task import build_task
 
     if is_run_folder(options.target):
@@ -342,7 +342,7 @@ def _load_subject(
                 raise ValueError(
                     f"--{option}: {options.target} is a trained run, which has its own"
                 )
-        run = training.open_run(Path(options.target), options.device, on_phase)
+        run = run_start.open_run(Path(options.target), options.device, on_phase)
         score = run.score if options.score == "auto" else options.score
         own_scores = ("evidence",) if run.questions else PROOF_SCORES
         if score in POLICY_SCORES and score not in own_scores:
@@ -431,12 +431,12 @@ def _tune_batch_size(
     import torch
 
     from funcppo.evaluation import autotune, scorers
-    from funcppo.experiment import training
+    from funcppo.experiment import validation
     from funcppo.prover.task import inference_world
 
     task = run.task
     params = run.state.best_params
-    cfg = training.run_search_config(run, score)
+    cfg = validation.run_search_config(run, score)
     if not len(split):
         return cfg, []
 

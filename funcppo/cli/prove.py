@@ -315,12 +315,12 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
     import torch
 
     from funcppo.evaluation import evidence_explanation, ranking
-    from funcppo.experiment import run_proofs, training
+    from funcppo.experiment import run_proofs, run_start
 
     with show_status(
         make_console(use_stderr=True), "opening the run"
     ) as status:
-        run = training.open_run(Path(options.target), on_phase=status.update)
+        run = run_start.open_run(Path(options.target), on_phase=status.update)
     if options.object_identity and not run.task.cfg.object_identity:
         return None
     if options.height is not None and options.height < run.task.max_height:

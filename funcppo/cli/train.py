@@ -63,7 +63,7 @@ from funcppo.ranges import PositiveFloat, PositiveInt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcppo.experiment.training import Run
+    from funcppo.experiment.run import Run
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.monitor import Monitor
@@ -177,7 +177,9 @@ class Train:
         """
         self._set_caches()
         self._check_outputs()
-        from funcppo.experiment import training
+        from funcppo.experiment import (
+            run_build,
+        )
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
@@ -190,7 +192,7 @@ class Train:
             )
         _print_run(console, run)
         with show_status(console, "listing questions") as status:
-            run = training.with_training_data(run, status.update)
+            run = run_build.with_training_data(run, status.update)
 
         trained = self._train(run, console)
         if not trained.is_finished:
@@ -221,7 +223,7 @@ class Train:
 
     def _print_interrupted(self, console: Console) -> None:
         """Print what the checkpoint holds, and how to continue from it."""
-        from funcppo.experiment.training import saved_update
+        from funcppo.experiment.run import saved_update
 
         words = ("funcppo", "train", self.dataset, "--out", str(self.out))
         command = f"{shlex.join(words)} --resume"
@@ -241,12 +243,15 @@ class Train:
 
     def _resume_run(self, on_phase: PhaseCallback) -> Run:
         """The run in the folder, where its checkpoint left it."""
-        from funcppo.experiment import training
+        from funcppo.experiment import (
+            run_start,
+        )
+        from funcppo.experiment.run import save_checkpoint
 
         stored = read_config(self.out)
         config = self._extend(stored)
         check_device(config.device)
-        run = training.prepare_run(
+        run = run_start.prepare_run(
             config, self.out, resume=True, on_phase=on_phase
         )
         notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
@@ -260,7 +265,7 @@ class Train:
 
         # Results of fewer steps are no longer those of the run.
         if is_extended:
-            training.save_checkpoint(run, self.out)
+            save_checkpoint(run, self.out)
             write_config(run.run_config, self.out)
             (self.out / RESULTS_FILE).unlink(missing_ok=True)
         return run
@@ -302,7 +307,9 @@ class Train:
 
     def _start_run(self, console: Console, on_phase: PhaseCallback) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
-        from funcppo.experiment import training
+        from funcppo.experiment import (
+            run_start,
+        )
 
         if (self.out / CONFIG_FILE).exists() and not self.overwrite:
             raise ValueError(
@@ -313,7 +320,7 @@ class Train:
         mined = self._mine_rules(config, console, on_phase)
         if mined is not None:
             config = dataclasses.replace(config, rules=str(mined))
-        run = training.prepare_run(
+        run = run_start.prepare_run(
             config, self.out, resume=False, on_phase=on_phase
         )
 
@@ -333,14 +340,14 @@ class Train:
         Args:
           mined: the rule file to copy into the folder; None if there is none.
         """
-        from funcppo.experiment import training
+        from funcppo.experiment.run import save_checkpoint
 
         with tempfile.TemporaryDirectory(dir=self.out) as name:
             folder = Path(name)
             if mined is not None:
                 with atomic_io.named_errors(self.out / MINED_RULES_FILE):
                     shutil.copyfile(mined, folder / MINED_RULES_FILE)
-            training.save_checkpoint(run, folder)
+            save_checkpoint(run, folder)
             write_config(run.run_config, folder)
 
             # A folder with a config is a run, so the config is the first to go and the last to come.
@@ -401,7 +408,9 @@ class Train:
         """Train until the last update or an interrupt, which takes effect after the update in progress."""
         import torch
 
-        from funcppo.experiment import training
+        from funcppo.experiment import (
+            training,
+        )
         from funcppo.runtime.monitor import Monitor
 
         torch.set_float32_matmul_precision(
@@ -450,9 +459,12 @@ def _training_note(run: Run, numbers: dict[str, float]) -> str:
 
 def _truncate_metrics(run: Run, folder: Path) -> list[str]:
     """Make the metrics log end where the checkpoint does; notes on what it had lost."""
-    from funcppo.experiment import metrics_log, training
+    from funcppo.experiment import (
+        metrics_log,
+    )
+    from funcppo.experiment.run import last_logged_update
 
-    last_update = training.last_logged_update(run)
+    last_update = last_logged_update(run)
     return metrics_log.truncate(folder / METRICS_FILE, last_update)
 
 
@@ -613,7 +625,7 @@ def _evaluate(
 def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
     """Metrics on the test split of the untrained scores, of the untrained policy and of the trained one."""
     from funcppo.evaluation import ranking, scorers
-    from funcppo.experiment import training
+    from funcppo.experiment import validation
 
     task = run.task
     test = task.dataset.test
@@ -640,7 +652,7 @@ def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
                 list(task.dataset.predicates),
                 with_auc=task.is_countries,
             )
-        metrics |= training.evaluate_policies(
+        metrics |= validation.evaluate_policies(
             run, test, protocol, status.update
         )
     return metrics

@@ -16,7 +16,7 @@ from funcppo.evaluation import (
 )
 from funcppo.evaluation.evidence_explanation import Explanation, Weights
 from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
-from funcppo.experiment.training import Run
+from funcppo.experiment.run import Run
 from funcppo.logic.proof import Proof
 from funcppo.logic.proof_builder import Program
 from funcppo.logic.triple_index import HEAD, TAIL

@@ -10,8 +10,9 @@ import pytest
 
 from funcppo.cli.prove import MAX_FAILED_RULES
 from funcppo.data import load
-from funcppo.experiment import training
+from funcppo.experiment import run_start
 from funcppo.experiment.config import RunConfig, write_config
+from funcppo.experiment.run import save_checkpoint
 from funcppo.logic import proof as proof_
 from funcppo.prover.config import ProverTaskConfig
 from tests import prolog
@@ -556,8 +557,8 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
         prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
     )
     write_config(config, tmp_path)
-    training.save_checkpoint(
-        training.prepare_run(config, tmp_path, resume=False), tmp_path
+    save_checkpoint(
+        run_start.prepare_run(config, tmp_path, resume=False), tmp_path
     )
     status, result = json_of(
         capsys, prove, str(tmp_path), "locatedIn(france, europe)"

@@ -25,7 +25,14 @@ from funcppo.data import load
 from funcppo.data.config import DataConfig
 from funcppo.evaluation import scorers
 from funcppo.evaluation.slot_scheduler import evaluate_step
-from funcppo.experiment import checkpoint, metrics_log, training
+from funcppo.experiment import (
+    checkpoint,
+    metrics_log,
+    run_start,
+    training,
+    validation,
+)
+from funcppo.experiment import run as run_module
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -35,6 +42,7 @@ from funcppo.experiment.config import (
     read_config,
     write_config,
 )
+from funcppo.experiment.run import saved_update
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import GraphedStep
@@ -73,7 +81,7 @@ def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
     words += ["--prover.max-height", "1"]
     error = OSError(errno.ENOSPC, "No space left on device", "x")
     for module, name in (
-        (training, "save_checkpoint"),
+        (run_module, "save_checkpoint"),
         (train_module, "write_config"),
     ):
         with monkeypatch.context() as patch:
@@ -94,7 +102,7 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
     whole, _ = checkpoint.read(trained / CHECKPOINT_FILE)
     config = read_config(trained)
     write_config(config, tmp_path)
-    run = training.prepare_run(config, tmp_path, resume=False)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
     captured = training.prepare_train_step(run)[0]
     for _ in training.train(
         run,
@@ -104,7 +112,7 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
         Monitor(),
     ):
         pass
-    again = training.prepare_run(config, tmp_path, resume=True)
+    again = run_start.prepare_run(config, tmp_path, resume=True)
     assert int(again.state.train_state.update) == 2
     for _ in training.train(
         again,
@@ -321,7 +329,7 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
     n_validations, trained, monkeypatch, tmp_path
 ):
     """In the first one, of the initial parameters, and in the one after update 2."""
-    validate = training.validate
+    validate = validation.validate
     calls = []
 
     def killed(run, on_progress):
@@ -346,7 +354,7 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
     trained, monkeypatch, tmp_path
 ):
     """A signal in the validation after update 2: it ends at the next chunk, and the run is resumed bit for bit."""
-    score_chunks = training.scorers.make_policy_scorer
+    score_chunks = scorers.make_policy_scorer
 
     def make_scorer(*args):
         *others, on_progress = args
@@ -358,7 +366,7 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
 
         return score_chunks(*others, interrupted)
 
-    validate = training.validate
+    validate = validation.validate
     calls = []
 
     def noted(run, on_progress):
@@ -367,7 +375,7 @@ def test_an_interrupt_in_a_validation_takes_effect_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "validate", noted)
-        patch.setattr(training.scorers, "make_policy_scorer", make_scorer)
+        patch.setattr(scorers, "make_policy_scorer", make_scorer)
         arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
         assert funcppo(patch, "train", *arguments) == 130
     assert len(calls) == 2
@@ -395,7 +403,7 @@ def test_an_interrupt_ends_a_long_update(trained, monkeypatch, tmp_path):
         patch.setattr(training, "_step", endless)
         arguments = ("countries_s1", "--out", tmp_path, *TRAINED)
         assert funcppo(patch, "train", *arguments) == 143
-    assert training.saved_update(tmp_path) == 2
+    assert saved_update(tmp_path) == 2
     assert continued(tmp_path, monkeypatch) == 0
     assert_equal_runs(tmp_path, trained)
 
@@ -424,7 +432,7 @@ def test_an_interrupt_in_the_final_test_says_how_to_continue(
 def test_an_interrupt_in_the_last_validation_ends_the_program(
     trained, monkeypatch, capsys, tmp_path
 ):
-    validate = training.validate
+    validate = validation.validate
     calls = []
 
     def interrupted(run, *args):
@@ -518,7 +526,7 @@ def test_a_run_is_compiled_where_it_is_long_enough_to_repay_that(
         strategy="auto",
         ppo=RunConfig(dataset="").ppo,
     )
-    run = training.prepare_run(config, tmp_path, resume=False)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
 
     def select_strategy(*args, tolerance):
         raise LookupError(f"strategy {args[-1]} within {tolerance}")
@@ -543,10 +551,12 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
     trained, monkeypatch, tmp_path
 ):
     """Valid quality peaks at update 2 of 4; the state's own leaves are overwritten by updates 3 and 4."""
-    run = training.prepare_run(read_config(trained), tmp_path, resume=False)
+    run = run_start.prepare_run(read_config(trained), tmp_path, resume=False)
     quality = iter([0.1, 0.5, 0.2])
     monkeypatch.setattr(
-        training, "evaluate_policy", lambda *_, **__: {"auc_pr": next(quality)}
+        validation,
+        "evaluate_policy",
+        lambda *_, **__: {"auc_pr": next(quality)},
     )
     params = []
     captured = training.prepare_train_step(run)[0]
@@ -737,7 +747,7 @@ def test_the_options_become_the_settings_of_the_run(tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_data_set_or_shape_is_refused(
     trained, tmp_path
 ):
-    run = training.open_run(trained)
+    run = run_start.open_run(trained)
     path = trained / CHECKPOINT_FILE
     with pytest.raises(ValueError, match="made for another data set"):
         checkpoint.restore(path, run.state, load("countries_s2").fingerprint)
@@ -770,7 +780,7 @@ def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
     field, value, expected, trained, monkeypatch, capsys, tmp_path
 ):
     shutil.copytree(trained, tmp_path / "run")
-    run = training.open_run(trained)
+    run = run_start.open_run(trained)
     path = tmp_path / "run" / CHECKPOINT_FILE
     meta = checkpoint.read(path).meta | {field: value}
     checkpoint.save(path, run.state, meta)

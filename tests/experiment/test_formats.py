@@ -10,13 +10,21 @@ import torch
 
 from funcppo import tree
 from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
-from funcppo.experiment import checkpoint, formats, metrics_log, training
+from funcppo.experiment import (
+    checkpoint,
+    formats,
+    metrics_log,
+    run_start,
+    training,
+    validation,
+)
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
     METRICS_FILE,
     read_config,
 )
+from funcppo.experiment.run import save_checkpoint
 from funcppo.runtime.monitor import Monitor
 
 # Written by commit bbc1d2d with family_tree:40:1 and settings other than the defaults: 12 updates without interruption
@@ -30,7 +38,7 @@ def run_to(run, folder, last_update):
     updates = training.train(run, folder, captured, lambda: False, Monitor())
     for run, _ in updates:
         if int(captured.state.update) == last_update:
-            training.save_checkpoint(run, folder)
+            save_checkpoint(run, folder)
             break
     return run
 
@@ -117,11 +125,11 @@ def test_metrics_of_format_1_are_read_under_the_names_of_today():
 
 
 def test_a_run_of_format_1_ranks_and_scores_as_it_did():
-    run = training.open_run(GOLDEN / "complete")
+    run = run_start.open_run(GOLDEN / "complete")
     assert run.score == "success" and int(run.state.best_update) == 12
     protocol = RankingProtocol(sides=ranked_sides(run.task))
-    quality = training.evaluate_policy(
-        run, run.state.best_params, training.validation_queries(run), protocol
+    quality = validation.evaluate_policy(
+        run, run.state.best_params, validation.validation_queries(run), protocol
     )
     assert torch.equal(
         torch.tensor(quality["mrr"], dtype=torch.float32),
@@ -130,9 +138,9 @@ def test_a_run_of_format_1_ranks_and_scores_as_it_did():
 
     golden = json.loads((GOLDEN / "scores.json").read_text())
     atoms = torch.tensor(golden["atoms"], dtype=torch.int32)
-    scores = training.run_policy_scorer(run, run.state.best_params, run.score)(
-        atoms
-    )
+    scores = validation.run_policy_scorer(
+        run, run.state.best_params, run.score
+    )(atoms)
     # 1e-6 of float32 sums on other machines; training has moved the scores by 1e-2.
     torch.testing.assert_close(
         torch.nn.functional.logsigmoid(scores).float(),
@@ -140,7 +148,7 @@ def test_a_run_of_format_1_ranks_and_scores_as_it_did():
         rtol=0,
         atol=1e-6,
     )
-    initial = training.run_policy_scorer(
+    initial = validation.run_policy_scorer(
         run, run.state.start_params, run.score
     )(atoms)
     assert (scores - initial).abs().max() > 1e-2
@@ -153,10 +161,10 @@ def test_a_run_of_format_1_resumes_to_the_parameters_of_the_uninterrupted_run(
     resumed_folder, whole_folder = tmp_path / "resumed", tmp_path / "whole"
     shutil.copytree(GOLDEN / "interrupted", resumed_folder)
     whole_folder.mkdir()
-    before = training.open_run(resumed_folder)
+    before = run_start.open_run(resumed_folder)
     assert int(before.state.train_state.update) == 6
 
-    whole = training.prepare_run(before.run_config, whole_folder, resume=False)
+    whole = run_start.prepare_run(before.run_config, whole_folder, resume=False)
     run_to(whole, whole_folder, 6)
     halfway = checkpoint.read(whole_folder / CHECKPOINT_FILE).arrays
     stored = checkpoint.read(GOLDEN / "interrupted" / CHECKPOINT_FILE).arrays
@@ -197,11 +205,11 @@ def test_a_run_of_format_1_resumes_to_the_parameters_of_the_uninterrupted_run(
 
 def test_a_checkpoint_without_the_first_parameters_has_those_of_its_seed():
     """As runs of format 1 and the first ones of format 2, which start where their seed says."""
-    run = training.open_run(GOLDEN / "complete")
+    run = run_start.open_run(GOLDEN / "complete")
     arrays = checkpoint.read(GOLDEN / "complete" / CHECKPOINT_FILE).arrays
     added = set(tree.paths(run.state)) - set(arrays)
     assert added and all(name.startswith("start_params.") for name in added)
-    fresh = training.prepare_run(
+    fresh = run_start.prepare_run(
         run.run_config, GOLDEN / "complete", resume=False
     )
     assert torch.equal(

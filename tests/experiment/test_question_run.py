@@ -9,8 +9,16 @@ import torch
 
 from funcppo import data, tree
 from funcppo.config import PPOConfig
-from funcppo.experiment import question_run, training
+from funcppo.evaluation import ranking
+from funcppo.experiment import (
+    question_run,
+    run_build,
+    run_start,
+    training,
+    validation,
+)
 from funcppo.experiment.config import RunConfig, read_config
+from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.task import build_task
@@ -39,8 +47,8 @@ def graph(monkeypatch):
 
 def run_to(run, folder, last_update):
     """The run after an update, with its files in the folder."""
-    run = training.with_training_data(run)
-    training.save_checkpoint(run, folder)
+    run = run_build.with_training_data(run)
+    save_checkpoint(run, folder)
     step, _ = training.prepare_train_step(run)
 
     def is_last():
@@ -52,7 +60,7 @@ def run_to(run, folder, last_update):
 
 
 def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
-    run = training.prepare_run(CONFIG, tmp_path, resume=False)
+    run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
     chosen = run.run_config
     assert (chosen.learner, run.score) == ("questions", "evidence")
     assert chosen.prover.max_height == 1
@@ -63,19 +71,19 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     assert "listwise fit: epoch" in notes and "degrees o" in notes
     assert "no pair of the valid split is linked" in notes
 
-    protocol = training.RankingProtocol(sides=training.ranked_sides(run.task))
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
     mrr = {
-        name: training.evaluate_policy(
+        name: validation.evaluate_policy(
             run, params, run.task.dataset.valid, protocol
         )["mrr"]
-        for name, params in training.policies(run).items()
+        for name, params in validation.policies(run).items()
     }
     assert mrr["evidence, untrained"] + 0.1 < mrr["evidence, listwise fit"]
     assert mrr["evidence, trained"] == mrr["evidence, listwise fit"]
     # a validation ranks by evidence that is collected once
-    _, metric = training.validate(run)
-    queries = training.validation_queries(run)
-    again = training.evaluate_policy(
+    _, metric = validation.validate(run)
+    queries = validation.validation_queries(run)
+    again = validation.evaluate_policy(
         run, run.state.start_params, queries, protocol
     )["mrr"]
     assert metric == pytest.approx(again, abs=1e-6)
@@ -87,18 +95,18 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
-    run = training.prepare_run(CONFIG, whole, resume=False)
-    training.save_checkpoint(run, part)
+    run = run_start.prepare_run(CONFIG, whole, resume=False)
+    save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
-    run_to(training.prepare_run(CONFIG, part, resume=False), part, 2)
-    resumed = training.prepare_run(run.run_config, part, resume=True)
+    run_to(run_start.prepare_run(CONFIG, part, resume=False), part, 2)
+    resumed = run_start.prepare_run(run.run_config, part, resume=True)
     assert resumed.questions.world is None
     assert int(resumed.state.train_state.update) == 2
     # The prior is the fit that PPO started from, whatever is best by now.
     other = tree.map(lambda x: x + 1.0, resumed.state.best_params)
     changed = replace(resumed, state=resumed.state._replace(best_params=other))
-    listed = training.with_training_data(changed).questions.world
+    listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
     got = run_to(resumed, part, 4)
     for name, one, other in zip(
@@ -119,10 +127,10 @@ def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
 ):
     high = replace(CONFIG, prover=replace(CONFIG.prover, max_height=2,
                                           object_identity=False))  # fmt: skip
-    run = training.prepare_run(high, tmp_path, resume=False)
+    run = run_start.prepare_run(high, tmp_path, resume=False)
     assert run.run_config.learner == "proofs" and run.questions is None
     with pytest.raises(ValueError, match="expected height 1, got 2"):
-        training.prepare_run(
+        run_start.prepare_run(
             replace(high, learner="questions"), tmp_path, resume=False
         )
 
@@ -139,9 +147,9 @@ def test_without_a_question_to_learn_from(learner, tmp_path, monkeypatch):
     config = replace(CONFIG, learner=learner)
     if learner == "questions":
         with pytest.raises(ValueError, match="learner: no rule derives"):
-            training.prepare_run(config, tmp_path, resume=False)
+            run_start.prepare_run(config, tmp_path, resume=False)
         return
-    run = training.prepare_run(config, tmp_path, resume=False)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
     assert run.run_config.learner == "proofs"
     assert any("learner proofs: no question" in note for note in run.notes)
 
@@ -181,8 +189,8 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
     tmp_path, monkeypatch
 ):
     config = replace(CONFIG, steps=None)
-    run = training.prepare_run(config, tmp_path, resume=False)
-    assert run.run_config.steps == training.DEFAULT_STEPS
+    run = run_start.prepare_run(config, tmp_path, resume=False)
+    assert run.run_config.steps == DEFAULT_STEPS
     assert not any("PPO makes" in note for note in run.notes)
 
     n_firings = run.questions.policy.capacity.n_firings
@@ -190,16 +198,16 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
     monkeypatch.setattr(
         question_run, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings
     )
-    run = training.prepare_run(config, tmp_path, resume=False)
+    run = run_start.prepare_run(config, tmp_path, resume=False)
     assert run.run_config.steps == 3 * 64 and run.cfg.ppo.n_updates == 3
     (note,) = [note for note in run.notes if "PPO makes" in note]
     assert note.startswith("PPO makes 3 of 1875 updates: ")
 
     # A number that is set is kept, and proofs have no such bound.
-    assert training.prepare_run(CONFIG, tmp_path, resume=False).run_config.steps == 256  # fmt: skip
+    assert run_start.prepare_run(CONFIG, tmp_path, resume=False).run_config.steps == 256  # fmt: skip
     proofs = replace(config, learner="proofs")
-    run = training.prepare_run(proofs, tmp_path, resume=False)
-    assert run.run_config.steps == training.DEFAULT_STEPS
+    run = run_start.prepare_run(proofs, tmp_path, resume=False)
+    assert run.run_config.steps == DEFAULT_STEPS
 
 
 def test_the_gradient_steps_bound_the_epochs():

@@ -7,7 +7,7 @@ import torch
 
 from funcppo.evaluation import explain
 from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
-from funcppo.experiment import run_proofs, training
+from funcppo.experiment import run_proofs, run_start
 from funcppo.experiment.config import RunConfig
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover.config import ProverTaskConfig
@@ -26,7 +26,7 @@ CONFIG = RunConfig(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    run = training.prepare_run(CONFIG, folder, resume=False)
+    run = run_start.prepare_run(CONFIG, folder, resume=False)
     assert run.run_config.learner == "questions"
     return run
 

@@ -1,0 +1,167 @@
+"""A training run in memory: its settings, its task, and the state that its checkpoint holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo import random, train_step
+from funcppo.config import Config, PPOConfig
+from funcppo.evaluation.beam_search import (
+    ScoreName,
+)
+from funcppo.evaluation.slot_scheduler import (
+    SearchStep,
+)
+from funcppo.experiment import (
+    checkpoint,
+    metrics_log,
+    question_run,
+)
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    RunConfig,
+)
+from funcppo.experiment.question_run import (
+    QuestionSetup,
+    ValidEvidence,
+)
+from funcppo.prover import task as prover_task
+from funcppo.prover.task import ProverTask
+from funcppo.train_step import TrainState
+from funcppo.types import F32, I64
+
+# environment steps of a run that sets none
+DEFAULT_STEPS = 120_000
+# How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
+PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+RunScore = ScoreName | Literal["evidence"]
+EVIDENCE_SCORE: Literal["evidence"] = "evidence"
+
+
+class RunState(NamedTuple):
+    """The contents of a checkpoint: the training state, and the best parameters on the valid split so far."""
+
+    train_state: TrainState
+    start_params: Any  # the parameters before the first update
+    best_params: Any
+    # their metric on valid: MRR, or AUC-PR for Countries; -1 before any
+    best_valid_metric: F32[Tensor, ""]
+    # number of the update that gave them; 0: the initial ones
+    best_update: I64[Tensor, ""]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A training run in memory, at its start or at a checkpoint."""
+
+    run_config: RunConfig
+    """The settings, as in config.json."""
+
+    task: ProverTask
+    """The data set and what is computed from it."""
+
+    cfg: Config
+    """Algorithm, environment and network."""
+
+    score: RunScore
+    """How the policy scores candidates."""
+
+    state: RunState
+    """Where training stands."""
+
+    notes: tuple[str, ...]
+    """What was chosen or left out, one line each."""
+
+    search_step: SearchStep
+    """A step of the search for scores, as it runs on the run's device."""
+
+    n_validation_queries: int
+    """How many valid queries a validation ranks."""
+
+    pending_row: metrics_log.Row | None
+    """The line of the metrics log that waits for the validation of the present parameters; None if none is due."""
+
+    questions: QuestionSetup | None = None
+    """The evidence that a run weighs which learns from questions; None for one that searches proofs."""
+
+    valid_evidence: ValidEvidence | None = None
+    """The evidence of the queries of a validation; None where a run searches proofs or is not trained."""
+
+
+def ppo_config(run_config: RunConfig) -> PPOConfig:
+    """PPO with the number of updates that the environment steps of the run make."""
+    ppo = run_config.ppo
+    steps = run_config.steps or DEFAULT_STEPS
+    n_updates = math.ceil(steps / (ppo.n_envs * ppo.n_steps))
+    return dataclasses.replace(ppo, n_updates=n_updates)
+
+
+def learner_config(run_config: RunConfig, task: ProverTask) -> Config:
+    """The learner's configuration, with the number of updates that the environment steps of the run make."""
+    return prover_task.build_config(
+        task,
+        ppo_config(run_config),
+        matmul_dtype=torch.bfloat16
+        if run_config.precision == "bfloat16"
+        else None,
+    )
+
+
+def initial_train_state(
+    cfg: Config, task: ProverTask, run_config: RunConfig
+) -> TrainState:
+    """The training state before the first update."""
+    world = prover_task.training_world(task)
+    key = random.key(run_config.seed, run_config.device)
+    return train_step.init(cfg, world, key)
+
+
+def initial_run_state(train_state: TrainState) -> RunState:
+    """The state before the first validation."""
+    device = train_state.update.device
+    return RunState(
+        train_state=train_state,
+        start_params=train_state.params,
+        best_params=train_state.params,
+        best_valid_metric=torch.full(
+            (), -1.0, dtype=torch.float32, device=device
+        ),
+        best_update=torch.zeros((), dtype=torch.int64, device=device),
+    )
+
+
+def training_world(run: Run) -> Any:
+    """What the training step reads and never writes."""
+    if run.questions is None:
+        return prover_task.training_world(run.task)
+    return question_run.training_world(run.questions, run.run_config.device)
+
+
+def last_logged_update(run: Run) -> int:
+    """Return the last update that the metrics log has a complete line for; -1 before the first validation."""
+    update = int(run.state.train_state.update)
+    return update if run.pending_row is None else update - 1
+
+
+def save_checkpoint(run: Run, folder: Path) -> None:
+    """Write the state of a run to its folder."""
+    meta = {
+        "fingerprint": run.task.dataset.fingerprint,
+        "score": run.score,
+        "pending_row": run.pending_row,
+        "notes": list(run.notes),
+    }
+    checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
+
+
+def saved_update(folder: Path) -> int:
+    """Return the number of the last update that the checkpoint of a run holds."""
+    saved = checkpoint.read(folder / CHECKPOINT_FILE)
+    return int(saved.arrays["train_state.update"])

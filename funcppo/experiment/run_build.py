@@ -1,0 +1,160 @@
+"""Build a run before its first update, with what its updates and validations read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from funcppo import random, train_step
+from funcppo.data import Dataset
+from funcppo.evaluation import (
+    scorers,
+)
+from funcppo.experiment import (
+    question_run,
+    question_training,
+)
+from funcppo.experiment.config import (
+    RunConfig,
+)
+from funcppo.experiment.run import (
+    EVIDENCE_SCORE,
+    Run,
+    initial_run_state,
+    initial_train_state,
+    learner_config,
+    ppo_config,
+    training_world,
+)
+from funcppo.experiment.validation import (
+    count_validation_queries,
+    max_validation_successors,
+    with_valid_evidence,
+)
+from funcppo.prover import task as prover_task
+from funcppo.prover.task import PhaseCallback, ignore_phase
+
+
+def build_run(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> Run:
+    """A run before its first update, whose score is not chosen yet."""
+    if run_config.learner == "questions":
+        return _build_question_run(run_config, dataset, on_phase)
+    task = prover_task.build_task(
+        dataset, run_config.prover, run_config.device, on_phase
+    )
+    notes = list(task.notes)
+    settings = task.cfg
+    is_default = settings.hard_negative_fraction == 0.0
+    if (
+        task.derived_sample is not None
+        and is_default
+        and settings.negatives_per_positive > 0
+    ):
+        # Whether a corruption is derivable is unknown where T_P is held in part.
+        settings = dataclasses.replace(settings, hard_negative_fraction=1.0)
+        run_config = dataclasses.replace(run_config, prover=settings)
+        task = dataclasses.replace(task, cfg=settings)
+        notes.append(
+            "all negatives are from the sample of T_P (--prover.hard-negative-fraction 1)"
+        )
+    cfg = learner_config(run_config, task)
+    n_queries = count_validation_queries(run_config, task, cfg)
+    if n_queries < min(
+        run_config.n_validation_queries, len(task.dataset.valid)
+    ):
+        notes.append(
+            f"a validation ranks {n_queries} of {len(task.dataset.valid)} valid queries: "
+            f"more would compute over {max_validation_successors(task):,} successors"
+        )
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score="best-proof",
+        state=initial_run_state(initial_train_state(cfg, task, run_config)),
+        notes=tuple(notes),
+        search_step=scorers.make_search_step(run_config.device),
+        n_validation_queries=n_queries,
+        pending_row={"update": 0},
+    )
+
+
+def _build_question_run(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> Run:
+    """A run before its first update that learns from questions, which are not listed yet.
+
+    Raises:
+      ValueError: its height is not 1.
+    """
+    if run_config.prover.max_height != 1:
+        raise ValueError(
+            f"learner questions: expected height 1, got {run_config.prover.max_height}"
+        )
+    # Evidence is listed by joins whose sizes the host must know; training alone is on the run's device.
+    task = prover_task.build_task(dataset, run_config.prover, "cpu", on_phase)
+    setup = question_run.set_up(task, run_config.questions)
+    cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
+    world = question_run.training_world(setup, run_config.device)
+    key = random.key(run_config.seed, run_config.device)
+    return Run(
+        run_config=run_config,
+        task=task,
+        cfg=cfg,
+        score=EVIDENCE_SCORE,
+        state=initial_run_state(train_step.init(cfg, world, key)),
+        notes=task.notes,
+        search_step=scorers.make_search_step("cpu"),
+        n_validation_queries=min(
+            run_config.n_validation_queries, len(dataset.valid)
+        ),
+        pending_row={"update": 0},
+        questions=setup,
+    )
+
+
+def _with_questions(run: Run, start_params: Any) -> Run:
+    """The run, whose questions are listed, ready for PPO from given parameters on."""
+    setup = run.questions
+    assert setup is not None and setup.world is not None
+    world = question_training.with_prior(
+        setup.policy, setup.world, start_params
+    )
+    return dataclasses.replace(
+        run,
+        questions=dataclasses.replace(setup, world=world),
+        cfg=question_training.learner_config(
+            setup.policy, ppo_config(run.run_config)
+        ),
+    )
+
+
+def at_start(run: Run, params: Any) -> Run:
+    """The run, whose questions are listed, before its first update, from given parameters on."""
+    run = _with_questions(run, params)
+    key = random.key(run.run_config.seed, run.run_config.device)
+    state = train_step.init(run.cfg, training_world(run), key)
+    state = initial_run_state(state._replace(params=params))
+    return dataclasses.replace(run, state=state)
+
+
+def with_training_data(run: Run, on_phase: PhaseCallback = ignore_phase) -> Run:
+    """The run with what an update or a validation reads; a run that learns from questions lists them anew."""
+    setup = run.questions
+    if setup is None:
+        return run
+    if setup.world is None:
+        config = run.run_config
+        setup, _ = question_run.collect(
+            run.task,
+            setup,
+            config.questions,
+            config.seed,
+            config.device,
+            on_phase,
+        )
+        run = dataclasses.replace(run, questions=setup)
+        run = _with_questions(run, run.state.start_params)
+    return with_valid_evidence(run)

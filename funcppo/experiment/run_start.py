@@ -1,0 +1,478 @@
+"""Start a training run with the settings by which it ranks valid best, or open one at its checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from funcppo import data
+from funcppo.data import Dataset
+from funcppo.evaluation.beam_search import (
+    ScoreName,
+    SearchConfig,
+)
+from funcppo.evaluation.ranking import (
+    RankingProtocol,
+    ranked_sides,
+)
+from funcppo.evaluation.settings_choice import (
+    MIN_GAIN,
+    HeightCandidate,
+    SettingsChoice,
+    check_rankable,
+    choose_settings,
+    describe_choice,
+)
+from funcppo.evaluation.slot_scheduler import (
+    SchedulerState,
+    ignore_progress,
+)
+from funcppo.experiment import (
+    checkpoint,
+    metrics_log,
+    question_run,
+    validation,
+)
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    RunConfig,
+    read_config,
+)
+from funcppo.experiment.question_run import (
+    QuestionSetup,
+)
+from funcppo.experiment.run import (
+    DEFAULT_STEPS,
+    EVIDENCE_SCORE,
+    PROOF_SCORES,
+    Run,
+    RunScore,
+    ppo_config,
+)
+from funcppo.experiment.run_build import at_start, build_run
+from funcppo.experiment.stored_height import with_stored_height
+from funcppo.logic import resolve
+from funcppo.prover.question_config import QuestionConfig
+from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
+
+# A greater height is tried only if its searches for all of valid, by every score, compute at most this many successors,
+# empty places of the tables included; and if there are more test queries, if these do. A successor takes 15 to 40
+# microseconds on one CPU thread, and a run ranks valid some 15 times.
+MAX_TRIAL_SUCCESSORS = 400_000
+
+
+class _ScoredRun(NamedTuple):
+    """A run before its first update, with its score."""
+
+    run: Run
+    mrr: float  # of the untrained policy on valid; -1 without valid queries
+    notes: list[str]  # on the score
+
+
+class _SearchTooLong(Exception):
+    """A search has computed more successors than it may."""
+
+
+def prepare_run(
+    run_config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool,
+    on_phase: PhaseCallback = ignore_phase,
+) -> Run:
+    """Build the run that a config describes.
+
+    Args:
+      run_config: the settings. A new run has those of the prover chosen on the valid split that are open.
+      folder: the folder of the run; read only if `resume`.
+      resume: continue from the checkpoint in the folder; otherwise start anew.
+      on_phase: receives what is being done.
+
+    Raises:
+      ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
+        belong to them.
+    """
+    on_phase("reading data")
+    dataset = data.load(
+        run_config.dataset, run_config.rules, cfg=run_config.data
+    )
+    if not resume:
+        return _choose_run(run_config, dataset, on_phase)
+
+    run = build_run(with_stored_height(run_config, dataset), dataset, on_phase)
+    state, meta = checkpoint.restore(
+        folder / CHECKPOINT_FILE,
+        run.state,
+        dataset.fingerprint,
+        optional="start_params",
+    )
+    meta = {"notes": list(run.notes), "pending_row": None} | meta
+    scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
+    _check_meta(folder / CHECKPOINT_FILE, meta, scores)
+    return dataclasses.replace(
+        run,
+        score=meta["score"],
+        state=state,
+        notes=tuple(meta["notes"]),
+        pending_row=meta["pending_row"],
+    )
+
+
+def open_run(
+    folder: Path, device: str = "cpu", on_phase: PhaseCallback = ignore_phase
+) -> Run:
+    """Open the run in a folder at its last checkpoint, to evaluate or to resume it.
+
+    Raises:
+      ValueError: the folder holds no run, or its data set has changed since.
+    """
+    run_config = dataclasses.replace(read_config(folder), device=device)
+    return prepare_run(run_config, folder, resume=True, on_phase=on_phase)
+
+
+def _check_meta(
+    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
+) -> None:
+    """Check what a checkpoint says of a run beside its tensors.
+
+    Raises:
+      ValueError: names the file and what is wrong.
+    """
+    score, row, notes = meta.get("score"), meta["pending_row"], meta["notes"]
+    if score not in scores:
+        raise ValueError(
+            f"{path}: score: expected one of {', '.join(scores)}, got {score!r}"
+        )
+    if row is not None and not metrics_log.is_row(row):
+        raise ValueError(
+            f"{path}: pending_row: expected the metrics of an update, got {row!r}"
+        )
+    if not isinstance(notes, list) or not all(
+        isinstance(note, str) for note in notes
+    ):
+        raise ValueError(f"{path}: notes: expected texts, got {notes!r}")
+
+
+def _check_splits(dataset: Dataset) -> None:
+    """Check that the queries of valid and test can be ranked.
+
+    Raises:
+      ValueError: naming the split and the query, if one cannot.
+    """
+    for name, split in (("valid", dataset.valid), ("test", dataset.test)):
+        try:
+            check_rankable(dataset, split)
+        except ValueError as error:
+            raise ValueError(f"{dataset.name}: {name}: {error}") from None
+
+
+def _choose_run(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> Run:
+    """A new run with the settings and the score by which the untrained policy ranks valid best.
+
+    Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
+    one must rank better, and none is tried after one that does not. At height 1 a run learns from questions, above it
+    from proofs, unless the learner is set.
+    """
+    _check_splits(dataset)
+    choice = _choose_settings(run_config, dataset, on_phase)
+    run_config = dataclasses.replace(run_config, rule_score=choice.score)
+    best, notes = _choose_height(run_config, dataset, choice, on_phase)
+    chosen = describe_choice(choice, best.run.task.max_height)
+    if best.run.questions is not None:
+        best = _start_from_fit(
+            best, run_config.learner == "auto", dataset, on_phase
+        )
+    run = best.run
+    return dataclasses.replace(
+        run,
+        run_config=_with_default_steps(run.run_config),
+        notes=(*chosen, *notes, *run.notes, *best.notes),
+    )
+
+
+def _choose_settings(
+    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+) -> SettingsChoice:
+    """The settings by which rule confidences rank valid best, at height 1 where the run can have no other."""
+    score = run_config.rule_score
+    prover = run_config.prover
+    is_of_height_1 = (
+        run_config.learner == "questions" or prover.object_identity is True
+    )
+    if is_of_height_1 and prover.max_height is None:
+        prover = dataclasses.replace(prover, max_height=1)
+    return choose_settings(
+        dataset, prover, None if score == "auto" else score, on_phase
+    )
+
+
+def _choose_height(
+    run_config: RunConfig,
+    dataset: Dataset,
+    choice: SettingsChoice,
+    on_phase: PhaseCallback,
+) -> tuple[_ScoredRun, list[str]]:
+    """The run with the height by which the untrained policy ranks valid best, and notes on it."""
+    best: _ScoredRun | None = None
+    listing: list[str] = []
+    notes: list[str] = []
+    for candidate in choice.by_height:
+        settings = candidate.settings
+        config = dataclasses.replace(
+            run_config,
+            prover=settings,
+            learner=_learner_at(run_config, settings.max_height),
+        )
+        try:
+            scored = _score_height(config, dataset, candidate, best, on_phase)
+        except _SearchTooLong as error:
+            notes.append(f"height {settings.max_height} not tried: {error}")
+            break
+        listing.append(f"{settings.max_height} {scored.mrr:.4f}")
+        if best is not None and scored.mrr <= best.mrr + MIN_GAIN:
+            break
+        best = scored
+
+    assert best is not None, "a choice has settings for a height"
+    if len(listing) > 1:
+        notes.append(
+            f"height {best.run.task.max_height} chosen for the policy: MRR on valid, untrained, {', '.join(listing)}"
+        )
+    return best, notes
+
+
+def _learner_at(
+    run_config: RunConfig, height: int | None
+) -> Literal["questions", "proofs"]:
+    """What a run of a height learns from."""
+    if run_config.learner == "auto":
+        return "questions" if height == 1 else "proofs"
+    return run_config.learner
+
+
+def _score_height(
+    config: RunConfig,
+    dataset: Dataset,
+    candidate: HeightCandidate,
+    best: _ScoredRun | None,
+    on_phase: PhaseCallback,
+) -> _ScoredRun:
+    """A new run at a height, with its score.
+
+    Args:
+      best: the run at the height below; None for the first one, whose search may be long.
+
+    Raises:
+      _SearchTooLong: its search is.
+    """
+    if best is None:
+        return _choose_score(build_run(config, dataset, on_phase), on_phase)
+    _check_search(best.run.task, candidate)
+    return _try_height(build_run(config, dataset, on_phase), on_phase)
+
+
+def _check_search(task: ProverTask, candidate: HeightCandidate) -> None:
+    """Check that the smallest validation by search at a height is within its bound, by a rough count.
+
+    Raises:
+      _SearchTooLong: it is not.
+    """
+    height = candidate.settings.max_height or 1
+    n_queries = min(validation.MIN_VALIDATION_QUERIES, len(task.dataset.valid))
+    shape = resolve.make_resolve_config(task.kb, task.sizes, height)
+    n_successors = validation.count_search_successors(
+        shape.max_successors, height
+    )
+    n_atoms = candidate.atoms_per_query * n_queries
+    if (
+        height > 1
+        and n_atoms * n_successors > validation.MAX_VALIDATION_SUCCESSORS
+    ):
+        raise _SearchTooLong(
+            f"a search for {n_queries} valid queries would compute over {validation.MAX_VALIDATION_SUCCESSORS:,} "
+            "successors, by a rough count"
+        )
+
+
+def _try_height(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+    """The run with its score, if ranking by search is within its bound.
+
+    Raises:
+      _SearchTooLong: it is not.
+    """
+    n_valid, n_test = run.n_validation_queries, len(run.task.dataset.test)
+    limit = MAX_TRIAL_SUCCESSORS * n_valid // max(n_valid, n_test)
+    n_successors = 0
+
+    def bounded_step(cfg: SearchConfig, *inputs: Any) -> SchedulerState:
+        nonlocal n_successors
+        n_successors += cfg.rows_per_step * cfg.resolve.max_successors
+        if n_successors > limit:
+            raise _SearchTooLong(
+                f"a search for {n_valid} valid queries computes over {limit:,} successors"
+            )
+        return run.search_step(cfg, *inputs)
+
+    bounded = dataclasses.replace(run, search_step=bounded_step)
+    scored = _choose_score(bounded, on_phase)
+    return scored._replace(
+        run=dataclasses.replace(scored.run, search_step=run.search_step)
+    )
+
+
+def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+    """The run with the score that is set, or with the one that ranks valid better before any training."""
+    if run.questions is not None:
+        return _score_by_evidence(run, on_phase)
+    queries = validation.validation_queries(run)
+    if not len(queries):
+        score = run.run_config.score
+        if score != "auto":
+            return _ScoredRun(dataclasses.replace(run, score=score), -1.0, [])
+        note = "score best-proof: there are no valid queries to choose by"
+        return _ScoredRun(run, -1.0, [note])
+
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    candidates = PROOF_SCORES
+    if run.run_config.score != "auto":
+        candidates = (run.run_config.score,)
+    mrr: dict[ScoreName, float] = {}
+    for score in candidates:
+        quality = validation.evaluate_policy(
+            run,
+            run.state.best_params,
+            queries,
+            protocol,
+            score,
+            partial(on_phase, f"ranking valid by {score}, untrained"),
+        )
+        mrr[score] = quality["mrr"]
+
+    # The first one is chosen if they are equal.
+    chosen = max(candidates, key=lambda score: mrr[score])
+    notes: list[str] = []
+    if len(candidates) > 1:
+        listing = ", ".join(
+            f"{score} {value:.4f}" for score, value in mrr.items()
+        )
+        notes = [
+            f"score {chosen} chosen by MRR on {len(queries)} valid queries: {listing}"
+        ]
+    return _ScoredRun(
+        dataclasses.replace(run, score=chosen), mrr[chosen], notes
+    )
+
+
+def _score_by_evidence(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+    """A run that learns from questions, with the evidence of valid and the MRR of the untrained weights."""
+    on_phase("listing evidence of valid queries")
+    run = validation.with_valid_evidence(run)
+    if run.valid_evidence is None:
+        return _ScoredRun(run, -1.0, [])
+    untrained = run.state.start_params
+    quality = validation.validation_quality(run, untrained, ignore_progress)
+    return _ScoredRun(run, quality["mrr"], [])
+
+
+def _start_from_fit(
+    scored: _ScoredRun,
+    may_learn_from_proofs: bool,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+) -> _ScoredRun:
+    """The run with its questions and the listwise fit that PPO starts from.
+
+    Args:
+      may_learn_from_proofs: where there is no question to learn from, the run learns from proofs.
+
+    Raises:
+      ValueError: there is no question to learn from.
+    """
+    run = scored.run
+    assert run.questions is not None, "the run learns from questions"
+    config = run.run_config
+    options = question_run.resolve_left_out(run.task, config.questions)
+    try:
+        setup, collected = question_run.collect(
+            run.task,
+            run.questions,
+            options,
+            config.seed,
+            config.device,
+            on_phase,
+        )
+    except ValueError as error:
+        if not may_learn_from_proofs:
+            raise ValueError(f"{dataset.name}: learner: {error}") from None
+        config = dataclasses.replace(config, learner="proofs")
+        scored = _choose_score(build_run(config, dataset, on_phase), on_phase)
+        note = f"learner proofs: no question to learn from: {error}"
+        return scored._replace(notes=[note, *scored.notes])
+
+    degrees = options.degrees
+    listwise, epoch_notes = question_run.bound_epochs(
+        config.listwise, len(collected.world.question)
+    )
+    fitted = question_run.fit_listwise(
+        setup,
+        (False, True) if degrees == "auto" else (degrees,),
+        listwise,
+        config.seed,
+        config.device,
+        partial(validation.evidence_quality, run)
+        if run.valid_evidence
+        else None,
+        on_phase,
+    )
+    options = dataclasses.replace(
+        options,
+        max_questions=collected.n_questions,
+        degrees=fitted.setup.policy.aggregation.uses_degrees,
+    )
+    config = dataclasses.replace(config, questions=options)
+    config, steps_notes = _with_steps(config, fitted.setup)
+    run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
+    notes = [*collected.notes, _left_out_note(options)]
+    notes += [*epoch_notes, *fitted.notes, *steps_notes]
+    return _ScoredRun(
+        at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
+    )
+
+
+def _with_default_steps(config: RunConfig) -> RunConfig:
+    """The settings with a number of steps."""
+    if config.steps is not None:
+        return config
+    return dataclasses.replace(config, steps=DEFAULT_STEPS)
+
+
+def _with_steps(
+    config: RunConfig, setup: QuestionSetup
+) -> tuple[RunConfig, list[str]]:
+    """The settings with a number of steps: where none is set, as many as PPO has time for; a note if these are less."""
+    if config.steps is not None:
+        return config, []
+    ppo = ppo_config(config)
+    n_updates = question_run.n_updates_within(ppo, setup)
+    if n_updates >= ppo.n_updates:
+        return dataclasses.replace(config, steps=DEFAULT_STEPS), []
+    steps = n_updates * ppo.n_envs * ppo.n_steps
+    note = (
+        f"PPO makes {n_updates} of {ppo.n_updates} updates: more would weigh over "
+        f"{question_run.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
+    )
+    return dataclasses.replace(config, steps=steps), [note]
+
+
+def _left_out_note(options: QuestionConfig) -> str:
+    """What a question leaves out, in a line."""
+    if options.left_out == "fact":
+        return "each training question is asked without its own fact"
+    return (
+        "each training question is asked without the facts that link its two entities: no pair of the valid split is "
+        "linked by a known fact"
+    )

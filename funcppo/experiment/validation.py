@@ -1,0 +1,350 @@
+"""How well the policy of a run ranks: at a validation, which keeps the best parameters, and on any split."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from funcppo import tree
+from funcppo.config import Config
+from funcppo.evaluation import (
+    evidence_ranking,
+    rank_metrics,
+    ranking,
+    scorers,
+)
+from funcppo.evaluation.beam_search import (
+    ScoreName,
+    SearchConfig,
+    slots_for_rows,
+)
+from funcppo.evaluation.ranking import (
+    RankingProtocol,
+    ranked_sides,
+    selection_metric,
+    stratified_sample,
+)
+from funcppo.evaluation.slot_scheduler import (
+    ProgressCallback,
+    ignore_progress,
+)
+from funcppo.experiment import (
+    question_run,
+)
+from funcppo.experiment.config import (
+    RunConfig,
+)
+from funcppo.experiment.question_run import (
+    QuestionSetup,
+    ValidEvidence,
+    ValidQuality,
+)
+from funcppo.experiment.run import EVIDENCE_SCORE, Run, RunScore
+from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
+
+# A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
+# the minimum.
+MAX_VALIDATION_SUCCESSORS = 1_000_000
+MIN_VALIDATION_QUERIES = 20
+# The same where rules alone score candidates, whose successors take under a microsecond.
+MAX_VALIDATION_SUCCESSORS_BY_RULES = 10_000_000
+# resolution steps that the rough count assumes for each height of a proof
+STEPS_PER_HEIGHT = 3
+# Search settings before they are tuned for the machine.
+BEAM_WIDTH = 64
+MAX_ROWS_PER_STEP = 512
+MAX_SUCCESSORS_PER_STEP = 4096
+GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
+CHUNK_SIZE = 2048
+
+
+def validate(
+    run: Run, on_progress: ProgressCallback = ignore_progress
+) -> tuple[Run, float | None]:
+    """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
+
+    Without valid queries the current parameters are kept.
+
+    Args:
+      run: at the parameters to validate.
+      on_progress: called several times a second; what it raises ends the validation.
+
+    Returns:
+      The run, and the metric of the current parameters on valid; None without valid queries.
+    """
+    state = run.state
+    has_queries = len(run.task.dataset.valid) > 0
+    valid_metric = state.best_valid_metric
+    if has_queries:
+        params = state.train_state.params
+        quality = validation_quality(run, params, on_progress)
+        # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
+        valid_metric = torch.full_like(
+            state.best_valid_metric, quality[selection_metric(run.task)]
+        )
+        if valid_metric <= state.best_valid_metric:
+            return run, float(valid_metric)
+
+    # Clones, because the next update overwrites the leaves of the training state.
+    best = state._replace(
+        best_params=tree.map(torch.clone, state.train_state.params),
+        best_valid_metric=valid_metric,
+        best_update=state.train_state.update.clone(),
+    )
+    run = dataclasses.replace(run, state=best)
+    return run, float(valid_metric) if has_queries else None
+
+
+def validation_quality(
+    run: Run, params: Any, on_progress: ProgressCallback
+) -> dict[str, Any]:
+    """The metrics of the queries that every validation ranks."""
+    if run.questions is None or run.valid_evidence is None:
+        return evaluate_policy(
+            run,
+            params,
+            validation_queries(run),
+            RankingProtocol(sides=ranked_sides(run.task)),
+            on_progress=on_progress,
+        )
+    on_progress(0, len(run.valid_evidence.queries))
+    return _summarise(run, _rank_by_evidence(run, run.questions, params))
+
+
+def evidence_quality(
+    run: Run, setup: QuestionSetup, params: Any
+) -> ValidQuality:
+    """How well weights of evidence rank the queries of a validation."""
+    ranked = _rank_by_evidence(run, setup, params)
+    metrics = _summarise(run, ranked)
+    return ValidQuality(
+        metrics[selection_metric(run.task)],
+        rank_metrics.expected_reciprocal_ranks(ranked.counts),
+    )
+
+
+def _rank_by_evidence(
+    run: Run, setup: QuestionSetup, params: Any
+) -> ranking.Ranking:
+    """The queries of a validation, ranked by weights of evidence."""
+    valid = run.valid_evidence
+    assert valid is not None, "there are valid queries"
+    return ranking.rank_split(
+        run.task,
+        valid.queries,
+        valid.make_scorer(setup, params),
+        RankingProtocol(sides=ranked_sides(run.task)),
+    )
+
+
+def evaluate_policy(
+    run: Run,
+    params: Any,
+    split: np.ndarray,
+    ranking_protocol: RankingProtocol,
+    score: RunScore | None = None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> dict[str, Any]:
+    """The ranking metrics of a policy on a split.
+
+    Args:
+      run: the task, and how it is searched.
+      params: the parameters of the policy.
+      split: the queries, one row each.
+      ranking_protocol: sides and candidates.
+      score: how candidates are scored; None: as the run does.
+      on_progress: called with the number of candidates started, and of all.
+
+    Returns:
+      The metrics of `ranking.summarise_ranking`, such as "mrr"; for Countries also "auc_pr".
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    ranking.check_split(run.task, split, ranking_protocol)
+    scorer = run_policy_scorer(run, params, score or run.score, on_progress)
+    return _evaluate_scorer(run, scorer, split, ranking_protocol)
+
+
+def evaluate_policies(
+    run: Run,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    on_phase: PhaseCallback = ignore_phase,
+) -> dict[str, dict[str, Any]]:
+    """The metrics of the parameters that a run is judged by, by name.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    judged = policies(run)
+    if run.questions is None:
+        return {
+            name: evaluate_policy(
+                run,
+                params,
+                split,
+                protocol,
+                on_progress=partial(on_phase, f"ranking by {name}"),
+            )
+            for name, params in judged.items()
+        }
+
+    # The evidence of the split is collected once for all.
+    ranking.check_split(run.task, split, protocol)
+    scorers_by_name = question_run.make_scorers(
+        run.task,
+        run.questions,
+        list(judged.values()),
+        partial(on_phase, "ranking by evidence"),
+    )
+    return {
+        name: _evaluate_scorer(run, scorer, split, protocol)
+        for name, scorer in zip(judged, scorers_by_name)
+    }
+
+
+def _evaluate_scorer(
+    run: Run,
+    scorer: ranking.Scorer | ranking.ScorerBySide,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+) -> dict[str, Any]:
+    """The ranking metrics of a scorer on a split."""
+    ranked = ranking.rank_split(run.task, split, scorer, protocol)
+    return _summarise(run, ranked)
+
+
+def _summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
+    """The metrics of a ranking, for Countries also "auc_pr"."""
+    return ranking.summarise_ranking(
+        ranked,
+        list(run.task.dataset.predicates),
+        with_auc=run.task.is_countries,
+    )
+
+
+def policies(run: Run) -> dict[str, Any]:
+    """The parameters that a run is judged by, by name: untrained, after the listwise fit if there is one, trained."""
+    if run.questions is None:
+        return {
+            f"{run.score}, untrained": run.state.start_params,
+            f"{run.score}, trained": run.state.best_params,
+        }
+    device = run.run_config.device
+    return {
+        "evidence, untrained": question_run.untrained_params(
+            run.questions, device
+        ),
+        "evidence, listwise fit": run.state.start_params,
+        "evidence, trained": run.state.best_params,
+    }
+
+
+def run_policy_scorer(
+    run: Run,
+    params: Any,
+    score: RunScore,
+    on_progress: ProgressCallback = ignore_progress,
+) -> ranking.Scorer | ranking.ScorerBySide:
+    """The scorer of candidates by a policy, with the search settings of `run_search_config`."""
+    if score == EVIDENCE_SCORE:
+        assert run.questions is not None, "the run learns from questions"
+        return question_run.make_scorer(
+            run.task, run.questions, params, on_progress
+        )
+    cfg = run_search_config(run, score)
+    return scorers.make_policy_scorer(
+        cfg, run.task, params, run.search_step, on_progress
+    )
+
+
+def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
+    """The settings of a search for scores, before `autotune` has adapted them to the machine."""
+    beam = 1 if score == "greedy" else BEAM_WIDTH
+    max_successors = run.cfg.env.cfg.resolve.max_successors
+    rows = min(MAX_ROWS_PER_STEP, MAX_SUCCESSORS_PER_STEP // max_successors)
+    if run.run_config.device == "cuda":
+        rows *= GPU_ROWS_FACTOR
+    rows_per_step = max(beam, rows)
+    return scorers.search_config(
+        run.task,
+        run.cfg,
+        score,
+        slots=slots_for_rows(rows_per_step, beam),
+        beam=beam,
+        rows_per_step=rows_per_step,
+        chunk_size=CHUNK_SIZE,
+    )
+
+
+def validation_queries(run: Run) -> np.ndarray:
+    """The valid queries that every validation ranks: a fixed sample, stratified by relation."""
+    valid = run.task.dataset.valid
+    return valid[stratified_sample(valid, run.n_validation_queries)]
+
+
+def count_validation_queries(
+    run_config: RunConfig, task: ProverTask, cfg: Config
+) -> int:
+    """How many valid queries a validation ranks: as set, or as many as keep it within its bound."""
+    valid = task.dataset.valid
+    n_queries = min(run_config.n_validation_queries, len(valid))
+    if not n_queries:
+        return 0
+
+    queries = valid[stratified_sample(valid, n_queries)]
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    n_candidates = ranking.count_candidates(task, queries, protocol)
+    n_successors = cfg.env.cfg.resolve.max_successors
+    if task.fact_selection != "oracle":
+        n_successors = count_search_successors(n_successors, task.max_height)
+    share = max_validation_successors(task) / max(
+        1, n_candidates * n_successors
+    )
+    if share >= 1:
+        return n_queries
+    return max(int(n_queries * share), min(MIN_VALIDATION_QUERIES, n_queries))
+
+
+def max_validation_successors(task: ProverTask) -> int:
+    """How many successors a validation may compute."""
+    if task.fact_selection == "oracle":
+        return MAX_VALIDATION_SUCCESSORS_BY_RULES
+    return MAX_VALIDATION_SUCCESSORS
+
+
+def count_search_successors(max_successors: int, height: int) -> int:
+    """A rough count of the successors in the search for one candidate: of its partial proofs, at every step."""
+    n_proofs = min(BEAM_WIDTH, max_successors)
+    return n_proofs * max_successors * STEPS_PER_HEIGHT * height
+
+
+def with_valid_evidence(run: Run) -> Run:
+    """The run with the evidence of the queries that a validation ranks, of which there may be fewer."""
+    setup = run.questions
+    if setup is None or run.valid_evidence or not len(run.task.dataset.valid):
+        return run
+    queries = validation_queries(run)
+    sides = ranked_sides(run.task)
+    n_queries = evidence_ranking.count_queries_within(
+        run.task, setup.facts, queries, sides, question_run.MAX_VALID_FIRINGS
+    )
+
+    notes: list[str] = []
+    if n_queries < len(queries):
+        notes = [
+            f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would have over "
+            f"{question_run.MAX_VALID_FIRINGS:,} firings"
+        ]
+        run = dataclasses.replace(run, n_validation_queries=n_queries)
+        queries = validation_queries(run)
+    return dataclasses.replace(
+        run,
+        notes=tuple(dict.fromkeys((*run.notes, *notes))),
+        valid_evidence=ValidEvidence(run.task, setup.facts, queries, sides),
+    )

@@ -1,0 +1,157 @@
+"""Which queries a validation ranks, which parameters it keeps, and the settings of its searches."""
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import data, tree
+from funcppo.evaluation import ranking
+from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.experiment import (
+    run_start,
+    validation,
+)
+from funcppo.logic.triple_index import HEAD
+from tests.experiment.runs import CONFIG
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "is_better"),
+    [
+        (0.25, 0.5, False),
+        (0.5, 0.5, False),
+        (0.75, 0.5, True),
+        (0.7, 0.7, False),  # 0.7 is above its float32 value
+    ],
+)
+def test_only_a_better_metric_replaces_the_best(
+    metric, best, is_better, run, monkeypatch
+):
+    monkeypatch.setattr(
+        validation, "evaluate_policy", lambda *_, **__: {"auc_pr": metric}
+    )
+    moved = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
+        update=torch.tensor(9),
+    )
+    before = run.state._replace(
+        train_state=moved, best_valid_metric=torch.tensor(best)
+    )
+    validated, valid_metric = validation.validate(replace(run, state=before))
+    after = validated.state
+    assert valid_metric == float(torch.tensor(metric))
+    assert torch.equal(after.best_valid_metric, torch.tensor(max(metric, best)))
+    assert int(after.best_update) == (9 if is_better else 0)
+    params = moved.params if is_better else before.best_params
+    assert torch.equal(tree.ravel(after.best_params), tree.ravel(params))
+
+
+def test_a_policy_is_not_evaluated_on_queries_that_cannot_be_ranked(run):
+    with pytest.raises(ValueError, match="answer among the 5 candidates"):
+        validation.evaluate_policy(
+            run,
+            run.state.best_params,
+            run.task.dataset.test,
+            RankingProtocol(sides=(HEAD,)),
+        )
+
+
+def test_without_valid_queries_the_last_parameters_are_kept(run):
+    dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
+    moved = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
+        update=torch.tensor(9),
+    )
+    run = replace(
+        run,
+        task=replace(run.task, dataset=dataset),
+        state=run.state._replace(train_state=moved),
+    )
+    validated, valid_metric = validation.validate(run)
+    after = validated.state
+    assert valid_metric is None
+    assert (
+        int(after.best_update) == 9 and float(after.best_valid_metric) == -1.0
+    )
+    assert torch.equal(tree.ravel(after.best_params), tree.ravel(moved.params))
+    assert (
+        tree.leaves(after.best_params)[0].data_ptr()
+        != tree.leaves(moved.params)[0].data_ptr()
+    )
+
+
+def test_a_validation_ranks_fewer_queries_where_a_search_is_long(
+    tmp_path, monkeypatch
+):
+    prover = dataclasses.replace(CONFIG.prover, max_height=2)
+    config = replace(
+        CONFIG, dataset="countries_s2", prover=prover, n_validation_queries=24
+    )
+    whole = run_start.prepare_run(config, tmp_path, resume=False)
+    assert len(validation.validation_queries(whole)) == 24
+    n_successors = 35 * validation.count_search_successors(
+        whole.cfg.env.cfg.resolve.max_successors, 2
+    )  # 35 candidates are derived
+    monkeypatch.setattr(
+        validation, "MAX_VALIDATION_SUCCESSORS", n_successors * 22 / 24
+    )
+    part = run_start.prepare_run(config, tmp_path, resume=False)
+    assert len(validation.validation_queries(part)) == 22
+    assert any("ranks 22 of 24 valid queries" in note for note in part.notes)
+
+
+def test_a_validation_by_rules_ranks_fewer_queries_where_it_is_long(
+    tmp_path, monkeypatch
+):
+    config = replace(CONFIG, dataset="countries_s2", n_validation_queries=24)
+    whole = run_start.prepare_run(config, tmp_path, resume=False)
+    queries = validation.validation_queries(whole)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(whole.task))
+    n_successors = ranking.count_candidates(whole.task, queries, protocol) * (
+        whole.cfg.env.cfg.resolve.max_successors
+    )
+    assert len(queries) == 24 and whole.task.fact_selection == "oracle"
+    name = "MAX_VALIDATION_SUCCESSORS_BY_RULES"
+    for bound, n_queries in ((n_successors, 24), (n_successors * 22 / 24, 22)):
+        monkeypatch.setattr(validation, name, bound)
+        part = run_start.prepare_run(config, tmp_path, resume=False)
+        assert len(validation.validation_queries(part)) == n_queries
+        noted = any("ranks 22 of 24" in note for note in part.notes)
+        assert noted == (n_queries < 24)
+
+
+def test_the_search_settings_bound_rows_and_successors(run):
+    """By hand: 4096 successors in all, at most 512 rows, 16 times as many on a GPU, not below the beam of 64."""
+    env_cfg = run.cfg.env.cfg
+
+    def settings(max_successors, score, device="cpu"):
+        resolve = replace(env_cfg.resolve, max_successors=max_successors)
+        cfg = replace(
+            run.cfg,
+            env=replace(run.cfg.env, cfg=replace(env_cfg, resolve=resolve)),
+        )
+        run_config = replace(CONFIG, device=device)
+        config = validation.run_search_config(
+            replace(run, cfg=cfg, run_config=run_config), score
+        )
+        return config.rows_per_step, config.beam, config.slots
+
+    assert settings(4, "success") == (512, 64, 256)
+    assert settings(16, "success") == (256, 64, 128)
+    assert settings(1024, "best-proof") == (64, 64, 32)
+    assert settings(1024, "greedy") == (4, 1, 4)
+    assert settings(16, "success", "cuda") == (16 * 256, 64, 16 * 128)
+
+
+def test_validation_queries_are_a_fixed_sample(run):
+    first, again = (
+        validation.validation_queries(run),
+        validation.validation_queries(run),
+    )
+    assert len(first) == 3 and np.array_equal(first, again)
+    assert {tuple(query) for query in first} <= {
+        tuple(query) for query in data.load("countries_s1").valid
+    }
