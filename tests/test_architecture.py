@@ -93,6 +93,7 @@ BOUNDARY += ("evaluation.scorers",)
 HOST = (
     "evaluation.evidence_ranking",
     "evaluation.recount",
+    "logic.chains",
     "logic.firings",
     "logic.fixpoint",
     "logic.joins",

@@ -23,7 +23,7 @@ from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Explanation
 from funcppo.evaluation.ranking import Ranking
 from funcppo.evaluation.recount import Atom, Atoms, Logic, RankCounts
-from funcppo.logic.firings import LeftOut
+from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import SIDE_NAMES
 from funcppo.prover.task import ProverTask, known_triples
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from funcppo.data import Dataset, format_atom, format_rule, proof_names
 from funcppo.logic import triple_index
-from funcppo.logic.firings import LeftOut, Questions
+from funcppo.logic.question_types import LeftOut, Questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.aggregation import (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
-from funcppo.logic.firings import Questions
+from funcppo.logic.question_types import Questions, select_questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import aggregation, evidence
@@ -94,7 +94,7 @@ def query_evidence(
         EvidenceConfig(object_identity=task.least_model.object_identity),
     ):
         stop = start + len(part.label)
-        chunk = evidence.select_questions(questions, slice(start, stop))
+        chunk = select_questions(questions, slice(start, stop))
         yield QuestionEvidence(chunk, part)
         start = stop
 

@@ -18,6 +18,7 @@ from torch.func import grad
 from funcppo import optim, random, train_step
 from funcppo.config import AdamConfig, Config, PPOConfig
 from funcppo.logic import triple_index
+from funcppo.logic.question_types import select_questions
 from funcppo.prover import aggregation, evidence, questions
 from funcppo.prover.aggregation import AggregationConfig
 from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
@@ -93,7 +94,7 @@ def collect_questions(
         task.kb,
         task.sizes,
         facts,
-        evidence.select_questions(asked, order),
+        select_questions(asked, order),
         triple_index.build_triple_index(known, task.sizes.n_constants),
         EvidenceConfig(
             left_out=cfg.left_out,

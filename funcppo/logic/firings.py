@@ -4,22 +4,24 @@ A question asks for one argument of a binary predicate: `h(x, ?)` or `h(?, y)`. 
 application of it to the facts derives the atom with the candidate in the place that is asked for; a grounding is an
 assignment of the rule's variables that makes its body true.
 
-Rules that differ in their constants alone are solved as one: the constants become variables, and a relation holds the
-constants of each rule. `iter_firings` is the entry point.
+Path rules are walked together (`logic.chains`). The others are conjunctive queries, and those that differ in their
+constants alone are solved as one: the constants become variables, and a relation holds the constants of each rule.
+`plan_firings` and `iter_firings` are the entry points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from funcppo.logic import joins
+from funcppo.logic import chains, joins
+from funcppo.logic.chains import ChainPlan
 from funcppo.logic.joins import ConjunctiveQuery, Inequality, RowBudget
 from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.question_types import Firings, LeftOut, Questions
 from funcppo.logic.relations import (
     Relation,
     Table,
@@ -35,30 +37,6 @@ from funcppo.logic.rules import (
 )
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import int_list, unique_values
-from funcppo.types import I64
-
-# What is unknown while a question is answered whose answer is a known fact: that fact, or all facts that link its
-# two entities.
-LeftOut = Literal["fact", "pair"]
-
-
-class Questions(NamedTuple):
-    """Questions about one argument of a binary predicate, each once."""
-
-    predicate: I64[Tensor, "Q"]
-    side: I64[Tensor, "Q"]  # the argument that is asked for, HEAD or TAIL
-    entity: I64[Tensor, "Q"]  # the other argument
-    # the answer whose fact is left out of the facts; 0 to leave none out
-    left_out: I64[Tensor, "Q"]
-
-
-class Firings(NamedTuple):
-    """Triples of a question, a candidate and a rule that derives it, each once."""
-
-    question: I64[Tensor, "n"]  # row of the question
-    candidate: I64[Tensor, "n"]  # the entity in the place that is asked for
-    rule: I64[Tensor, "n"]  # id of the rule
-    n_groundings: I64[Tensor, "n"]  # of the rule's body, at least 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +58,33 @@ class _RuleGroup:
     rule: Tensor  # id of each rule, in the order of the relation
 
 
+@dataclass(frozen=True, slots=True)
+class FiringPlan:
+    """What questions are answered from."""
+
+    sizes: KBSizes
+    chains: ChainPlan
+    relations: dict[int, Relation]  # of the facts, by predicate
+    groups: tuple[_RuleGroup, ...]  # the rules that are no path rules
+
+
+def plan_firings(kb: KnowledgeBase, sizes: KBSizes) -> FiringPlan:
+    """Index the facts and group the rules: once for any number of questions."""
+    path_rules: list[Rule] = []
+    others: list[Rule] = []
+    for rule in rules_from_kb(kb):
+        steps = chains.chain_steps(rule, TAIL, sizes.n_constants)
+        (others if steps is None else path_rules).append(rule)
+    return FiringPlan(
+        sizes,
+        chains.plan_chains(kb, sizes, path_rules),
+        relations_by_predicate(kb.facts),
+        tuple(_group_rules(others, sizes, kb.facts.device)),
+    )
+
+
 def iter_firings(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
+    plan: FiringPlan,
     questions: Questions,
     *,
     left_out: LeftOut = "fact",
@@ -102,17 +104,24 @@ def iter_firings(
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    relations = relations_by_predicate(kb.facts)
-    question_groups = _group_questions(questions, sizes)
-    for rules in _group_rules(rules_from_kb(kb), sizes, kb.facts.device):
+    yield from chains.iter_chain_firings(
+        plan.chains,
+        plan.sizes,
+        questions,
+        left_out=left_out,
+        object_identity=object_identity,
+        budget=budget,
+    )
+    question_groups = _group_questions(questions, plan.sizes)
+    for rules in plan.groups:
         template = rules.template
-        if any(atom[0] not in relations for atom in template.body):
+        if any(atom[0] not in plan.relations for atom in template.body):
             continue
         query = body_query(
             template,
-            [relations[atom[0]] for atom in template.body],
-            sizes.n_constants,
-            _identity_constraints(rules, sizes) if object_identity else (),
+            [plan.relations[atom[0]] for atom in template.body],
+            plan.sizes.n_constants,
+            _identity_constraints(rules) if object_identity else (),
             budget=budget,
         )
         query = replace(query, is_counted=True)
@@ -192,9 +201,7 @@ def _lift_constants(
     return Rule(0, head, tuple(body)), tuple(constants)
 
 
-def _identity_constraints(
-    rules: _RuleGroup, sizes: KBSizes
-) -> list[Inequality]:
+def _identity_constraints(rules: _RuleGroup) -> list[Inequality]:
     """Inequalities that keep the variables of rules apart from each other and from the constants."""
     template = rules.template
     terms = sorted(

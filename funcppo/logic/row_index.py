@@ -193,6 +193,11 @@ def encode_with_prefixes(
     return Lookup(key, found)
 
 
+def offsets(lengths: I64[Tensor, "n"]) -> I64[Tensor, "n1"]:
+    """Where consecutive runs of these lengths start, and where the last one ends."""
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+
+
 def binary_search(keys: Tensor, key: Tensor) -> Lookup:
     """The position of each `key` in ascending `keys`, and whether it is there; `keys` may be empty."""
     if keys.numel() == 0:

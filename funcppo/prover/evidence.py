@@ -24,9 +24,15 @@ from torch import Tensor
 
 from funcppo import random
 from funcppo.logic import row_index, triple_index
-from funcppo.logic.firings import Firings, LeftOut, Questions, iter_firings
+from funcppo.logic.firings import FiringPlan, iter_firings, plan_firings
 from funcppo.logic.joins import RowBudget, expand_ranges
 from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.question_types import (
+    Firings,
+    LeftOut,
+    Questions,
+    select_questions,
+)
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.logic.typed_torch import (
     unique_inverse,
@@ -184,13 +190,6 @@ def training_questions(
     )
 
 
-def select_questions(
-    questions: Questions, row: I64[Tensor, "n"] | slice
-) -> Questions:
-    """Some of the questions."""
-    return Questions(*(column[row] for column in questions))
-
-
 def iter_evidence(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -204,10 +203,11 @@ def iter_evidence(
 
     Arguments and errors are those of `collect_evidence`.
     """
+    plan = plan_firings(kb, sizes)
     start, size, n_firings = 0, PILOT_QUESTIONS, 0
     while start < len(questions.entity):
         chunk = select_questions(questions, slice(start, start + size))
-        firings = _sorted_firings(kb, sizes, chunk, cfg, budget)
+        firings = _sorted_firings(plan, chunk, cfg, budget)
         yield _weigh_firings(
             kb, sizes, facts, chunk, firings, true_triples, cfg
         )
@@ -238,7 +238,8 @@ def collect_evidence(
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    firings = _sorted_firings(kb, sizes, questions, cfg, budget)
+    plan = plan_firings(kb, sizes)
+    firings = _sorted_firings(plan, questions, cfg, budget)
     return _weigh_firings(
         kb, sizes, facts, questions, firings, true_triples, cfg
     )
@@ -286,15 +287,15 @@ def _weigh_firings(
     )
     return Evidence(
         label=make_label(questions.predicate, questions.side),
-        candidate_offsets=_offsets(per_question),
+        candidate_offsets=row_index.offsets(per_question),
         answer=answer,
         question=candidates.question,
         entity=candidates.entity,
         own_degree=_own_degree(facts, sizes, questions, candidates),
         log_listed=log_listed[is_listed],
         base_score=base_score[is_listed],
-        firing_offsets=_offsets(n_firings),
-        link_offsets=_offsets(n_links),
+        firing_offsets=row_index.offsets(n_firings),
+        link_offsets=row_index.offsets(n_links),
         rule=firings.rule[kept],
         is_left_out=counts.is_left_out[kept],
         n_groundings=firings.n_groundings[kept],
@@ -367,16 +368,14 @@ def rule_confidence(
 
 
 def _sorted_firings(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
+    plan: FiringPlan,
     questions: Questions,
     cfg: EvidenceConfig,
     budget: RowBudget | None,
 ) -> Firings:
     """All firings for the questions, in the order of question, candidate and rule."""
     parts = iter_firings(
-        kb,
-        sizes,
+        plan,
         questions,
         left_out=cfg.left_out,
         object_identity=cfg.object_identity,
@@ -386,7 +385,7 @@ def _sorted_firings(
     empty = Firings(none, none, none, none)
     firings = Firings(*(torch.cat(columns) for columns in zip(empty, *parts)))
     order = torch.argsort(firings.rule, stable=True)
-    key = firings.question * (sizes.n_constants + 1) + firings.candidate
+    key = firings.question * (plan.sizes.n_constants + 1) + firings.candidate
     order = order[torch.argsort(key[order], stable=True)]
     return Firings(*(column[order] for column in firings))
 
@@ -419,11 +418,6 @@ def _base_score(
     chance = (confidence**NOISY_OR_POWER).clamp_max(1 - 1e-6)
     zero = torch.zeros(n_candidates, device=rule.device)
     return zero.index_add(0, row, -torch.log1p(-chance))
-
-
-def _offsets(counts: I64[Tensor, "n"]) -> I64[Tensor, "n1"]:
-    """Where runs of these lengths start and end."""
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
 
 
 def _own_degree(

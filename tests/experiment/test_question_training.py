@@ -17,6 +17,7 @@ from funcppo.experiment.question_training import (
     refine_with_ppo,
     with_prior,
 )
+from funcppo.logic.question_types import select_questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, questions
 from funcppo.prover.config import ProverTaskConfig
@@ -99,7 +100,7 @@ def test_a_known_answer_is_no_wrong_answer_but_one_of_valid_is(task, collected):
     valid = {tuple(fact) for fact in task.dataset.valid.tolist()}
     asked = evidence.training_questions(evidence.binary_facts(task.kb))
     order = random.permutation(random.key(0), len(asked.entity))
-    asked = evidence.select_questions(asked, order)
+    asked = select_questions(asked, order)
     n_valid = 0
     for row, (q, entity) in enumerate(
         zip(found.question.tolist(), found.entity.tolist())

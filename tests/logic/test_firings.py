@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.logic import kb
-from funcppo.logic.firings import Questions, iter_firings
+from funcppo.logic.firings import iter_firings, plan_firings
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic.question_types import Questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from tests import oracles
 from tests.oracles import Program, programs
@@ -30,7 +31,7 @@ def fire(program, rows, **options):
     """The groundings of each (question, candidate, rule)."""
     built, sizes = kb.build(**program.arrays())
     found: Counter = Counter()
-    for part in iter_firings(built, sizes, ask(rows), **options):
+    for part in iter_firings(plan_firings(built, sizes), ask(rows), **options):
         for *triple, count in zip(*(c.tolist() for c in part), strict=True):
             assert count > 0 and tuple(triple) not in found, "each once"
             found[tuple(triple)] = count

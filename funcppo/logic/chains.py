@@ -1,0 +1,370 @@
+"""Firings of path rules, all at once: walks from the question's entity along the bodies that rules share.
+
+The body of a path rule is a chain of binary atoms from one argument of its head to the other, through variables that
+occur nowhere else: `h(x, y) :- a(x, z), b(w, z), c(w, y)`. Read from the argument that a question gives, it is a
+sequence of steps, each along a predicate in one direction. The sequences of all rules form a trie, so that bodies with
+a common beginning are walked once, and walks that meet are merged: they carry the number of ways to get there. Under
+object identity a walk has to remember its way, and none are merged.
+
+`plan_chains` builds the tries of both sides, `iter_chain_firings` walks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from funcppo.logic import row_index, triple_index
+from funcppo.logic.joins import (
+    JOIN_OVERHEAD_ROWS,
+    RowBudget,
+    expand_ranges,
+    ragged_arange,
+)
+from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.question_types import Firings, LeftOut, Questions
+from funcppo.logic.relations import Table, distinct
+from funcppo.logic.rules import Rule
+from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.logic.typed_torch import runs
+from funcppo.types import I64, Bool
+
+# A step is twice its predicate, and one more if it goes from the second argument of a fact to the first.
+FORWARD, BACKWARD = 0, 1
+
+
+class Neighbours(NamedTuple):
+    """The entities that one step leads to."""
+
+    key: I64[Tensor, "K"]  # step * (C + 1) + entity, ascending, distinct
+    offsets: I64[Tensor, "K1"]
+    entity: I64[Tensor, "2N"]
+
+
+class ChainTrie(NamedTuple):
+    """The bodies of path rules as sequences of steps, for one side."""
+
+    # the node where the rules about each predicate start; 0 where there are none
+    root: I64[Tensor, "P1"]
+    child_offsets: I64[Tensor, "n1"]
+    child_step: I64[Tensor, "c"]
+    child: I64[Tensor, "c"]
+    # the rules whose body ends at a node
+    rule_offsets: I64[Tensor, "n1"]
+    rule: I64[Tensor, "R"]
+
+
+class ChainPlan(NamedTuple):
+    """What walks read."""
+
+    neighbours: Neighbours
+    tries: dict[int, ChainTrie]  # by the side that is asked for
+
+
+class Walks(NamedTuple):
+    """Walks that have come to a node of the trie and an entity."""
+
+    question: I64[Tensor, "n"]
+    node: I64[Tensor, "n"]
+    # the entities on the way, the last one last; that one alone if walks are merged
+    path: tuple[I64[Tensor, "n"], ...]
+    n_ways: I64[Tensor, "n"]
+
+
+class _Edges(NamedTuple):
+    """Edges of the trie that walks go on along."""
+
+    row: I64[Tensor, "m"]  # of the walk
+    step: I64[Tensor, "m"]
+    child: I64[Tensor, "m"]  # node that the edge leads to
+    place: I64[
+        Tensor, "m"
+    ]  # of the walk's entity and the step among neighbours
+
+
+def chain_steps(
+    rule: Rule, side: int, n_constants: int
+) -> tuple[int, ...] | None:
+    """The steps of a path rule's body from the argument that is given to the one that is asked for.
+
+    Args:
+      side: the argument that is asked for.
+
+    Returns:
+      None if the rule is no path rule.
+    """
+    head, *body = (_binary(atom) for atom in (rule.head, *rule.body))
+    if head is None or None in body:
+        return None
+    atoms = [atom for atom in body if atom is not None]
+    here, end = head[HEAD + TAIL - side], head[side]
+    visited = {here}
+    steps: list[int] = []
+    while atoms:
+        leaving = [atom for atom in atoms if here in atom[1:]]
+        if len(leaving) != 1 or here <= n_constants:
+            return None
+        predicate, first, second = leaving[0]
+        atoms.remove(leaving[0])
+        direction, here = (
+            (FORWARD, second) if first == here else (BACKWARD, first)
+        )
+        steps.append(2 * predicate + direction)
+        if here in visited:
+            return None
+        visited.add(here)
+    return tuple(steps) if here == end > n_constants else None
+
+
+def _binary(atom: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """The predicate and the arguments of an atom; None if these are not two."""
+    if len(atom) <= TAIL or not atom[TAIL] or any(atom[TAIL + 1 :]):
+        return None
+    return atom[0], atom[HEAD], atom[TAIL]
+
+
+def plan_chains(
+    kb: KnowledgeBase, sizes: KBSizes, rules: Sequence[Rule]
+) -> ChainPlan:
+    """Index the facts by step, and the rules by the steps of their bodies.
+
+    Args:
+      rules: path rules.
+    """
+    tries: dict[int, ChainTrie] = {}
+    for side in (HEAD, TAIL):
+        steps = [chain_steps(rule, side, sizes.n_constants) for rule in rules]
+        tries[side] = _build_trie(rules, steps, sizes, kb.facts.device)
+    return ChainPlan(_index_neighbours(kb, sizes), tries)
+
+
+def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
+    """Index the binary facts by step and entity."""
+    facts = triple_index.binary_atoms(kb.facts.long())
+    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
+    step = torch.cat([2 * predicate + FORWARD, 2 * predicate + BACKWARD])
+    start, end = torch.cat([head, tail]), torch.cat([tail, head])
+    key, order = torch.sort(step * (sizes.n_constants + 1) + start)
+    distinct_key, counts = runs(key)
+    return Neighbours(distinct_key, row_index.offsets(counts), end[order])
+
+
+def _build_trie(
+    rules: Sequence[Rule],
+    steps_of_rules: Sequence[tuple[int, ...] | None],
+    sizes: KBSizes,
+    device: torch.device,
+) -> ChainTrie:
+    """The trie of the steps of rules, which start at a node for each predicate of a head."""
+    children: list[dict[int, int]] = [{}]
+    ending: list[list[int]] = [[]]
+
+    def add_node() -> int:
+        children.append({})
+        ending.append([])
+        return len(children) - 1
+
+    root = [0] * (sizes.n_predicates + 1)
+    for rule, steps in zip(rules, steps_of_rules):
+        assert steps is not None, "a path rule"
+        predicate = rule.head[0]
+        node = root[predicate] = root[predicate] or add_node()
+        for step in steps:
+            if step not in children[node]:
+                children[node][step] = add_node()
+            node = children[node][step]
+        ending[node].append(rule.id)
+
+    def tensor(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return ChainTrie(
+        root=tensor(root),
+        child_offsets=row_index.offsets(tensor([len(c) for c in children])),
+        child_step=tensor([step for c in children for step in c]),
+        child=tensor([node for c in children for node in c.values()]),
+        rule_offsets=row_index.offsets(tensor([len(ids) for ids in ending])),
+        rule=tensor([rule for ids in ending for rule in ids]),
+    )
+
+
+def iter_chain_firings(
+    plan: ChainPlan,
+    sizes: KBSizes,
+    questions: Questions,
+    *,
+    left_out: LeftOut,
+    object_identity: bool,
+    budget: RowBudget | None = None,
+) -> Iterator[Firings]:
+    """Yield the firings of path rules, on each side those of shorter bodies first.
+
+    Arguments are those of `firings.iter_firings`.
+
+    Raises:
+      RowBudgetExceeded: the walks take more rows than the budget allows.
+    """
+    for side, trie in plan.tries.items():
+        walker = _Walker(
+            trie,
+            plan.neighbours,
+            questions,
+            side,
+            left_out,
+            object_identity,
+            sizes,
+            budget,
+        )
+        root = trie.root[questions.predicate]
+        row = ((questions.side == side) & (root > 0)).nonzero().squeeze(1)
+        walks = Walks(
+            row, root[row], (questions.entity[row],), torch.ones_like(row)
+        )
+        while len(walks.question):
+            walks = walker.walk_on(walks)
+            firings = walker.firings(walks)
+            if len(firings.rule):
+                yield firings
+
+
+@dataclass(frozen=True, slots=True)
+class _Walker:
+    """Walks from the entities of the questions about one side."""
+
+    trie: ChainTrie
+    neighbours: Neighbours
+    questions: Questions
+    side: int
+    left_out: LeftOut
+    object_identity: bool
+    sizes: KBSizes
+    budget: RowBudget | None
+
+    def walk_on(self, walks: Walks) -> Walks:
+        """All walks that are one step longer."""
+        pieces = [
+            piece
+            for edges in self._iter_edges(walks)
+            for piece in self._iter_next(walks, edges)
+        ]
+        if not pieces:
+            return _select(walks, torch.zeros_like(walks.node).bool())
+        longer = Walks(
+            torch.cat([piece.question for piece in pieces]),
+            torch.cat([piece.node for piece in pieces]),
+            tuple(torch.cat(part) for part in zip(*(p.path for p in pieces))),
+            torch.cat([piece.n_ways for piece in pieces]),
+        )
+        if len(pieces) == 1 or self.object_identity:
+            return longer
+        return self._merge(longer)
+
+    def firings(self, walks: Walks) -> Firings:
+        """The firings of the rules whose body ends where walks have come."""
+        offsets = self.trie.rule_offsets
+        ended = _select(walks, offsets[walks.node + 1] > offsets[walks.node])
+        if self.object_identity:
+            ended = self._merge(ended)
+        start = offsets[ended.node]
+        row, position = expand_ranges(start, offsets[ended.node + 1] - start)
+        return Firings(
+            ended.question[row],
+            ended.path[-1][row],
+            self.trie.rule[position],
+            ended.n_ways[row],
+        )
+
+    def _iter_edges(self, walks: Walks) -> Iterator[_Edges]:
+        """Yield the edges of the trie that walks go on along, where their entity has a neighbour."""
+        start = self.trie.child_offsets[walks.node]
+        n_children = self.trie.child_offsets[walks.node + 1] - start
+        for row, position in ragged_arange(start, n_children):
+            self._spend(len(row))
+            step = self.trie.child_step[position]
+            here = walks.path[-1][row]
+            place, found = row_index.binary_search(
+                self.neighbours.key, step * (self.sizes.n_constants + 1) + here
+            )
+            edges = _Edges(row, step, self.trie.child[position], place)
+            if found.any():
+                yield _Edges(*(column[found] for column in edges))
+
+    def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
+        """Yield the walks along some edges, those that meet merged where they may be."""
+        start = self.neighbours.offsets[edges.place]
+        n_neighbours = self.neighbours.offsets[edges.place + 1] - start
+        for edge, position in ragged_arange(start, n_neighbours):
+            self._spend(len(edge))
+            row = edges.row[edge]
+            there = self.neighbours.entity[position]
+            longer = Walks(
+                walks.question[row],
+                edges.child[edge],
+                (*(entity[row] for entity in walks.path), there),
+                walks.n_ways[row],
+            )
+            is_kept = ~self._uses_left_out(longer, edges.step[edge])
+            if self.object_identity:
+                for entity in longer.path[:-1]:
+                    is_kept &= entity != there
+                yield _select(longer, is_kept)
+            else:
+                yield self._merge(_select(longer, is_kept))
+
+    def _uses_left_out(
+        self, walks: Walks, step: I64[Tensor, "n"]
+    ) -> Bool[Tensor, "n"]:
+        """Whether the last step of each walk uses a fact that its question leaves out."""
+        asked = self.questions
+        given = asked.entity[walks.question]
+        answer = asked.left_out[walks.question]
+        here, there = walks.path[-2:]
+        onwards = (here == given) & (there == answer)
+        backwards = (here == answer) & (there == given)
+        if self.left_out == "pair":
+            return onwards | backwards
+
+        # The fact that is left out leads from the given entity to the answer: forward if the second argument is asked
+        # for.
+        predicate = asked.predicate[walks.question]
+        along = 2 * predicate + (FORWARD if self.side == TAIL else BACKWARD)
+        return (onwards & (step == along)) | (backwards & (step == along ^ 1))
+
+    def _merge(self, walks: Walks) -> Walks:
+        """Walks that have come to the same node and entity as one, with the sum of their ways."""
+        columns = (walks.question, walks.node, walks.path[-1])
+        sizes = (
+            len(self.questions.entity),
+            len(self.trie.rule_offsets),
+            self.sizes.n_constants,
+        )
+        table = distinct(
+            Table((0, 1, 2), columns, len(walks.node), walks.n_ways),
+            max(sizes).bit_length(),
+        )
+        question, node, entity = table.columns
+        assert table.counts is not None
+        return Walks(question, node, (entity,), table.counts)
+
+    def _spend(self, n_rows: int) -> None:
+        """Count the rows of a join.
+
+        Raises:
+          RowBudgetExceeded: they are more than allowed.
+        """
+        if self.budget is not None:
+            self.budget.spend(n_rows + JOIN_OVERHEAD_ROWS)
+
+
+def _select(walks: Walks, is_kept: Bool[Tensor, "n"]) -> Walks:
+    """Some of the walks."""
+    return Walks(
+        walks.question[is_kept],
+        walks.node[is_kept],
+        tuple(entity[is_kept] for entity in walks.path),
+        walks.n_ways[is_kept],
+    )

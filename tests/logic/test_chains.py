@@ -1,0 +1,109 @@
+"""Which rules are walked, and walks whose counts are known by hand; that they are right is tested by test_firings."""
+
+import itertools
+
+import pytest
+import torch
+
+from funcppo.logic import chains, joins, kb
+from funcppo.logic.firings import plan_firings
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic.question_types import Questions
+from funcppo.logic.rules import Rule
+from funcppo.logic.triple_index import HEAD, TAIL
+from tests.oracles import Program
+
+N_CONSTANTS = 9
+X, Y, Z, W = 10, 11, 12, 13
+H, A, B = 1, 2, 3
+
+
+def steps(head, *body, side=TAIL):
+    return chains.chain_steps(Rule(0, head, body), side, N_CONSTANTS)
+
+
+def test_the_steps_of_a_chain_lead_from_the_given_argument_to_the_other():
+    rule = (H, X, Y), (B, W, Z), (A, X, Z), (A, W, Y)  # atoms in any order
+    assert steps(*rule) == (2 * A, 2 * B + 1, 2 * A)
+    assert steps(*rule, side=HEAD) == (2 * A + 1, 2 * B, 2 * A + 1)
+    assert steps((H, X, Y), (A, Y, X)) == (2 * A + 1,)
+    assert steps((H, X, Y, 0), (A, X, Y, 0)) == (2 * A,)  # padded
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ((H, X, Y), [(A, X, Z)]),  # does not reach the end
+        ((H, X, Y), [(A, X, Z), (B, W, Y)]),  # is in two parts
+        ((H, X, Y), [(A, X, Y), (B, X, Y)]),  # goes two ways
+        ((H, X, Y), [(A, X, Z), (B, Z, X), (A, X, Y)]),  # comes back
+        ((H, X, Y), [(A, X, Y), (B, Y, Z)]),  # goes on
+        ((H, X, Y), [(A, X, Z), (B, Z, Z), (A, Z, Y)]),  # has a loop
+        ((H, X, X), [(A, X, X)]),
+        ((H, X, 5), [(A, X, 5)]),
+        ((H, X, Y), [(A, X, 5), (A, 5, Y)]),
+        ((H, 5, Y), [(A, 5, Y)]),
+        ((H, X), [(A, X)]),
+        ((H, X, Y, Z), [(A, X, Y, Z)]),
+        ((H, X, Y), [(A, X, 0), (B, X, Y)]),  # a unary atom, padded
+        ((H, X, Y), []),
+    ],
+)
+def test_other_bodies_are_no_chains(head, body):
+    assert steps(head, *body) is None
+    assert steps(head, *body, side=HEAD) is None
+
+
+def ladder(n):
+    """Two facts from each rung to both entities of the next: 2 ** n ways from the first to the last."""
+    facts = [(A, 1, 2), (A, 1, 3)]
+    for rung in range(1, n):
+        low = 2 * rung
+        facts += [(A, i, j) for i in (low, low + 1) for j in (low + 2, low + 3)]
+    return facts
+
+
+def walk(questions, n_atoms, **options):
+    """All firings of a chain of atoms over a ladder as long as it."""
+    variables = [20, *range(22, 21 + n_atoms), 21]
+    body = [(A, i, j) for i, j in itertools.pairwise(variables)]
+    facts = sorted(ladder(n_atoms))
+    program = Program(19, (2, 2), tuple(facts), (((H, 20, 21), *body),))
+    built, sizes = kb.build(**program.arrays())
+    plan = plan_firings(built, sizes)
+    assert not plan.groups  # no rule is left to joins
+    options = dict(left_out="fact", object_identity=False) | options
+    return list(
+        chains.iter_chain_firings(plan.chains, sizes, questions, **options)
+    )
+
+
+def ask(*rows):
+    return Questions(*torch.tensor(rows).unbind(1))
+
+
+@pytest.mark.parametrize("object_identity", [False, True])
+def test_ways_are_counted(object_identity):
+    (fired,) = walk(ask((H, TAIL, 1, 0)), 5, object_identity=object_identity)
+    assert fired.candidate.tolist() == [10, 11]
+    assert fired.n_groundings.tolist() == [16, 16]
+    assert fired.rule.tolist() == [0, 0]
+
+
+def test_walks_are_the_same_in_small_pieces(monkeypatch):
+    questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, HEAD, 9, 0))
+    whole = walk(questions, 4)
+    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 2)
+    for expected, found in zip(whole, walk(questions, 4), strict=True):
+        for one, other in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_walks_spend_their_budget():
+    questions = ask((H, TAIL, 1, 0))
+    with pytest.raises(RowBudgetExceeded):
+        walk(questions, 3, budget=RowBudget(6 * joins.JOIN_OVERHEAD_ROWS))
+    # Two joins for each of three steps, over at most eight rows.
+    assert walk(
+        questions, 3, budget=RowBudget(6 * joins.JOIN_OVERHEAD_ROWS + 30)
+    )
