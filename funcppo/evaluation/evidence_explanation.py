@@ -70,7 +70,7 @@ class Explanation(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What the score of evidence is computed from, on the CPU."""
+    """What the score of evidence is computed from, on the device of the task."""
 
     facts: FactIndex
     cfg: AggregationConfig
@@ -85,7 +85,7 @@ def explain_answer(
     """The evidence of an atom as an answer about one side; None if no rule derives it.
 
     Args:
-      task: of height 1, on the CPU.
+      task: of height 1.
       atom: ground and of two arguments [W]; a known fact is left out of all counts.
     """
     predicate, answer = int(atom[0]), int(atom[side])

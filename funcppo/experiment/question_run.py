@@ -42,7 +42,7 @@ GRADIENT_COST = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionSetup:
-    """The evidence of a task, on the CPU, and the policy that weighs it."""
+    """The evidence of a task, on its device, and the policy that weighs it."""
 
     facts: FactIndex
     """Index of the facts."""
@@ -51,7 +51,7 @@ class QuestionSetup:
     policy: PolicyConfig
     """Which evidence is weighed; its capacity is that of the questions, where there are some."""
     world: QuestionWorld | None = None
-    """The questions to learn from, on the device of the run; None before they are listed."""
+    """The questions to learn from; None before they are listed."""
 
 
 class ValidQuality(NamedTuple):
@@ -92,7 +92,7 @@ class _Fit(NamedTuple):
 
 
 def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
-    """Index the facts of a task of height 1 on the CPU.
+    """Index the facts of a task of height 1.
 
     Args:
       cfg: degrees that are left open are not weighed.
@@ -131,7 +131,7 @@ def make_scorer(
     params: Params,
     on_progress: ProgressCallback = ignore_progress,
 ) -> ScorerBySide:
-    """The scorer of candidates by given weights, on the CPU."""
+    """The scorer of candidates by given weights."""
     score = _score(setup, params)
     return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
 
@@ -150,8 +150,9 @@ def make_scorers(
 def _score(
     setup: QuestionSetup, params: Params
 ) -> evidence_ranking.EvidenceScore:
-    """The score of evidence on the CPU."""
-    weights = tree.map(lambda x: x.cpu(), params.score)
+    """The score of evidence by given weights."""
+    device = setup.facts.degree.device
+    weights = tree.map(lambda x: x.to(device), params.score)
     return evidence_ranking.make_learned_score(
         setup.policy.aggregation, setup.aggregation, weights
     )
@@ -203,7 +204,7 @@ def resolve_left_out(task: ProverTask, cfg: QuestionConfig) -> QuestionConfig:
 def share_of_linked(task: ProverTask, split: np.ndarray) -> float:
     """The share of queries whose two entities some known fact links; 0 without queries."""
     base = task.sizes.n_constants + 1
-    facts = evidence.binary_facts(task.kb).numpy()
+    facts = evidence.binary_facts(task.kb).cpu().numpy()
     keys = np.concatenate(
         [
             facts[:, HEAD] * base + facts[:, TAIL],
@@ -222,7 +223,7 @@ def collect(
     device: str,
     on_phase: PhaseCallback,
 ) -> tuple[QuestionSetup, Collected]:
-    """List the questions to learn from, and move them to the device of the run.
+    """List the questions to learn from.
 
     Raises:
       ValueError: the rules derive no known fact from the others.

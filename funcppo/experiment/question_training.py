@@ -68,7 +68,7 @@ def collect_questions(
     The same number of questions gives the same evidence, whatever the seconds.
 
     Args:
-      task: on a CPU, of height 1.
+      task: of height 1.
       facts: of its knowledge base.
       cfg: `left_out` must not be open.
       seed: of what is drawn.

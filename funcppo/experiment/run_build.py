@@ -93,8 +93,9 @@ def _build_question_run(
         raise ValueError(
             f"learner questions: expected height 1, got {run_config.prover.max_height}"
         )
-    # Evidence is listed by joins whose sizes the host must know; training alone is on the run's device.
-    task = prover_task.build_task(dataset, run_config.prover, "cpu", on_phase)
+    task = prover_task.build_task(
+        dataset, run_config.prover, run_config.device, on_phase
+    )
     setup = question_run.set_up(task, run_config.questions)
     cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
     world = question_run.training_world(setup, run_config.device)
@@ -106,7 +107,7 @@ def _build_question_run(
         score=EVIDENCE_SCORE,
         state=initial_run_state(train_step.init(cfg, world, key)),
         notes=task.notes,
-        search_step=scorers.make_search_step("cpu"),
+        search_step=scorers.make_search_step(run_config.device),
         n_validation_queries=min(
             run_config.n_validation_queries, len(dataset.valid)
         ),

@@ -16,11 +16,13 @@ from funcppo.evaluation import (
 )
 from funcppo.evaluation.evidence_explanation import Explanation, Weights
 from funcppo.evaluation.evidence_ranking import MIN_CHUNK_QUERIES
+from funcppo.experiment.question_run import QuestionSetup
 from funcppo.experiment.run import Run
 from funcppo.logic.proof import Proof
 from funcppo.logic.proof_builder import Program
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation
+from funcppo.prover.aggregation import Params
 
 
 class BestRule(NamedTuple):
@@ -93,7 +95,7 @@ def _best_rules(run: Run, atoms: Tensor) -> list[BestRule | None]:
     assert setup is not None, "the run learns from questions"
     base = run.task.sizes.n_constants + 1
     wanted = (atoms[:, 0] * base + atoms[:, HEAD]) * base + atoms[:, TAIL]
-    params = tree.map(lambda x: x.cpu(), run.state.best_params.score)
+    params = _score_params(run, setup)
     best: dict[int, BestRule] = {}
 
     for questions, part in evidence_ranking.query_evidence(
@@ -104,13 +106,21 @@ def _best_rules(run: Run, atoms: Tensor) -> list[BestRule | None]:
         amounts = aggregation.firing_amounts(
             setup.aggregation, params, aggregation.whole(part)
         )
-        for row in torch.isin(key, wanted).nonzero().squeeze(1).tolist():
+        for row in (
+            torch.isin(key, wanted.to(key.device)).nonzero().squeeze(1).tolist()
+        ):
             firings = slice(*part.firing_offsets[row : row + 2].tolist())
             share = amounts[firings] / amounts[firings].sum()
             first = int(share.argmax())
             rule = int(part.rule[firings][first])
             best |= {int(key[row]): BestRule(rule, float(share[first]))}
     return [best.get(key) for key in wanted.tolist()]
+
+
+def _score_params(run: Run, setup: QuestionSetup) -> Params:
+    """The weights of evidence, on its device."""
+    device = setup.facts.degree.device
+    return tree.map(lambda x: x.to(device), run.state.best_params.score)
 
 
 def explain_answer(run: Run, atom: Tensor, side: int) -> Explanation | None:
@@ -124,7 +134,7 @@ def explain_answer(run: Run, atom: Tensor, side: int) -> Explanation | None:
         facts=setup.facts,
         cfg=setup.policy.aggregation,
         world=setup.aggregation,
-        params=tree.map(lambda x: x.cpu(), run.state.best_params.score),
+        params=_score_params(run, setup),
         left_out=left_out,
     )
     return evidence_explanation.explain_answer(run.task, weights, atom, side)

@@ -44,6 +44,8 @@ from funcppo.types import F32, I64, Bool
 
 # The exponent of the score that candidates are listed by.
 NOISY_OR_POWER = 3.0
+# what the terms of that score are multiples of; a sum of half a million terms is below 2 ** 63 of it
+BASE_SCORE_UNIT = 2.0**-40
 # firings to hold at once, about 300 bytes each
 MAX_CHUNK_FIRINGS = 4_000_000
 # questions whose firings tell how many questions fit a chunk
@@ -414,10 +416,14 @@ def _base_score(
     n_candidates: int,
 ) -> F32[Tensor, "L"]:
     """-log(1 - noisy-or of the cubed confidences) of each candidate."""
-    confidence = rule_confidence(kb, rule, counts.is_left_out)
+    confidence = rule_confidence(kb, rule, counts.is_left_out).double()
     chance = (confidence**NOISY_OR_POWER).clamp_max(1 - 1e-6)
-    zero = torch.zeros(n_candidates, device=rule.device)
-    return zero.index_add(0, row, -torch.log1p(-chance))
+
+    # Integers add up to the same number in any order, which a GPU does not keep.
+    added = (-torch.log1p(-chance) / BASE_SCORE_UNIT).round().long()
+    zero = torch.zeros(n_candidates, dtype=torch.int64, device=rule.device)
+    total = zero.index_add(0, row, added)
+    return (total * BASE_SCORE_UNIT).float()
 
 
 def _own_degree(
