@@ -77,18 +77,24 @@ def run_set(
 ) -> list[Any]:
     """Mine the rules of a set, if it needs any, and start its trainings; the futures of their rows."""
     target = name if ":" in name else str((data / name).resolve())
+    options = OPTIONS.get(name, [])
     if name in OWN_RULES:
         return [
-            pool.submit(train, name, target, seed, [], None) for seed in seeds
+            pool.submit(train, name, target, seed, options, None)
+            for seed in seeds
         ]
-    folder = Path(tempfile.mkdtemp())
-    rules = folder / "rules.tsv"
-    mining = call(["mine", target, "--out", str(rules)])
-    options = ["--rules", str(rules)]
+    rules, mining = mine(target, [])
+    options = ["--rules", str(rules), *options]
     return [
         pool.submit(train, name, target, seed, options, mining)
         for seed in seeds
     ]
+
+
+def mine(target: str, options: list[str]) -> tuple[Path, Cost]:
+    """Mine the rules of a data set; their file, and what it took."""
+    rules = Path(tempfile.mkdtemp()) / "rules.tsv"
+    return rules, call(["mine", target, "--out", str(rules), *options])
 
 
 def train(
@@ -98,7 +104,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         words = ["train", target, "--out", str(out), "--seed", str(seed)]
-        cost = call([*words, *options, *OPTIONS.get(name, [])])
+        cost = call([*words, *options])
         results = json.loads((out / "results.json").read_text())
         config = json.loads((out / "config.json").read_text())
     for scores in results["test"].values():
