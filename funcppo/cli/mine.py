@@ -62,7 +62,7 @@ class Mine:
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""
     out: Annotated[Path, arg(metavar="FILE|-")]
-    """Rule file to write; - writes to standard output."""
+    """Rule file to write, or to replace; - writes to standard output."""
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""

@@ -1,7 +1,7 @@
 """Leakage between splits: held-out triples that are known, that repeat each other, or whose inverse is known.
 
-A relation is a near-inverse of another if most triples of each, over all splits, are triples of the other turned round;
-a symmetric relation is its own near-inverse.
+A relation is a near-inverse of another if most triples of each, over all splits, are triples of the other with exchanged
+arguments; a symmetric relation is its own near-inverse.
 
 Source: Toutanova and Chen 2015, "Observed versus latent features for knowledge base and text inference"; the share is
 that of Akrami et al. 2020, "Realistic re-evaluation of knowledge graph completion methods" (arXiv:2003.08001).
@@ -16,7 +16,7 @@ import numpy as np
 
 from funcppo.data.lexer import shorten
 
-# share of the triples of each relation that the other one has, turned round
+# share of the triples of each relation that the other one has with exchanged arguments
 NEAR_INVERSE_SHARE = 0.8
 # pairs of a triple and one of its inverses beyond which no near-inverses are searched, and how many are held at a time
 MAX_PAIRS = 30_000_000
@@ -197,7 +197,7 @@ def _inverse_notes(
         listed = pair[np.argsort(-count, kind="stable")]
         text = _format_pairs(listed, [shorten(name) for name in relations])
         notes.append(
-            f"{name}: {n_leaked} of {len(rows)} triples are known facts turned round: {text}"
+            f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {text}"
         )
     return notes
 

@@ -235,9 +235,10 @@ def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
     listing = ", ".join(
         f"{_value_text(value)} {mrr:.4f}" for value, mrr in best.items()
     )
+    label = "rule score" if name == "score" else name.replace("_", " ")
     return (
-        f"{name.replace('_', ' ')} {_value_text(chosen)} chosen by MRR on "
-        f"{choice.n_queries} valid queries: {listing}"
+        f"{label} {_value_text(chosen)} chosen: MRR of rule confidences on "
+        f"{choice.n_queries} valid triples: {listing}"
     )
 
 

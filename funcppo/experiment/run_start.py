@@ -240,7 +240,7 @@ def _choose_height(
     assert best is not None, "a choice has settings for a height"
     if len(listing) > 1:
         notes.append(
-            f"height {best.run.task.max_height} chosen for the policy: MRR on valid, untrained, {', '.join(listing)}"
+            f"policy: height {best.run.task.max_height} chosen: MRR untrained on valid: {', '.join(listing)}"
         )
     return best, notes
 
@@ -333,7 +333,9 @@ def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
         score = run.run_config.score
         if score != "auto":
             return _ScoredRun(dataclasses.replace(run, score=score), -1.0, [])
-        note = "score best-proof: there are no valid queries to choose by"
+        note = (
+            "policy: score best-proof: there are no valid triples to choose by"
+        )
         return _ScoredRun(run, -1.0, [note])
 
     protocol = RankingProtocol(sides=ranked_sides(run.task))
@@ -360,7 +362,7 @@ def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
             f"{score} {value:.4f}" for score, value in mrr.items()
         )
         notes = [
-            f"score {chosen} chosen by MRR on {len(queries)} valid queries: {listing}"
+            f"policy: score {chosen} chosen: MRR untrained on {len(queries)} valid triples: {listing}"
         ]
     return _ScoredRun(
         dataclasses.replace(run, score=chosen), mrr[chosen], notes

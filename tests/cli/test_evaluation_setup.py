@@ -122,10 +122,10 @@ def test_an_untrained_score_has_no_policy_and_no_search():
         ignore_phase,
     )
     assert (setup.score, setup.fallback_reasons()) == ("max-confidence", [])
-    assert [note.split(" chosen by MRR ")[0] for note in setup.notes] == [
+    assert [note.split(" chosen: MRR ")[0] for note in setup.notes] == [
         "object identity off",
         "smoothing none",
-        "score max-confidence",
+        "rule score max-confidence",
     ]
     protocol = setup.evaluator.protocol
     assert (protocol.n_negatives, protocol.seed, protocol.score_unprovable) == (

@@ -47,7 +47,7 @@ def test_inverses_of_known_facts_are_counted_worked_by_hand():
         ("b0", "likes", "a0"),
     ]
     assert notes_of(known, [], test) == (
-        "test: 2 of 4 triples are known facts turned round: 'married' is symmetric, 'child' and 'parent'",
+        "test: 2 of 4 triples are inverses of known facts: 'married' is symmetric, 'child' and 'parent'",
     )
 
 
@@ -112,7 +112,7 @@ def slow_counts(known, valid, test):
         counts[split, "repeat another and are ranked again"] = len(rows) - len(
             set(rows)
         )
-        counts[split, "are known facts turned round"] = sum(
+        counts[split, "are inverses of known facts"] = sum(
             h != t
             and any((s, t, h) in known and are_inverse(r, s) for s in "rstu")
             for r, h, t in rows
@@ -159,5 +159,5 @@ def test_a_third_of_wn18rr_is_the_inverse_of_a_training_triple():
     n_leaked = sum((t, r, h) in train for h, r, t in test if r in symmetric)
     names = ", ".join(f"'{name}' is symmetric" for name in symmetric)
     assert note == (
-        f"test: {n_leaked} of {len(test)} triples are known facts turned round: {names}"
+        f"test: {n_leaked} of {len(test)} triples are inverses of known facts: {names}"
     )

@@ -51,7 +51,8 @@ def test_the_score_that_ranks_valid_better_is_chosen(
     scored = run_start._choose_score(run, ignore_phase)
     assert (scored.run.score, scored.mrr) == (chosen, max(mrr.values()))
     assert scored.notes == [
-        f"score {chosen} chosen by MRR on 3 valid queries: success {success:.4f}, best-proof {best_proof:.4f}"
+        f"policy: score {chosen} chosen: MRR untrained on 3 valid triples: "
+        f"success {success:.4f}, best-proof {best_proof:.4f}"
     ]
 
 
