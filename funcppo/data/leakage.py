@@ -1,7 +1,7 @@
 """Leakage between splits: held-out triples that are known, that repeat each other, or whose inverse is known.
 
-A relation is a near-inverse of another if most triples of each, over all splits, are triples of the other with exchanged
-arguments; a symmetric relation is its own near-inverse.
+A relation is a near-inverse of another if most triples of each, over all splits, are triples of the other with
+exchanged arguments; a symmetric relation is its own near-inverse.
 
 Source: Toutanova and Chen 2015, "Observed versus latent features for knowledge base and text inference"; the share is
 that of Akrami et al. 2020, "Realistic re-evaluation of knowledge graph completion methods" (arXiv:2003.08001).
