@@ -624,7 +624,7 @@ def _evaluate(
 
 def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
     """Metrics on the test split of the untrained scores, of the untrained policy and of the trained one."""
-    from funcppo.evaluation import ranking, scorers
+    from funcppo.evaluation import ranking
     from funcppo.experiment import validation
 
     task = run.task
@@ -634,7 +634,6 @@ def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
     n_candidates = ranking.estimate_candidates(task, test, protocol)
     work = f"test: {len(test):,} queries, about {n_candidates:,} candidates to score"
     print_notes(console, [work])
-    metrics = {}
     names = (
         f"exists@{task.max_height}",
         "max-confidence",
@@ -642,20 +641,9 @@ def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
         run.run_config.rule_score,
     )
     with show_status(console, "ranking test") as status:
-        for name in dict.fromkeys(names):
-            status.update(f"ranking test by {name}")
-            ranked = ranking.rank_split(
-                task, test, scorers.make_untrained_scorer(task, name), protocol
-            )
-            metrics[name] = ranking.summarise_ranking(
-                ranked,
-                list(task.dataset.predicates),
-                with_auc=task.is_countries,
-            )
-        metrics |= validation.evaluate_policies(
-            run, test, protocol, status.update
+        return validation.evaluate_scores(
+            run, test, protocol, list(dict.fromkeys(names)), status.update
         )
-    return metrics
 
 
 def _print_results(run: Run, results: JsonObject, console: Console) -> None:

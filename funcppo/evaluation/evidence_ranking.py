@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.evaluation import scorers
 from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
+from funcppo.logic.consequences import Derivations
+from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.question_types import Questions, select_questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import unique_rows
@@ -61,6 +64,29 @@ def make_learned_score(
             return aggregation.score(
                 cfg, world, params, aggregation.whole(part)
             )
+
+    return score
+
+
+def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
+    """A score by the confidences of the rules alone, which `scorers.make_untrained_scorer` gives atoms by their rules.
+
+    An atom that is a fact may be derived from itself here, and is not there.
+
+    Args:
+      name: `exists@1`, or a name that `scorers.rule_score` takes.
+
+    Raises:
+      ValueError: another name.
+    """
+    if name == "exists@1":
+        return lambda part: torch.ones_like(part.base_score)
+    rule_score = scorers.rule_score(name)
+
+    def score(part: Evidence) -> F64[Tensor, "L"]:
+        n_firings = part.firing_offsets.diff()
+        derivations = Derivations(torch.repeat_interleave(n_firings), part.rule)
+        return rule_score(kb, [derivations], len(part.entity))
 
     return score
 

@@ -139,11 +139,15 @@ def make_scorer(
 def make_scorers(
     task: ProverTask,
     setup: QuestionSetup,
+    rule_scores: Sequence[str],
     params: Sequence[Params],
     on_progress: ProgressCallback = ignore_progress,
 ) -> list[ScorerBySide]:
-    """Scorers of the same candidates by several weights, for which evidence is collected once."""
-    scores = [_score(setup, one) for one in params]
+    """Scorers of the same candidates by rule scores and by several weights, for which evidence is collected once."""
+    scores = [
+        evidence_ranking.make_rule_score(task.kb, name) for name in rule_scores
+    ]
+    scores += [_score(setup, one) for one in params]
     return evidence_ranking.make_scorers(task, setup.facts, scores, on_progress)
 
 

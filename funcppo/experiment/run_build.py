@@ -94,7 +94,11 @@ def _build_question_run(
             f"learner questions: expected height 1, got {run_config.prover.max_height}"
         )
     task = prover_task.build_task(
-        dataset, run_config.prover, run_config.device, on_phase
+        dataset,
+        run_config.prover,
+        run_config.device,
+        on_phase,
+        with_derivations=False,
     )
     setup = question_run.set_up(task, run_config.questions)
     cfg = question_training.learner_config(setup.policy, ppo_config(run_config))

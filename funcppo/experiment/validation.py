@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from funcppo.experiment.question_run import (
     ValidQuality,
 )
 from funcppo.experiment.run import EVIDENCE_SCORE, Run, RunScore
+from funcppo.logic import fixpoint
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
 # A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
@@ -170,41 +172,74 @@ def evaluate_policy(
     return _evaluate_scorer(run, scorer, split, ranking_protocol)
 
 
-def evaluate_policies(
+def evaluate_scores(
     run: Run,
     split: np.ndarray,
     protocol: RankingProtocol,
+    rule_scores: Sequence[str],
     on_phase: PhaseCallback = ignore_phase,
 ) -> dict[str, dict[str, Any]]:
-    """The metrics of the parameters that a run is judged by, by name.
+    """The metrics of scores that need no training and of the parameters that a run is judged by, by name.
+
+    Args:
+      rule_scores: names that `scorers.make_untrained_scorer` takes.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
-    judged = policies(run)
-    if run.questions is None:
-        return {
-            name: evaluate_policy(
-                run,
-                params,
-                split,
-                protocol,
-                on_progress=partial(on_phase, f"ranking by {name}"),
-            )
-            for name, params in judged.items()
-        }
-
-    # The evidence of the split is collected once for all.
     ranking.check_split(run.task, split, protocol)
+    if run.questions is not None and not _has_facts(run, split):
+        return _evaluate_by_evidence(
+            run, split, protocol, rule_scores, on_phase
+        )
+
+    metrics: dict[str, dict[str, Any]] = {}
+    for name in rule_scores:
+        on_phase(f"ranking by {name}")
+        scorer = scorers.make_untrained_scorer(run.task, name)
+        metrics[name] = _evaluate_scorer(run, scorer, split, protocol)
+    if run.questions is not None:
+        return metrics | _evaluate_by_evidence(
+            run, split, protocol, (), on_phase
+        )
+    for name, params in policies(run).items():
+        metrics[name] = evaluate_policy(
+            run,
+            params,
+            split,
+            protocol,
+            on_progress=partial(on_phase, f"ranking by {name}"),
+        )
+    return metrics
+
+
+def _has_facts(run: Run, split: np.ndarray) -> bool:
+    """Whether a query is a fact, which no rule score may derive from itself."""
+    model = run.task.least_model
+    atoms = torch.from_numpy(split).long().to(model.atoms.device)
+    return bool((fixpoint.atom_height(model, atoms) == 0).any())
+
+
+def _evaluate_by_evidence(
+    run: Run,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    rule_scores: Sequence[str],
+    on_phase: PhaseCallback,
+) -> dict[str, dict[str, Any]]:
+    """The metrics of a run that learns from questions; the evidence of the split is collected once for all scores."""
+    assert run.questions is not None, "the run learns from questions"
+    judged = policies(run)
     scorers_by_name = question_run.make_scorers(
         run.task,
         run.questions,
+        rule_scores,
         list(judged.values()),
         partial(on_phase, "ranking by evidence"),
     )
     return {
         name: _evaluate_scorer(run, scorer, split, protocol)
-        for name, scorer in zip(judged, scorers_by_name)
+        for name, scorer in zip((*rule_scores, *judged), scorers_by_name)
     }
 
 

@@ -71,7 +71,7 @@ class ProverTask:
     """Maximum height of a proof."""
 
     derivability_index: DerivabilityIndex | None
-    """The rules that derive each atom; None if there are too many derivations to hold."""
+    """The rules that derive each atom; None if there are too many derivations to hold, or nothing reads them."""
 
     derived_sample: Tensor | None
     """A sample of the derived atoms that are not facts, if `least_model` is a part of T_P; None if it is complete."""
@@ -120,6 +120,8 @@ def build_task(
     cfg: ProverTaskConfig,
     device: str = "cpu",
     on_phase: PhaseCallback = ignore_phase,
+    *,
+    with_derivations: bool = True,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
@@ -131,6 +133,7 @@ def build_task(
         `funcppo.evaluation.settings_choice` chooses those that are open.
       device: where searches, training and ranking read the task's tensors.
       on_phase: receives what is being computed.
+      with_derivations: index the rules that derive each atom, which searches and training by proofs read.
 
     Raises:
       ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
@@ -156,12 +159,14 @@ def build_task(
     )
 
     # What the rules derive, and who selects facts.
-    derived = _derived_atoms(dataset, cfg, kb, sizes, settings, on_phase)
+    derived = _derived_atoms(
+        dataset, cfg, kb, sizes, settings, with_derivations, on_phase
+    )
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
     notes = [*dataset.notes, *derived.notes]
-    if derived.derivability_index is None:
+    if derived.derivability_index is None and with_derivations:
         notes.append(
             "too many derivations to hold: the policy does not see which rules derive its goal"
         )
@@ -241,6 +246,7 @@ def _derived_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,
+    with_derivations: bool,
     on_phase: PhaseCallback,
 ) -> _DerivedAtoms:
     """All that the rules derive up to the height of the settings; a part of it if T_P is too large to hold.
@@ -252,6 +258,8 @@ def _derived_atoms(
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
     model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes, on_phase)
+    if model.complete and not with_derivations:
+        return _DerivedAtoms(model, None, None, [])
     on_phase("indexing derivations")
     if model.complete:
         index = derivability.build_derivability_index(

@@ -8,6 +8,7 @@ import torch
 from funcppo import random
 from funcppo.evaluation import evidence_ranking, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.logic import fixpoint
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.config import ProverTaskConfig
@@ -63,6 +64,30 @@ def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
     )
     again = ranking.rank_split(task, split, of_parts, BOTH)
     assert torch.equal(again.log_odds, by_evidence.log_odds)
+
+
+@pytest.mark.parametrize("name", ["max-confidence", "noisy-or", "noisy-or@2"])
+def test_a_rule_score_is_that_of_the_derivations(task, name):
+    facts = evidence.index_facts(task.kb, task.sizes)
+    split = task.dataset.valid
+    is_fact = fixpoint.atom_height(
+        task.least_model, torch.from_numpy(split).long()
+    )
+    assert not (is_fact == 0).any()
+    by_evidence, by_derivations = (
+        ranking.rank_split(task, split, scorer, BOTH)
+        for scorer in (
+            evidence_ranking.make_scorer(
+                task, facts, evidence_ranking.make_rule_score(task.kb, name)
+            ),
+            scorers.make_untrained_scorer(task, name),
+        )
+    )
+    for got, want in zip(
+        by_evidence.counts, by_derivations.counts, strict=True
+    ):
+        assert torch.equal(got, want)
+    assert (by_evidence.counts.n_better > 0).any()
 
 
 def test_a_learnt_score_ranks_the_candidates_of_each_side(task):

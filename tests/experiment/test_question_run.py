@@ -9,7 +9,7 @@ import torch
 
 from funcppo import data, tree
 from funcppo.config import PPOConfig
-from funcppo.evaluation import ranking
+from funcppo.evaluation import ranking, scorers
 from funcppo.experiment import (
     question_run,
     run_build,
@@ -233,3 +233,35 @@ def test_a_stored_run_of_proofs_is_read_without_questions(tmp_path):
         del raw[name]
     path.write_text(json.dumps(raw))
     assert read_config(tmp_path).learner == "proofs"
+
+
+@pytest.mark.parametrize("has_facts", [False, True])
+def test_rule_scores_are_those_of_the_derivations(
+    has_facts, tmp_path, monkeypatch
+):
+    """Whether they come from the evidence of the split, or from joins where a query is a fact."""
+    run = run_start.prepare_run(CONFIG, tmp_path, resume=False)
+    assert run.task.derivability_index is None
+    split = run.task.dataset.valid
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
+    names = ["exists@1", "max-confidence", "noisy-or"]
+    expected = {}
+    for name in names:
+        scorer = scorers.make_untrained_scorer(run.task, name)
+        ranked = ranking.rank_split(run.task, split, scorer, protocol)
+        expected[name] = ranking.summarise_ranking(
+            ranked, list(run.task.dataset.predicates), with_auc=False
+        )
+    if has_facts:
+        fact = run.task.dataset.train[:1]
+        assert validation._has_facts(run, fact)
+        monkeypatch.setattr(validation, "_has_facts", lambda *_: True)
+    else:
+        assert not validation._has_facts(run, split)
+    found = validation.evaluate_scores(run, split, protocol, names)
+    for name in names:
+        # an atom has a score for each side where scores come from evidence
+        n_scored = found[name].pop("n_scored")
+        assert n_scored >= expected[name].pop("n_scored")
+        assert found.pop(name) == expected[name]
+    assert set(found) == set(validation.policies(run))
