@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks import default_results
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, RESULTS
+from experiments.provenance import describe_machine
 
 
 class Options(NamedTuple):
@@ -94,7 +95,8 @@ def main() -> None:
         ]
         for future in as_completed(runs):
             row = future.result()
-            row |= {"options": options._asdict(), "device": args.device}
+            row |= {"options": options._asdict()}
+            row["machine"] = describe_machine(args.device)
             row["rules_sha256"] = hashlib.sha256(rules.read_bytes()).hexdigest()
             record["runs"].append(row)
             write_record(args.out, record)
