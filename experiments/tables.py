@@ -105,8 +105,8 @@ class Published(NamedTuple):
     url: str
 
 
-# As the systems' own pages report them. RED-GNN and NBFNet are graph networks, PyClause applies mined rules, RulE embeds
-# them. Papers split the small sets in different ways.
+# As the systems' own pages report them. RED-GNN and NBFNet are graph networks, PyClause applies mined rules, RulE
+# embeds them. Papers split the small sets in different ways.
 NBFNET_URL = "https://github.com/DeepGraphLearning/NBFNet"
 RED_GNN_URL = "https://github.com/LARS-research/RED-GNN"
 PYCLAUSE_URL = "https://github.com/symbolic-kg/PyClause"
