@@ -48,7 +48,7 @@ SETTINGS = {
             *("--seconds", "900"),
         ],
         [
-            *("--questions.seconds", "120", "--listwise.max-steps", "2000"),
+            *("--questions.seconds", "60", "--listwise.max-steps", "2000"),
             *("--questions.max-firings", "80000000"),
         ],
     ),
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=RESULTS / "tuned_results.json"
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", choices=SETTINGS, required=True)
@@ -76,7 +76,7 @@ def main() -> None:
     if args.out.exists():
         record = json.loads(args.out.read_text())
     present = {(row["set"], row["seed"]) for row in record["runs"]}
-    seeds = [s for s in range(args.seeds) if (args.only, s) not in present]
+    seeds = [s for s in args.seeds if (args.only, s) not in present]
     if not seeds:
         return
     target = str((args.data / args.only).resolve())
