@@ -12,6 +12,7 @@ a line that names its records, hardware, versions and commits):
     readme-ppo                  what the PPO example of the README prints
     readme-train                what `make train` prints: the table and the proof
     defaults                    a row a data set: what `funcppo train` gives at its defaults, with seconds and memory
+    tuned                       the same with more rules or more time
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
@@ -485,6 +486,65 @@ def defaults_row(label: str, runs: list[Row], published: str) -> list[str]:
         f"{test[rule_score]['mrr']:.4f} ({rule_score})",
         f"{untrained[0]:.4f}",
         mean_and_spread(trained),
+    ]
+
+
+TUNED_LABELS = {
+    "family": "Family",
+    "wn18rr": "WN18RR",
+    "fb15k-237": "FB15k-237",
+}
+
+
+def tuned() -> str:
+    """The block of this name."""
+    record = load_record("tuned_results")
+    head = ["data", "rules", "training", "memory", "ceiling", "published"]
+    head += ["rule confidences", "untrained", "trained", "Hits@1", "Hits@10"]
+    rows, options, machines = [], [], {}
+    for name, label in TUNED_LABELS.items():
+        runs = [run for run in record["runs"] if run["set"] == name]
+        if not runs:
+            continue
+        rows.append(tuned_row(label, runs, published_text(label)))
+        words = runs[0]["options"]
+        mining = " ".join(words["mining"])
+        training = " ".join(words["training"])
+        options.append(
+            f"- {label}: `mine {mining}`, `train {training}`".rstrip()
+        )
+        machine = runs[0]["machine"]
+        torch_version = machine["torch"].split("+")[0]
+        machines[
+            f"{machine['device']}; torch {torch_version}; {runs[0]['commit']}"
+        ] = None
+    return (
+        table(head, rows)
+        + "\n"
+        + "\n".join(options)
+        + f"\n\nRecord: `experiments/results/tuned_results.json` ({'; '.join(machines)}).\n"
+    )
+
+
+def tuned_row(label: str, runs: list[Row], published: str) -> list[str]:
+    """The cells of one data set from the runs of all its seeds."""
+    test = runs[0]["results"]["test"]
+    rule_score = runs[0]["rule_score"]
+    trained = [run["results"]["test"]["evidence, trained"] for run in runs]
+    seconds = max(run["training"]["seconds"] for run in runs)
+    memory = max(run["training"]["peak_mb"] for run in runs)
+    return [
+        label,
+        f"{runs[0]['results']['rules']:,}",
+        f"{seconds:.0f} s",
+        f"{memory / 1000:.2f} GB",
+        f"{test[rule_score]['ceiling']:.4f}",
+        published,
+        f"{test[rule_score]['mrr']:.4f} ({rule_score})",
+        f"{test['evidence, untrained']['mrr']:.4f}",
+        mean_and_spread([scores["mrr"] for scores in trained]),
+        mean_and_spread([scores["hits@1"] for scores in trained]),
+        mean_and_spread([scores["hits@10"] for scores in trained]),
     ]
 
 
@@ -1211,6 +1271,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
     "defaults": defaults,
+    "tuned": tuned,
     "fifty-graphs": fifty_graphs,
     "questions": question_results,
     "results-summary": results_summary,

@@ -74,7 +74,8 @@ class ProverTask:
     """The rules that derive each atom; None if there are too many derivations to hold, or nothing reads them."""
 
     derived_sample: Tensor | None
-    """A sample of the derived atoms that are not facts, if `least_model` is a part of T_P; None if it is complete."""
+    """A sample of the derived atoms that are not facts, if `least_model` is a part of T_P; None if it is complete, or
+    nothing trains on it."""
 
     fact_selection: FactSelection
     """Whether the policy or an oracle selects facts."""
@@ -269,9 +270,11 @@ def _derived_atoms(
 
     stop_reason = model.stop_reason
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
-    sample = partial_fixpoint.priority_sample(
-        kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
-    )
+    sample = kb.facts[:0]
+    if with_derivations:
+        sample = partial_fixpoint.priority_sample(
+            kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
+        )
     part = partial_fixpoint.restricted_step(
         kb, sizes, queries, sample, max_derivations, settings.object_identity
     )
@@ -281,7 +284,12 @@ def _derived_atoms(
             f"the queries of valid and test need more than {max_derivations} derivations"
         )
     model, index = part
-    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
+    note = (
+        f"T_P to height 1 {stop_reason}: held only as far as valid and test ask"
+    )
+    if not with_derivations:
+        return _DerivedAtoms(model, None, None, [note])
+    note += ", and a sample for training"
     return _DerivedAtoms(model, index, sample, [note])
 
 

@@ -8,7 +8,8 @@ import torch
 from funcppo import data, random, train_step, tree
 from funcppo.evaluation import explain
 from funcppo.evaluation import scorers as scorers_
-from funcppo.logic import fixpoint
+from funcppo.logic import fixpoint, triple_index
+from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from tests.prover.small_tasks import PPO, SETTINGS, small_problem, small_task
@@ -178,3 +179,31 @@ def test_a_task_without_rules_or_without_a_positive_is_refused():
         match="expected a train fact with the predicate of a rule's head, got none",
     ):
         prover_task.training_world(unused)
+
+
+def test_without_derivations_a_task_holds_the_same_candidates():
+    """With T_P whole, and held in part."""
+    dataset = data.load("family_tree:60:3")
+    n_facts = len(dataset.facts)
+    for max_atoms in (5_000_000, n_facts + 1):
+        settings = ProverTaskConfig(
+            max_height=1,
+            smoothing=5.0,
+            object_identity=False,
+            max_atoms=max_atoms,
+        )
+        whole = prover_task.build_task(dataset, settings)
+        bare = prover_task.build_task(dataset, settings, with_derivations=False)
+        assert bare.derivability_index is bare.derived_sample is None
+        assert whole.least_model.complete == (max_atoms > n_facts + 1)
+        split = torch.from_numpy(dataset.test).long()
+        for side in (HEAD, TAIL):
+            ours, theirs = (
+                triple_index.list_answers(
+                    task.filter_index.derivable_triples, split, side
+                )
+                for task in (bare, whole)
+            )
+            assert len(ours.entity) > len(split)
+            assert torch.equal(ours.query_row, theirs.query_row)
+            assert torch.equal(ours.entity, theirs.entity)
