@@ -153,27 +153,7 @@ def choose_settings(
         return _without_choice(dataset, cfg, options)
 
     sample = _draw_sample(dataset, cfg)
-    trials: list[Trial] = []
-    not_tried: list[str] = []
-    for height in options.heights:
-        is_alone = len(options.heights) > 1 and height > 1
-        identities = (
-            (False,)
-            if is_alone and len(options.object_identity) > 1
-            else options.object_identity
-        )
-        for object_identity in identities:
-            identity = " with object identity" if object_identity else ""
-            tried = f"height {height}{identity}"
-            on_phase(
-                f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins"
-            )
-            try:
-                trials += _try_scores(sample, options, height, object_identity)
-            except RowBudgetExceeded as error:
-                not_tried.append(f"{tried} not tried: {error}")
-        if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
-            break
+    trials, not_tried = _try_heights(sample, options, on_phase)
     if not trials:
         choice = _without_choice(dataset, cfg, options)
         return choice._replace(notes=(*not_tried, *choice.notes))
@@ -327,6 +307,40 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
         protocol=RankingProtocol(sides=_sides(is_countries)),
         max_atoms=cfg.max_atoms,
     )
+
+
+def _try_heights(
+    sample: _Sample, options: _Options, on_phase: PhaseCallback
+) -> tuple[list[Trial], list[str]]:
+    """The trials of all heights until a height ranks worse or takes too long; a note for what is not tried."""
+    trials: list[Trial] = []
+    not_tried: list[str] = []
+    for height in options.heights:
+        is_alone = len(options.heights) > 1 and height > 1
+        identities = (
+            (False,)
+            if is_alone and len(options.object_identity) > 1
+            else options.object_identity
+        )
+        for object_identity in identities:
+            identity = " with object identity" if object_identity else ""
+            tried = f"height {height}{identity}"
+            on_phase(
+                f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins"
+            )
+            try:
+                trials += _try_scores(sample, options, height, object_identity)
+            except RowBudgetExceeded as error:
+                note = f"{tried} not tried: {error}"
+                if object_identity:
+                    not_tried.append(note)
+                    continue
+                # Object identity projects less away, and a greater height joins more facts.
+                note += "; what takes longer is not tried either"
+                return trials, [*not_tried, note]
+        if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
+            break
+    return trials, not_tried
 
 
 def _try_scores(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from funcppo import random, tree
-from funcppo.config import PPOConfig
 from funcppo.evaluation import evidence_ranking
 from funcppo.evaluation.evidence_ranking import QuestionEvidence
 from funcppo.evaluation.ranking import ScorerBySide
@@ -34,10 +33,6 @@ from funcppo.types import F64
 
 # firings of the valid queries that every validation scores, about 35 bytes each
 MAX_VALID_FIRINGS = 4_000_000
-# firings that PPO weighs in a run whose steps are not set, about a minute on one core
-MAX_PPO_FIRINGS = 6e8
-# what the gradient of a firing costs, in forward passes
-GRADIENT_COST = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,26 +334,3 @@ def _iter_fits(
         value = metric(setup, params) if metric else unknown
         yield _Fit(setup, params, value, epoch)
         on_phase("listwise fit", epoch, cfg.n_epochs)
-
-
-def n_updates_within(ppo: PPOConfig, setup: QuestionSetup) -> int:
-    """How many updates of PPO weigh no more firings than `MAX_PPO_FIRINGS`, at least one."""
-    n_passes = 1 + GRADIENT_COST * ppo.n_epochs
-    n_questions = ppo.n_envs * ppo.n_steps * n_passes
-    n_firings = n_questions * setup.policy.capacity.n_firings
-    return max(1, int(MAX_PPO_FIRINGS / n_firings))
-
-
-def bound_epochs(
-    cfg: ListwiseConfig, n_questions: int
-) -> tuple[ListwiseConfig, list[str]]:
-    """The settings with as many epochs as the gradient steps allow, at least one; a note if these are less."""
-    steps_per_epoch = max(1, n_questions // cfg.batch_size)
-    n_epochs = min(cfg.n_epochs, max(1, cfg.max_steps // steps_per_epoch))
-    if n_epochs == cfg.n_epochs:
-        return cfg, []
-    note = (
-        f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {cfg.max_steps:,} gradient "
-        "steps (--listwise.max-steps)"
-    )
-    return dataclasses.replace(cfg, n_epochs=n_epochs), [note]

@@ -21,7 +21,12 @@ from funcppo.logic import triple_index
 from funcppo.logic.question_types import select_questions
 from funcppo.prover import aggregation, evidence, questions
 from funcppo.prover.aggregation import AggregationConfig
-from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
+from funcppo.prover.evidence import (
+    Evidence,
+    EvidenceConfig,
+    EvidenceWork,
+    FactIndex,
+)
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import (
     Params,
@@ -90,6 +95,7 @@ def collect_questions(
         raise ValueError("there is no fact of two arguments to ask about")
 
     assert cfg.left_out != "auto", "what is left out is chosen before"
+    work = EvidenceWork(leaves_out=True)
     parts = evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -103,6 +109,7 @@ def collect_questions(
             n_sampled=cfg.n_sampled,
             seed=seed,
         ),
+        work,
     )
     listed = _list_within_bounds(parts, cfg, len(order), on_phase)
     rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
@@ -113,14 +120,17 @@ def collect_questions(
     fits = n_firings <= most
     stopped = listed.stopped_by and f" ({listed.stopped_by})"
     n_left_out = int((~fits).sum())
-    left_out = (
-        n_left_out
-        and f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
-    )
-    notes = (
+    note = (
         f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}; the rules derive the answers of "
-        f"{len(rows):,} without their own fact{left_out or ''}",
+        f"{len(rows):,} without their own fact"
     )
+    if n_left_out:
+        note += f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
+    if work.n_left_out:
+        note += (
+            f"; {work.n_left_out:,} were not answered, because each takes more than "
+            f"{evidence.MAX_CHUNK_JOIN_ROWS:,} rows of joins"
+        )
     rows = rows[fits]
     world = aggregation.make_world(task.kb, task.sizes, facts)
     return Collected(
@@ -140,7 +150,7 @@ def collect_questions(
             capacity=aggregation.capacity(listed.evidence, rows),
         ),
         n_questions=listed.n_questions,
-        notes=notes,
+        notes=(note,),
     )
 
 
@@ -158,7 +168,7 @@ def _list_within_bounds(
     for part in parts:
         listed.append(part)
         n_questions += len(part.label)
-        n_firings += len(part.rule)
+        n_firings += len(part.rule) + len(part.link_label)
         on_phase("listing evidence of training questions", n_questions, n_all)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
@@ -166,7 +176,7 @@ def _list_within_bounds(
             stopped_by = f"within {cfg.seconds:g} seconds"
             break
         if n_firings > cfg.max_firings:
-            stopped_by = f"with more than {cfg.max_firings:,} firings"
+            stopped_by = f"with more than {cfg.max_firings:,} firings and links"
             break
     return _Listed(evidence.concatenate(listed), n_questions, stopped_by)
 

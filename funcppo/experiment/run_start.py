@@ -32,6 +32,7 @@ from funcppo.evaluation.slot_scheduler import (
 from funcppo.experiment import (
     checkpoint,
     metrics_log,
+    question_bounds,
     question_run,
     validation,
 )
@@ -416,13 +417,16 @@ def _start_from_fit(
         return scored._replace(notes=[note, *scored.notes])
 
     degrees = options.degrees
-    listwise, epoch_notes = question_run.bound_epochs(
-        config.listwise, len(collected.world.question)
+    plan = question_bounds.plan_fit(
+        config.listwise,
+        setup.policy,
+        collected.world,
+        (False, True) if degrees == "auto" else (degrees,),
     )
     fitted = question_run.fit_listwise(
         setup,
-        (False, True) if degrees == "auto" else (degrees,),
-        listwise,
+        plan.degrees,
+        plan.cfg,
         config.seed,
         config.device,
         partial(validation.evidence_quality, run)
@@ -439,7 +443,7 @@ def _start_from_fit(
     config, steps_notes = _with_steps(config, fitted.setup)
     run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
     notes = [*collected.notes, _left_out_note(options)]
-    notes += [*epoch_notes, *fitted.notes, *steps_notes]
+    notes += [*plan.notes, *fitted.notes, *steps_notes]
     return _ScoredRun(
         at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )
@@ -459,13 +463,13 @@ def _with_steps(
     if config.steps is not None:
         return config, []
     ppo = ppo_config(config)
-    n_updates = question_run.n_updates_within(ppo, setup)
+    n_updates = question_bounds.n_updates_within(ppo, setup.policy)
     if n_updates >= ppo.n_updates:
         return dataclasses.replace(config, steps=DEFAULT_STEPS), []
     steps = n_updates * ppo.n_envs * ppo.n_steps
     note = (
         f"PPO makes {n_updates} of {ppo.n_updates} updates: more would weigh over "
-        f"{question_run.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
+        f"{question_bounds.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
     )
     return dataclasses.replace(config, steps=steps), [note]
 

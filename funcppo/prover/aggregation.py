@@ -85,7 +85,8 @@ class Params(NamedTuple):
     own_degree_weight: F32[Tensor, "B 6"]
     linked_weight: F32[Tensor, "B"]
     link_weight: F32[Tensor, "B B"]  # [label of the link, label]
-    degree_weight: F32[Tensor, "BK B"]  # [label * N_BUCKETS + bucket, label]
+    # [label * N_BUCKETS + bucket, label]; without rows where degrees are not weighed
+    degree_weight: F32[Tensor, "BK B"]
 
 
 class Batch(NamedTuple):
@@ -160,6 +161,8 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, device=key.device)
 
+    # With many relations these are most of the weights, and each step of the optimizer costs all of them.
+    n_degrees = n * N_BUCKETS if cfg.uses_degrees else 0
     is_log_odds = torch.arange(N_FEATURES, device=key.device) == 0
     return Params(
         feature_weight=zeros(n, cfg.n_shapes, N_FEATURES) + is_log_odds.float(),
@@ -167,7 +170,7 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
         own_degree_weight=zeros(n, N_BUCKETS),
         linked_weight=zeros(n),
         link_weight=zeros(n, n),
-        degree_weight=zeros(n * N_BUCKETS, n),
+        degree_weight=zeros(n_degrees, n),
     )
 
 

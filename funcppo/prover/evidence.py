@@ -15,6 +15,7 @@ place that is asked for; that of a link is its predicate and the place of the ca
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,7 +26,11 @@ from torch import Tensor
 from funcppo import random
 from funcppo.logic import row_index, triple_index
 from funcppo.logic.firings import FiringPlan, iter_firings, plan_firings
-from funcppo.logic.joins import RowBudget, expand_ranges
+from funcppo.logic.joins import (
+    RowBudget,
+    RowBudgetExceeded,
+    expand_ranges,
+)
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import (
     Firings,
@@ -48,7 +53,11 @@ NOISY_OR_POWER = 3.0
 BASE_SCORE_UNIT = 2.0**-40
 # firings to hold at once, about 300 bytes each
 MAX_CHUNK_FIRINGS = 4_000_000
-# questions whose firings tell how many questions fit a chunk
+# rows that the joins of a chunk of questions make, about 40 bytes each for those that are held at once
+MAX_CHUNK_JOIN_ROWS = 24_000_000
+# links of the candidates of a chunk, about 60 bytes each while they are looked up
+MAX_CHUNK_LINKS = 8_000_000
+# questions whose work tells how many questions fit a chunk
 PILOT_QUESTIONS = 16
 MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
 
@@ -113,6 +122,21 @@ class EvidenceConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
         check_fields(self)
+
+
+@dataclass(slots=True)
+class EvidenceWork:
+    """The work of collecting evidence, and what is left out because of it.
+
+    Attributes:
+      leaves_out: a question whose joins alone make more rows than a chunk may is left out: it has no candidates.
+      n_rows: the rows that joins have made, of chunks that were too large included.
+      n_left_out: the questions left out so far.
+    """
+
+    leaves_out: bool = False
+    n_rows: int = 0
+    n_left_out: int = 0
 
 
 class _Candidates(NamedTuple):
@@ -199,24 +223,72 @@ def iter_evidence(
     questions: Questions,
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
-    budget: RowBudget | None = None,
+    work: EvidenceWork | None = None,
 ) -> Iterator[Evidence]:
-    """Yield the evidence of some questions after others, as many at once as `MAX_CHUNK_FIRINGS` allows.
+    """Yield the evidence of some questions after others, as many at once as the bounds of a chunk allow.
 
-    Arguments and errors are those of `collect_evidence`.
+    A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
+    leaves it out.
+
+    Args:
+      work: counts the work, and says what to do with a question that is too large.
+
+    Other arguments are those of `collect_evidence`.
     """
     plan = plan_firings(kb, sizes)
-    start, size, n_firings = 0, PILOT_QUESTIONS, 0
+    work = EvidenceWork() if work is None else work
+    start, size = 0, PILOT_QUESTIONS
+    n_firings, n_links, n_rows = 0, 0, 0
     while start < len(questions.entity):
         chunk = select_questions(questions, slice(start, start + size))
-        firings = _sorted_firings(plan, chunk, cfg, budget)
-        yield _weigh_firings(
+        firings, n_chunk_rows = _bounded_firings(plan, chunk, cfg, work)
+        work.n_rows += n_chunk_rows
+        if firings is None:
+            size = len(chunk.entity) // 2
+            continue
+        part = _weigh_firings(
             kb, sizes, facts, chunk, firings, true_triples, cfg
         )
+        yield part
+
         start += len(chunk.entity)
         n_firings += len(firings.rule)
-        fitting = start * MAX_CHUNK_FIRINGS // max(1, n_firings)
+        n_links += len(part.link_label)
+        n_rows += n_chunk_rows
+        fitting = min(
+            start * bound // max(1, count)
+            for bound, count in (
+                (MAX_CHUNK_FIRINGS, n_firings),
+                (MAX_CHUNK_LINKS, n_links),
+                (MAX_CHUNK_JOIN_ROWS, n_rows),
+            )
+        )
         size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
+
+
+def _bounded_firings(
+    plan: FiringPlan,
+    questions: Questions,
+    cfg: EvidenceConfig,
+    work: EvidenceWork,
+) -> tuple[Firings | None, int]:
+    """The firings for some questions, and the rows that joins make for them.
+
+    Returns:
+      None for the firings if joins make more rows than a chunk may, and there is more than one question.
+    """
+    is_single = len(questions.entity) == 1
+    is_bounded = work.leaves_out or not is_single
+    budget = RowBudget(MAX_CHUNK_JOIN_ROWS if is_bounded else sys.maxsize)
+    try:
+        firings = _sorted_firings(plan, questions, cfg, budget)
+    except RowBudgetExceeded:
+        if not is_single:
+            return None, budget.n_rows
+        work.n_left_out += 1
+        none = questions.entity[:0]
+        firings = Firings(none, none, none, none)
+    return firings, budget.n_rows
 
 
 def collect_evidence(
@@ -226,22 +298,17 @@ def collect_evidence(
     questions: Questions,
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
-    budget: RowBudget | None = None,
 ) -> Evidence:
-    """Collect the evidence of all candidates of some questions, or of a selection of them.
+    """Collect the evidence of all candidates of some questions, or of a selection of them, at once.
 
     Args:
       kb: its supports and body pairs are those that confidences are computed from.
       facts: its facts.
       questions: distinct.
       true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
-      budget: bounds the rows that the joins make; None for no bound.
-
-    Raises:
-      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     plan = plan_firings(kb, sizes)
-    firings = _sorted_firings(plan, questions, cfg, budget)
+    firings = _sorted_firings(plan, questions, cfg, None)
     return _weigh_firings(
         kb, sizes, facts, questions, firings, true_triples, cfg
     )

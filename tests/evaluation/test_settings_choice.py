@@ -167,3 +167,6 @@ def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
     choice = choose_settings(random_graph(), OPEN)
     assert not choice.trials
     assert choice.notes[-1].startswith("nothing to choose by: height 1")
+    # Neither object identity nor a greater height could take less.
+    (said,) = choice.notes[:-1]
+    assert said.startswith("height 1 not tried: more than 1 rows")

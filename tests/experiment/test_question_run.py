@@ -11,6 +11,7 @@ from funcppo import data, tree
 from funcppo.config import PPOConfig
 from funcppo.evaluation import ranking, scorers
 from funcppo.experiment import (
+    question_bounds,
     question_run,
     run_build,
     run_start,
@@ -196,7 +197,7 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
     n_firings = run.questions.policy.capacity.n_firings
     # a rollout of 64 questions, one pass of gradients, three times as long
     monkeypatch.setattr(
-        question_run, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings
+        question_bounds, "MAX_PPO_FIRINGS", 3.5 * 64 * 4 * n_firings
     )
     run = run_start.prepare_run(config, tmp_path, resume=False)
     assert run.run_config.steps == 3 * 64 and run.cfg.ppo.n_updates == 3
@@ -208,15 +209,6 @@ def test_without_steps_ppo_weighs_no_more_firings_than_its_bound(
     proofs = replace(config, learner="proofs")
     run = run_start.prepare_run(proofs, tmp_path, resume=False)
     assert run.run_config.steps == DEFAULT_STEPS
-
-
-def test_the_gradient_steps_bound_the_epochs():
-    cfg = ListwiseConfig(n_epochs=8, batch_size=10, max_steps=60)
-    for n_questions, n_epochs in ((100, 6), (20, 8), (10_000, 1)):
-        bounded, notes = question_run.bound_epochs(cfg, n_questions)
-        assert bounded.n_epochs == n_epochs
-        said = [f"listwise fit: {n_epochs} of 8 epochs"] * (n_epochs < 8)
-        assert [note.partition(",")[0] for note in notes] == said
 
 
 def test_a_stored_run_of_proofs_is_read_without_questions(tmp_path):

@@ -203,6 +203,50 @@ def test_parts_are_the_whole():
         assert torch.equal(getattr(joined, name), column), name
 
 
+def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    whole = collect(VILLAGE, ask(rows))
+
+    def parts(work):
+        return list(
+            evidence.iter_evidence(
+                built, sizes, facts, ask(rows), None, EvidenceConfig(), work
+            )
+        )
+
+    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", len(rows))
+    (alone,) = parts(work := evidence.EvidenceWork())
+    assert len(alone.label) == len(rows) > 8
+
+    # Too few rows for two questions: each that a rule answers is a part of its own, and the evidence is the same.
+    monkeypatch.setattr(evidence, "MAX_CHUNK_JOIN_ROWS", 1)
+    halved = evidence.EvidenceWork()
+    single = parts(halved)
+    assert all(len(p.label) == 1 for p in single if len(p.rule))
+    joined = evidence.concatenate(single)
+    for name, column in whole._asdict().items():
+        assert torch.equal(getattr(joined, name), column), name
+    assert halved.n_rows > work.n_rows > 0 and not halved.n_left_out
+
+    # Where large questions are left out, none of these has a candidate, and all that need a join are counted.
+    bounded = evidence.EvidenceWork(leaves_out=True)
+    left = evidence.concatenate(parts(bounded))
+    assert not len(left.entity) and len(left.label) == len(rows)
+    n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
+    assert n_derivable <= bounded.n_left_out <= len(rows)
+
+
+def test_many_links_make_smaller_chunks(monkeypatch):
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 4)
+    arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
+    n_parts = len(list(evidence.iter_evidence(*arguments)))
+    monkeypatch.setattr(evidence, "MAX_CHUNK_LINKS", 1)
+    assert len(list(evidence.iter_evidence(*arguments))) > n_parts
+
+
 def test_both_questions_of_a_fact_leave_it_out():
     facts = torch.tensor([[KNOWS, 1, 2]])
     found = evidence.training_questions(facts)

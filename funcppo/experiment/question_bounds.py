@@ -1,0 +1,105 @@
+"""How much of the listwise fit and of PPO a run that learns from questions has time for.
+
+Both weigh evidence and move weights. Their work is counted before they begin, in firings that are weighed, so that it
+does not depend on the speed of the machine: a gradient costs some forward passes, and an optimizer step some firings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from funcppo.config import PPOConfig
+from funcppo.prover import aggregation
+from funcppo.prover.aggregation import AggregationConfig
+from funcppo.prover.question_config import ListwiseConfig
+from funcppo.prover.questions import PolicyConfig, QuestionWorld
+
+# firings and links whose gradients the listwise fits take together, about 80 seconds on one core
+MAX_FIT_FIRINGS = 5e7
+# weighed firings of PPO in a run whose steps are not set, about a minute or two on one core
+MAX_PPO_FIRINGS = 6e8
+# what the gradient of a firing costs, in forward passes
+GRADIENT_COST = 3
+# weights that an optimizer step moves in the time that the gradient of a firing takes
+WEIGHTS_PER_GRADIENT = 40
+
+
+class FitPlan(NamedTuple):
+    """What the listwise fit has time for."""
+
+    cfg: ListwiseConfig
+    degrees: tuple[bool, ...]  # whether to weigh degrees, each value to try
+    notes: list[str]  # what it leaves out
+
+
+def plan_fit(
+    cfg: ListwiseConfig,
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    degrees: Sequence[bool],
+) -> FitPlan:
+    """Choose the kinds of evidence and the epochs that the bounds allow, at least one of each.
+
+    Args:
+      degrees: whether to weigh degrees, each value to try if there is time.
+    """
+    n_questions = len(world.question)
+    steps_per_epoch = max(1, n_questions // cfg.batch_size)
+    n_epochs = min(cfg.n_epochs, max(1, cfg.max_steps // steps_per_epoch))
+    reason = f"{cfg.max_steps:,} gradient steps (--listwise.max-steps)"
+    notes: list[str] = []
+
+    cost_of_steps = {
+        uses_degrees: steps_per_epoch
+        * _n_weights(policy.aggregation, uses_degrees)
+        / WEIGHTS_PER_GRADIENT
+        for uses_degrees in degrees
+    }
+    most = MAX_FIT_FIRINGS / len(degrees)
+    if len(degrees) > 1 and n_epochs * cost_of_steps[True] > most:
+        n_weights = _n_weights(policy.aggregation, True)
+        notes.append(
+            f"degrees are not weighed: a fit of their {n_weights:,} weights would take too long (--questions.degrees "
+            "True weighs them)"
+        )
+        degrees = (False,)
+
+    _, n_firings, n_links = aggregation.question_sizes(
+        world.evidence, world.question
+    )
+    cost = sum(cost_of_steps[uses_degrees] for uses_degrees in degrees)
+    cost += len(degrees) * int(n_firings.sum() + n_links.sum())
+    n_within = max(1, int(MAX_FIT_FIRINGS / max(cost, 1)))
+    if n_within < n_epochs:
+        n_epochs = n_within
+        reason = f"the time of {MAX_FIT_FIRINGS:.0e} gradients of firings"
+    if n_epochs < cfg.n_epochs:
+        notes.append(
+            f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"
+        )
+    cfg = dataclasses.replace(cfg, n_epochs=n_epochs)
+    return FitPlan(cfg, tuple(degrees), notes)
+
+
+def n_updates_within(ppo: PPOConfig, policy: PolicyConfig) -> int:
+    """How many updates of PPO cost no more than `MAX_PPO_FIRINGS`, at least one."""
+    n_passes = 1 + GRADIENT_COST * ppo.n_epochs
+    n_questions = ppo.n_envs * ppo.n_steps * n_passes
+    size = policy.capacity
+
+    # Batches are padded. Links are cheaper than firings, and cost time where they are the most.
+    cost = n_questions * max(size.n_firings, size.n_links)
+    n_steps = ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches
+    weights = policy.aggregation
+    n_moved = n_steps * _n_weights(weights, weights.uses_degrees)
+    cost += (1 + GRADIENT_COST) * n_moved // WEIGHTS_PER_GRADIENT
+    return max(1, int(MAX_PPO_FIRINGS / cost))
+
+
+def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:
+    """The number of weights that grow with the square of the relations."""
+    n_labels = aggregation.n_labels(cfg.sizes)
+    per_label = n_labels * (1 + aggregation.N_BUCKETS * uses_degrees)
+    return n_labels * per_label
