@@ -38,6 +38,8 @@ from funcppo.types import I64
 
 # Questions of similar size share a batch; they are sorted within this many batches.
 SORTED_BATCHES = 8
+# links that take the memory of a firing
+LINKS_PER_FIRING = 4
 # questions whose candidates are scored at once before PPO starts
 PRIOR_QUESTIONS = 1024
 
@@ -118,19 +120,10 @@ def collect_questions(
     _, n_firings, _ = aggregation.question_sizes(listed.evidence, rows)
     most = torch.quantile(n_firings.double(), cfg.max_size_quantile)
     fits = n_firings <= most
-    stopped = listed.stopped_by and f" ({listed.stopped_by})"
+    note = _describe_listing(listed, n_all, len(rows), work.n_left_out)
     n_left_out = int((~fits).sum())
-    note = (
-        f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}; the rules derive the answers of "
-        f"{len(rows):,} without their own fact"
-    )
     if n_left_out:
         note += f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
-    if work.n_left_out:
-        note += (
-            f"; {work.n_left_out:,} were not answered, because each takes more than "
-            f"{evidence.MAX_CHUNK_JOIN_ROWS:,} rows of joins"
-        )
     rows = rows[fits]
     world = aggregation.make_world(task.kb, task.sizes, facts)
     return Collected(
@@ -154,6 +147,20 @@ def collect_questions(
     )
 
 
+def _describe_listing(
+    listed: _Listed, n_all: int, n_derived: int, n_too_large: int
+) -> str:
+    """How many of all questions were asked, and how many answers are derived."""
+    stopped = f" ({listed.stopped_by})" if listed.stopped_by else ""
+    note = f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}"
+    if n_too_large:
+        note += (
+            f", of which {n_too_large:,} were left out, because each takes more than "
+            f"{evidence.MAX_CHUNK_JOIN_ROWS:,} rows of joins"
+        )
+    return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
+
+
 def _list_within_bounds(
     parts: Iterator[Evidence],
     cfg: QuestionConfig,
@@ -168,7 +175,7 @@ def _list_within_bounds(
     for part in parts:
         listed.append(part)
         n_questions += len(part.label)
-        n_firings += len(part.rule) + len(part.link_label)
+        n_firings += len(part.rule) + len(part.link_label) // LINKS_PER_FIRING
         on_phase("listing evidence of training questions", n_questions, n_all)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
@@ -176,7 +183,7 @@ def _list_within_bounds(
             stopped_by = f"within {cfg.seconds:g} seconds"
             break
         if n_firings > cfg.max_firings:
-            stopped_by = f"with more than {cfg.max_firings:,} firings and links"
+            stopped_by = f"with more than {cfg.max_firings:,} firings, four links counted as one"
             break
     return _Listed(evidence.concatenate(listed), n_questions, stopped_by)
 
