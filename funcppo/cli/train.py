@@ -61,6 +61,7 @@ from funcppo.ranges import PositiveFloat, PositiveInt
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
     from funcppo.experiment.run import Run
@@ -597,7 +598,15 @@ def _evaluate(
     task = run.task
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
-    test_metrics = _test_metrics(run, console) if len(task.dataset.test) else {}
+    test = _test_sample(run)
+    notes = list(run.notes)
+    if len(test) < len(task.dataset.test):
+        notes.append(
+            f"test: {len(test):,} of {len(task.dataset.test):,} queries are ranked, evenly over relations: all would "
+            "take too long (`funcppo evaluate` ranks all)"
+        )
+        print_notes(console, notes[-1:])
+    test_metrics = _test_metrics(run, test, console) if len(test) else {}
     return {
         "dataset": run.run_config.dataset,
         "rules": len(task.dataset.rules),
@@ -612,8 +621,9 @@ def _evaluate(
         else None,
         "false_negative_rate": false_negative_rate(task),
         "test": test_metrics,
+        "n_test_queries": len(test),
         "seconds": training_seconds,
-        "notes": list(run.notes),
+        "notes": notes,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -622,13 +632,28 @@ def _evaluate(
     }
 
 
-def _test_metrics(run: Run, console: Console) -> dict[str, JsonObject]:
-    """Metrics on the test split of the untrained scores, of the untrained policy and of the trained one."""
+def _test_sample(run: Run) -> np.ndarray:
+    """The test queries that the end of a run ranks, as many as there is time for."""
+    from funcppo.evaluation import ranking
+    from funcppo.experiment import validation
+
+    test = run.task.dataset.test
+    if not len(test):
+        return test
+    n_queries = validation.count_test_queries(run)
+    if n_queries == len(test):
+        return test
+    return test[ranking.stratified_sample(test, n_queries)]
+
+
+def _test_metrics(
+    run: Run, test: np.ndarray, console: Console
+) -> dict[str, JsonObject]:
+    """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one."""
     from funcppo.evaluation import ranking
     from funcppo.experiment import validation
 
     task = run.task
-    test = task.dataset.test
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
 
     n_candidates = ranking.estimate_candidates(task, test, protocol)

@@ -29,7 +29,12 @@ from funcppo.prover.aggregation import (
     AggregationWorld,
     Params,
 )
-from funcppo.prover.evidence import Evidence, EvidenceConfig, FactIndex
+from funcppo.prover.evidence import (
+    Evidence,
+    EvidenceConfig,
+    EvidenceWork,
+    FactIndex,
+)
 from funcppo.prover.task import ProverTask
 from funcppo.types import F32, F64, I32, I64
 
@@ -92,13 +97,18 @@ def make_rule_score(kb: KnowledgeBase, name: str) -> EvidenceScore:
 
 
 def query_evidence(
-    task: ProverTask, facts: FactIndex, atoms: Tensor, side: int
+    task: ProverTask,
+    facts: FactIndex,
+    atoms: Tensor,
+    side: int,
+    work: EvidenceWork | None = None,
 ) -> Iterator[QuestionEvidence]:
     """Yield the evidence of all questions that some atoms ask about one side, some after others.
 
     Args:
       facts: of the task's knowledge base.
       atoms: ground and of two arguments [n, W].
+      work: counts the work; None not to count it.
     """
     queries = atoms.long().to(task.kb.facts.device)
     rows = unique_rows(queries[:, [0, HEAD + TAIL - side]])
@@ -118,6 +128,7 @@ def query_evidence(
         questions,
         None,
         EvidenceConfig(object_identity=task.least_model.object_identity),
+        work,
     ):
         stop = start + len(part.label)
         chunk = select_questions(questions, slice(start, stop))
@@ -270,14 +281,22 @@ def count_queries_within(
     facts: FactIndex,
     queries: np.ndarray,
     sides: Sequence[int],
-    max_firings: int,
+    max_firings: float,
+    max_rows: float,
 ) -> int:
-    """Estimate how many of some queries have at most so many firings together, from the first of them."""
+    """Estimate how many of some queries keep two bounds together, from the first of them; at least one.
+
+    Args:
+      max_firings: the most firings.
+      max_rows: the most rows that the joins make for them.
+    """
     pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
+    work = EvidenceWork()
     n_firings = sum(
         len(part.evidence.rule)
         for side in sides
-        for part in query_evidence(task, facts, pilot, side)
+        for part in query_evidence(task, facts, pilot, side, work)
     )
-    per_query = max(n_firings / max(len(pilot), 1), 1e-9)
-    return min(len(queries), max(1, int(max_firings / per_query)))
+    share = max(n_firings / max_firings, work.n_rows / max_rows)
+    per_query = max(share / max(len(pilot), 1), 1e-12)
+    return min(len(queries), max(1, int(1 / per_query)))

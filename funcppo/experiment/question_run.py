@@ -33,6 +33,13 @@ from funcppo.types import F64
 
 # firings of the valid queries that every validation scores, about 35 bytes each
 MAX_VALID_FIRINGS = 4_000_000
+# rows that joins make for them, a minute or less on one core
+MAX_VALID_ROWS = 100_000_000
+# The same for a ranking of test, which holds a chunk of its questions at a time: some two minutes each.
+MAX_TEST_FIRINGS = 100_000_000
+MAX_TEST_ROWS = 400_000_000
+# standard errors that the fit must gain on valid
+MIN_GAIN_ERRORS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,7 +288,7 @@ def fit_listwise(
         ]
     elif not _is_better(best.quality, fits[0].quality):
         notes.append(
-            "the gain is within a standard error: the untrained weights are kept"
+            f"the gain is within {MIN_GAIN_ERRORS:g} standard errors: the untrained weights are kept"
         )
         best = fits[0]
     if len(degrees) > 1:
@@ -295,10 +302,13 @@ def fit_listwise(
 
 
 def _is_better(quality: ValidQuality, other: ValidQuality) -> bool:
-    """Whether the mean gain in reciprocal rank is above its standard error, which pairs the queries."""
+    """Whether the mean gain in reciprocal rank is above two standard errors of it, which pairs the queries.
+
+    The best of some 16 epochs gains a standard error or more by chance alone.
+    """
     gain = quality.reciprocal_rank - other.reciprocal_rank
-    error = gain.std(correction=0) / len(gain) ** 0.5
-    return bool(gain.mean() > error)
+    error = gain.std() / len(gain) ** 0.5
+    return bool(gain.mean() > MIN_GAIN_ERRORS * error)
 
 
 def _best_by_degrees(fits: Sequence[_Fit]) -> dict[bool, float]:

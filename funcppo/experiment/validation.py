@@ -346,6 +346,23 @@ def count_validation_queries(
     return max(int(n_queries * share), min(MIN_VALIDATION_QUERIES, n_queries))
 
 
+def count_test_queries(run: Run) -> int:
+    """How many test queries the end of a run ranks: all, or as many as weighing their evidence has time for."""
+    test = run.task.dataset.test
+    if run.questions is None:
+        return len(test)
+    pilot = stratified_sample(test, evidence_ranking.PILOT_QUERIES)
+    rest = np.setdiff1d(np.arange(len(test)), pilot)
+    return evidence_ranking.count_queries_within(
+        run.task,
+        run.questions.facts,
+        test[np.concatenate([pilot, rest])],
+        ranked_sides(run.task),
+        question_run.MAX_TEST_FIRINGS,
+        question_run.MAX_TEST_ROWS,
+    )
+
+
 def max_validation_successors(task: ProverTask) -> int:
     """How many successors a validation may compute."""
     if task.fact_selection == "oracle":
@@ -367,14 +384,19 @@ def with_valid_evidence(run: Run) -> Run:
     queries = validation_queries(run)
     sides = ranked_sides(run.task)
     n_queries = evidence_ranking.count_queries_within(
-        run.task, setup.facts, queries, sides, question_run.MAX_VALID_FIRINGS
+        run.task,
+        setup.facts,
+        queries,
+        sides,
+        question_run.MAX_VALID_FIRINGS,
+        question_run.MAX_VALID_ROWS,
     )
 
     notes: list[str] = []
     if n_queries < len(queries):
         notes = [
             f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would have over "
-            f"{question_run.MAX_VALID_FIRINGS:,} firings"
+            f"{question_run.MAX_VALID_FIRINGS:,} firings or {question_run.MAX_VALID_ROWS:,} rows of joins"
         ]
         run = dataclasses.replace(run, n_validation_queries=n_queries)
         queries = validation_queries(run)

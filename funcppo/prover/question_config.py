@@ -35,7 +35,8 @@ class QuestionConfig:
     seconds: PositiveFloat = 60.0
     """Seconds to collect evidence in, if the number of questions is not set."""
     max_firings: Size = 10_000_000
-    """Number of firings (a candidate and a rule that derives it) to hold, about 35 bytes each; four links count as one."""
+    """Number of firings (a candidate and a rule that derives it) to hold, about 35 bytes each. Four links count as
+    one."""
     n_best: Size = 60
     """Candidates of each training question, the best by rule confidences (noisy-or@3)."""
     n_sampled: Size = 30

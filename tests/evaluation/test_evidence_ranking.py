@@ -149,9 +149,9 @@ def test_the_number_of_queries_within_a_bound(task):
     facts = evidence.index_facts(task.kb, task.sizes)
     split = task.dataset.valid
 
-    def count(max_firings):
+    def count(max_firings, max_rows=1e12):
         return evidence_ranking.count_queries_within(
-            task, facts, split, (HEAD, TAIL), max_firings
+            task, facts, split, (HEAD, TAIL), max_firings, max_rows
         )
 
     n_firings = sum(
@@ -162,6 +162,7 @@ def test_the_number_of_queries_within_a_bound(task):
     assert count(n_firings) == len(split)
     assert 1 <= count(n_firings // 2) <= len(split) // 2
     assert count(1) == 1
+    assert count(1e12, 1) == 1
 
 
 def test_scorers_of_the_same_atoms_collect_their_evidence_once(

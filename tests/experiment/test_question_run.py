@@ -181,7 +181,9 @@ def test_a_fit_that_is_no_better_than_its_error_leaves_the_weights_untrained():
 
     none = quality([0.0] * 4)
     assert better(quality([0.1, 0.1, 0.1, 0.1]), none)
-    assert better(quality([0.3, 0.1, 0.0, 0.1]), none)
+    assert better(quality([0.3, 0.2, 0.1, 0.2]), none)
+    # 1.99 standard errors
+    assert not better(quality([0.3, 0.1, 0.0, 0.1]), none)
     assert not better(quality([0.5, -0.4, 0.0, 0.0]), none)
     assert not better(none, none)
 
