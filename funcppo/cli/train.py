@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
+# of the derivations that can be held, those that mined rules may plan for
+HOLDABLE_SHARE = 0.5
 MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
 _DEFAULT = RunConfig(dataset="")
 _MINING = MiningConfig()
@@ -379,6 +381,7 @@ class Train:
         """The file of mined rules if no rules are set and the data set has none; otherwise None."""
         from funcppo import data
         from funcppo.experiment import rule_cache
+        from funcppo.prover import task
 
         if config.rules is not None:
             return None
@@ -401,6 +404,14 @@ class Train:
             show_mining,
             lambda line: print_notes(console, [f"mining rules: {line}"]),
             self.cache_dir,
+        )
+        max_derivations = (
+            task.MAX_DERIVATIONS_PER_ATOM * config.prover.max_atoms
+        )
+        mined = rule_cache.keep_holdable(
+            mined,
+            data.load(config.dataset, str(mined.path), cfg=config.data),
+            HOLDABLE_SHARE * max_derivations,
         )
         print_notes(console, [mined.message, *mined.notes])
         return mined.path

@@ -207,7 +207,8 @@ def get_or_mine_rules(
     if not n_rules:
         raise ValueError(
             f"{dataset.name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
-            f"{cfg.min_confidence:g}: expected --rules FILE"
+            f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
+            "finds more of with --min-support 2"
         )
     _write_with_notes(path, mined)
     return RuleFile(
@@ -215,6 +216,53 @@ def get_or_mine_rules(
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
         mined.result.notes,
     )
+
+
+def keep_holdable(
+    mined: RuleFile, dataset: Dataset, max_derivations: float
+) -> RuleFile:
+    """The mined rules, without the last ones if valid and test need more derivations of all of them than can be held.
+
+    What a rule derives is taken to be spread evenly over entities. With few entities in most queries, rules that derive
+    nearly every pair are what fills the memory; they have the least confidence, and are the last ones.
+
+    Args:
+      mined: rules of the data set, best first.
+      dataset: with these rules.
+      max_derivations: pairs of an atom and a rule that derives it.
+
+    Returns:
+      The file of the rules that are kept, next to the other, with a note; the same if all are.
+    """
+    header, *lines = mined.path.read_text(encoding="utf-8").splitlines()
+    column = header.lstrip("#").split("\t").index("train_body_pairs")
+    body_pairs = np.array([float(line.split("\t")[column]) for line in lines])
+    head = dataset.rules[:, 0, 0]
+    needed = body_pairs * _asked_share(dataset)[head]
+    n_kept = int(np.searchsorted(needed.cumsum(), max_derivations, "right"))
+    if n_kept == len(lines):
+        return mined
+
+    n_kept = max(1, n_kept)
+    path = mined.path.with_suffix(".holdable.tsv")
+    text = "\n".join([header, *lines[:n_kept], ""])
+    write_atomically(path, lambda file: file.write(text.encode()))
+    note = (
+        f"the last {len(lines) - n_kept:,} of {len(lines):,} mined rules are left out: valid and test would need about "
+        f"{needed.sum():,.0f} derivations of all of them, and {max_derivations:,.0f} are planned for"
+    )
+    return RuleFile(path, mined.message, (*mined.notes, note))
+
+
+def _asked_share(dataset: Dataset) -> np.ndarray:
+    """The share of the atoms of each predicate that valid and test may have as candidates, by predicate id."""
+    queries = np.concatenate([dataset.valid, dataset.test])
+    not_asked = np.ones(dataset.n_predicates + 1)
+    for place in range(1, min(queries.shape[1], 3)):
+        pairs = np.unique(queries[:, [0, place]], axis=0)
+        n_asked = np.bincount(pairs[:, 0], minlength=len(not_asked))
+        not_asked = not_asked * (1 - n_asked / dataset.n_constants)
+    return 1 - not_asked
 
 
 def cache_rules(
