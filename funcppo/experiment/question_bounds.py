@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from funcppo.config import PPOConfig
 from funcppo.prover import aggregation
 from funcppo.prover.aggregation import AggregationConfig
@@ -20,6 +22,8 @@ from funcppo.prover.questions import PolicyConfig, QuestionWorld
 MAX_FIT_FIRINGS = 5e7
 # weighed firings of PPO in a run whose steps are not set, about a minute or two on one core
 MAX_PPO_FIRINGS = 6e8
+# how much more of both a GPU does in the same time
+GPU_FACTOR = 16
 # what the gradient of a firing costs, in forward passes
 GRADIENT_COST = 3
 # weights that an optimizer step moves in the time that the gradient of a firing takes
@@ -57,7 +61,8 @@ def plan_fit(
         / WEIGHTS_PER_GRADIENT
         for uses_degrees in degrees
     }
-    most = MAX_FIT_FIRINGS / len(degrees)
+    budget = work_factor(world.question.device) * MAX_FIT_FIRINGS
+    most = budget / len(degrees)
     if len(degrees) > 1 and n_epochs * cost_of_steps[True] > most:
         n_weights = _n_weights(policy.aggregation, True)
         notes.append(
@@ -71,10 +76,10 @@ def plan_fit(
     )
     cost = sum(cost_of_steps[uses_degrees] for uses_degrees in degrees)
     cost += len(degrees) * int(n_firings.sum() + n_links.sum())
-    n_within = max(1, int(MAX_FIT_FIRINGS / max(cost, 1)))
+    n_within = max(1, int(budget / max(cost, 1)))
     if n_within < n_epochs:
         n_epochs = n_within
-        reason = f"the time of {MAX_FIT_FIRINGS:.0e} gradients of firings"
+        reason = f"the time of {budget:.0e} gradients of firings"
     if n_epochs < cfg.n_epochs:
         notes.append(
             f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"
@@ -83,8 +88,15 @@ def plan_fit(
     return FitPlan(cfg, tuple(degrees), notes)
 
 
-def n_updates_within(ppo: PPOConfig, policy: PolicyConfig) -> int:
-    """How many updates of PPO cost no more than `MAX_PPO_FIRINGS`, at least one."""
+def work_factor(device: torch.device) -> int:
+    """How many times the bounds apply on a device."""
+    return 1 if device.type == "cpu" else GPU_FACTOR
+
+
+def n_updates_within(
+    ppo: PPOConfig, policy: PolicyConfig, device: torch.device
+) -> int:
+    """How many updates of PPO cost no more than `MAX_PPO_FIRINGS` on a CPU, at least one."""
     n_passes = 1 + GRADIENT_COST * ppo.n_epochs
     n_questions = ppo.n_envs * ppo.n_steps * n_passes
     size = policy.capacity
@@ -95,7 +107,7 @@ def n_updates_within(ppo: PPOConfig, policy: PolicyConfig) -> int:
     weights = policy.aggregation
     n_moved = n_steps * _n_weights(weights, weights.uses_degrees)
     cost += (1 + GRADIENT_COST) * n_moved // WEIGHTS_PER_GRADIENT
-    return max(1, int(MAX_PPO_FIRINGS / cost))
+    return max(1, int(work_factor(device) * MAX_PPO_FIRINGS / cost))
 
 
 def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from funcppo import data
 from funcppo.data import Dataset
 from funcppo.evaluation.beam_search import (
@@ -463,13 +465,14 @@ def _with_steps(
     if config.steps is not None:
         return config, []
     ppo = ppo_config(config)
-    n_updates = question_bounds.n_updates_within(ppo, setup.policy)
+    device = torch.device(config.device)
+    n_updates = question_bounds.n_updates_within(ppo, setup.policy, device)
     if n_updates >= ppo.n_updates:
         return dataclasses.replace(config, steps=DEFAULT_STEPS), []
     steps = n_updates * ppo.n_envs * ppo.n_steps
     note = (
         f"PPO makes {n_updates} of {ppo.n_updates} updates: more would weigh over "
-        f"{question_bounds.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
+        f"{question_bounds.work_factor(device) * question_bounds.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
     )
     return dataclasses.replace(config, steps=steps), [note]
 

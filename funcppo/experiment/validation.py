@@ -34,6 +34,7 @@ from funcppo.evaluation.slot_scheduler import (
     ignore_progress,
 )
 from funcppo.experiment import (
+    question_bounds,
     question_run,
 )
 from funcppo.experiment.config import (
@@ -353,13 +354,14 @@ def count_test_queries(run: Run) -> int:
         return len(test)
     pilot = stratified_sample(test, evidence_ranking.PILOT_QUERIES)
     rest = np.setdiff1d(np.arange(len(test)), pilot)
+    factor = question_bounds.work_factor(run.task.kb.facts.device)
     return evidence_ranking.count_queries_within(
         run.task,
         run.questions.facts,
         test[np.concatenate([pilot, rest])],
         ranked_sides(run.task),
-        question_run.MAX_TEST_FIRINGS,
-        question_run.MAX_TEST_ROWS,
+        factor * question_run.MAX_TEST_FIRINGS,
+        factor * question_run.MAX_TEST_ROWS,
     )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from funcppo.logic import row_index, triple_index
 from funcppo.logic.joins import (
-    JOIN_OVERHEAD_ROWS,
     RowBudget,
     expand_ranges,
     ragged_arange,
@@ -357,7 +356,7 @@ class _Walker:
           RowBudgetExceeded: they are more than allowed.
         """
         if self.budget is not None:
-            self.budget.spend(n_rows + JOIN_OVERHEAD_ROWS)
+            self.budget.spend_join(n_rows)
 
 
 def _select(walks: Walks, is_kept: Bool[Tensor, "n"]) -> Walks:

@@ -51,12 +51,22 @@ class RowBudget:
     """A bound on the rows that joins make, which does not depend on the speed of the machine.
 
     Attributes:
-      max_rows: the rows allowed, those of intermediate results and `JOIN_OVERHEAD_ROWS` for each join included.
+      max_rows: the rows allowed, those of intermediate results included.
       n_rows: the rows made so far.
+      overhead: rows that a join counts beside those that it makes; 0 where rows stand for memory and not for time.
     """
 
     max_rows: int
     n_rows: int = 0
+    overhead: int = JOIN_OVERHEAD_ROWS
+
+    def spend_join(self, n_rows: int) -> None:
+        """Count a join and the rows that it makes.
+
+        Raises:
+          RowBudgetExceeded: all rows are more than allowed.
+        """
+        self.spend(n_rows + self.overhead)
 
     def spend(self, n_rows: int) -> None:
         """Count rows.
@@ -330,7 +340,7 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
     chunks: list[Table] = []
     for joined in _join(table, step):
         if query.budget is not None:
-            query.budget.spend(joined.size + JOIN_OVERHEAD_ROWS)
+            query.budget.spend_join(joined.size)
         chunks.append(
             project(_filter(joined, now, query), kept_variables, query)
         )

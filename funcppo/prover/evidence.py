@@ -57,6 +57,8 @@ MAX_CHUNK_FIRINGS = 4_000_000
 MAX_CHUNK_JOIN_ROWS = 24_000_000
 # links of the candidates of a chunk, about 60 bytes each while they are looked up
 MAX_CHUNK_LINKS = 8_000_000
+# A GPU takes larger chunks, of some 10 GB, in the same time.
+GPU_CHUNK_FACTOR = 8
 # questions whose work tells how many questions fit a chunk
 PILOT_QUESTIONS = 16
 MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
@@ -255,8 +257,9 @@ def iter_evidence(
         n_firings += len(firings.rule)
         n_links += len(part.link_label)
         n_rows += n_chunk_rows
+        factor = _chunk_factor(questions)
         fitting = min(
-            start * bound // max(1, count)
+            factor * start * bound // max(1, count)
             for bound, count in (
                 (MAX_CHUNK_FIRINGS, n_firings),
                 (MAX_CHUNK_LINKS, n_links),
@@ -264,6 +267,11 @@ def iter_evidence(
             )
         )
         size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
+
+
+def _chunk_factor(questions: Questions) -> int:
+    """How many times the bounds of a chunk apply where the questions are."""
+    return GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
 
 
 def _bounded_firings(
@@ -279,7 +287,8 @@ def _bounded_firings(
     """
     is_single = len(questions.entity) == 1
     is_bounded = work.leaves_out or not is_single
-    budget = RowBudget(MAX_CHUNK_JOIN_ROWS if is_bounded else sys.maxsize)
+    most = _chunk_factor(questions) * MAX_CHUNK_JOIN_ROWS
+    budget = RowBudget(most if is_bounded else sys.maxsize, overhead=0)
     try:
         firings = _sorted_firings(plan, questions, cfg, budget)
     except RowBudgetExceeded:

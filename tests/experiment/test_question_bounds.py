@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from funcppo.config import PPOConfig
 from funcppo.experiment import question_bounds
@@ -14,6 +15,8 @@ from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.task import build_task
 from tests.experiment.test_question_training import seating
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +92,12 @@ def test_padded_evidence_and_weights_bound_the_updates(collected, monkeypatch):
     cost = 10 * 4 * 8 * (1 + question_bounds.GRADIENT_COST * 2)
     monkeypatch.setattr(question_bounds, "MAX_PPO_FIRINGS", 7.5 * cost)
     monkeypatch.setattr(question_bounds, "WEIGHTS_PER_GRADIENT", 10**9)
-    assert question_bounds.n_updates_within(ppo, policy) == 7
+    gpu = torch.device("cuda")
+    assert question_bounds.n_updates_within(ppo, policy, gpu) == 7.5 * 16
+    assert question_bounds.n_updates_within(ppo, policy, CPU) == 7
     more_links = replace(policy, capacity=size._replace(n_links=20))
-    assert question_bounds.n_updates_within(ppo, more_links) == 3
+    assert question_bounds.n_updates_within(ppo, more_links, CPU) == 3
     monkeypatch.setattr(question_bounds, "WEIGHTS_PER_GRADIENT", 1)
-    assert question_bounds.n_updates_within(ppo, policy) < 7
+    assert question_bounds.n_updates_within(ppo, policy, CPU) < 7
     monkeypatch.setattr(question_bounds, "MAX_PPO_FIRINGS", 1)
-    assert question_bounds.n_updates_within(ppo, policy) == 1
+    assert question_bounds.n_updates_within(ppo, policy, CPU) == 1
