@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
@@ -36,12 +36,10 @@ if TYPE_CHECKING:
         ScorerBySide,
     )
     from funcppo.experiment.run import Run
+    from funcppo.experiment.subject import Subject
     from funcppo.logic.proof import Proof
-    from funcppo.prover.task import PhaseCallback, ProverTask
+    from funcppo.prover.task import PhaseCallback
 
-PROOF_SCORES = ("success", "best-proof", "greedy")
-POLICY_SCORES = (*PROOF_SCORES, "evidence")
-UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
 # queries of the split on which the batch size is tuned
 TUNING_SAMPLE_SIZE = 2048
 # bytes of each unit
@@ -144,16 +142,6 @@ class SearchStats:
         }
 
 
-class _Subject(NamedTuple):
-    """What is evaluated."""
-
-    task: ProverTask
-    score: str
-    # the run whose policy gives the scores; None for a score without a policy
-    policy_run: Run | None
-    notes: list[str]  # what was chosen, one line each
-
-
 class _PolicyScorer(NamedTuple):
     """A scorer by a policy."""
 
@@ -182,18 +170,20 @@ def prepare_evaluation(
     """
     from funcppo.evaluation import scorers
     from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
+    from funcppo.experiment.subject import Subject, make_subject_scorer
     from funcppo.prover.task import with_ranking_on
 
     check_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
     memory_limit = _memory_limit(options)
-    task, score, policy_run, notes = _load_subject(options, on_phase)
+    subject = _load_subject(options, on_phase)
+    task, score, policy_run, notes = subject
 
     search_stats = SearchStats()
     split = getattr(task.dataset, options.split)
     fallback_reasons: Callable[[], list[str]] = list
     if policy_run is None or policy_run.questions is not None:
-        scorer = _make_joining_scorer(task, score, policy_run)
+        scorer = make_subject_scorer(subject, task)
         _check_memory(memory_limit, options.device)
     else:
         on_phase("choosing the batch size")
@@ -211,7 +201,7 @@ def prepare_evaluation(
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
-    subject = _Subject(task, score, policy_run, notes)
+    subject = Subject(task, score, policy_run, notes)
     prove = _make_prover(subject, split) if with_proofs else _no_proof
     return EvaluationSetup(
         evaluator=_build_evaluator(options, subject, scorer, protocol, prove),
@@ -223,18 +213,6 @@ def prepare_evaluation(
         policy_run=policy_run,
         fallback_reasons=fallback_reasons,
     )
-
-
-def _make_joining_scorer(
-    task: ProverTask, score: str, run: Run | None
-) -> Scorer | ScorerBySide:
-    """A scorer without a batch size to tune: by rule confidences, or by the evidence that a run weighs."""
-    from funcppo.evaluation import scorers
-    from funcppo.experiment import validation
-
-    if run is None:
-        return scorers.make_untrained_scorer(task, score)
-    return validation.run_policy_scorer(run, run.state.best_params, "evidence")
 
 
 def search_notes(result: JsonObject) -> list[str]:
@@ -324,81 +302,73 @@ def _check_memory(memory_limit: int, device: str) -> None:
 
 def _load_subject(
     options: EvaluationOptions, on_phase: PhaseCallback
-) -> _Subject:
+) -> Subject:
     """Load the run or the data set of an evaluation and choose its score."""
-    from funcppo import data
-    from funcppo.evaluation.settings_choice import (
-        choose_settings,
-        describe_choice,
-    )
-    from funcppo.experiment import run_start
-    from funcppo.prover.task import build_task
-
-    if is_run_folder(options.target):
-        check_read_as_trained(options.target, options.data)
-        for name in ("rules", "height", "smoothing", "object_identity"):
-            if getattr(options, name) not in (None, "auto"):
-                option = name.replace("_", "-")
-                raise ValueError(
-                    f"--{option}: {options.target} is a trained run, which has its own"
-                )
-        run = run_start.open_run(Path(options.target), options.device, on_phase)
-        score = run.score if options.score == "auto" else options.score
-        own_scores = ("evidence",) if run.questions else PROOF_SCORES
-        if score in POLICY_SCORES and score not in own_scores:
-            raise ValueError(
-                f"--score {score}: {options.target} learnt from {run.run_config.learner}, expected "
-                f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
-            )
-        return _Subject(
-            run.task, score, run if score in POLICY_SCORES else None, []
-        )
-
-    if options.score in POLICY_SCORES:
-        raise ValueError(
-            f"--score {options.score}: {options.target} is no trained run, expected {UNTRAINED_SCORES}"
-        )
-    dataset = data.load(options.target, options.rules, cfg=options.data)
-    choice = choose_settings(
-        dataset,
+    return load_subject(
+        options.target,
+        options.rules,
+        options.data,
         ProverTaskConfig(
-            max_height=_height_option(options),
+            max_height=options.height,
             smoothing=options.smoothing,
             object_identity=options.object_identity,
         ),
-        _rule_score_option(options),
+        options.score,
+        options.device,
         on_phase,
     )
-    task = build_task(dataset, choice.settings, options.device, on_phase)
-    score = choice.score if options.score == "auto" else options.score
-    return _Subject(task, score, None, describe_choice(choice, task.max_height))
 
 
-def _height_option(options: EvaluationOptions) -> int | None:
-    """The height that is set, if only by the score exists@H.
+def load_subject(
+    target: str,
+    rules: str | None,
+    data_config: DataConfig,
+    prover: ProverTaskConfig,
+    score: str,
+    device: str,
+    on_phase: PhaseCallback,
+) -> Subject:
+    """Load the run or the data set of a command line and choose its score.
+
+    Args:
+      target: folder of a training run, name, folder or file of a data set.
+      rules: rule file to use instead of the data set's own; None for the latter.
+      data_config: how files of triples are read and split.
+      prover: height, smoothing and object identity, as set for a data set.
+      score: name of the score, or auto.
+      device: where it is scored.
+      on_phase: receives what is being done.
 
     Raises:
-      ValueError: exists@H asks for more than --height, or H is no height.
+      ValueError: an option is bad or does not fit the target.
     """
-    kind, _, number = options.score.partition("@")
-    if kind != "exists":
-        return options.height
-    if not re.fullmatch("[0-9]{1,9}", number):
-        raise ValueError(
-            f"--score: expected exists@H with H from 0 to 999999999, got {shorten(options.score)}"
-        )
-    height = max(int(number), 1)
-    if options.height is not None and options.height < height:
-        raise ValueError(
-            f"--score {options.score}: expected --height {height} or more, got {options.height}"
-        )
-    return height if options.height is None else options.height
+    from funcppo import data
+    from funcppo.experiment import subject
 
+    if is_run_folder(target):
+        check_read_as_trained(target, data_config)
+        settings = {
+            "rules": rules,
+            "height": prover.max_height,
+            "smoothing": prover.smoothing,
+            "object-identity": prover.object_identity,
+        }
+        for option, value in settings.items():
+            if value not in (None, "auto"):
+                raise ValueError(
+                    f"--{option}: {target} is a trained run, which has its own"
+                )
+        return subject.open_run_subject(Path(target), score, device, on_phase)
 
-def _rule_score_option(options: EvaluationOptions) -> str | None:
-    """The score of rule confidences that is set; None for auto and for one that reads no confidences."""
-    is_open = options.score == "auto" or options.score.startswith("exists@")
-    return None if is_open else options.score
+    subject.check_untrained_score(score, target)
+    height = subject.height_of_score(score, prover.max_height)
+    return subject.dataset_subject(
+        data.load(target, rules, cfg=data_config),
+        replace(prover, max_height=height),
+        score,
+        device,
+        on_phase,
+    )
 
 
 def _make_policy_scorer(
@@ -464,7 +434,7 @@ def _tune_batch_size(
 
 def _build_evaluator(
     options: EvaluationOptions,
-    subject: _Subject,
+    subject: Subject,
     scorer: Scorer | ScorerBySide,
     protocol: RankingProtocol,
     prove: Callable[[Tensor], Proof | None],
@@ -492,7 +462,7 @@ def _build_evaluator(
 
 
 def _make_prover(
-    subject: _Subject, split: np.ndarray
+    subject: Subject, split: np.ndarray
 ) -> Callable[[Tensor], Proof | None]:
     """A function from an answer to its proof: the policy's, or without a policy a smallest one."""
     from funcppo.evaluation import explain
@@ -512,7 +482,7 @@ def _no_proof(atom: Tensor) -> None:
 
 
 def _log_settings(
-    options: EvaluationOptions, subject: _Subject, n_negatives: int | None
+    options: EvaluationOptions, subject: Subject, n_negatives: int | None
 ) -> JsonObject:
     """What the rank of a query depends on, beside the split."""
     run = subject.policy_run

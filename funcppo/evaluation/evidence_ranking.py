@@ -18,9 +18,14 @@ from torch import Tensor
 from funcppo.evaluation import scorers
 from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
+from funcppo.logic import triple_index
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.kb import KnowledgeBase
-from funcppo.logic.question_types import Questions, select_questions
+from funcppo.logic.question_types import (
+    LeftOut,
+    Questions,
+    select_questions,
+)
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import aggregation, evidence
@@ -219,6 +224,46 @@ def make_scorer_of(
         return _SideScorer(side, base, score, collected, ignore_progress)
 
     return ScorerBySide(head=of_side(HEAD), tail=of_side(TAIL))
+
+
+def make_fact_scorer(
+    task: ProverTask, facts: FactIndex, score: EvidenceScore, left_out: LeftOut
+) -> ScorerBySide:
+    """A scorer of facts, each as the answer to a question from which it is left out.
+
+    Args:
+      left_out: what such a question leaves out, as in training.
+    """
+    kb, sizes = task.kb, task.sizes
+    known = triple_index.build_triple_index(
+        evidence.binary_facts(kb), sizes.n_constants
+    )
+    cfg = EvidenceConfig(
+        left_out=left_out, object_identity=task.least_model.object_identity
+    )
+
+    def score_side(side: int, atoms: I32[Tensor, "n W"], /) -> F64[Tensor, "n"]:
+        triple = atoms.long().to(kb.facts.device)
+        questions = Questions(
+            predicate=triple[:, 0],
+            side=torch.full_like(triple[:, 0], side),
+            entity=triple[:, HEAD + TAIL - side],
+            left_out=triple[:, side],
+        )
+        scores = [torch.zeros(0, dtype=torch.float64, device=triple.device)]
+        for part in evidence.iter_evidence(
+            kb, sizes, facts, questions, known, cfg
+        ):
+            # Row -1, of an answer that no rule derives, is the added one.
+            values = torch.nn.functional.pad(
+                score(part).double(), (0, 1), value=-torch.inf
+            )
+            scores.append(values[part.answer])
+        return torch.cat(scores).to(atoms.device)
+
+    return ScorerBySide(
+        head=partial(score_side, HEAD), tail=partial(score_side, TAIL)
+    )
 
 
 class _SideScorer(NamedTuple):

@@ -86,7 +86,7 @@ class Ranking(NamedTuple):
     log_odds: F64[Tensor, "N"]  # log-odds of their scores
 
 
-class _ScoredAtoms(NamedTuple):
+class ScoredAtoms(NamedTuple):
     """Distinct atoms with their scores."""
 
     atom: I64[Tensor, "N W"]
@@ -360,18 +360,18 @@ def _score_tables(
     tables: list[CandidateTable],
     sides: tuple[int, ...],
     sizes: KBSizes,
-) -> _ScoredAtoms:
+) -> ScoredAtoms:
     """Score the candidates of all sides: each distinct atom once, or once for each side where the scorer tells them
     apart."""
     if not isinstance(scorer, ScorerBySide):
         atom = torch.cat([table.atom for table in tables])
-        return _score_distinct_atoms(scorer, atom, sizes, side=0)
+        return score_distinct_atoms(scorer, atom, sizes, side=0)
     parts = [
-        _score_distinct_atoms(scorer.of(side), table.atom, sizes, side)
+        score_distinct_atoms(scorer.of(side), table.atom, sizes, side)
         for table, side in zip(tables, sides)
     ]
     n_before = np.cumsum([0, *(len(part.atom) for part in parts)]).tolist()
-    return _ScoredAtoms(
+    return ScoredAtoms(
         atom=torch.cat([part.atom for part in parts]),
         side=torch.cat([part.side for part in parts]),
         log_odds=torch.cat([part.log_odds for part in parts]),
@@ -379,9 +379,9 @@ def _score_tables(
     )
 
 
-def _score_distinct_atoms(
+def score_distinct_atoms(
     scorer: Scorer, listed_atom: I64[Tensor, "L W"], sizes: KBSizes, side: int
-) -> _ScoredAtoms:
+) -> ScoredAtoms:
     """Score each distinct atom once."""
     distinct, atom_index = kbase.sort_and_index_atoms(
         listed_atom,
@@ -390,7 +390,7 @@ def _score_distinct_atoms(
     )
     atom = listed_atom[distinct]
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
-    return _ScoredAtoms(
+    return ScoredAtoms(
         atom=atom,
         side=torch.full_like(atom[:, 0], side),
         log_odds=scorer(atom.to(torch.int32)),

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -291,20 +291,30 @@ def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
 def _score_derivations(
     task: ProverTask, score: RuleScore, atoms: Tensor, /
 ) -> Tensor:
-    """Score atoms by their derivations: from the index where it holds them all, else by joins."""
+    """Score atoms by their derivations."""
+    derivations = iter_task_derivations(task, atoms)
+    return score(task.kb, derivations, len(atoms))
+
+
+def iter_task_derivations(
+    task: ProverTask, atoms: Tensor
+) -> Iterator[Derivations]:
+    """The rules that derive each atom, a fact from other facts: from the index where it holds them, else by joins.
+
+    Args:
+      atoms: distinct, in lexicographic order.
+    """
     if task.max_height == 1 and task.derivability_index is not None:
-        derivations = derivability.iter_indexed_derivations(
+        return derivability.iter_indexed_derivations(
             task.derivability_index,
             task.sizes,
             atoms,
             joins.MAX_CHUNK_ROWS,
         )
-    else:
-        derivations = consequences.iter_derivations(
-            task.kb,
-            task.sizes,
-            task.least_model,
-            task.max_height,
-            atoms,
-        )
-    return score(task.kb, derivations, len(atoms))
+    return consequences.iter_derivations(
+        task.kb,
+        task.sizes,
+        task.least_model,
+        task.max_height,
+        atoms,
+    )

@@ -18,6 +18,7 @@ from funcppo.evaluation.ranking import ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.experiment import question_training
 from funcppo.experiment.question_training import Collected
+from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence, questions
 from funcppo.prover.aggregation import (
@@ -136,6 +137,14 @@ def make_scorer(
     """The scorer of candidates by given weights."""
     score = _score(setup, params)
     return evidence_ranking.make_scorer(task, setup.facts, score, on_progress)
+
+
+def make_fact_scorer(
+    task: ProverTask, setup: QuestionSetup, params: Params, left_out: LeftOut
+) -> ScorerBySide:
+    """The scorer of known facts by given weights, each as an answer that is left out of its question."""
+    score = _score(setup, params)
+    return evidence_ranking.make_fact_scorer(task, setup.facts, score, left_out)
 
 
 def make_scorers(

@@ -135,7 +135,9 @@ def restricted_step(
 
     atoms = torch.cat(atom_parts)
     rule = torch.cat(rule_parts)
-    model = _partial_model(kb, sizes, atoms, start, object_identity)
+    model = partial_model(
+        kb, sizes, atoms, object_identity=object_identity, start=start
+    )
     row = find_atoms(model.atom_index, sizes, atoms)
     keys = row * sizes.n_rules + rule
     derivability_index = DerivabilityIndex(
@@ -146,14 +148,21 @@ def restricted_step(
     return model, derivability_index
 
 
-def _partial_model(
+def partial_model(
     kb: KnowledgeBase,
     sizes: KBSizes,
     derived: I32[Tensor, "n W"],
-    start: float,
+    *,
     object_identity: bool,
+    start: float | None = None,
 ) -> LeastModel:
-    """The model of the facts and of some atoms that one step derives; these in any order, perhaps more than once."""
+    """The model of the facts and of some atoms that one step derives; these in any order, perhaps more than once.
+
+    Args:
+      object_identity: with which they are derived.
+      start: when their evaluation began, a time of the performance counter; None for now.
+    """
+    start = time.perf_counter() if start is None else start
     atoms = torch.cat([kb.facts, derived])
     rows, _ = sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
     atoms = atoms[rows]

@@ -1,0 +1,336 @@
+"""Ranked answers of open queries r(h, X) and r(X, t), whether any split holds them or not.
+
+`Predictor.rank` lists the entities that the rules derive for each query, scores them by the scorers that rank splits,
+and orders them. Known true answers, of all splits and of facts.txt, are left out and counted, or listed and marked.
+What the rules are applied to are the facts of train and of facts.txt, as in an evaluation.
+
+Where T_P is held in part, which is so at height 1 only, the candidates are listed by the evidence of the questions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from funcppo.evaluation import (
+    evidence_ranking,
+    rank_metrics,
+    ranking,
+    scorers,
+)
+from funcppo.evaluation.ranking import Scorer, ScorerBySide
+from funcppo.logic import derivability, partial_fixpoint, triple_index
+from funcppo.logic import kb as kbase
+from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
+from funcppo.logic.typed_torch import unique_rows, unique_values
+from funcppo.prover import evidence
+from funcppo.prover.evidence import FactIndex
+from funcppo.prover.task import ProverTask, known_triples
+from funcppo.types import F64, I64, Bool
+
+
+class OpenQuery(NamedTuple):
+    """A query with one variable: the entities in one place of a relation, given the other."""
+
+    predicate: int
+    side: int  # the place of the variable, HEAD or TAIL
+    given: int  # the entity in the other place
+
+
+class RankedAnswers(NamedTuple):
+    """The answers of a query, best first; answers of one score in the order of entity ids."""
+
+    query: OpenQuery
+    entity: I64[Tensor, "n"]
+    score: I64[Tensor, "n"]  # quantised log-odds, as in the lines of --details
+    rank: I64[Tensor, "n"]  # 1 + the number of answers that score more
+    is_known: Bool[Tensor, "n"]  # in some split or in facts.txt
+    is_derivable: Bool[Tensor, "n"]  # by the rules, from other facts
+    n_new: int  # answers that are derivable and not known
+    n_known: int  # known answers, listed or not
+
+
+class ScorerMaker(Protocol):
+    """Makes the scorer of a task."""
+
+    def __call__(self, task: ProverTask, /) -> Scorer | ScorerBySide:
+        """The scorer; the task may have an index of other atoms than the one that the maker was made for."""
+        ...
+
+
+class _Listing(NamedTuple):
+    """The entities listed for some queries of one side, each pair once, ascending by query and entity."""
+
+    query: I64[Tensor, "L"]  # row of the query
+    entity: I64[Tensor, "L"]
+    atom: I64[Tensor, "L W"]
+    is_known: Bool[Tensor, "L"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Predictor:
+    """Scores and ranks the candidates of open queries."""
+
+    task: ProverTask
+    """The data set and what its rules derive."""
+    make_scorer: ScorerMaker
+    """The scorer of all candidates."""
+    make_fact_scorer: ScorerMaker
+    """The scorer of facts, each of which is left out while it is scored."""
+    known: TripleIndex
+    """True triples, of all splits and of facts.txt."""
+    derivable: TripleIndex | None
+    """What T_P derives; None where it is held in part."""
+    facts: FactIndex | None
+    """Index of the facts, where T_P is held in part."""
+    reads_derivations: bool
+    """Whether the scorers read which rules derive an atom."""
+
+    def rank(
+        self, queries: Sequence[OpenQuery], *, with_known: bool = False
+    ) -> list[RankedAnswers]:
+        """The answers of some queries, in the order of the queries.
+
+        Args:
+          queries: in any order, repetitions allowed.
+          with_known: list the known true answers too.
+        """
+        found: dict[OpenQuery, RankedAnswers] = {}
+        for side in (HEAD, TAIL):
+            of_side = sorted({query for query in queries if query.side == side})
+            if of_side:
+                found |= self._rank_side(of_side, side, with_known)
+        return [found[query] for query in queries]
+
+    def score(self, atoms: I64[Tensor, "n W"], side: int) -> F64[Tensor, "n"]:
+        """The log-odds of ground atoms as answers about a side, of facts without themselves.
+
+        Args:
+          atoms: of two arguments, in any order; repetitions allowed.
+        """
+        atoms = atoms.long().to(self.task.entity_pool.device)
+        is_fact = self._is_fact(atoms)
+        log_odds = torch.full(
+            (len(atoms),), -torch.inf, dtype=torch.float64, device=atoms.device
+        )
+        for rows, make_scorer in (
+            (~is_fact, self.make_scorer),
+            (is_fact, self.make_fact_scorer),
+        ):
+            if rows.any():
+                values = self._score_distinct(atoms[rows], side, make_scorer)
+                log_odds = log_odds.masked_scatter(rows, values)
+        return log_odds
+
+    def task_for(self, atoms: I64[Tensor, "n W"]) -> ProverTask:
+        """The task, with what is held of T_P extended by some derivable atoms where it is held in part.
+
+        Args:
+          atoms: distinct, in lexicographic order.
+        """
+        task = self.task
+        if self.derivable is not None:
+            return task
+        kb, sizes = task.kb, task.sizes
+        device = kb.facts.device
+        model = partial_fixpoint.partial_model(
+            kb,
+            sizes,
+            atoms.to(device, torch.int32),
+            object_identity=task.least_model.object_identity,
+        )
+        index = derivability.build_derivability_index_for_atoms(
+            kb, sizes, model, atoms.to(device, torch.int32)
+        )
+        return dataclasses.replace(
+            task, least_model=model, derivability_index=index
+        )
+
+    def _rank_side(
+        self, queries: list[OpenQuery], side: int, with_known: bool
+    ) -> dict[OpenQuery, RankedAnswers]:
+        """The answers of distinct, ascending queries about one side."""
+        atoms = self._query_atoms(queries, side)
+        listing = self._list(atoms, side, with_known)
+        log_odds = self.score(listing.atom, side)
+        score = rank_metrics.quantise(log_odds)
+        is_derivable = ~listing.is_known
+        if with_known:
+            known = listing.atom[listing.is_known]
+            is_derivable = is_derivable.masked_scatter(
+                listing.is_known, self._is_derivable(known)
+            )
+        known_range = triple_index.answer_range(self.known, atoms, side)
+        n_known = (known_range.stop - known_range.start).tolist()
+
+        bounds = torch.searchsorted(
+            listing.query,
+            torch.arange(len(queries) + 1, device=listing.query.device),
+        ).tolist()
+        answers: dict[OpenQuery, RankedAnswers] = {}
+        for row, query in enumerate(queries):
+            span = slice(bounds[row], bounds[row + 1])
+            answers |= {
+                query: _order(
+                    query,
+                    listing.entity[span],
+                    score[span],
+                    listing.is_known[span],
+                    is_derivable[span],
+                    n_known[row],
+                )
+            }
+        return answers
+
+    def _query_atoms(self, queries: list[OpenQuery], side: int) -> Tensor:
+        """The queries as atoms with 0 in the place of the variable, [Q, W]."""
+        width = self.task.sizes.atom_width
+        rows: list[list[int]] = []
+        for predicate, _, given in queries:
+            arguments = [0, given] if side == HEAD else [given, 0]
+            rows.append([predicate, *arguments, *[0] * (width - TAIL - 1)])
+        return torch.tensor(rows, device=self.task.entity_pool.device)
+
+    def _list(self, atoms: Tensor, side: int, with_known: bool) -> _Listing:
+        """The derivable entities of each query, and perhaps the known ones."""
+        base = self.task.sizes.n_constants + 1
+        parts = [self._derivable_codes(atoms, side)]
+        if with_known:
+            answers = triple_index.list_answers(self.known, atoms, side)
+            parts.append(answers.query_row * base + answers.entity)
+        code = unique_values(torch.cat(parts))
+        query, entity = code // base, code % base
+        column = torch.arange(atoms.shape[1], device=atoms.device)
+        atom = torch.where(column == side, entity[:, None], atoms[query])
+        is_known = triple_index.contains(self.known, atom, side)
+        if not with_known:
+            new = ~is_known
+            query, entity, atom = query[new], entity[new], atom[new]
+            is_known = is_known[new]
+        return _Listing(query, entity, atom, is_known)
+
+    def _derivable_codes(self, atoms: Tensor, side: int) -> Tensor:
+        """row * (C + 1) + entity for the derivable entities of each query."""
+        base = self.task.sizes.n_constants + 1
+        if self.derivable is not None:
+            answers = triple_index.list_answers(self.derivable, atoms, side)
+            return answers.query_row * base + answers.entity
+        assert self.facts is not None, "T_P is held in part"
+
+        # Queries are distinct and ascend by predicate and entity, as the questions of the evidence do.
+        parts = [atoms.new_zeros(0)]
+        n_before = 0
+        for questions, part in evidence_ranking.query_evidence(
+            self.task, self.facts, atoms, side
+        ):
+            row = (n_before + part.question).to(atoms.device)
+            parts.append(row * base + part.entity.to(atoms.device))
+            n_before += len(questions.entity)
+        return torch.cat(parts)
+
+    def _score_distinct(
+        self, atoms: Tensor, side: int, make_scorer: ScorerMaker
+    ) -> Tensor:
+        """The log-odds of atoms by the scorer of a side, each distinct atom scored once."""
+        distinct = unique_rows(atoms)
+        task = self.task_for(distinct) if self.reads_derivations else self.task
+        scorer = make_scorer(task)
+        if isinstance(scorer, ScorerBySide):
+            scorer = scorer.of(side)
+        scored = ranking.score_distinct_atoms(
+            scorer, atoms, self.task.sizes, side
+        )
+        return scored.log_odds[scored.row]
+
+    def _is_fact(self, atoms: Tensor) -> Tensor:
+        """Whether each atom is a fact that the rules are applied to."""
+        kb = self.task.kb
+        is_fact = kbase.contains(kb, self.task.sizes, atoms.to(kb.facts.device))
+        return is_fact.to(atoms.device)
+
+    def _is_derivable(self, atoms: Tensor) -> Tensor:
+        """Whether the rules derive each distinct atom, a fact from other facts."""
+        if not len(atoms):
+            return atoms.new_zeros(0, dtype=torch.bool)
+        task = self.task_for(unique_rows(atoms))
+        order, index = kbase.sort_and_index_atoms(
+            atoms, task.sizes.n_predicates, task.sizes.n_constants
+        )
+        ascending = atoms[order].to(task.kb.facts.device, torch.int32)
+        rows = [atoms.new_zeros(0)]
+        for part in scorers.iter_task_derivations(task, ascending):
+            rows.append(part.atom_row.to(atoms.device))
+        is_derived = torch.isin(
+            torch.arange(len(atoms), device=atoms.device), torch.cat(rows)
+        )
+        return is_derived[kbase.find_atoms(index, task.sizes, atoms)]
+
+
+def make_predictor(
+    task: ProverTask,
+    make_scorer: ScorerMaker,
+    make_fact_scorer: ScorerMaker | None = None,
+    *,
+    reads_derivations: bool = True,
+) -> Predictor:
+    """Index the known and the derivable triples of a task.
+
+    Args:
+      make_scorer: the scorer that ranks splits.
+      make_fact_scorer: where that does not leave a fact out of its own score; None for the same scorer.
+      reads_derivations: whether the scorers read which rules derive an atom.
+    """
+    device = task.entity_pool.device
+    n_constants = task.sizes.n_constants
+    known = torch.from_numpy(known_triples(task.dataset)).to(device)
+    model = task.least_model
+    is_whole = model.complete
+    return Predictor(
+        task=task,
+        make_scorer=make_scorer,
+        make_fact_scorer=make_fact_scorer or make_scorer,
+        known=triple_index.build_triple_index(known, n_constants),
+        derivable=triple_index.build_triple_index(model.atoms, n_constants)
+        if is_whole
+        else None,
+        facts=None if is_whole else evidence.index_facts(task.kb, task.sizes),
+        reads_derivations=reads_derivations,
+    )
+
+
+def probability(score: int) -> float:
+    """The probability that a quantised score stands for."""
+    if score <= rank_metrics.ZERO_SCORE:
+        return 0.0
+    log_odds = score * rank_metrics.SCORE_GRID_STEP
+    smaller = 1.0 / (1.0 + math.exp(min(abs(log_odds), 700.0)))
+    return smaller if log_odds < 0 else 1.0 - smaller
+
+
+def _order(
+    query: OpenQuery,
+    entity: Tensor,
+    score: Tensor,
+    is_known: Tensor,
+    is_derivable: Tensor,
+    n_known: int,
+) -> RankedAnswers:
+    """The answers of a query, listed by ascending entity, with the best score first."""
+    score, order = torch.sort(score, descending=True, stable=True)
+    # A score that is repeated has the rank of its first answer.
+    rank = 1 + torch.searchsorted(-score, -score)
+    return RankedAnswers(
+        query=query,
+        entity=entity[order],
+        score=score,
+        rank=rank,
+        is_known=is_known[order],
+        is_derivable=is_derivable[order],
+        n_new=int((~is_known).sum()),
+        n_known=n_known,
+    )

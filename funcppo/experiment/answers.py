@@ -1,0 +1,321 @@
+"""Answers of open queries in names: ranked, with a verdict each, and on request with a proof and the evidence.
+
+The command line and the Python interface both ask an `Answerer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo.data import Dataset, format_atom, proof_names
+from funcppo.data.lexer import shorten
+from funcppo.data.queries import Query, read_query
+from funcppo.evaluation import (
+    evidence_explanation,
+    explain,
+    rank_metrics,
+)
+from funcppo.evaluation.evidence_explanation import Explanation
+from funcppo.evaluation.prediction import (
+    OpenQuery,
+    RankedAnswers,
+    probability,
+)
+from funcppo.experiment import run_proofs
+from funcppo.experiment.subject import Subject, make_subject_predictor
+from funcppo.json_io import Json
+from funcppo.logic import proof, query_answering
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic.proof import Proof
+from funcppo.logic.proof_builder import Program
+from funcppo.logic.triple_index import HEAD, SIDE_NAMES, TAIL
+
+PROVED, NOT_DERIVABLE = "proved", "not derivable"
+# rows that the joins make for the proof of a known fact
+MAX_FACT_PROOF_ROWS = 30_000_000
+
+
+class AnswerProof(NamedTuple):
+    """Why an answer is derivable."""
+
+    dataset: Dataset
+    proof: Proof | None  # None if the search found none
+    # what a run weighs that learnt from questions, as an answer to the query
+    evidence: Explanation | None
+
+    def to_lines(self) -> list[str]:
+        """The proof as an indented tree, and the evidence."""
+        if self.proof is None:
+            return ["no proof was found"]
+        names = proof_names(self.dataset)
+        text = proof.to_text(self.proof, names.format_atom, names.format_rule)
+        lines = text.rstrip("\n").split("\n")
+        if self.evidence is not None:
+            lines += evidence_explanation.to_lines(self.dataset, self.evidence)
+        return lines
+
+    def to_json(self) -> Json:
+        """The proof and the evidence as JSON values."""
+        fields: Json = {"proof": None}
+        if self.proof is not None:
+            names = proof_names(self.dataset)
+            fields["proof"] = json.loads(proof.to_json(self.proof, *names))
+        if self.evidence is not None:
+            fields["evidence"] = evidence_explanation.to_json(
+                self.dataset, self.evidence
+            )
+        return fields
+
+
+class Answer(NamedTuple):
+    """One answer of a query."""
+
+    rank: int  # 1 + the number of answers that score more
+    entity: str
+    # a probability by every score but evidence, whose log-odds are a sum of weights
+    score: float
+    known: bool  # in some split or in facts.txt
+    verdict: str  # proved, or not derivable (from other facts)
+    head: str
+    relation: str
+    tail: str
+    log_score: float | None  # as in the lines of --details; None for 0
+    quantised_score: int | None  # the same
+    explanation: AnswerProof | None = None
+
+    def to_json(self) -> Json:
+        """The answer as JSON values."""
+        fields: Json = self._asdict()
+        del fields["explanation"]
+        if self.explanation is not None:
+            fields |= self.explanation.to_json()
+        return fields
+
+
+class QueryAnswers(NamedTuple):
+    """The best answers of a query."""
+
+    query: str
+    side: str  # head or tail: what is asked for
+    answers: tuple[Answer, ...]  # best first
+    n_new: int  # all answers that the rules derive and that are not known
+    n_known: int  # known answers
+    n_entities: int  # all entities
+
+    def to_json(self) -> Json:
+        """The answers as JSON values."""
+        fields: Json = self._asdict()
+        fields["answers"] = [answer.to_json() for answer in self.answers]
+        return fields
+
+
+class Answerer:
+    """Answers open queries by the score of a subject.
+
+    Attributes:
+      subject: what scores candidates.
+      predictor: lists, scores and ranks them.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        """Index what is known and derivable.
+
+        Raises:
+          ValueError: the score is greedy.
+        """
+        self.subject = subject
+        self.predictor = make_subject_predictor(subject)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set."""
+        return self.subject.task.dataset
+
+    @cached_property
+    def _program(self) -> Program:
+        return explain.build_program(self.subject.task)
+
+    def answer(
+        self,
+        queries: Sequence[OpenQuery],
+        *,
+        k: int | None = 10,
+        with_known: bool = False,
+        min_score: float = 0.0,
+        with_explanations: bool = False,
+    ) -> list[QueryAnswers]:
+        """The best answers of some queries.
+
+        Args:
+          queries: in any order.
+          k: answers of a query, those of `with_known` included; None for all.
+          with_known: list known answers too, among the others.
+          min_score: leave out answers that score less.
+          with_explanations: give each listed answer its proof and evidence.
+        """
+        ranked = self.predictor.rank(queries, with_known=with_known)
+        return [
+            self._named(answers, k, min_score, with_explanations)
+            for answers in ranked
+        ]
+
+    def _named(
+        self,
+        ranked: RankedAnswers,
+        k: int | None,
+        min_score: float,
+        with_explanations: bool,
+    ) -> QueryAnswers:
+        """The first answers of a query, in names."""
+        dataset, query = self.dataset, ranked.query
+        listed: list[Answer] = []
+        columns = (
+            column[:k].tolist()
+            for column in (
+                ranked.entity,
+                ranked.score,
+                ranked.rank,
+                ranked.is_known,
+                ranked.is_derivable,
+            )
+        )
+        for entity, score, rank, is_known, is_derivable in zip(*columns):
+            if probability(score) < min_score:
+                break
+            answer = self._answer(query, entity, score)
+            listed.append(
+                answer._replace(
+                    rank=rank,
+                    known=is_known,
+                    verdict=PROVED if is_derivable else NOT_DERIVABLE,
+                    explanation=self.explain(
+                        self._atom(query, entity), query.side
+                    )
+                    if with_explanations and is_derivable
+                    else None,
+                )
+            )
+        return QueryAnswers(
+            query=format_query(dataset, query),
+            side=SIDE_NAMES[query.side],
+            answers=tuple(listed),
+            n_new=ranked.n_new,
+            n_known=ranked.n_known,
+            n_entities=dataset.n_constants,
+        )
+
+    def _atom(self, query: OpenQuery, entity: int) -> Tensor:
+        """The query with an entity in place of its variable, [W]."""
+        head, tail = (
+            (entity, query.given)
+            if query.side == HEAD
+            else (query.given, entity)
+        )
+        width = self.subject.task.sizes.atom_width
+        padding = [0] * (width - TAIL - 1)
+        return torch.tensor([query.predicate, head, tail, *padding])
+
+    def _answer(self, query: OpenQuery, entity: int, score: int) -> Answer:
+        """An answer with its names and its score."""
+        dataset = self.dataset
+        relation, head, tail = self._atom(query, entity)[: TAIL + 1].tolist()
+        is_zero = score <= rank_metrics.ZERO_SCORE
+        return Answer(
+            rank=0,
+            entity=dataset.entities[entity - 1],
+            score=probability(score),
+            known=False,
+            verdict=PROVED,
+            head=dataset.entities[head - 1],
+            relation=dataset.predicates[relation - 1],
+            tail=dataset.entities[tail - 1],
+            log_score=None if is_zero else rank_metrics.log_score(score),
+            quantised_score=None if is_zero else score,
+        )
+
+    def explain(self, atom: Tensor, side: int) -> AnswerProof:
+        """The proof of a derivable atom and, of a run that weighs evidence, what it weighs for one side.
+
+        Args:
+          atom: ground and of two arguments [W]; a known fact is proved from other facts.
+        """
+        run = self.subject.policy_run
+        task = self.predictor.task_for(atom[None])
+        evidence = None
+        if run is not None:
+            run = dataclasses.replace(run, task=task)
+            found = run_proofs.most_probable_proof(run, atom, self._program)
+            evidence = run_proofs.explain_answer(run, atom, side)
+        else:
+            found = explain.smallest_proof(task, atom, self._program)
+        if found is None:
+            found = self._proof_from_other_facts(atom)
+        return AnswerProof(self.dataset, found, evidence)
+
+    def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
+        """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""
+        task = self.subject.task
+        try:
+            return query_answering.prove_ground(
+                task.kb,
+                task.sizes,
+                tuple(atom.tolist()),
+                max_height=task.max_height,
+                max_atoms=task.cfg.max_atoms,
+                object_identity=task.least_model.object_identity,
+                budget=RowBudget(MAX_FACT_PROOF_ROWS),
+            ).proof
+        except RowBudgetExceeded:
+            return None
+
+
+def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:
+    """Read a query with one variable, such as `locatedIn(france, X)`.
+
+    Returns:
+      The query, and how its names were read.
+
+    Raises:
+      ValueError: as `read_query` does, or not two arguments of which one is a variable.
+    """
+    if not text.strip():
+        raise ValueError("query: expected an atom such as r(h, X), got nothing")
+    query = read_query(dataset, text)
+    predicate, *arguments = query.atom.tolist()
+    arity = dataset.arities[predicate - 1]
+    given = [term for term in arguments if 0 < term <= dataset.n_constants]
+    if arity != TAIL or len(given) != 1:
+        n_variables = arity - len(given)
+        raise ValueError(
+            f"query {shorten(text)}: expected two arguments, one of them a variable, as in r(h, X) or r(X, t), got "
+            f"{arity} with {n_variables} variables (`funcppo prove` answers other queries)"
+        )
+    side = TAIL if 0 < arguments[0] <= dataset.n_constants else HEAD
+    return OpenQuery(predicate, side, given[0]), query
+
+
+def format_query(dataset: Dataset, query: OpenQuery) -> str:
+    """A query as text, with a variable for what is asked."""
+    variable = dataset.n_constants + 1
+    arguments = (
+        (variable, query.given)
+        if query.side == HEAD
+        else (query.given, variable)
+    )
+    return format_atom(dataset, np.array([query.predicate, *arguments]))
+
+
+def score_atoms(subject: Subject, atoms: Tensor, side: int) -> list[float]:
+    """The scores of ground atoms of two arguments as answers about a side, of facts without themselves."""
+    log_odds = make_subject_predictor(subject).score(atoms, side)
+    return [
+        probability(score) for score in rank_metrics.quantise(log_odds).tolist()
+    ]

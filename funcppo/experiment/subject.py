@@ -1,0 +1,202 @@
+"""What scores candidates: a trained run, or rule confidences over a data set; its task and the name of its score."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from funcppo.data import Dataset
+from funcppo.data.lexer import shorten
+from funcppo.evaluation import scorers
+from funcppo.evaluation.beam_search import ScoreName
+from funcppo.evaluation.prediction import Predictor, make_predictor
+from funcppo.evaluation.ranking import Scorer, ScorerBySide
+from funcppo.evaluation.settings_choice import (
+    choose_settings,
+    describe_choice,
+)
+from funcppo.experiment import question_run, run_start, validation
+from funcppo.experiment.run import Run
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.task import (
+    PhaseCallback,
+    ProverTask,
+    build_task,
+    ignore_phase,
+)
+
+PROOF_SCORES = ("success", "best-proof", "greedy")
+POLICY_SCORES = (*PROOF_SCORES, "evidence")
+UNTRAINED_SCORES = "exists@H, max-confidence, noisy-or or noisy-or@P"
+
+
+class Subject(NamedTuple):
+    """A task and how its candidates are scored."""
+
+    task: ProverTask
+    score: str
+    # the run whose policy gives the scores; None for a score without a policy
+    policy_run: Run | None
+    notes: list[str]  # what was chosen, one line each
+
+
+def open_run_subject(
+    folder: Path,
+    score: str = "auto",
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
+) -> Subject:
+    """Open a trained run with one of its scores.
+
+    Args:
+      folder: of the run.
+      score: auto for the run's own score.
+      device: where it is scored.
+      on_phase: receives what is being done.
+
+    Raises:
+      ValueError: the folder holds no run, or the run does not have the score.
+    """
+    run = run_start.open_run(folder, device, on_phase)
+    return run_subject(run, score, str(folder))
+
+
+def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
+    """A run with one of its scores.
+
+    Args:
+      run: at a checkpoint.
+      score: auto for the run's own score.
+      name: of the run, for the error.
+
+    Raises:
+      ValueError: the run does not have the score.
+    """
+    score = run.score if score == "auto" else score
+    own_scores = ("evidence",) if run.questions else PROOF_SCORES
+    if score in POLICY_SCORES and score not in own_scores:
+        raise ValueError(
+            f"--score {score}: {name} learnt from {run.run_config.learner}, expected "
+            f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
+        )
+    return Subject(run.task, score, run if score in POLICY_SCORES else None, [])
+
+
+def check_untrained_score(score: str, name: str) -> None:
+    """Check that a score needs no training.
+
+    Args:
+      name: of the data set, for the error.
+
+    Raises:
+      ValueError: it needs a policy.
+    """
+    if score in POLICY_SCORES:
+        raise ValueError(
+            f"--score {score}: {name} is no trained run, expected {UNTRAINED_SCORES}"
+        )
+
+
+def dataset_subject(
+    dataset: Dataset,
+    cfg: ProverTaskConfig,
+    score: str = "auto",
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
+) -> Subject:
+    """A data set with a score by rule confidences; what is left open is chosen by its valid split.
+
+    Args:
+      cfg: `max_height` None, `smoothing` "auto" and `object_identity` "auto" are chosen.
+      score: an untrained score; auto for the one that ranks valid best.
+      device: where it is scored.
+      on_phase: receives what is being done.
+
+    Raises:
+      ValueError: there are no rules, or a setting or the score is bad.
+    """
+    is_open = score == "auto" or score.startswith("exists@")
+    choice = choose_settings(dataset, cfg, None if is_open else score, on_phase)
+    task = build_task(dataset, choice.settings, device, on_phase)
+    score = choice.score if score == "auto" else score
+    return Subject(task, score, None, describe_choice(choice, task.max_height))
+
+
+def height_of_score(score: str, height: int | None) -> int | None:
+    """The height that is set, if only by the score exists@H.
+
+    Args:
+      height: as set beside the score; None if it is not.
+
+    Raises:
+      ValueError: exists@H asks for more than the height, or H is no height.
+    """
+    kind, _, number = score.partition("@")
+    if kind != "exists":
+        return height
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise ValueError(
+            f"--score: expected exists@H with H from 0 to 999999999, got {shorten(score)}"
+        )
+    needed = max(int(number), 1)
+    if height is not None and height < needed:
+        raise ValueError(
+            f"--score {score}: expected --height {needed} or more, got {height}"
+        )
+    return needed if height is None else height
+
+
+def make_subject_scorer(
+    subject: Subject, task: ProverTask
+) -> Scorer | ScorerBySide:
+    """The scorer of a subject, with the search settings of a validation.
+
+    Args:
+      task: the subject's, perhaps with an index of other atoms.
+    """
+    run = subject.policy_run
+    if run is None:
+        return scorers.make_untrained_scorer(task, subject.score)
+    if subject.score == "evidence":
+        return validation.run_policy_scorer(
+            run, run.state.best_params, "evidence"
+        )
+    return scorers.make_policy_scorer(
+        validation.run_search_config(run, cast("ScoreName", subject.score)),
+        task,
+        run.state.best_params,
+        run.search_step,
+    )
+
+
+def make_subject_predictor(subject: Subject) -> Predictor:
+    """The predictor of a subject, which ranks answers by the scorer that ranks splits.
+
+    Raises:
+      ValueError: the score is greedy, which tells candidates without a proof apart.
+    """
+    if subject.score == "greedy":
+        raise ValueError(
+            "--score greedy: expected a score of what the rules derive, greedy ranks all other entities too"
+        )
+    make_fact_scorer = None
+    run = subject.policy_run
+    if run is not None and run.questions is not None:
+        left_out = run.run_config.questions.left_out
+        assert left_out != "auto", "a stored run has what it chose"
+        fact_scorer = question_run.make_fact_scorer(
+            run.task, run.questions, run.state.best_params, left_out
+        )
+
+        def return_fact_scorer(task: ProverTask, /) -> ScorerBySide:
+            return fact_scorer
+
+        make_fact_scorer = return_fact_scorer
+    return make_predictor(
+        subject.task,
+        partial(make_subject_scorer, subject),
+        make_fact_scorer,
+        reads_derivations=make_fact_scorer is None,
+    )
