@@ -493,17 +493,15 @@ def _log_settings(
         "smoothing": subject.task.cfg.smoothing,
         "object_identity": subject.task.cfg.object_identity,
         "score": subject.score,
-        "params_digest": None
-        if run is None
-        else _digest(run.state.best_params),
+        "params_digest": None if run is None else digest(run.state.best_params),
         "negatives": n_negatives,
         "seed": options.seed,
         "all_scores": options.all_scores,
     }
 
 
-def _digest(params: object) -> str:
-    """A hash of the parameters, 16 hexadecimal digits."""
+def digest(params: object) -> str:
+    """A hash of parameters, 16 hexadecimal digits."""
     from funcppo import tree
 
     digest = hashlib.sha256()

@@ -39,6 +39,9 @@ from funcppo.ranges import INT32_MAX, PositiveInt, Range
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from funcppo.experiment.run import Run
     from funcppo.logic.fixpoint import LeastModel
     from funcppo.logic.kb import KBSizes, KnowledgeBase
     from funcppo.logic.proof import Proof
@@ -61,7 +64,8 @@ class Prove:
 
     A query without variables never counts as a fact while it is proved. A query that is a known fact is reported as
     stated; its derivation from other facts is shown if one exists. A trained run shows its policy's most probable
-    proof. The answers of a query with variables are the stated and the derived ones.
+    proof. The answers of a query with variables are the stated and the derived ones; those of a trained run to a query
+    of two arguments with one variable are ordered by its score (`funcppo predict` leaves out the known ones).
 
     In a query, ?x, _ and a single capital such as X or Y2 are variables, and a name of the data is that entity, also
     if it starts with a capital; any other name is an error. In the query of a Prolog program, names that start with a
@@ -309,22 +313,15 @@ class _PolicyProof(NamedTuple):
 
 def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
     """The most probable proof of a trained run; None without a run, or if the run was trained for other proofs."""
-    if not is_run_folder(options.target):
+    run = _open_run(options)
+    if run is None:
         return None
 
     import torch
 
     from funcppo.evaluation import evidence_explanation, ranking
-    from funcppo.experiment import run_proofs, run_start
+    from funcppo.experiment import run_proofs
 
-    with show_status(
-        make_console(use_stderr=True), "opening the run"
-    ) as status:
-        run = run_start.open_run(Path(options.target), on_phase=status.update)
-    if options.object_identity and not run.task.cfg.object_identity:
-        return None
-    if options.height is not None and options.height < run.task.max_height:
-        return None
     query = torch.tensor(atom)
     best = run_proofs.most_probable_proof(run, query)
     if best is None:
@@ -345,6 +342,24 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
         ],
         [evidence_explanation.to_json(dataset, e) for e in explanations],
     )
+
+
+def _open_run(options: Prove) -> Run | None:
+    """The trained run of the options; None without a run, or if the run was trained for other proofs."""
+    if not is_run_folder(options.target):
+        return None
+
+    from funcppo.experiment import run_start
+
+    with show_status(
+        make_console(use_stderr=True), "opening the run"
+    ) as status:
+        run = run_start.open_run(Path(options.target), on_phase=status.update)
+    if options.object_identity and not run.task.cfg.object_identity:
+        return None
+    if options.height is not None and options.height < run.task.max_height:
+        return None
+    return run
 
 
 def _failed_rules(
@@ -446,7 +461,7 @@ def _explain_refutation(failed: _FailedRules, n_rules: int) -> list[str]:
 def _answer_open(
     options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]
 ) -> _Report:
-    """Answer a query with variables; the answers of the smallest height come first."""
+    """Answer a query with variables; the best by the score of the run come first, or else those of smallest height."""
     from funcppo.logic import fixpoint, joins
 
     with fixpoint_progress() as progress:
@@ -464,7 +479,12 @@ def _answer_open(
 
     atoms, heights = fixpoint.matching_atoms(model, atom)
     n_answers = len(atoms)
+    scores = _answer_scores(options, dataset, atom, atoms)
     order = heights.argsort(stable=True)
+    if scores is not None:
+        order = order[
+            scores.values[order].argsort(stable=True, descending=True)
+        ]
     if not options.all:
         order = order[:MAX_PRINTED_ANSWERS]
 
@@ -472,15 +492,46 @@ def _answer_open(
     answers = []
     for row, height in zip(atoms[order].tolist(), heights[order].tolist()):
         answers.append(_answer(dataset, tuple(row), height, bindings))
+    if scores is not None:
+        for answer, score in zip(answers, scores.values[order].tolist()):
+            answer["score"] = score
 
     result = {
         "query": options.query,
         "verdict": _open_verdict(options, model, n_answers),
         "n_answers": n_answers,  # found; these are all if `complete`
         "answers": answers,
+        "score": scores and scores.name,
         **_fixpoint_fields(options, model),
     }
     return _Report(result, _answers_text(options, result))
+
+
+class _Scores(NamedTuple):
+    """The scores of answers by a run."""
+
+    name: str
+    values: Tensor
+
+
+def _answer_scores(
+    options: Prove, dataset: Dataset, query: Atom, atoms: Tensor
+) -> _Scores | None:
+    """The scores of answers by a trained run; None without a run, for other than one variable of two arguments, or
+    if the run was trained for other proofs."""
+    variables = [term > dataset.n_constants for term in query[1:]]
+    is_ranked = dataset.arities[query[0] - 1] == 2 and sum(variables) == 1
+    run = _open_run(options) if is_ranked else None
+    if run is None:
+        return None
+    import torch
+
+    from funcppo.experiment import answers, subject
+
+    scores = answers.score_atoms(
+        subject.run_subject(run), atoms, 1 + variables.index(True)
+    )
+    return _Scores(run.score, torch.tensor(scores, dtype=torch.float64))
 
 
 def _named_places(
@@ -509,11 +560,15 @@ def _answers_text(options: Prove, result: JsonObject) -> str:
     at_least = "" if result["complete"] else "at least "
     noun = "answer" if n_answers == 1 else "answers"
     limits = _height_text(options.height) + _object_identity_text(result)
-    lines = [f"{at_least}{n_answers:,} {noun} to {options.query}{limits}"]
+    order = f", by the score {result['score']}" if result["score"] else ""
+    lines = [
+        f"{at_least}{n_answers:,} {noun} to {options.query}{limits}{order}"
+    ]
 
     for answer in result["answers"]:
         source = f"height {answer['height']}" if answer["height"] else "fact"
-        lines.append(f"  {answer['atom']}      {source}")
+        score = f"  score {answer['score']:.4f}" if "score" in answer else ""
+        lines.append(f"  {answer['atom']}      {source}{score}")
     n_more = n_answers - len(result["answers"])
     if n_more:
         lines.append(f"  ... and {n_more:,} more (--all lists them)")

@@ -128,7 +128,7 @@ class Predictor:
         return log_odds
 
     def task_for(self, atoms: I64[Tensor, "n W"]) -> ProverTask:
-        """The task, with what is held of T_P extended by some derivable atoms where it is held in part.
+        """The task, with what is held of T_P extended by those of some atoms that it has where it is held in part.
 
         Args:
           atoms: distinct, in lexicographic order.
@@ -137,15 +137,19 @@ class Predictor:
         if self.derivable is not None:
             return task
         kb, sizes = task.kb, task.sizes
-        device = kb.facts.device
+        atoms = atoms.to(kb.facts.device, torch.int32)
+        index = derivability.build_derivability_index_for_atoms(
+            kb, sizes, task.least_model, atoms
+        )
+        is_derived = torch.isin(
+            torch.arange(len(atoms), device=atoms.device),
+            index.derivation_keys // sizes.n_rules,
+        )
         model = partial_fixpoint.partial_model(
             kb,
             sizes,
-            atoms.to(device, torch.int32),
+            atoms[is_derived],
             object_identity=task.least_model.object_identity,
-        )
-        index = derivability.build_derivability_index_for_atoms(
-            kb, sizes, model, atoms.to(device, torch.int32)
         )
         return dataclasses.replace(
             task, least_model=model, derivability_index=index

@@ -1,0 +1,499 @@
+"""`funcppo predict`: the best answers of an open query, or all new facts of a relation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json as jsonlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from funcppo.cli.common import (
+    JsonObject,
+    check_device,
+    check_output_path,
+    check_overwrites,
+    defer_interrupt,
+    write_json,
+)
+from funcppo.cli.console import make_console, show_status
+from funcppo.cli.evaluation_setup import load_subject
+from funcppo.cli.options import (
+    DataOptions,
+    JsonOutput,
+    OptionalFile,
+    TargetArgument,
+)
+from funcppo.cli.target import (
+    data_files,
+    is_run_folder,
+    print_notes_to_stderr,
+    set_target_threads,
+)
+from funcppo.data.config import DEFAULT_CONFIG
+from funcppo.data.lexer import is_bare_name, quote, shorten
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
+
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
+    from funcppo.evaluation.prediction import OpenQuery
+    from funcppo.experiment.answers import Answer, Answerer, QueryAnswers
+    from funcppo.experiment.relation_facts import RelationFile
+
+# queries that are answered together at first; later as many as a second allows
+FIRST_BATCH_QUERIES = 1
+MAX_BATCH_QUERIES = 4096
+BATCH_SECONDS = 1.0
+CSV_COLUMNS = (
+    "query",
+    "rank",
+    "entity",
+    "score",
+    "known",
+    "verdict",
+    "head",
+    "relation",
+    "tail",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.
+
+    Candidates are the entities that the rules derive from the facts of train (and facts.txt), with the score that
+    `funcppo evaluate --details` gives them; all other entities score 0. Known answers, those that some split or
+    facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The verdict of
+    an answer is proved (the rules derive it from other facts) or not derivable.
+
+    A trained run scores by its policy. A data set scores by rule confidences: what is best on its valid split, as in
+    `funcppo evaluate`.
+
+    With --relation R --new, all facts R(h, t) that the rules derive and no split holds are listed. They are found head
+    by head and sorted at the end: FILE.part beside --out FILE grows meanwhile, and --resume continues it after an
+    interruption. Under the score evidence each is scored as an answer to R(h, X).
+
+    In a query, ?x, _ and a single capital such as X are variables; a name in single quotes is always an entity.
+
+    Exit status: 0 answered, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+    """
+
+    target: TargetArgument
+    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
+    (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    query: Annotated[Positional[str | None], arg(metavar="QUERY")] = None
+    """Query with one variable, such as "locatedIn(france, X)" or "'citizen of'(?who, China)"."""
+    k: PositiveInt = 10
+    """Number of answers of a query."""
+    known: bool = False
+    """List known answers too, marked. Default: they are left out and counted."""
+    min_score: NonNegativeFloat = 0.0
+    """Leave out answers with a smaller score."""
+    explain: bool = False
+    """Show the proof of each answer and, of a run that learnt from questions, the evidence. Default: off."""
+    queries: OptionalFile = None
+    """Answer the queries in FILE, one a line. Default: QUERY."""
+    relation: str | None = None
+    """Relation whose new facts --new lists. Default: none."""
+    new: bool = False
+    """List all new facts of --relation. Default: off."""
+    out: OptionalFile = None
+    """Write the new facts to FILE: CSV if it ends in .csv, otherwise lines of JSON. Default: print the first --k."""
+    resume: bool = False
+    """Continue the interrupted work on --out FILE. Default: off."""
+    overwrite: bool = False
+    """Replace --out FILE if it exists. Default: off."""
+    csv: JsonOutput = None
+    """Write the answers as CSV to FILE; - writes them to standard output in place of the text. Default: no CSV."""
+    score: str = "auto"
+    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the run's own score; for a data set the
+    one that ranks its valid split best."""
+    rules: OptionalFile = None
+    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
+    height: Size | None = None
+    """Maximum height of a proof (data sets only). Default: chosen on the valid split."""
+    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
+    """Pseudo-count of wrong predictions of each rule (data sets only). Default: auto, chosen on the valid split."""
+    object_identity: bool | Literal["auto"] = "auto"
+    """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
+    split."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device to score on."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
+    json: JsonOutput = None
+    """Write the answers as JSON to FILE; - writes them to standard output in place of the text. Default: no JSON."""
+
+    def run(self) -> int:
+        """Answer the queries and print the answers.
+
+        Returns:
+          The exit status.
+        """
+        self._check_options()
+        set_target_threads(self.target, self.threads)
+        answerer = self._open()
+        if self.new:
+            return self._list_new_facts(answerer)
+        return self._answer_queries(answerer)
+
+    def _check_options(self) -> None:
+        """Check options and outputs, before any work."""
+        asked = [self.query is not None, self.queries is not None, self.new]
+        if sum(asked) != 1:
+            raise ValueError(
+                f"expected QUERY, --queries FILE, or --relation R --new, got {sum(asked) or 'none'} of them"
+            )
+        if self.new != (self.relation is not None):
+            raise ValueError("--relation, --new: expected both or neither")
+        for name in ("out", "resume", "overwrite"):
+            if getattr(self, name) and not (self.new and self.out):
+                raise ValueError(
+                    f"--{name}: expected --relation R --new --out FILE beside it"
+                )
+        for name in ("explain", "known", "csv"):
+            if getattr(self, name) and self.new:
+                raise ValueError(
+                    f"--{name}: expected a query, got --relation with --new"
+                )
+        if self.csv == "-" and self.json == "-":
+            raise ValueError("--csv -, --json -: expected one of them")
+        if self.min_score > 1:
+            raise ValueError(
+                f"--min-score: expected a number from 0 to 1, got {self.min_score:g}"
+            )
+        check_device(self.device)
+        inputs = data_files(self.target, self.rules)
+        inputs += [Path(self.queries)] if self.queries else []
+        files = [("--csv", self.csv), ("--out", self.out)]
+        for option, path in files:
+            if path is not None and path != "-":
+                check_output_path(option, Path(path))
+        check_overwrites([*files, ("--json", self.json)], inputs)
+
+    def _open(self) -> Answerer:
+        """The answerer of the target, whose score it says."""
+        from funcppo.experiment.answers import Answerer
+
+        with show_status(
+            make_console(use_stderr=True), "reading data"
+        ) as status:
+            subject = load_subject(
+                self.target,
+                self.rules,
+                self.data,
+                ProverTaskConfig(
+                    max_height=self.height,
+                    smoothing=self.smoothing,
+                    object_identity=self.object_identity,
+                ),
+                self.score,
+                self.device,
+                status.update,
+            )
+            status.update("indexing answers")
+            answerer = Answerer(subject)
+        notes = [*subject.task.notes, *subject.notes]
+        if not is_run_folder(self.target):
+            notes.append(
+                f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
+            )
+        print_notes_to_stderr(notes)
+        return answerer
+
+    # -- queries
+
+    def _answer_queries(self, answerer: Answerer) -> int:
+        """Answer the queries, some at a time, until all are answered or an interrupt."""
+        queries = self._read_queries(answerer)
+        is_quiet = "-" in (self.csv, self.json)
+        answered: list[QueryAnswers] = []
+        start = time.perf_counter()
+        with (
+            defer_interrupt() as interrupt,
+            suppress(KeyboardInterrupt),
+            show_status(make_console(use_stderr=True), "answering") as bar,
+        ):
+            for batch in self._iter_batches(answerer, queries):
+                answered += batch
+                if not is_quiet:
+                    self._print_answers(batch, answerer.subject.score)
+                speed = len(answered) / (time.perf_counter() - start)
+                note = f"{speed:,.1f} queries/s"
+                bar.update("answering", len(answered), len(queries), note)
+                if interrupt.requested:
+                    break
+        seconds = time.perf_counter() - start
+
+        write_json(self.json, self._to_json(answerer, answered, seconds))
+        self._write_csv(answered)
+        if self.queries is not None:
+            speed = len(answered) / max(seconds, 1e-9)
+            print_notes_to_stderr(
+                [
+                    f"{len(answered):,} of {len(queries):,} queries in {seconds:.1f} s, {speed:,.1f} queries/s"
+                ]
+            )
+        return interrupt.exit_status if len(answered) < len(queries) else 0
+
+    def _iter_batches(
+        self, answerer: Answerer, queries: Sequence[OpenQuery]
+    ) -> Iterator[list[QueryAnswers]]:
+        """Yield the answers of some queries after others, about a second's work at a time."""
+        first, size = 0, FIRST_BATCH_QUERIES
+        while first < len(queries):
+            start = time.perf_counter()
+            batch = queries[first : first + size]
+            yield answerer.answer(
+                batch,
+                k=self.k,
+                with_known=self.known,
+                min_score=self.min_score,
+                with_explanations=self.explain,
+            )
+            first += len(batch)
+            seconds = time.perf_counter() - start
+            fitting = len(batch) * BATCH_SECONDS / max(seconds, 1e-3)
+            size = max(1, int(min(4 * size, fitting, MAX_BATCH_QUERIES)))
+
+    def _print_answers(
+        self, answered: Sequence[QueryAnswers], score: str
+    ) -> None:
+        """Print answers as text."""
+        for answers in answered:
+            sys.stdout.write(_answers_text(answers, score, self.known))
+        sys.stdout.flush()
+
+    def _read_queries(self, answerer: Answerer) -> list[OpenQuery]:
+        """The queries of the command line or of the file.
+
+        Raises:
+          ValueError: a query is bad; of a file, the message names the line.
+        """
+        from funcppo.experiment.answers import read_open_query
+
+        if self.query is not None:
+            query, read = read_open_query(answerer.dataset, self.query)
+            print_notes_to_stderr(read.notes)
+            return [query]
+        path = Path(str(self.queries))
+        queries: list[OpenQuery] = []
+        text = path.read_text(encoding="utf-8-sig")
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                query, _ = read_open_query(answerer.dataset, line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
+            queries.append(query)
+        if not queries:
+            raise ValueError(f"{path}: expected a query a line, got none")
+        return queries
+
+    def _to_json(
+        self,
+        answerer: Answerer,
+        answered: Sequence[QueryAnswers],
+        seconds: float,
+    ) -> JsonObject:
+        """The JSON of --json."""
+        subject = answerer.subject
+        return {
+            "dataset": answerer.dataset.name,
+            "score": subject.score,
+            "trained": subject.policy_run is not None,
+            "height": subject.task.max_height,
+            "notes": subject.notes,
+            "queries": [answers.to_json() for answers in answered],
+            "seconds": seconds,
+        }
+
+    def _write_csv(self, answered: Sequence[QueryAnswers]) -> None:
+        """Write the answers of --csv."""
+        if self.csv is None:
+            return
+        from funcppo.atomic_io import write_atomically
+
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for answers in answered:
+            for answer in answers.answers:
+                fields = {"query": answers.query, **answer._asdict()}
+                fields["known"] = "known" if answer.known else "new"
+                writer.writerow([fields[name] for name in CSV_COLUMNS])
+        if self.csv == "-":
+            sys.stdout.write(text.getvalue())
+            return
+        content = text.getvalue().encode()
+        write_atomically(Path(self.csv), lambda file: file.write(content))
+
+    # -- new facts of a relation
+
+    def _list_new_facts(self, answerer: Answerer) -> int:
+        """List the new facts of the relation."""
+        if self.out is not None:
+            return self._derive(answerer, Path(self.out))
+        with tempfile.TemporaryDirectory() as folder:
+            return self._derive(answerer, Path(folder) / "facts.jsonl")
+
+    def _derive(self, answerer: Answerer, path: Path) -> int:
+        """Write the new facts of the relation to a file, sorted at the end."""
+        from funcppo.experiment import relation_facts
+
+        predicate = _find_relation(answerer, str(self.relation))
+        file = self._relation_file(answerer, path)
+        first = relation_facts.open_file(
+            file, resume=self.resume, overwrite=self.overwrite
+        )
+        if first is None:
+            print(f"{path} is complete already")
+            return 0
+        n_heads = answerer.dataset.n_constants
+        done = first - 1
+        with (
+            defer_interrupt() as interrupt,
+            suppress(KeyboardInterrupt),
+            show_status(make_console(use_stderr=True), "deriving") as bar,
+        ):
+            for progress in relation_facts.derive(
+                answerer, predicate, file, first, self.min_score
+            ):
+                done = progress.n_heads
+                note = f"{progress.n_facts:,} facts"
+                bar.update("deriving", done, n_heads, note)
+                if interrupt.requested:
+                    break
+        if done < n_heads:
+            hint = (
+                f"--resume continues {file.part_path}"
+                if self.out
+                else "with --out FILE, --resume could continue"
+            )
+            print_notes_to_stderr(
+                [f"interrupted after {done:,} of {n_heads:,} entities; {hint}"]
+            )
+            return interrupt.exit_status
+        n_facts = relation_facts.finish(file)
+        self._print_facts(answerer, file, n_facts)
+        return 0
+
+    def _relation_file(self, answerer: Answerer, path: Path) -> RelationFile:
+        """The file with what its lines depend on."""
+        from funcppo.cli.evaluation_setup import digest
+        from funcppo.experiment.relation_facts import RelationFile
+
+        subject = answerer.subject
+        run = subject.policy_run
+        cfg = subject.task.cfg
+        settings: JsonObject = {
+            "relation": self.relation,
+            "fingerprint": answerer.dataset.fingerprint,
+            "score": subject.score,
+            "height": subject.task.max_height,
+            "smoothing": cfg.smoothing,
+            "object_identity": cfg.object_identity,
+            "min_score": self.min_score,
+            "params_digest": run and digest(run.state.best_params),
+            "is_csv": path.suffix == ".csv",
+        }
+        return RelationFile(path=path, settings=settings)
+
+    def _print_facts(
+        self, answerer: Answerer, file: RelationFile, n_facts: int
+    ) -> None:
+        """Print how many facts there are and, without --out, the first of them."""
+        score = answerer.subject.score
+        relation = _term_text(str(self.relation))
+        headline = f"{n_facts:,} new facts of {relation}, score {score}"
+        if self.out is not None:
+            write_json(self.json, {"n_facts": n_facts, "out": self.out})
+            if self.json != "-":
+                print(f"{headline}: {file.path}")
+            return
+        with open(file.path, encoding="utf-8") as lines:
+            facts = [jsonlib.loads(line) for line in islice(lines, self.k)]
+        write_json(self.json, {"n_facts": n_facts, "facts": facts})
+        if self.json == "-":
+            return
+        print(headline)
+        for fact in facts:
+            names = [_term_text(fact[name]) for name in ("head", "tail")]
+            atom = f"{relation}({', '.join(names)})"
+            print(f"  {fact['rank']:>4}  {_score_text(fact['score'])}  {atom}")
+        if n_facts > len(facts):
+            print(f"  ... and {n_facts - len(facts):,} more (--out FILE)")
+
+
+def _find_relation(answerer: Answerer, name: str) -> int:
+    """The id of a relation of two arguments.
+
+    Raises:
+      ValueError: the data have none of that name.
+    """
+    from funcppo.data.dataset import unknown_name_message
+
+    dataset = answerer.dataset
+    binary = {
+        predicate: i
+        for i, (predicate, arity) in enumerate(
+            zip(dataset.predicates, dataset.arities), 1
+        )
+        if arity == 2
+    }
+    if name not in binary:
+        message = unknown_name_message("relation", name, tuple(binary))
+        raise ValueError(f"--relation {shorten(name)}: {message}")
+    return binary[name]
+
+
+def _term_text(name: str) -> str:
+    """A name on one line, in quotes unless it is plain."""
+    return name if is_bare_name(name) else quote(name)
+
+
+def _score_text(score: float) -> str:
+    """A score with its leading digits."""
+    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
+
+
+def _answers_text(answers: QueryAnswers, score: str, with_known: bool) -> str:
+    """The answers of a query as lines."""
+    n_shown = sum(not answer.known for answer in answers.answers)
+    n_others = answers.n_entities - answers.n_new - answers.n_known
+    known = "ranked too" if with_known else "left out"
+    lines = [
+        f"{answers.query}: {n_shown:,} of {answers.n_new:,} new answers, score {score}; "
+        f"{answers.n_known:,} known {known}; {n_others:,} other entities are not derivable, score 0"
+    ]
+    width = max([6, *(len(_term_text(a.entity)) for a in answers.answers)])
+    if answers.answers:
+        lines.append(f"  rank  {'entity':<{width}}  score   known  verdict")
+    for answer in answers.answers:
+        lines += _answer_lines(answer, width)
+    return "\n".join(lines) + "\n"
+
+
+def _answer_lines(answer: Answer, width: int) -> list[str]:
+    """An answer as lines, with its proof if it has one."""
+    status = "known" if answer.known else "new  "
+    lines = [
+        f"  {answer.rank:>4}  {_term_text(answer.entity):<{width}}  {_score_text(answer.score):<6}  {status}  "
+        f"{answer.verdict}"
+    ]
+    if answer.explanation is not None:
+        lines += ["        " + x for x in answer.explanation.to_lines()]
+    return lines

@@ -1,0 +1,234 @@
+"""All new facts of a relation that the rules derive, best first, in a file that a killed process can be resumed from.
+
+`derive` works head entity by head entity and appends what it finds to FILE.part, a line of JSON for each fact;
+`finish` sorts these lines by score into FILE. What the lines depend on stands in FILE.settings.json beside them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from funcppo import json_io
+from funcppo.atomic_io import write_atomically
+from funcppo.evaluation.prediction import OpenQuery
+from funcppo.experiment.answers import Answer, Answerer
+from funcppo.json_io import Json
+from funcppo.logic.triple_index import TAIL
+
+COLUMNS = ("rank", "head", "relation", "tail", "score")
+# head entities of a step; later steps are longer or shorter, as time and memory allow
+FIRST_STEP_HEADS = 64
+MAX_STEP_HEADS = 1 << 14
+TARGET_STEP_SECONDS = 2.0
+MAX_STEP_FACTS = 1 << 18
+# quantised score that stands for 0 in FILE.part
+_ZERO = -(2**53)
+
+
+class Progress(NamedTuple):
+    """How far the search for new facts is."""
+
+    n_heads: int  # head entities that are done
+    n_all_heads: int
+    n_facts: int  # facts that were found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelationFile:
+    """The file of the new facts of a relation."""
+
+    path: Path
+    """FILE: CSV if it ends in .csv, else lines of JSON."""
+    settings: Json
+    """What its lines depend on."""
+
+    @property
+    def part_path(self) -> Path:
+        """The facts that were found, in the order of head entities."""
+        return self.path.with_name(self.path.name + ".part")
+
+    @property
+    def settings_path(self) -> Path:
+        """The settings beside the facts."""
+        return self.path.with_name(self.path.name + ".settings.json")
+
+
+def open_file(
+    file: RelationFile, *, resume: bool, overwrite: bool
+) -> int | None:
+    """Prepare the files of new work, or find out where earlier work ended.
+
+    Args:
+      resume: continue from FILE.part, if it is there.
+      overwrite: replace the files of earlier work.
+
+    Returns:
+      The head entity to continue with; facts of this one and of later ones are not in FILE.part. None if FILE is
+      complete.
+
+    Raises:
+      ValueError: there is earlier work and neither is set, or it was done with other settings.
+    """
+    has_part = file.part_path.is_file()
+    if (has_part or file.path.exists()) and not (resume or overwrite):
+        raise ValueError(
+            f"--out {file.path}: expected --resume, --overwrite or a new file, got a file that exists"
+        )
+    if resume and (has_part or file.path.exists()):
+        _check_settings(file)
+        return _truncate_to_whole_heads(file.part_path) if has_part else None
+
+    text = json.dumps(file.settings, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(file.settings_path, lambda f: f.write(text.encode()))
+    write_atomically(file.part_path, lambda f: f.write(b""))
+    return 1
+
+
+def derive(
+    answerer: Answerer,
+    predicate: int,
+    file: RelationFile,
+    first_head: int,
+    min_score: float = 0.0,
+) -> Iterator[Progress]:
+    """Append the new facts of a relation to FILE.part, some head entities at a time.
+
+    Args:
+      first_head: what `open_file` returns.
+      min_score: leave out facts that score less.
+
+    Returns:
+      Yields the progress after each step, at which the work may end.
+    """
+    n_heads = answerer.dataset.n_constants
+    n_facts = 0
+    head, size = first_head, FIRST_STEP_HEADS
+    with open(file.part_path, "ab") as output:
+        while head <= n_heads:
+            start = time.perf_counter()
+            heads = range(head, min(head + size, n_heads + 1))
+            queries = [OpenQuery(predicate, TAIL, h) for h in heads]
+            answers = answerer.answer(queries, k=None, min_score=min_score)
+            lines: list[str] = []
+            for given, found in zip(heads, answers):
+                lines += [_part_line(given, a) for a in found.answers]
+            output.write("".join(lines).encode())
+            output.flush()
+
+            head += len(heads)
+            n_facts += len(lines)
+            yield Progress(head - 1, n_heads, n_facts)
+            seconds = max(time.perf_counter() - start, 1e-3)
+            for_time = len(heads) * TARGET_STEP_SECONDS / seconds
+            for_memory = len(heads) * MAX_STEP_FACTS / max(len(lines), 1)
+            largest = min(4 * len(heads), for_time, for_memory, MAX_STEP_HEADS)
+            size = max(FIRST_STEP_HEADS, int(largest))
+
+
+def finish(file: RelationFile) -> int:
+    """Write FILE, the facts of FILE.part with the best first, and remove FILE.part.
+
+    Returns:
+      The number of facts.
+    """
+    offsets, scores = array("q"), array("q")
+    with open(file.part_path, "rb") as part:
+        offset = 0
+        for line in part:
+            offsets.append(offset)
+            score = json.loads(line)["quantised_score"]
+            scores.append(_ZERO if score is None else score)
+            offset += len(line)
+    order = np.argsort(-np.array(scores, np.int64), kind="stable")
+    starts = np.array(offsets, np.int64)[order]
+    sorted_scores = np.array(scores, np.int64)[order]
+    # A score that is repeated has the rank of its first fact.
+    ranks = 1 + np.searchsorted(-sorted_scores, -sorted_scores)
+    is_csv = file.path.suffix == ".csv"
+
+    def write(output: IO[bytes]) -> None:
+        if is_csv:
+            output.write(_csv_row(COLUMNS))
+        with open(file.part_path, "rb") as part:
+            for start, rank in zip(starts.tolist(), ranks.tolist()):
+                part.seek(start)
+                fields = {"rank": rank, **json.loads(part.readline())}
+                del fields["head_id"]
+                output.write(_format_line(fields, is_csv))
+
+    write_atomically(file.path, write)
+    file.part_path.unlink()
+    return len(ranks)
+
+
+def _format_line(fields: Json, is_csv: bool) -> bytes:
+    """A fact as a line of CSV or JSON."""
+    if is_csv:
+        return _csv_row([fields[name] for name in COLUMNS])
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode()
+
+
+def _csv_row(values: Iterable[object]) -> bytes:
+    """A row of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue().encode()
+
+
+def _part_line(head_id: int, answer: Answer) -> str:
+    """A fact as a line of FILE.part."""
+    fields = {
+        "head_id": head_id,
+        "head": answer.head,
+        "relation": answer.relation,
+        "tail": answer.tail,
+        "score": answer.score,
+        "log_score": answer.log_score,
+        "quantised_score": answer.quantised_score,
+    }
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _check_settings(file: RelationFile) -> None:
+    """Check that earlier work was done with the same settings.
+
+    Raises:
+      ValueError: naming what differs.
+    """
+    path = file.settings_path
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: expected the settings that {file.part_path.name} was made with, got no file"
+        )
+    stored = json_io.parse_object(path, path.read_bytes())
+    for name in (*file.settings, *stored):
+        old, new = stored.get(name), file.settings.get(name)
+        if old != new:
+            raise ValueError(
+                f"{file.path}: expected a file made with {name} {new}, got {old}: --resume continues the same work only"
+            )
+
+
+def _truncate_to_whole_heads(path: Path) -> int:
+    """Cut off the facts of the last head entity, which may be incomplete; return it, 1 if there is none."""
+    with open(path, "rb+") as part:
+        offset, start, head = 0, 0, 1
+        for line in part:
+            if not line.endswith(b"\n"):
+                break
+            head_id = int(json.loads(line)["head_id"])
+            if head_id != head:
+                head, start = head_id, offset
+            offset += len(line)
+        part.truncate(start)
+    return head

@@ -1,0 +1,302 @@
+"""`predict`: the scores of `evaluate --details`, files in and out, names of all kinds, resuming, bad input."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from funcppo import data
+from tests.cli.runner import contains, funcppo
+
+RULES = """p(X, Y) :- q(X, Y).
+p(X, Y) :- q(X, Z), r(Z, Y).
+q(X, Y) :- r(Y, X).
+q(X, Y) :- p(X, Z), p(Z, Y).
+r(X, Y) :- s(X, Y), q(X, X).
+"""
+SMALL = ["--steps", "128", "--strategy", "eager", "--ppo.n-envs", "8"]
+SMALL += ["--ppo.n-steps", "4", "--ppo.n-minibatches", "2"]
+SMALL += ["--prover.embed-dim", "4", "--prover.hidden-dim", "8"]
+SMALL += ["--n-validations", "1", "--n-validation-queries", "6"]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """A folder of random triples with rules, whose scores are far from each other."""
+    folder = tmp_path_factory.mktemp("graph")
+    rows = np.unique(
+        np.random.default_rng(0).integers([14, 4, 14], size=(170, 3)), axis=0
+    )
+    rows = rows[np.random.default_rng(1).permutation(len(rows))].tolist()
+    lines = [f"e{h}\t{'pqrs'[r]}\te{t}\n" for h, r, t in rows]
+    (folder / "train.txt").write_text("".join(lines[30:]))
+    (folder / "valid.txt").write_text("".join(lines[20:30]))
+    (folder / "test.txt").write_text("".join(lines[:20]))
+    (folder / "rules.txt").write_text(RULES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(graph, tmp_path_factory):
+    """Runs on the graph, by what they learn from."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = {
+        "questions": ["--listwise.n-epochs", "1", "--prover.max-height", "1"],
+        "proofs": ["--score", "success", "--prover.max-height", "2"],
+    }
+    options["proofs"] += ["--prover.object-identity", "False"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for learner, more in options.items():
+            args = ["--out", folder / learner, "--learner", learner, *more]
+            assert funcppo(monkeypatch, "train", graph, *args, *SMALL) == 0, (
+                learner
+            )
+    return folder
+
+
+def predicted(monkeypatch, capsys, *args):
+    """The JSON of the answers."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args, "--json", "-") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("target", "score"),
+    [
+        ("graph", "auto"),
+        ("graph", "max-confidence"),
+        ("questions", "evidence"),
+        ("questions", "noisy-or@2"),
+        ("proofs", "success"),
+    ],
+)
+def test_a_candidate_has_the_score_that_evaluate_writes(
+    graph, runs, monkeypatch, capsys, tmp_path, target, score
+):
+    """Every candidate of every test query, on both sides."""
+    subject = graph if target == "graph" else runs / target
+    details, queries = tmp_path / "details.jsonl", tmp_path / "queries.txt"
+    options = ["--score", score]
+    files = ["--details", details, "--all-scores", "--no-proofs"]
+    assert funcppo(monkeypatch, "evaluate", subject, *files, *options) == 0
+    records = [json.loads(line) for line in details.read_text().splitlines()]
+    dataset = data.load(graph)
+    asked, answers_of_split = [], []
+    for record in records:
+        relation, head, tail = dataset.test[record["query_row"]]
+        names = [dataset.entities[head - 1], dataset.entities[tail - 1]]
+        place = 0 if record["side"] == "head" else 1
+        answers_of_split.append(names[place])
+        names[place] = "?x"
+        asked.append(f"{dataset.predicates[relation - 1]}({', '.join(names)})")
+    queries.write_text("\n".join(asked))
+
+    args = [subject, "--queries", queries, "--k", 1000, *options]
+    found = predicted(monkeypatch, capsys, *args, "--known")["queries"]
+    new = predicted(monkeypatch, capsys, *args)["queries"]
+    assert len(found) == len(new) == len(records) == 40
+    n_candidates = 0
+    for record, name, ranked, only_new in zip(
+        records, answers_of_split, found, new
+    ):
+        others = [a for a in ranked["answers"] if not a["known"]]
+        (own,) = [a for a in ranked["answers"] if a["entity"] == name]
+        assert [a["quantised_score"] for a in others] == record[
+            "other_quantised_scores"
+        ]
+        assert own["quantised_score"] == record["quantised_score"]
+        assert own["log_score"] == record["log_score"]
+        assert (own["verdict"] == "proved") == record["answer_provable"]
+        assert own["known"]
+        assert [a["entity"] for a in only_new["answers"]] == [
+            a["entity"] for a in others
+        ]
+        n_candidates += len(others)
+    assert n_candidates > 20  # not about nothing
+
+
+def test_without_a_run_the_untrained_score_of_evaluate_serves_and_is_said(
+    graph, monkeypatch, capsys
+):
+    assert funcppo(monkeypatch, "evaluate", graph, "--json", "-") == 0
+    chosen = json.loads(capsys.readouterr().out)
+    assert funcppo(monkeypatch, "predict", graph, "p(e1, X)") == 0
+    output = capsys.readouterr()
+    assert (
+        f"no trained run: untrained score {chosen['score']}, height {chosen['height']}"
+        in output.err
+    )
+    assert f"score {chosen['score']}" in output.out
+
+
+def test_the_answers_are_printed_with_their_proofs(runs, monkeypatch, capsys):
+    for run in ("questions", "proofs"):
+        args = [runs / run, "p(e1, ?x)", "--explain", "--k", 2]
+        answers = predicted(monkeypatch, capsys, *args)["queries"][0]["answers"]
+        assert answers
+        for answer in answers:
+            root = answer["proof"]["nodes"][0]
+            assert root["goal_text"] == f"p(e1, {answer['entity']})"
+            assert ("evidence" in answer) == (run == "questions")
+        assert funcppo(monkeypatch, "predict", *args) == 0
+        assert "by rule" in capsys.readouterr().out
+
+
+def test_fewer_answers_are_listed_on_request(graph, monkeypatch, capsys):
+    (all_,) = predicted(monkeypatch, capsys, graph, "p(e1, X)")["queries"]
+    scores = [answer["score"] for answer in all_["answers"]]
+    assert len(scores) > 2 and scores == sorted(scores, reverse=True)
+    (two,) = predicted(monkeypatch, capsys, graph, "p(e1, X)", "--k", 2)[
+        "queries"
+    ]
+    assert two["answers"] == all_["answers"][:2]
+    assert two["n_new"] == all_["n_new"]
+    (good,) = predicted(
+        monkeypatch, capsys, graph, "p(e1, X)", "--min-score", scores[1]
+    )["queries"]
+    assert [a["score"] for a in good["answers"]] == [
+        score for score in scores if score >= scores[1]
+    ]
+
+
+@pytest.fixture
+def named(tmp_path):
+    """A graph whose names have spaces, commas, quotes, markup, Unicode and a control character."""
+    names = ["a b", "c, d", "e'f", 'g"h', "[/x]:smile:", "Zoë 🙂", "i\x1b[31m"]
+    folder = tmp_path / "named"
+    folder.mkdir()
+    lines = [f"{name}\tborn in\tParis, France\n" for name in names]
+    (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "rules.txt").write_text(
+        "'lives in'(X, Y) :- 'born in'(X, Y).", encoding="utf-8"
+    )
+    return folder, names
+
+
+def test_names_of_all_kinds_are_kept(named, monkeypatch, capsys, tmp_path):
+    folder, names = named
+    query = "'lives in'(?who, 'Paris, France')"
+    out = tmp_path / "answers.csv"
+    ranked = predicted(monkeypatch, capsys, folder, query, "--csv", out)
+    found = ranked["queries"][0]["answers"]
+    assert [answer["entity"] for answer in found] == names
+    rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+    assert [row["entity"] for row in rows] == names
+    assert {row["tail"] for row in rows} == {"Paris, France"}
+    assert {row["known"] for row in rows} == {"new"}
+
+    assert funcppo(monkeypatch, "predict", folder, query) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "'i\\x1b\\[31m'" in text
+    assert "[/x]:smile:" in text and "Zoë 🙂" in text
+
+    for suffix in ("csv", "jsonl"):
+        path = tmp_path / f"facts.{suffix}"
+        args = ["--relation", "lives in", "--new", "--out", path]
+        assert funcppo(monkeypatch, "predict", folder, *args) == 0
+        text = path.read_text(encoding="utf-8")
+        rows = (
+            list(csv.DictReader(io.StringIO(text)))
+            if suffix == "csv"
+            else [json.loads(line) for line in text.splitlines()]
+        )
+        assert [row["head"] for row in rows] == names
+
+
+def test_new_facts_are_those_of_the_queries_best_first(
+    graph, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "facts.jsonl"
+    args = [graph, "--relation", "p", "--new"]
+    assert funcppo(monkeypatch, "predict", *args, "--out", out) == 0
+    facts = [json.loads(line) for line in out.read_text().splitlines()]
+    scores = [fact["quantised_score"] for fact in facts]
+    assert scores == sorted(scores, reverse=True)
+    assert [fact["rank"] for fact in facts] == [
+        1 + sum(other > score for other in scores) for score in scores
+    ]
+
+    queries = tmp_path / "queries.txt"
+    queries.write_text("".join(f"p(e{i}, X)\n" for i in range(14)))
+    asked = [graph, "--queries", queries, "--k", 1000]
+    expected = {
+        (answer["head"], answer["tail"], answer["quantised_score"])
+        for query in predicted(monkeypatch, capsys, *asked)["queries"]
+        for answer in query["answers"]
+    }
+    assert len(facts) == len(expected) > 10
+    assert {
+        (fact["head"], fact["tail"], fact["quantised_score"]) for fact in facts
+    } == expected
+
+    shown = predicted(monkeypatch, capsys, *args, "--k", 3)
+    assert (shown["n_facts"], shown["facts"]) == (len(facts), facts[:3])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["p(e1, e99)"], "unknown entity 'e99'...close: "),
+        (["pp(e1, X)"], "unknown relation 'pp'"),
+        (["p(e1, e2)"], "one of them a variable...got 2 with 0 variables"),
+        (["p(X, Y)"], "got 2 with 2 variables"),
+        (["p(X, X)"], "got 2 with 2 variables"),
+        ([""], "expected an atom such as r(h, X), got nothing"),
+        (["nonsense"], "query 'nonsense'"),
+        ([], "expected QUERY, --queries FILE, or --relation R --new"),
+        (["p(e1, X)", "--new"], "got 2 of them"),
+        (["--relation", "p"], "expected QUERY"),
+        (["--new", "--relation", "pq"], "--relation 'pq': unknown relation"),
+        (["p(e1, X)", "--out", "x"], "--out: expected --relation R --new"),
+        (["p(e1, X)", "--min-score", "2"], "--min-score: expected...from 0 to"),
+        (["p(e1, X)", "--score", "evidence"], "is no trained run"),
+        (["p(e1, X)", "--queries", "x"], "got 2 of them"),
+        (["p(e1, X)", "--csv", "-", "--json", "-"], "expected one of them"),
+    ],
+)
+def test_bad_input_is_one_line(graph, monkeypatch, capsys, args, message):
+    assert funcppo(monkeypatch, "predict", graph, *args) == 2
+    error = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if not line.startswith("note: ")
+    ]
+    assert len(error) == 1 and contains(error[0], message), error
+
+
+def test_a_bad_line_of_a_file_is_named_before_any_work(
+    graph, monkeypatch, capsys, tmp_path
+):
+    queries = tmp_path / "queries.txt"
+    queries.write_text("p(e1, X)\n\np(e1, e2)\n")
+    args = [graph, "--queries", queries]
+    assert funcppo(monkeypatch, "predict", *args) == 2
+    output = capsys.readouterr()
+    assert f"{queries}:3: query 'p(e1, e2)'" in output.err and not output.out
+
+
+def test_the_score_of_unprovable_candidates_is_refused(
+    runs, monkeypatch, capsys
+):
+    args = [runs / "proofs", "p(e1, X)", "--score", "greedy"]
+    assert funcppo(monkeypatch, "predict", *args) == 2
+    assert "--score greedy: expected" in capsys.readouterr().err
+
+
+def test_prove_orders_the_answers_of_a_run_by_its_score(
+    runs, monkeypatch, capsys
+):
+    for run in ("questions", "proofs"):
+        args = [runs / run, "p(e1, X)", "--k", 100]
+        (ranked,) = predicted(monkeypatch, capsys, *args, "--known")["queries"]
+        expected = {a["entity"]: a["score"] for a in ranked["answers"]}
+        args = [runs / run, "p(e1, X)", "--all", "--json", "-"]
+        assert funcppo(monkeypatch, "prove", *args) == 0
+        proved = json.loads(capsys.readouterr().out)["answers"]
+        scores = [answer["score"] for answer in proved]
+        assert scores == sorted(scores, reverse=True) and len(scores) > 3
+        for answer in proved:
+            assert answer["score"] == expected[answer["args"][1]]
