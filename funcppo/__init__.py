@@ -2,6 +2,14 @@
 
     import funcppo as fp
 
+Knowledge graphs:
+    fp.load(source)                           a graph: a name, a folder, a file, or triples in memory
+    fp.mine(graph)                            the graph with mined rules
+    fp.fit(graph, out=None, **options)        a trained run; mines rules if there are none
+    fp.open(folder_or_graph)                  a trained run, or a graph scored without training
+    fp.Graph, fp.Knowledge                    what these return: .predict, .prove, .explain, .evaluate
+    fp.Predictions, fp.ProofResult, fp.Evaluation                  what those return
+
 Learn:
     fp.ppo(env=..., network=..., **options)   a learner: init(key) -> state, step(state) -> (state, metrics)
     fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
@@ -32,6 +40,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, random, train_step, tree
+    from funcppo.api import (
+        Evaluation,
+        Graph,
+        Knowledge,
+        Predictions,
+        ProofResult,
+        fit,
+        load,
+        mine,
+        open,
+    )
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
     from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
     from funcppo.interfaces import (
@@ -57,20 +76,29 @@ __all__ = [
     "Config",
     "Environment",
     "EnvironmentSpec",
+    "Evaluation",
     "GaussianPolicyValue",
+    "Graph",
+    "Knowledge",
     "Learner",
     "MaskedObservation",
     "Metrics",
     "NoWorld",
     "PPOConfig",
     "PolicyValue",
+    "Predictions",
+    "ProofResult",
     "Schedule",
     "Timestep",
     "TrainState",
     "__version__",
     "compile",
     "envs",
+    "fit",
+    "load",
+    "mine",
     "nets",
+    "open",
     "ppo",
     "random",
     "train_step",
@@ -99,7 +127,16 @@ _SOURCES = {
     "Schedule": "funcppo.config",
     "Timestep": "funcppo.interfaces",
     "TrainState": "funcppo.train_step",
+    "Evaluation": "funcppo.api",
+    "Graph": "funcppo.api",
+    "Knowledge": "funcppo.api",
+    "Predictions": "funcppo.api",
+    "ProofResult": "funcppo.api",
     "compile": "funcppo.learner",
+    "fit": "funcppo.api",
+    "load": "funcppo.api",
+    "mine": "funcppo.api",
+    "open": "funcppo.api",
     "ppo": "funcppo.learner",
 }
 

@@ -156,6 +156,7 @@ class Predict:
             raise ValueError(
                 f"expected QUERY, --queries FILE, or --relation R --new, got {sum(asked) or 'none'} of them"
             )
+
         if self.new != (self.relation is not None):
             raise ValueError("--relation, --new: expected both or neither")
         for name in ("out", "resume", "overwrite"):
@@ -168,6 +169,7 @@ class Predict:
                 raise ValueError(
                     f"--{name}: expected a query, got --relation with --new"
                 )
+
         if self.csv == "-" and self.json == "-":
             raise ValueError("--csv -, --json -: expected one of them")
         if self.min_score > 1:
@@ -175,6 +177,7 @@ class Predict:
                 f"--min-score: expected a number from 0 to 1, got {self.min_score:g}"
             )
         check_device(self.device)
+
         inputs = data_files(self.target, self.rules)
         inputs += [Path(self.queries)] if self.queries else []
         files = [("--csv", self.csv), ("--out", self.out)]
@@ -424,6 +427,7 @@ class Predict:
             if self.json != "-":
                 print(f"{headline}: {file.path}")
             return
+
         with open(file.path, encoding="utf-8") as lines:
             facts = [jsonlib.loads(line) for line in islice(lines, self.k)]
         write_json(self.json, {"n_facts": n_facts, "facts": facts})

@@ -141,6 +141,8 @@ class Predictor:
         index = derivability.build_derivability_index_for_atoms(
             kb, sizes, task.least_model, atoms
         )
+
+        # A fact may be listed too that no rule derives.
         is_derived = torch.isin(
             torch.arange(len(atoms), device=atoms.device),
             index.derivation_keys // sizes.n_rules,

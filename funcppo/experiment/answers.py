@@ -187,6 +187,7 @@ class Answerer:
                 ranked.is_derivable,
             )
         )
+
         for entity, score, rank, is_known, is_derivable in zip(*columns):
             if probability(score) < min_score:
                 break

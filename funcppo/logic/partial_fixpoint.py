@@ -165,6 +165,7 @@ def partial_model(
     start = time.perf_counter() if start is None else start
     atoms = torch.cat([kb.facts, derived])
     rows, _ = sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
+
     atoms = atoms[rows]
     is_derived = fact_id(kb, sizes, atoms) < 0
     return LeastModel(

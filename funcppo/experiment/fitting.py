@@ -1,0 +1,76 @@
+"""A training run from its settings to its last update, without a terminal: what `funcppo.fit` calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from funcppo.experiment import run_build, run_start, training
+from funcppo.experiment.config import CONFIG_FILE, RunConfig, write_config
+from funcppo.experiment.run import Run, save_checkpoint
+from funcppo.prover.task import PhaseCallback, ignore_phase
+from funcppo.runtime.monitor import Monitor
+
+
+class UpdateCallback(Protocol):
+    """Receives the metrics of each update."""
+
+    def __call__(self, update: int, metrics: dict[str, float], /) -> None:
+        """Receive the number of an update and its metrics."""
+        ...
+
+
+def ignore_update(update: int, metrics: dict[str, float], /) -> None:
+    """Record nothing of an update."""
+
+
+def check_new_folder(folder: Path) -> None:
+    """Check that a folder holds no run.
+
+    Raises:
+      ValueError: it does.
+    """
+    if (folder / CONFIG_FILE).exists():
+        raise ValueError(
+            f"{folder}: holds a run already: expected another folder"
+        )
+
+
+def fit(
+    run_config: RunConfig,
+    folder: Path,
+    on_phase: PhaseCallback = ignore_phase,
+    on_update: UpdateCallback = ignore_update,
+) -> Run:
+    """Train a new run to its last update.
+
+    An interrupt ends it with a checkpoint, which `funcppo train --resume` continues from.
+
+    Args:
+      run_config: the settings; those of the prover that are open are chosen on the valid split.
+      folder: receives config.json, metrics.jsonl and checkpoint.npz.
+      on_phase: receives what is being done before the first update.
+      on_update: receives the metrics of each update.
+
+    Returns:
+      The run with the parameters that rank valid best.
+
+    Raises:
+      ValueError: bad data or settings, or the folder holds a run.
+    """
+    check_new_folder(folder)
+    run = run_start.prepare_run(
+        run_config, folder, resume=False, on_phase=on_phase
+    )
+    # A folder with a config is a run, so the config comes last.
+    save_checkpoint(run, folder)
+    write_config(run.run_config, folder)
+
+    run = run_build.with_training_data(run, on_phase)
+    with Monitor() as monitor:
+        captured, _ = training.prepare_train_step(run)
+        monitor.record_capture(captured)
+        updates = training.train(run, folder, captured, lambda: False, monitor)
+        for run, metrics in updates:
+            on_update(int(run.state.train_state.update), metrics)
+    return run
