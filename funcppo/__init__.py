@@ -40,17 +40,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, random, train_step, tree
-    from funcppo.api import (
-        Evaluation,
-        Graph,
-        Knowledge,
-        Predictions,
-        ProofResult,
-        fit,
-        load,
-        mine,
-        open,
-    )
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
     from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
     from funcppo.interfaces import (
@@ -60,6 +49,17 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         MaskedObservation,
         NoWorld,
         Timestep,
+    )
+    from funcppo.knowledge import (
+        Evaluation,
+        Graph,
+        Knowledge,
+        Predictions,
+        ProofResult,
+        fit,
+        load,
+        mine,
+        open,
     )
     from funcppo.learner import CompiledLearner, Learner, compile, ppo
     from funcppo.nets.base import GaussianPolicyValue, PolicyValue
@@ -127,16 +127,16 @@ _SOURCES = {
     "Schedule": "funcppo.config",
     "Timestep": "funcppo.interfaces",
     "TrainState": "funcppo.train_step",
-    "Evaluation": "funcppo.api",
-    "Graph": "funcppo.api",
-    "Knowledge": "funcppo.api",
-    "Predictions": "funcppo.api",
-    "ProofResult": "funcppo.api",
+    "Evaluation": "funcppo.knowledge",
+    "Graph": "funcppo.knowledge",
+    "Knowledge": "funcppo.knowledge",
+    "Predictions": "funcppo.knowledge",
+    "ProofResult": "funcppo.knowledge",
     "compile": "funcppo.learner",
-    "fit": "funcppo.api",
-    "load": "funcppo.api",
-    "mine": "funcppo.api",
-    "open": "funcppo.api",
+    "fit": "funcppo.knowledge",
+    "load": "funcppo.knowledge",
+    "mine": "funcppo.knowledge",
+    "open": "funcppo.knowledge",
     "ppo": "funcppo.learner",
 }
 

@@ -63,8 +63,8 @@ for later in ("prover", "evaluation", "experiment"):
 for user in ("evaluation", "experiment"):
     MAY_IMPORT[user] |= {"runtime"}
 MAY_IMPORT["learner"] = MAY_IMPORT["core"] | {"runtime"}
-MAY_IMPORT["api"] = {*MAY_IMPORT["experiment"], "api"}
-MAY_IMPORT["__init__"] = {*MAY_IMPORT["api"], "learner"}
+MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "knowledge"}
+MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "cli"}
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -75,7 +75,7 @@ BOUNDARY = (
     "cli",
     "__main__",
     "__init__",
-    "api",
+    "knowledge",
     "experiment",
     "atomic_io",
     "json_io",

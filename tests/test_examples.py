@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from examples import custom_env, grid_world
+from examples import custom_env, grid_world, predict
 from funcppo import random
 from funcppo.prover import questions
 from funcppo.prover.question_config import Penalty
@@ -35,10 +35,15 @@ def printed_numbers(name: str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "n_lines"),
-    [("cartpole.py", 60), ("custom_env.py", 60), ("grid_world.py", 100)],
+    [
+        ("cartpole.py", 60),
+        ("custom_env.py", 60),
+        ("grid_world.py", 100),
+        ("predict.py", 60),
+    ],
 )
 def test_an_example_is_short_and_says_what_it_is(name, n_lines):
-    assert len(list(FOLDER.glob("*.py"))) == 3
+    assert len(list(FOLDER.glob("*.py"))) == 4
     text = (FOLDER / name).read_text()
     assert len(text.splitlines()) < n_lines
     assert re.match(r'"""[A-Z]', text)
@@ -153,6 +158,22 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
     exec(saving, names)
     assert names["state"] is not saved
     assert_trees_equal(names["state"], saved, rtol=0, atol=0)
+
+
+def test_a_grandparent_that_nobody_stated_is_proved(capsys):
+    predict.main()
+    output = capsys.readouterr().out
+    assert "MRR 1.0000" in output and output.endswith("\nproved\n")
+    assert "by rule" in output and "known  verdict" in output
+
+
+def test_the_python_of_the_page_on_asking_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (FOLDER.parent / "docs" / "ask.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert len(names["answers"]) > 0 and names["run"].trained
 
 
 def test_the_code_of_the_page_on_questions_fits_the_answers():

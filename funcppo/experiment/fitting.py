@@ -48,7 +48,7 @@ def fit(
 
     Args:
       run_config: the settings; those of the prover that are open are chosen on the valid split.
-      folder: receives config.json, metrics.jsonl and checkpoint.npz.
+      folder: receives config.json, metrics.jsonl and checkpoint.npz; created if it is missing.
       on_phase: receives what is being done before the first update.
       on_update: receives the metrics of each update.
 
@@ -62,6 +62,7 @@ def fit(
     run = run_start.prepare_run(
         run_config, folder, resume=False, on_phase=on_phase
     )
+    folder.mkdir(parents=True, exist_ok=True)
     # A folder with a config is a run, so the config comes last.
     save_checkpoint(run, folder)
     write_config(run.run_config, folder)

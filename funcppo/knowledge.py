@@ -18,7 +18,7 @@ import dataclasses
 import html
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -368,22 +368,18 @@ class Knowledge:
         subject: Subject,
         run: Run | None = None,
         folder: Path | None = None,
-        temporary: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
         """What `fit` and `open` return.
 
         Args:
           subject: a task and its score.
           run: a trained run; None for rule confidences.
-          folder: of the run.
-          temporary: the same, if it is to be deleted with this object.
+          folder: of the run; None if it is not kept.
         """
         notes = (*subject.task.notes, *subject.notes)
         self.notes = (*notes, *(run.notes if run else ()))
-        self.folder = None if temporary else folder
+        self.folder = folder
         self._subject = subject
-        self._run = run
-        self._temporary = temporary
 
     @property
     def score(self) -> str:
@@ -649,7 +645,7 @@ def mine(graph: Graph | object, **options: Any) -> Graph:
 def fit(
     graph: Graph | object,
     out: str | Path | None = None,
-    on_update: Callable[[int, dict[str, float]], None] = fitting.ignore_update,
+    on_update: fitting.UpdateCallback = fitting.ignore_update,
     **options: Any,
 ) -> Knowledge:
     """Train a prover on a graph; rules are mined first if there are none.
@@ -658,7 +654,7 @@ def fit(
 
     Args:
       graph: a graph, or what `load` takes.
-      out: folder of the run, which the command line reads too; None: none is left behind.
+      out: folder of the run, which the command line reads too; None: no files are left behind.
       on_update: receives the number of each update and its metrics.
       options: fields of `RunConfig`, such as steps, seed, learner, prover and ppo; their defaults are those of
         `funcppo train`.
@@ -671,19 +667,13 @@ def fit(
       TypeError: an option is unknown.
     """
     graph = _as_graph(graph)
-    temporary = tempfile.TemporaryDirectory() if out is None else None
-    folder = Path(temporary.name if temporary else str(out))
-    fitting.check_new_folder(folder)
-    if not len(graph.dataset.rules):
-        graph = mine(graph)
-    if not len(graph.dataset.rules):
-        raise ValueError(
-            f"{graph.dataset.name}: no rules given, and the data support none: expected rules"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.replace(graph.stored(folder), **options)
-    run = fitting.fit(config, folder, on_update=on_update)
-    return Knowledge(run_subject(run), run, folder, temporary)
+    if out is None:
+        with tempfile.TemporaryDirectory() as name:
+            run = _fit(graph, Path(name), on_update, options)
+        return Knowledge(run_subject(run), run)
+    folder = Path(out)
+    run = _fit(graph, folder, on_update, options)
+    return Knowledge(run_subject(run), run, folder)
 
 
 def open(
@@ -711,6 +701,25 @@ def open(
     folder = Path(source)
     run = run_start.open_run(folder, device)
     return Knowledge(run_subject(run, score, str(folder)), run, folder)
+
+
+def _fit(
+    graph: Graph,
+    folder: Path,
+    on_update: fitting.UpdateCallback,
+    options: dict[str, Any],
+) -> Run:
+    """A run trained on a graph, with its files in a folder."""
+    fitting.check_new_folder(folder)
+    if not len(graph.dataset.rules):
+        graph = graph.with_mined_rules(MiningConfig())
+    if not len(graph.dataset.rules):
+        raise ValueError(
+            f"{graph.dataset.name}: no rules given, and the data support none: expected rules"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dataclasses.replace(graph.stored(folder), **options)
+    return fitting.fit(config, folder, on_update=on_update)
 
 
 def _as_graph(graph: Graph | object) -> Graph:
