@@ -71,17 +71,17 @@ CSV_COLUMNS = (
 class Predict:
     """Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.
 
-    Candidates are the entities that the rules derive from the facts of train (and facts.txt), with the score that
-    `funcppo evaluate --details` gives them; all other entities score 0. Known answers, those that some split or
+    Candidates are the entities that the rules derive from the facts of train (and facts.txt). They have the score that
+    the lines of `funcppo evaluate --details` give them; all other entities score 0. Known answers, those that some split or
     facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The verdict of
     an answer is proved (the rules derive it from other facts) or not derivable.
 
-    A trained run scores by its policy. A data set scores by rule confidences: what is best on its valid split, as in
-    `funcppo evaluate`.
+    A trained run scores by its policy. A data set scores by rule confidences: what is best on its valid split, as
+    chosen by `funcppo evaluate`.
 
     With --relation R --new, all facts R(h, t) that the rules derive and no split holds are listed. They are found head
-    by head and sorted at the end: FILE.part beside --out FILE grows meanwhile, and --resume continues it after an
-    interruption. Under the score evidence each is scored as an answer to R(h, X).
+    by head and sorted at the end: FILE.part beside --out FILE grows meanwhile, and after an interruption the option
+    resume continues it. Under the score evidence each is scored as an answer to R(h, X).
 
     In a query, ?x, _ and a single capital such as X are variables; a name in single quotes is always an entity.
 
@@ -92,7 +92,8 @@ class Predict:
     """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
     (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
     query: Annotated[Positional[str | None], arg(metavar="QUERY")] = None
-    """Query with one variable, such as "locatedIn(france, X)" or "'citizen of'(?who, China)"."""
+    """Query with one variable, such as "locatedIn(france, X)" or "'citizen of'(?who, China)". Default: the queries of
+    --queries, or the facts of --new."""
     k: PositiveInt = 10
     """Number of answers of a query."""
     known: bool = False
