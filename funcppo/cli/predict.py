@@ -72,9 +72,9 @@ class Predict:
     """Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.
 
     Candidates are the entities that the rules derive from the facts of train (and facts.txt). They have the score that
-    the lines of `funcppo evaluate --details` give them; all other entities score 0. Known answers, those that some split or
-    facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The verdict of
-    an answer is proved (the rules derive it from other facts) or not derivable.
+    the lines of `funcppo evaluate --details` give them; all other entities score 0. Known answers, those that some
+    split or facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The
+    verdict of an answer is proved (the rules derive it from other facts) or not derivable.
 
     A trained run scores by its policy. A data set scores by rule confidences: what is best on its valid split, as
     chosen by `funcppo evaluate`.
