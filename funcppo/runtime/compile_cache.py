@@ -2,10 +2,11 @@
 
 Inductor caches the code it generates, but a process must first trace a function, which takes seconds, to look it up.
 `CachedFunction` looks it up without tracing. Its key is all that compilation depends on: the function's name, settings
-and argument shapes, the sources of this package, the versions of PyTorch and Python, and the processor.
+and argument shapes, the code and the values that it reaches (`function_digest.py`), the sources of this package, the
+versions of PyTorch and Python, and the processor.
 
-Only functions and settings of this package are cached. The code of other packages may change without any change of a
-name, and so may code that is patched while a process runs. Files lie in Inductor's cache directory.
+Only functions and settings of this package are cached, and only if all that they read has a digest; `uncached_reasons`
+says why others are not. Files lie in Inductor's cache directory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime.function_digest import NoDigestError, call_digest
 
 PACKAGE_DIR = Path(__file__).parents[1]
 MAX_TRACE_RESTARTS = 4  # times that tracing a function may begin again
@@ -138,6 +140,8 @@ class _CallKey(NamedTuple):
 
 # all requests of this process, in order
 compile_events: list[CompileEvent] = []
+# why functions are compiled with guards and not kept on disk, by name
+uncached_reasons: dict[str, str] = {}
 
 
 class CachedFunction(Generic[Result]):
@@ -153,6 +157,7 @@ class CachedFunction(Generic[Result]):
           options: options of Inductor.
         """
         self._fn = fn
+        self._name: str = getattr(fn, "__name__", repr(fn))
         self._options = options or {}
         # None: a function of another package, or a closure
         self._function_id = _serialize(fn)
@@ -169,7 +174,10 @@ class CachedFunction(Generic[Result]):
         """
         if torch.compiler.is_compiling():
             return self._fn(*args)
-        key = _call_key(args) if self._function_id is not None else None
+        if self._function_id is None:
+            self._record_uncached("not a named function of this package")
+            return self._guarded(*args)
+        key = _call_key(args)
         if key is None:
             return self._guarded(*args)
         if key not in self._code_by_key:
@@ -211,11 +219,10 @@ class CachedFunction(Generic[Result]):
         if code is self._guarded:  # which PyTorch counts and reports itself
             return code
 
-        name = getattr(self._fn, "__name__", repr(self._fn))
         seconds = time.perf_counter() - start
         compile_events.append(
             CompileEvent(
-                name,
+                self._name,
                 seconds,
                 cache_hit=loaded is not None,
                 recompile_reason=reason,
@@ -260,6 +267,12 @@ class CachedFunction(Generic[Result]):
             return None
         serialized_args = _serialize(args, allow_tensors=True)
         if serialized_args is None:
+            self._record_uncached("its settings cannot be pickled")
+            return None
+        try:
+            values = call_digest(self._fn, args)
+        except NoDigestError as error:
+            self._record_uncached(str(error))
             return None
 
         options = [
@@ -269,12 +282,16 @@ class CachedFunction(Generic[Result]):
         key = (
             self._function_id,
             serialized_args,
+            values,
             options,
             _global_torch_settings(),
             _environment_key(args),
         )
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
         return Path(cache_dir()) / PACKAGE_DIR.name / digest[:32]
+
+    def _record_uncached(self, reason: str) -> None:
+        uncached_reasons.setdefault(self._name, reason)
 
     def _recompile_reason(self, key: _CallKey, args: tuple[object, ...]) -> str:
         """What distinguishes a call from the last one that was compiled; empty for the first."""

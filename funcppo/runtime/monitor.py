@@ -262,6 +262,8 @@ class Monitor(logging.Handler):
             report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[
                 -N_REPORTED_REASONS:
             ]
+        if compile_cache.uncached_reasons:
+            report["uncached_reasons"] = dict(compile_cache.uncached_reasons)
         report["fallback_reason"] = self.fallback_reason
         return report
 

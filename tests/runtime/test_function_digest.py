@@ -1,0 +1,105 @@
+"""A digest changes with every value that a function can read, and with nothing else, in every process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import cache
+
+import pytest
+import torch
+
+from funcppo.runtime.function_digest import NoDigestError, call_digest
+from tests.runtime import digest_examples
+
+TENSOR = torch.ones(2)
+LOCK = threading.Lock()
+MODULE = torch.nn.Linear(1, 1)
+CYCLE: list[object] = []
+CYCLE.append(CYCLE)
+
+
+@cache
+def digests():
+    return digest_examples.digests()
+
+
+def digests_of_another_process(hash_seed):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.digest_examples"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", digest_examples.EXAMPLES)
+def test_a_value_that_is_patched_changes_the_digest_until_it_is_restored(name):
+    plain, patched, restored = digests()[name]
+    assert plain != patched and plain == restored
+
+
+def test_processes_agree_on_plain_and_on_patched_functions():
+    assert digests_of_another_process("7") == digests()
+
+
+def read_tensor(x):
+    return x + TENSOR
+
+
+def read_lock(x):
+    with LOCK:
+        return x
+
+
+def read_module(x):
+    return MODULE(x)
+
+
+def read_cycle(x):
+    return x * len(CYCLE)
+
+
+def read_by_name(x):
+    return x * eval("2.0")
+
+
+def read_import(x):
+    from funcppo.envs.classic_control import cartpole
+
+    return x * cartpole.GRAVITY
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (read_tensor, "test_function_digest.TENSOR is a Tensor"),
+        (read_lock, "test_function_digest.LOCK is a lock"),
+        (read_module, "MODULE"),
+        (read_cycle, "CYCLE.*contains itself"),
+        (read_by_name, "read_by_name calls eval"),
+        (read_import, "read_import imports a module"),
+        (digest_examples.make_closure(TENSOR), "read_closure is a Tensor"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_and_named(fn, reason):
+    with pytest.raises(NoDigestError, match=reason):
+        call_digest(fn, (torch.ones(2),))
+
+
+def test_a_tensor_among_the_arguments_counts_by_its_specification():
+    fn = digest_examples.read_global
+    one, other = torch.ones(2), torch.zeros(2)
+    assert call_digest(fn, (one,)) == call_digest(fn, (other,))
+    assert call_digest(fn, (one,)) != call_digest(fn, (torch.ones(3),))
+
+
+def test_values_that_are_not_read_do_not_count(monkeypatch):
+    before = call_digest(digest_examples.read_alias)
+    monkeypatch.setattr(digest_examples, "SCALE", 3.0)
+    assert call_digest(digest_examples.read_alias) == before
