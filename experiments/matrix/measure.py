@@ -33,27 +33,33 @@ class Ready(NamedTuple):
 
 
 class Recordings:
-    """CUDA graph recordings and reasons for skipping them, from now on."""
+    """CUDA graph recordings and reasons for skipping them, since the last `restart`."""
 
     def __init__(self) -> None:
         self.count, self.skips = 0, set()
         try:
-            from torch._dynamo.callback import CallbackTrigger, callback_handler
             from torch._inductor.cudagraph_utils import cudagraphs_log
-        except ImportError:  # older versions have no such callback
+        except ImportError:  # older versions have no such log
             return
-        recorded = CallbackTrigger.CUDAGRAPH_RECORDING
-        callback_handler.register_start_callback(
-            lambda args: self._started(args.callback_trigger == recorded)
-        )
         handler = logging.Handler(level=logging.WARNING)
         handler.emit = lambda entry: self.skips.add(
             causes.first_line(entry.getMessage())
         )
         cudagraphs_log.addHandler(handler)
 
-    def _started(self, recording: bool) -> None:
-        self.count += recording
+    def restart(self) -> None:
+        """Count from zero; to be called after `torch._dynamo.reset`, which clears all callbacks."""
+        self.count = 0
+        try:
+            from torch._dynamo.callback import CallbackTrigger, callback_handler
+        except ImportError:  # older versions have no such callback
+            return
+        recorded = CallbackTrigger.CUDAGRAPH_RECORDING
+
+        def started(args: Any) -> None:
+            self.count += args.callback_trigger == recorded
+
+        callback_handler.register_start_callback(started)
 
 
 def examine(cell: Cell, device: str) -> tuple[dict[str, Any], Ready | None]:
@@ -66,7 +72,7 @@ def examine(cell: Cell, device: str) -> tuple[dict[str, Any], Ready | None]:
             dtype
         )  # torch.optim keeps its step count in the default dtype
         torch._dynamo.utils.counters.clear()
-        recordings.count = 0
+        recordings.restart()
         try:
             ready = _try(cell, device, dtype, result)
         except Exception as error:

@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple
@@ -40,6 +40,32 @@ TIMING_WINDOW_SIZE = 512
 # logs why a graph was not recorded
 CUDAGRAPH_SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
 N_REPORTED_REASONS = 3  # most recent reasons in a report
+
+
+# functions called at the start of each compilation and recording
+_listeners: list[Callable[[CallbackArgs], None]] = []
+
+
+def _notify_listeners(args: CallbackArgs) -> None:
+    for listener in _listeners:
+        listener(args)
+
+
+class _LastingCallbacks(list[Callable[[CallbackArgs], None]]):
+    """Callbacks of PyTorch's compiler, of which `torch._dynamo.reset` clears all but ours."""
+
+    def clear(self) -> None:
+        """Keep `_notify_listeners` only."""
+        self[:] = [_notify_listeners]
+
+
+def _install_listeners() -> None:
+    """Have PyTorch call the listeners, also after a reset."""
+    callbacks = callback_handler.start_callbacks
+    if not isinstance(callbacks, _LastingCallbacks):
+        callback_handler.start_callbacks = _LastingCallbacks(
+            [*callbacks, _notify_listeners]
+        )
 
 
 class _GpuInterval(NamedTuple):
@@ -80,7 +106,8 @@ class Monitor(logging.Handler):
         self._has_warned = False
 
     def __enter__(self) -> Monitor:
-        callback_handler.register_start_callback(self._count_start)
+        _install_listeners()
+        _listeners.append(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).addHandler(self)
         self._last_metrics = next(reversed(get_compilation_metrics()), None)
         self._n_events = len(compile_cache.compile_events)
@@ -92,7 +119,7 @@ class Monitor(logging.Handler):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        callback_handler.remove_start_callback(self._count_start)
+        _listeners.remove(self._count_start)
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -61,8 +61,8 @@ def test_the_oracle_equals_the_pure_step():
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-def verdict(build, compiled=True, **options) -> str:
-    """The status of an eager cell made of `build`."""
+def examined(build, compiled=True):
+    """What an eager cell made of `build` does."""
     way = registry.Way(
         approach="T",
         title="",
@@ -73,9 +73,12 @@ def verdict(build, compiled=True, **options) -> str:
         residual=False,
         compiled=compiled,
     )
-    return measure.examine(registry.Cell(way, "none", "default"), "cpu")[0][
-        "status"
-    ]
+    return measure.examine(registry.Cell(way, "none", "default"), "cpu")[0]
+
+
+def verdict(build, compiled=True) -> str:
+    """The status of an eager cell made of `build`."""
+    return examined(build, compiled)["status"]
 
 
 def test_a_right_cell_is_called_right():
@@ -125,6 +128,34 @@ def test_a_cell_that_does_not_write_back_is_called_wrong():
         )
 
     assert verdict(build) == "wrong"
+
+
+def test_every_recording_of_a_cell_is_counted_in_its_last_run():
+    """Two steps of three record, in float64 and again in float32."""
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    def build(given, _):
+        training = steps.training(given, steps.pure_step(given))
+
+        def step(batch):
+            if batch is not given.batches[0]:
+                trigger = CallbackTrigger.CUDAGRAPH_RECORDING
+                with callback_handler.install_callbacks(trigger, "0/0"):
+                    pass
+            training.step(batch)
+
+        return training._replace(step=step)
+
+    assert examined(build, compiled=False)["recordings"] == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_cell_under_reduce_overhead_records_a_graph_or_says_why_not():
+    """One recording, or one more for a second kind of inputs, in each of the steps at most."""
+    cell = registry.by_id("A/written back outside/inductor/reduce-overhead")
+    result, _ = measure.examine(cell, "cuda")
+    assert result["status"] == "one graph"
+    assert 1 <= result["recordings"] <= 3 or result["skips"]
 
 
 def test_not_a_number_is_wrong():

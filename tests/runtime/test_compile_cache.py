@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from funcppo import optim
+from funcppo.envs.classic_control import cartpole
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime import compile_cache
 from funcppo.runtime.compile_cache import CachedFunction
@@ -306,3 +307,32 @@ def test_inside_another_graph_it_is_the_function_itself():
         lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True
     )
     torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)
+
+
+def test_code_of_a_patched_module_is_not_that_of_the_plain_one(
+    folder, monkeypatch
+):
+    """Both ways, and the numbers are those of the values at the first call."""
+    args = torch.linspace(-1.0, 1.0, 8).reshape(2, 4), torch.ones(2)
+    for n, gravity in enumerate((8.0, 9.8), 1):
+        monkeypatch.setattr(cartpole, "GRAVITY", gravity)
+        fn = CachedFunction(cartpole._euler_step, None)
+        assert not fn.is_cached(*args)
+        torch.testing.assert_close(fn(*args), cartpole._euler_step(*args))
+        assert fn.is_cached(*args) and len(files(folder)) == n
+
+
+def test_code_that_reads_a_tensor_is_not_kept_and_the_reason_is_recorded(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(compile_cache, "uncached_reasons", {})
+    monkeypatch.setattr(cartpole, "GRAVITY", torch.tensor(8.0))
+    args = torch.linspace(-1.0, 1.0, 8).reshape(2, 4), torch.ones(2)
+    fn = CachedFunction(cartpole._euler_step, None)
+    with Monitor() as monitor:
+        torch.testing.assert_close(fn(*args), cartpole._euler_step(*args))
+        reasons = monitor.report()["uncached_reasons"]
+    assert files(folder) == [] and reasons == {
+        "_euler_step": "funcppo.envs.classic_control.cartpole.GRAVITY is a "
+        "Tensor: its values may change"
+    }
