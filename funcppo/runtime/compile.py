@@ -34,6 +34,7 @@ from funcppo.runtime.compile_cache import (
 )
 from funcppo.runtime.equivalence import (
     DEFAULT_TOLERANCE,
+    TF32_TOLERANCE,
     check_output,
     check_update,
 )
@@ -56,6 +57,7 @@ ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 SLOWEST_TO_COMPILE = "rollout_step"
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
+MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 
 Args = ParamSpec("Args")
@@ -69,8 +71,8 @@ Params = TypeVar("Params")
 Carry = TypeVar("Carry")
 Inputs = TypeVar("Inputs")
 
-# the arguments of a call of each part, by the part's name
-_Calls = Mapping[str, tuple[object, ...]]
+# the arguments of some calls of each part, by the part's name
+_Calls = Mapping[str, list[tuple[object, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,8 +170,9 @@ def select_strategy(
       strategy: the only candidate, or "auto" for all of them. "auto" begins with two-graphs if there are microbatches:
         in one graph a compiler may hold the activations of all microbatches at once.
       backend: a backend of `torch.compile`.
-      tolerance: largest relative difference from eager: see `equivalence.py`. Above the default, for products of low
-        precision, the rollout parts are not compared, because rounding changes some of the random choices.
+      tolerance: largest relative difference from eager: see `equivalence.py`. At least `TF32_TOLERANCE` where PyTorch
+        may use TF32. Above that, for products of lower precision, the rollout parts are not compared, because rounding
+        changes some of the random choices.
 
     Returns:
       parts: the parts to run instead of the eager ones.
@@ -199,7 +202,9 @@ def select_strategy(
     if strategy == "eager":
         return SelectedStrategy(parts, make_record(strategy, ()))
 
-    calls = _record_first_calls(collect, parts, cfg, world, state)
+    if _may_use_tf32(state.key.device):
+        tolerance = max(tolerance, TF32_TOLERANCE)
+    calls = _record_calls(collect, parts, cfg, world, state)
     candidates = _auto_strategies(cfg) if strategy == "auto" else (strategy,)
     selector = _StrategySelector(
         backend=backend,
@@ -247,54 +252,64 @@ def with_capture(
     )
 
 
+def _may_use_tf32(device: torch.device) -> bool:
+    """Return whether float32 matrix products may be of lower precision."""
+    return (
+        device.type == "cuda"
+        and torch.get_float32_matmul_precision() != "highest"
+    )
+
+
 def _auto_strategies(cfg: TrainingConfig) -> tuple[str, ...]:
     return STRATEGIES if cfg.ppo.n_microbatches == 1 else STRATEGIES[1:]
 
 
-def _record_first_calls(
+def _record_calls(
     collect: Collect[Config, World, State, Parts],
     parts: Parts,
     cfg: Config,
     world: World,
     state: State,
 ) -> _Calls:
-    """Arguments of the first call of each rollout part and of the minibatch step, from an eager rollout of one step."""
-    calls: dict[str, tuple[object, ...]] = {}
+    """Arguments of the first calls of each rollout part and of the minibatch step, from a short eager rollout."""
+    calls: dict[str, list[tuple[object, ...]]] = {}
 
     def with_recording(name: str) -> TensorFunction[object]:
         part = getattr(parts, name)
 
         def record_and_call(*args: object) -> object:
-            first_args = calls.setdefault(name, args)
-            return part(*first_args)
+            calls.setdefault(name, []).append(args)
+            return part(*args)
 
         return record_and_call
 
     recording_parts = {name: with_recording(name) for name in ROLLOUT_PARTS}
     short_parts = dataclasses.replace(
-        parts, scan=_scan_first_step, **recording_parts
+        parts, scan=_scan_first_steps, **recording_parts
     )
     collected = collect(cfg, world, state, short_parts)
 
     first_minibatch = stacked.item(collected.minibatches, 0)
     update_args = (cfg, world, state.params, collected.batch, collected.scalars)
-    calls["minibatch_step"] = (
-        *update_args,
-        collected.update_state,
-        first_minibatch,
-    )
+    calls["minibatch_step"] = [
+        (*update_args, collected.update_state, first_minibatch)
+    ]
     return calls
 
 
-def _scan_first_step(
+def _scan_first_steps(
     fn: Callable[[Carry, Inputs], tuple[Carry, Result]],
     carry: Carry,
     xs: Inputs,
 ) -> tuple[Carry, Result]:
-    """As a scan, but the first step stands for all: its outputs are repeated along the leading axis."""
+    """As a scan, but the outputs of the last of a few steps stand for all that follow."""
     n_steps = stacked.length(xs)
-    carry, y = fn(carry, stacked.item(xs, 0))
-    ys = tree.map(lambda leaf: torch.stack([leaf] * n_steps), y)
+    outputs: list[Result] = []
+    for t in range(min(MAX_CHECKED_STEPS, n_steps)):
+        carry, y = fn(carry, stacked.item(xs, t))
+        outputs.append(y)
+    outputs += [outputs[-1]] * (n_steps - len(outputs))
+    ys = tree.map(lambda *leaves: torch.stack(leaves), *outputs)
     return carry, ys
 
 
@@ -312,7 +327,7 @@ def _compile_parts_in_background(
         return
 
     uncached: list[parallel_compile.Call] = []
-    for name, args in calls.items():
+    for name, (args, *_) in calls.items():
         part = getattr(parts, name)
         if name != SLOWEST_TO_COMPILE and not _compile_with_inductor(
             part
@@ -424,15 +439,16 @@ class _StrategySelector:
         self,
         name: str,
         parts: Parts,
-        args: tuple[object, ...],
+        calls: list[tuple[object, ...]],
         use_custom_passes: bool,
     ) -> Parts:
-        """The parts with one rollout part compiled, after a check on `args`."""
+        """The parts with one rollout part compiled, after a check on the arguments of some calls."""
         eager: TensorFunction[object] = getattr(parts, name)
         compiled = compile_function(eager, self.backend, use_custom_passes)
-        actual = compiled(*args)  # compiles
-        if self.tolerance <= DEFAULT_TOLERANCE:
-            check_output(actual, eager(*args), self.tolerance)
+        for args in calls:
+            actual = compiled(*args)  # compiles at the first call
+            if self.tolerance <= TF32_TOLERANCE:
+                check_output(actual, eager(*args), self.tolerance)
         return dataclasses.replace(parts, **{name: compiled})
 
     def _compile_update(

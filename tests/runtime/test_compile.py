@@ -188,6 +188,70 @@ def test_a_strategy_that_is_fast_and_wrong_is_passed_over():
     assert "differs from eager" in record.failures[0].message
 
 
+def scaled_if_compiled(name, by, path):
+    """A part whose compiled form gives one leaf of its output, named by its path, a little too large."""
+
+    def part(*args, **kwargs):
+        out = getattr(EAGER_PARTS, name)(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            return out
+        names = tree.paths(out)
+        assert path in names
+        leaves = [
+            leaf * by if leaf_name == path else leaf
+            for leaf_name, leaf in zip(names, tree.leaves(out))
+        ]
+        return tree.unflatten(out, leaves)
+
+    return part
+
+
+@pytest.mark.parametrize(
+    ("name", "by", "path", "failing"),
+    [
+        ("rollout_step", 1.009, "1.reward", "rollout_step"),
+        ("build_batch", 1.0001, "batch.advantage", "build_batch"),
+        ("minibatch_step", 1.001, "0.opt_state.mu", "one-graph"),
+        ("minibatch_step", 1.001, "1.loss.entropy", "one-graph"),
+    ],
+)
+def test_one_output_that_is_a_little_wrong_is_refused(name, by, path, failing):
+    _, record = select(
+        replace(EAGER_PARTS, **{name: scaled_if_compiled(name, by, path)})
+    )
+    assert [(f.name, f.error_type) for f in record.failures] == [
+        (failing, "EquivalenceError")
+    ]
+
+
+def test_a_step_that_is_off_by_a_thousandth_of_its_change_is_refused():
+    def too_far(*args, **kwargs):
+        after, shown = EAGER_PARTS.minibatch_step(*args, **kwargs)
+        by = 1e-3 if torch.compiler.is_compiling() else 0.0
+        moved = after.flat_params - args[-2].flat_params
+        return after._replace(flat_params=after.flat_params + by * moved), shown
+
+    _, record = select(replace(EAGER_PARTS, minibatch_step=too_far))
+    assert [(f.name, f.error_type) for f in record.failures] == [
+        ("one-graph", "EquivalenceError")
+    ]
+
+
+def test_a_rollout_step_that_is_wrong_from_the_third_step_on_is_refused():
+    def later(*args):
+        state, transition = EAGER_PARTS.rollout_step(*args)
+        if torch.compiler.is_compiling():
+            late = transition.episode_stats.length > 2
+            reward = torch.where(late, 1.009, 1.0) * transition.reward
+            transition = transition._replace(reward=reward)
+        return state, transition
+
+    _, record = select(replace(EAGER_PARTS, rollout_step=later))
+    assert [(f.name, f.error_type) for f in record.failures] == [
+        ("rollout_step", "EquivalenceError")
+    ]
+
+
 def test_a_strategy_that_is_wrong_from_the_second_minibatch_on_is_passed_over():
     def later(*args, **kwargs):
         after, shown = EAGER_PARTS.minibatch_step(*args, **kwargs)

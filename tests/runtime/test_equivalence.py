@@ -18,12 +18,12 @@ LARGE = torch.tensor([1e3, 2e3])
 
 def test_a_small_leaf_that_is_wrong_is_named_however_large_the_others():
     want = (LARGE, torch.tensor([1e-3, 2e-3]))
-    check_output((LARGE * 1.009, want[1] * 0.992), want)
+    check_output((LARGE * 1.00002, want[1] * 0.99998), want)
     with pytest.raises(
         EquivalenceError, match=r"^2 of 2 numbers differ from eager in 1$"
     ):
-        check_output((LARGE, want[1] * 1.02), want)
-    check_output((LARGE, want[1] * 1.02), want, tolerance=0.03)
+        check_output((LARGE, want[1] * 1.002), want)
+    check_output((LARGE, want[1] * 1.002), want, tolerance=0.003)
 
 
 def test_the_same_infinities_and_no_numbers_are_equal_and_others_are_not():
@@ -35,18 +35,18 @@ def test_the_same_infinities_and_no_numbers_are_equal_and_others_are_not():
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
-def test_one_row_in_a_hundred_may_differ(dtype):
-    want = (torch.arange(200) + 1).to(dtype)
-    for rows, passes in ((2, True), (3, False)):
+def test_one_row_in_a_thousand_may_differ_and_none_of_fewer(dtype):
+    for n, rows, passes in ((2000, 2, True), (2000, 3, False), (999, 1, False)):
+        want = (torch.arange(n) + 1).to(dtype)
         other = torch.where(
-            torch.arange(200) < rows,
+            torch.arange(n) < rows,
             ~want if dtype == torch.bool else -100 * want,
             want,
         )
         if passes:
             check_output(other, want)
         else:
-            with pytest.raises(EquivalenceError, match=r"^3 of 200 "):
+            with pytest.raises(EquivalenceError, match=rf"^{rows} of {n} "):
                 check_output(other, want)
 
 
@@ -70,16 +70,37 @@ def test_what_rounding_leaves_of_equal_numbers_is_no_difference():
 
 
 def test_steps_are_compared_over_four_minibatches_and_by_what_they_change():
-    """Both go from 100 by 1 a step; one of them by 1.3 from the fourth on, which is 0.3 of 4."""
-    step = lambda last: lambda x, n: (x + torch.where(n == 3, last, 1.0), None)
-    start, few, many = torch.tensor([100.0]), torch.arange(3), torch.arange(9)
-    check_update(step(1.3), step(1.0), start, few)
-    check_update(step(1.03), step(1.0), start, many)
+    """Both go from 1 by 1 a step; one of them by 1.001 in the fourth, a 4,000th of its change."""
+    step = lambda last: lambda x, n: (x + torch.where(n == 3, last, 1.0), x)
+    start, few, many = torch.tensor([1.0]), torch.arange(3), torch.arange(9)
+    check_update(step(1.001), step(1.0), start, few)
+    check_update(step(1.0001), step(1.0), start, many)
     with pytest.raises(
         EquivalenceError,
-        match=r"differs from eager by 0.3 in , where that changes by 4$",
+        match=r"differs from eager by 0.001 in , where that changes by 4$",
     ):
-        check_update(step(1.3), step(1.0), start, many)
+        check_update(step(1.001), step(1.0), start, many)
+
+
+def test_counts_of_an_update_are_equal_and_its_metrics_are_close():
+    step = lambda count, metric: (
+        lambda state, n: ((state[0] + 1.0, state[1] + count), metric * (n + 1))
+    )
+    start = torch.zeros(3), torch.tensor(1_000_000)
+    right, many = step(1_000_000, 1.0), torch.arange(4)
+    check_update(step(1_000_000, 1.00001), right, start, many)
+    with pytest.raises(EquivalenceError, match="differs from eager by 4 in 1"):
+        check_update(step(1_000_001, 1.0), right, start, many)
+    with pytest.raises(EquivalenceError, match=r"^1 of 1 numbers"):
+        check_update(step(1_000_000, 1.0001), right, start, many)
+
+
+def test_a_change_below_the_rounding_of_a_leaf_is_no_difference():
+    """1e-9 of 1 in float32, as at the end of a schedule of the learning rate."""
+    step = lambda by: lambda x, n: (x + by, None)
+    check_update(step(1.2e-7), step(0.0), torch.ones(9), torch.arange(1))
+    with pytest.raises(EquivalenceError):
+        check_update(step(5e-7), step(0.0), torch.ones(9), torch.arange(1))
 
 
 def test_params_that_are_wrong_do_not_hide_behind_a_count_of_steps():
