@@ -9,7 +9,8 @@
     python experiments/full_step_matrix.py --report              rewrite the tables only
 
 Writes full_step_matrix-<torch>-<device>.json and .md into --out. Exits 1 when a cell does not end as the committed
-record for this version and device says: status, graphs or parity; times are not compared. An interrupted run goes on
+record for this version and device says: status, graphs or parity; times are not compared. Exits 3 when no committed
+record has any of the cells, so that there is nothing to compare with. An interrupted run goes on
 where it stopped, but not with the record of another machine.
 """
 
@@ -45,9 +46,11 @@ from experiments.matrix import (  # noqa: F401
 )
 from experiments.provenance import current_commit
 
+NOTHING_TO_COMPARE = 3  # exit status
+
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0, or 1 when a cell has changed."""
+    """The exit status: 0, 1 when a cell has changed, or 3 when there is nothing to compare with."""
     parser = arguments()
     args = parser.parse_args(argv)
     if args.worker:
@@ -81,6 +84,12 @@ def main(argv: list[str] | None = None) -> int:
     file.with_suffix(".md").write_text(tables.whole(now))
     if args.out.resolve() == record.RESULTS:
         tables.publish(paths.INVESTIGATION, record.RESULTS)
+    if not committed["cells"].keys() & now["cells"].keys():
+        print(
+            f"{len(now['cells'])} cells in {file}, nothing to compare with: no committed record of torch "
+            f"{torch.__version__} on {record.device()} has them"
+        )
+        return NOTHING_TO_COMPARE
     changed = record.changes(committed, now)
     for line in changed:
         print(f"changed: {line}")

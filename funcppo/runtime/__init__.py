@@ -6,6 +6,7 @@ The runtime receives the functions of a training step as arguments. From this pa
     protocols.py         the structural types of a training step, as far as the runtime reads them
     compile.py           compilation strategies: `select_strategy` picks one, `compile_function` compiles one function
     compile_cache.py     compiled functions on disk, found again by later processes
+    function_digest.py   a digest of a function and of all values that it reads, for the key of such code
     parallel_compile.py  background processes that compile ahead; compile_worker.py is their entry point
     stacked.py           trees whose leaves are stacked along a leading axis
     equivalence.py       the check that a compiled function computes what the eager one does

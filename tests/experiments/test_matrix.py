@@ -220,13 +220,24 @@ def test_a_dying_cell_is_a_crash_with_its_last_words():
     assert "no/such/cell/default" in result["error"]["message"]
 
 
+def test_a_version_without_a_committed_record_has_nothing_to_compare_with(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "none")
+    out = ["--only", EAGER, "--out", str(tmp_path / "out"), "--time", "none"]
+    assert full_step_matrix.main(out) == 3
+    assert "nothing to compare with" in capsys.readouterr().out
+
+
 def test_a_run_goes_on_where_it_stopped_and_tells_of_a_change_by_its_exit_status(
     tmp_path, monkeypatch, capsys
 ):
     args = ["--out", str(tmp_path), "--only", EAGER]
-    assert full_step_matrix.main(args) == 0
+    here = record.path(record.RESULTS, torch.__version__, record.device())
+    unchanged = 0 if here.exists() else 3
+    assert full_step_matrix.main(args) == unchanged
     assert "1/1" in capsys.readouterr().out
-    assert full_step_matrix.main(args) == 0
+    assert full_step_matrix.main(args) == unchanged
     assert "1 of them in the record already" in capsys.readouterr().out
     (file,) = tmp_path.glob("*.json")
     committed = json.loads(file.read_text())
