@@ -211,6 +211,7 @@ def test_no_config_is_left_out():
 PROGRAMS = {
     "train": ["countries_s1", "--out", "{tmp}/x"],
     "evaluate": ["countries_s1"],
+    "predict": ["countries_s1", "locatedIn(france, X)"],
     "prove": ["countries_s1", "locatedIn(france, europe)"],
     "provable": ["countries_s1"],
     "mine": ["countries_s1", "--out", "{tmp}/x"],
@@ -221,6 +222,7 @@ OPTIONS = {
     "train": ["steps", "seed", "threads", "n_validations", "n_validation_queries", "max_nonfinite_updates",
         "mining_seconds"],
     "evaluate": ["height", "smoothing", "queries", "seed", "threads"],
+    "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],
     "provable": ["height", "max_atoms"],
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
