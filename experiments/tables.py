@@ -510,9 +510,8 @@ def tuned() -> str:
         words = runs[0]["options"]
         mining = " ".join(words["mining"])
         training = " ".join(words["training"])
-        options.append(
-            f"- {label}: `mine {mining}`, `train {training}`".rstrip()
-        )
+        programs = f"mine {mining}".rstrip(), f"train {training}".rstrip()
+        options.append(f"- {label}: `{programs[0]}`, `{programs[1]}`")
         machine = runs[0]["machine"]
         torch_version = machine["torch"].split("+")[0]
         machines[

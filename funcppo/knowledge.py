@@ -39,7 +39,12 @@ from funcppo.evaluation.prediction import OpenQuery
 from funcppo.evaluation.rank_metrics import Metrics
 from funcppo.evaluation.ranking import HEADLINE_METRICS
 from funcppo.experiment import fitting, rule_cache, run_start
-from funcppo.experiment.answers import Answer, Answerer, AnswerProof
+from funcppo.experiment.answers import (
+    Answer,
+    Answerer,
+    AnswerProof,
+    prove_from_other_facts,
+)
 from funcppo.experiment.config import MINED_RULES_FILE, RunConfig
 from funcppo.experiment.run import Run
 from funcppo.experiment.subject import (
@@ -49,7 +54,6 @@ from funcppo.experiment.subject import (
     run_subject,
 )
 from funcppo.json_io import Json
-from funcppo.logic import joins, query_answering
 from funcppo.logic import proof as proofs
 from funcppo.logic.fixpoint import Verdict
 from funcppo.logic.proof import Proof
@@ -428,12 +432,14 @@ class Knowledge:
           Ranked answers; a candidate of a split query has the score that an evaluation gives it.
 
         Raises:
-          ValueError: a name is unknown, or not exactly one of head and tail is given.
+          ValueError: a name is unknown, not exactly one of head and tail is given, or k is below 1.
         """
         if (head is None) == (tail is None):
             raise ValueError(
                 f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
             )
+        if k is not None and k < 1:
+            raise ValueError(f"predict: expected k of 1 or more, got {k}")
         side = TAIL if tail is None else HEAD
         given = head if tail is None else tail
         query = OpenQuery(
@@ -471,17 +477,8 @@ class Knowledge:
         Raises:
           ValueError: a name is unknown, or there is a variable.
         """
-        task = self._subject.task
         atom = self._read_atom(query)
-        found = query_answering.prove_ground(
-            task.kb,
-            task.sizes,
-            tuple(atom.tolist()),
-            max_height=task.max_height,
-            max_atoms=task.cfg.max_atoms,
-            object_identity=task.least_model.object_identity,
-            budget=joins.RowBudget(MAX_PROOF_ROWS),
-        )
+        found = prove_from_other_facts(self._subject.task, atom, MAX_PROOF_ROWS)
         proof = found.proof
         if proof is not None and self.trained:
             proof = self._answerer.explain(atom, TAIL).proof or proof
@@ -715,7 +712,7 @@ def _fit(
         graph = graph.with_mined_rules(MiningConfig())
     if not len(graph.dataset.rules):
         raise ValueError(
-            f"{graph.dataset.name}: no rules given, and the data support none: expected rules"
+            rule_cache.no_rules_message(graph.dataset.name, MiningConfig())
         )
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(graph.stored(folder), **options)

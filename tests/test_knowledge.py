@@ -192,7 +192,7 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         (lambda k: fp.load([("a", "p")]), "triple 0: expected three names"),
         (lambda k: fp.load("no such data"), "unknown data set"),
         (lambda k: fp.load("countries_s1", test=[]), "valid and test only"),
-        (lambda k: fp.fit(fp.load([("a", "p", "b")])), "support none"),
+        (lambda k: fp.fit(fp.load([("a", "p", "b")])), "the data hold none"),
         (lambda k: fp.open(fp.load([("a", "p", "b")])), "expected rules"),
         (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
     ],

@@ -205,16 +205,21 @@ def get_or_mine_rules(
             announce(f"interrupted: the {n_rules} rules found by then: {path}")
         raise mined.result.interrupt
     if not n_rules:
-        raise ValueError(
-            f"{dataset.name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
-            f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
-            "finds more of with --min-support 2"
-        )
+        raise ValueError(no_rules_message(dataset.name, cfg))
     _write_with_notes(path, mined)
     return RuleFile(
         path,
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
         mined.result.notes,
+    )
+
+
+def no_rules_message(name: str, cfg: MiningConfig) -> str:
+    """What to say where the facts of a data set support no rule."""
+    return (
+        f"{name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
+        f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
+        "finds more of with --min-support 2"
     )
 
 

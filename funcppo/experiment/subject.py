@@ -81,7 +81,11 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
             f"--score {score}: {name} learnt from {run.run_config.learner}, expected "
             f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
         )
-    return Subject(run.task, score, run if score in POLICY_SCORES else None, [])
+    if score not in POLICY_SCORES:
+        return Subject(run.task, score, None, [])
+    update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
+    notes = [f"the run stands at update {update} of {n_updates}"]
+    return Subject(run.task, score, run, notes if update < n_updates else [])
 
 
 def check_untrained_score(score: str, name: str) -> None:

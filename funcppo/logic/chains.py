@@ -85,30 +85,21 @@ class _Edges(NamedTuple):
     ]  # of the walk's entity and the step among neighbours
 
 
-def chain_steps(
-    rule: Rule, side: int, n_constants: int
-) -> tuple[int, ...] | None:
-    """The steps of a path rule's body from the argument that is given to the one that is asked for.
-
-    Args:
-      side: the argument that is asked for.
-
-    Returns:
-      None if the rule is no path rule.
-    """
-    head, *body = (_binary(atom) for atom in (rule.head, *rule.body))
-    if head is None or None in body:
+def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
+    """The steps of a path rule's body from the first argument of its head to the second; None for other rules."""
+    head = _binary(rule.head)
+    body = [_binary(atom) for atom in rule.body]
+    if head is None:
         return None
-    atoms = [atom for atom in body if atom is not None]
-    here, end = head[HEAD + TAIL - side], head[side]
+    _, here, end = head
     visited = {here}
     steps: list[int] = []
-    while atoms:
-        leaving = [atom for atom in atoms if here in atom[1:]]
-        if len(leaving) != 1 or here <= n_constants:
+    while body:
+        leaving = [atom for atom in body if atom is None or here in atom[1:]]
+        if len(leaving) != 1 or leaving[0] is None or here <= n_constants:
             return None
         predicate, first, second = leaving[0]
-        atoms.remove(leaving[0])
+        body.remove(leaving[0])
         direction, here = (
             (FORWARD, second) if first == here else (BACKWARD, first)
         )
@@ -116,7 +107,7 @@ def chain_steps(
         if here in visited:
             return None
         visited.add(here)
-    return tuple(steps) if here == end > n_constants else None
+    return tuple(steps) if steps and here == end > n_constants else None
 
 
 def _binary(atom: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -127,17 +118,25 @@ def _binary(atom: tuple[int, ...]) -> tuple[int, int, int] | None:
 
 
 def plan_chains(
-    kb: KnowledgeBase, sizes: KBSizes, rules: Sequence[Rule]
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    path_rules: Sequence[tuple[Rule, tuple[int, ...]]],
 ) -> ChainPlan:
-    """Index the facts by step, and the rules by the steps of their bodies.
+    """Index the facts by step, and path rules by the steps of their bodies.
 
     Args:
-      rules: path rules.
+      path_rules: each with its `chain_steps`.
     """
-    tries: dict[int, ChainTrie] = {}
-    for side in (HEAD, TAIL):
-        steps = [chain_steps(rule, side, sizes.n_constants) for rule in rules]
-        tries[side] = _build_trie(rules, steps, sizes, kb.facts.device)
+    # To the first argument a body is walked from its end.
+    reverse = [
+        (rule, tuple(step ^ 1 for step in reversed(steps)))
+        for rule, steps in path_rules
+    ]
+    device = kb.facts.device
+    tries = {
+        HEAD: _build_trie(reverse, sizes, device),
+        TAIL: _build_trie(path_rules, sizes, device),
+    }
     return ChainPlan(_index_neighbours(kb, sizes), tries)
 
 
@@ -153,8 +152,7 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
 
 
 def _build_trie(
-    rules: Sequence[Rule],
-    steps_of_rules: Sequence[tuple[int, ...] | None],
+    path_rules: Sequence[tuple[Rule, tuple[int, ...]]],
     sizes: KBSizes,
     device: torch.device,
 ) -> ChainTrie:
@@ -168,8 +166,7 @@ def _build_trie(
         return len(children) - 1
 
     root = [0] * (sizes.n_predicates + 1)
-    for rule, steps in zip(rules, steps_of_rules):
-        assert steps is not None, "a path rule"
+    for rule, steps in path_rules:
         predicate = rule.head[0]
         node = root[predicate] = root[predicate] or add_node()
         for step in steps:
@@ -306,6 +303,8 @@ class _Walker:
                 (*(entity[row] for entity in walks.path), there),
                 walks.n_ways[row],
             )
+
+            # Under object identity no entity is visited twice.
             is_kept = ~self._uses_left_out(longer, edges.step[edge])
             if self.object_identity:
                 for entity in longer.path[:-1]:

@@ -70,11 +70,14 @@ class FiringPlan:
 
 def plan_firings(kb: KnowledgeBase, sizes: KBSizes) -> FiringPlan:
     """Index the facts and group the rules: once for any number of questions."""
-    path_rules: list[Rule] = []
+    path_rules: list[tuple[Rule, tuple[int, ...]]] = []
     others: list[Rule] = []
     for rule in rules_from_kb(kb):
-        steps = chains.chain_steps(rule, TAIL, sizes.n_constants)
-        (others if steps is None else path_rules).append(rule)
+        steps = chains.chain_steps(rule, sizes.n_constants)
+        if steps is None:
+            others.append(rule)
+        else:
+            path_rules.append((rule, steps))
     return FiringPlan(
         sizes,
         chains.plan_chains(kb, sizes, path_rules),

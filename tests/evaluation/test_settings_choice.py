@@ -143,16 +143,17 @@ def test_without_valid_queries_the_defaults_are_said():
 
 
 def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
-    rows = {}
+    budgets = []
 
     class Counting(settings_choice.RowBudget):
-        def spend(self, n_rows):
-            super().spend(n_rows)
-            rows[id(self)] = self.n_rows
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            budgets.append(self)
 
     monkeypatch.setattr(settings_choice, "RowBudget", Counting)
     choose_settings(random_graph(), OPEN)
-    first, *_, last = rows.values()  # height 1 without object identity first
+    # Height 1 without object identity comes first.
+    first, *_, last = (budget.n_rows for budget in budgets)
     assert first < last
 
     monkeypatch.setattr(settings_choice, "MAX_TRIAL_ROWS", first)

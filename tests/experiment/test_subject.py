@@ -30,8 +30,10 @@ def test_a_data_set_has_what_its_valid_split_chooses():
 def test_a_run_has_its_own_score_by_default(run):
     subject = run_subject(run)
     assert (subject.score, subject.policy_run) == ("best-proof", run)
+    assert subject.notes == ["the run stands at update 0 of 4"]
     untrained = run_subject(run, "noisy-or")
     assert (untrained.score, untrained.policy_run) == ("noisy-or", None)
+    assert untrained.notes == []
     with pytest.raises(ValueError, match="R learnt from proofs, expected"):
         run_subject(run, "evidence", "R")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from funcppo.logic import kb, triple_index
+from funcppo.logic import joins, kb, triple_index
 from funcppo.logic.consequences import with_confidence
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence
@@ -235,6 +236,32 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
     assert not len(left.entity) and len(left.label) == len(rows)
     n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
     assert n_derivable <= bounded.n_left_out <= len(rows)
+
+
+def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
+    monkeypatch,
+):
+    rows = all_questions(VILLAGE)
+    built, sizes, facts = build(VILLAGE)
+    arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
+    work = evidence.EvidenceWork()
+    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", len(rows))
+    monkeypatch.setattr(
+        evidence, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS
+    )
+    assert len(list(evidence.iter_evidence(*arguments, work))) == 1
+    assert 0 < work.n_rows < joins.JOIN_OVERHEAD_ROWS
+
+
+def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
+    built, _, _ = build(VILLAGE)
+    found = collect(VILLAGE, ask([(KNOWS, TAIL, 1, 0)]))
+    confidence = (built.support / built.body_pairs).tolist()
+    bounds = found.firing_offsets.tolist()
+    for row, score in enumerate(found.base_score.tolist()):
+        rules = found.rule[bounds[row] : bounds[row + 1]].tolist()
+        wrong = math.prod(1 - confidence[rule] ** 3 for rule in rules)
+        assert score == pytest.approx(-math.log(wrong), rel=1e-5) and score > 0
 
 
 def test_many_links_make_smaller_chunks(monkeypatch):
