@@ -20,6 +20,7 @@ from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.logic import triple_index
 from funcppo.logic.consequences import Derivations
+from funcppo.logic.firing_chunks import FiringWork, open_questions
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.question_types import (
     LeftOut,
@@ -27,7 +28,6 @@ from funcppo.logic.question_types import (
     select_questions,
 )
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.aggregation import (
     AggregationConfig,
@@ -37,7 +37,6 @@ from funcppo.prover.aggregation import (
 from funcppo.prover.evidence import (
     Evidence,
     EvidenceConfig,
-    EvidenceWork,
     FactIndex,
 )
 from funcppo.prover.task import ProverTask
@@ -106,7 +105,7 @@ def query_evidence(
     facts: FactIndex,
     atoms: Tensor,
     side: int,
-    work: EvidenceWork | None = None,
+    work: FiringWork | None = None,
 ) -> Iterator[QuestionEvidence]:
     """Yield the evidence of all questions that some atoms ask about one side, some after others.
 
@@ -116,15 +115,7 @@ def query_evidence(
       work: counts the work; None not to count it.
     """
     queries = atoms.long().to(task.kb.facts.device)
-    rows = unique_rows(queries[:, [0, HEAD + TAIL - side]])
-    predicate, given = rows.unbind(1)
-    questions = Questions(
-        predicate=predicate,
-        side=torch.full_like(predicate, side),
-        entity=given,
-        left_out=torch.zeros_like(given),
-    )
-
+    questions = open_questions(queries, side)
     start = 0
     for part in evidence.iter_evidence(
         task.kb,
@@ -336,7 +327,7 @@ def count_queries_within(
       max_rows: the most rows that the joins make for them.
     """
     pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
-    work = EvidenceWork()
+    work = FiringWork()
     n_firings = sum(
         len(part.evidence.rule)
         for side in sides

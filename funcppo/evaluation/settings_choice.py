@@ -5,7 +5,7 @@ the best MRR. What is set stays as it is. The work is bounded by a number of row
 depend on the speed of the machine.
 
 At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
-query may have as candidates are held (`partial_fixpoint.restricted_step`).
+query may have as candidates are held (`partial_fixpoint`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from funcppo.logic import (
     triple_index,
 )
 from funcppo.logic import kb as kbase
-from funcppo.logic.consequences import with_confidence
+from funcppo.logic.consequences import count_rules, with_confidence
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
@@ -41,6 +41,7 @@ from funcppo.prover.task import (
     PhaseCallback,
     entity_pool,
     ignore_phase,
+    known_counts,
     known_triples,
 )
 from funcppo.types import I32, I64
@@ -102,6 +103,7 @@ class _Sample:
     kb: KnowledgeBase
     sizes: KBSizes
     rules: np.ndarray
+    known_counts: I64[Tensor, "R 3"] | None
     queries: I64[Tensor, "Q W"]
     known_triples: I32[Tensor, "N W"]
     pool: I64[Tensor, "E"]
@@ -301,6 +303,7 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
         kb=kb,
         sizes=sizes,
         rules=dataset.rules,
+        known_counts=known_counts(dataset),
         queries=torch.from_numpy(dataset.valid[rows]).long(),
         known_triples=torch.from_numpy(known_triples(dataset)),
         pool=pool,
@@ -356,15 +359,16 @@ def _try_scores(
     """
     budget = RowBudget(MAX_TRIAL_ROWS)
     candidates = _list_candidates(sample, height, object_identity, budget)
+    counts = count_rules(
+        sample.kb,
+        sample.sizes,
+        object_identity=object_identity,
+        known=sample.known_counts,
+        budget=budget,
+    )
     trials = []
     for smoothing in options.smoothings:
-        kb = with_confidence(
-            sample.kb,
-            sample.sizes,
-            object_identity=object_identity,
-            smoothing=smoothing,
-            budget=budget,
-        )
+        kb = with_confidence(sample.kb, counts, smoothing)
         for score in options.scores:
             mrr, n_atoms = _rank(sample, candidates, kb, score)
             trials.append(
@@ -397,15 +401,30 @@ def _list_candidates(
             n_predicates=sizes.n_predicates,
         )
     max_derivations = MAX_DERIVATIONS_PER_ATOM * sample.max_atoms
-    part = partial_fixpoint.restricted_step(
-        facts_kb,
-        sizes,
-        sample.queries,
-        facts_kb.facts[:0],
-        max_derivations,
-        object_identity,
-        budget,
-    )
+    # A query that is a fact must not be derived from itself.
+    if (
+        height == 1
+        and not kbase.contains(facts_kb, sizes, sample.queries).any()
+    ):
+        part = partial_fixpoint.answered_step(
+            facts_kb,
+            sizes,
+            sample.queries,
+            sample.protocol.sides,
+            max_derivations,
+            object_identity,
+            budget,
+        )
+    else:
+        part = partial_fixpoint.restricted_step(
+            facts_kb,
+            sizes,
+            sample.queries,
+            facts_kb.facts[:0],
+            max_derivations,
+            object_identity,
+            budget,
+        )
     if part is None:
         raise RowBudgetExceeded(f"more than {max_derivations:,} derivations")
     model, index = part

@@ -108,7 +108,7 @@ def build(
 ) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a fact table and a rule table.
 
-    `support` and `body_pairs` start at 0; `consequences.with_confidence` fills them.
+    `support` and `body_pairs` start at 0; `consequences.with_confidence` sets them.
 
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.

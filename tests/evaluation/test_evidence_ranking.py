@@ -8,7 +8,7 @@ import torch
 from funcppo import random
 from funcppo.evaluation import evidence_ranking, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol
-from funcppo.logic import fixpoint
+from funcppo.logic import firing_chunks, fixpoint
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.config import ProverTaskConfig
@@ -36,7 +36,7 @@ def parts_of(task, facts, split):
 
 
 def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
-    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 2)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
     facts = evidence.index_facts(task.kb, task.sizes)
     split = task.dataset.valid
     shown = []
