@@ -188,6 +188,8 @@ class _SharedScores:
         self, scorer: Scorer, side: int, i: int, atoms: I32[Tensor, "n W"], /
     ) -> F64[Tensor, "n"]:
         """One of the scores of some atoms, whose evidence is collected unless they are the last ones of the side."""
+        if not len(atoms):
+            return torch.zeros(0, dtype=torch.float64, device=atoms.device)
         last, values = self._last.get(side, (None, None))
         if last is None or values is None or not torch.equal(last, atoms):
             values = scorer(atoms)

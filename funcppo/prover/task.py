@@ -27,7 +27,11 @@ from funcppo.logic import (
     triple_index,
 )
 from funcppo.logic import kb as kbase
-from funcppo.logic.consequences import count_rules, with_confidence
+from funcppo.logic.consequences import (
+    RuleCounts,
+    count_rules,
+    with_confidence,
+)
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.fixpoint import LeastModel
@@ -47,6 +51,8 @@ from funcppo.types import I32, I64
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 # the derivability index holds at most this many derivations times `max_atoms`
 MAX_DERIVATIONS_PER_ATOM = 20
+# Where nothing reads derivations, T_P is not computed if the rules derive more heads, times `max_atoms`, than this.
+MAX_HEADS_PER_ATOM = 4
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
 
@@ -168,7 +174,7 @@ def build_task(
 
     # What the rules derive, and who selects facts.
     derived = _derived_atoms(
-        dataset, cfg, kb, sizes, settings, with_derivations, on_phase
+        dataset, cfg, kb, sizes, counts, settings, with_derivations, on_phase
     )
     derives_by_query = not (with_derivations or derived.model.complete)
     fact_selection = _choose_fact_selection(
@@ -295,6 +301,7 @@ def _derived_atoms(
     cfg: ProverTaskConfig,
     kb: KnowledgeBase,
     sizes: KBSizes,
+    counts: RuleCounts,
     settings: ProofSettings,
     with_derivations: bool,
     on_phase: PhaseCallback,
@@ -307,6 +314,10 @@ def _derived_atoms(
       ValueError: even the part is too large.
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
+    n_heads = int(counts.body_pairs.sum())
+    if not with_derivations and n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms:
+        note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
+        return _facts_alone(kb, sizes, settings, note)
     model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes, on_phase)
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])
@@ -319,11 +330,8 @@ def _derived_atoms(
 
     stop_reason = model.stop_reason
     if not with_derivations:
-        facts_alone = partial_fixpoint.partial_model(
-            kb, sizes, kb.facts[:0], object_identity=settings.object_identity
-        )
-        note = f"T_P to height 1 {stop_reason}: derived for each query that is asked"
-        return _DerivedAtoms(facts_alone, None, None, [note])
+        note = f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked"
+        return _facts_alone(kb, sizes, settings, note)
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
     sample = partial_fixpoint.priority_sample(
         kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
@@ -339,6 +347,16 @@ def _derived_atoms(
     model, index = part
     note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
     return _DerivedAtoms(model, index, sample, [note])
+
+
+def _facts_alone(
+    kb: KnowledgeBase, sizes: KBSizes, settings: ProofSettings, note: str
+) -> _DerivedAtoms:
+    """The facts as a model: what the rules derive is not held."""
+    model = partial_fixpoint.partial_model(
+        kb, sizes, kb.facts[:0], object_identity=settings.object_identity
+    )
+    return _DerivedAtoms(model, None, None, [note])
 
 
 def _choose_fact_selection(

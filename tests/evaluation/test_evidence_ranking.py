@@ -187,6 +187,8 @@ def test_scorers_of_the_same_atoms_collect_their_evidence_once(
         alone = ranking.rank_split(task, split, scorer, BOTH)
         assert torch.equal(log_odds, alone.log_odds)
     # Other atoms are collected anew.
+    no_atoms = torch.zeros((0, 3), dtype=torch.int32)
+    assert shared[1].head(no_atoms).shape == (0,)
     fewer = ranking.rank_split(task, split[:1], shared[1], BOTH)
     alone = ranking.rank_split(task, split[:1], scorer, BOTH)
     assert torch.equal(fewer.log_odds, alone.log_odds)
