@@ -27,6 +27,7 @@ from funcppo.logic.question_types import (
     Questions,
     select_questions,
 )
+from funcppo.logic.sorting import sort_keys
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.aggregation import (
@@ -273,7 +274,7 @@ class _SideScorer(NamedTuple):
         atom = atoms.long()
         given, answer = atom[:, HEAD + TAIL - self.side], atom[:, self.side]
         question = atom[:, 0] * self.base + given
-        wanted, order = torch.sort(question * self.base + answer)
+        wanted, order = sort_keys(question * self.base + answer)
         question = question[order]
 
         scores: Tensor | None = None

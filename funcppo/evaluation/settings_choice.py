@@ -383,13 +383,14 @@ def _try_scores(
     """
     budget = RowBudget(MAX_TRIAL_ROWS)
     if object_identity not in counts_of:
-        counts_of[object_identity] = count_rules(
+        counts = count_rules(
             sample.kb,
             sample.sizes,
             object_identity=object_identity,
             known=sample.known_counts,
             budget=budget,
         )
+        counts_of |= {object_identity: counts}
     counts = counts_of[object_identity]
     if height > 1:
         # The first step makes a row at least for each head of each rule.

@@ -28,6 +28,7 @@ from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import Firings, LeftOut, Questions
 from funcppo.logic.relations import Table, distinct
 from funcppo.logic.rules import Rule
+from funcppo.logic.sorting import sort_keys
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import runs
 from funcppo.types import I64, Bool
@@ -146,7 +147,7 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     step = torch.cat([2 * predicate + FORWARD, 2 * predicate + BACKWARD])
     start, end = torch.cat([head, tail]), torch.cat([tail, head])
-    key, order = torch.sort(step * (sizes.n_constants + 1) + start)
+    key, order = sort_keys(step * (sizes.n_constants + 1) + start)
     distinct_key, counts = runs(key)
     return Neighbours(distinct_key, row_index.offsets(counts), end[order])
 

@@ -49,7 +49,8 @@ from funcppo.logic.rules import (
     rules_from_kb,
     substitute_rule,
 )
-from funcppo.logic.typed_torch import int_list, unique_values
+from funcppo.logic.sorting import unique_values
+from funcppo.logic.typed_torch import int_list
 from funcppo.types import I32, I64, Bool
 
 

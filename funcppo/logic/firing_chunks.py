@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic import row_index
+from funcppo.logic import row_index, sorting
 from funcppo.logic.firings import FiringPlan, iter_firings
 from funcppo.logic.joins import (
     JOIN_OVERHEAD_ROWS,
@@ -175,10 +175,11 @@ def sorted_firings(
     none = questions.entity[:0]
     empty = Firings(none, none, none, none)
     firings = Firings(*(torch.cat(columns) for columns in zip(empty, *parts)))
-    order = torch.argsort(firings.rule, stable=True)
-    key = firings.question * (plan.sizes.n_constants + 1) + firings.candidate
-    order = order[torch.argsort(key[order], stable=True)]
-    return Firings(*(column[order] for column in firings))
+    *key, counts = firings
+    bounds = len(questions.entity), plan.sizes.n_constants, plan.sizes.n_rules
+    _, code = row_index.encode_rows(key, [n.bit_length() for n in bounds])
+    order = sorting.sort_keys(code).order
+    return Firings(*(column[order] for column in (*key, counts)))
 
 
 def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
@@ -227,9 +228,7 @@ def _answers(chunk: FiringChunk, sizes: KBSizes) -> I32[Tensor, "n W"]:
     """The atoms that the rules derive for the questions of a chunk, each once."""
     firings = chunk.firings
     base = sizes.n_constants + 1
-    is_first = row_index.first_of_run(
-        firings.question * base + firings.candidate
-    )
+    is_first = sorting.first_of_run(firings.question * base + firings.candidate)
     return fired_atoms(
         chunk.questions,
         Firings(*(column[is_first] for column in firings)),

@@ -34,7 +34,7 @@ from funcppo.logic.kb import (
     rule_confidence,
     sort_and_index_atoms,
 )
-from funcppo.logic.typed_torch import unique_values
+from funcppo.logic.sorting import unique_values
 from funcppo.types import F64, I32, I64
 
 # odd; for `_hash_to_uniform`

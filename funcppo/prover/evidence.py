@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.logic import row_index, triple_index
+from funcppo.logic import row_index, sorting, triple_index
 from funcppo.logic.firing_chunks import (
     FiringWork,
     iter_firing_chunks,
@@ -37,12 +37,8 @@ from funcppo.logic.question_types import (
     LeftOut,
     Questions,
 )
+from funcppo.logic.sorting import unique_inverse, unique_values, value_counts
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
-from funcppo.logic.typed_torch import (
-    unique_inverse,
-    unique_values,
-    value_counts,
-)
 from funcppo.ranges import NonNegativeInt, Seed, Size, check_fields
 from funcppo.types import F32, I64, Bool
 
@@ -168,7 +164,7 @@ def index_facts(kb: KnowledgeBase, sizes: KBSizes) -> FactIndex:
     # An entity is seen from the other one, so the label of a link is that of its second entity.
     first, second = torch.cat([head, tail]), torch.cat([tail, head])
     label = torch.cat([as_tail, as_head])
-    key, order = torch.sort(first * (sizes.n_constants + 1) + second)
+    key, order = sorting.sort_keys(first * (sizes.n_constants + 1) + second)
     degree_key = second * n_labels(sizes) + label
     return FactIndex(
         degree_key=unique_values(degree_key),
@@ -258,9 +254,7 @@ def _weigh_firings(
 ) -> Evidence:
     """The evidence of the candidates that rules derive, or of a selection of them."""
     base = sizes.n_constants + 1
-    is_first = row_index.first_of_run(
-        firings.question * base + firings.candidate
-    )
+    is_first = sorting.first_of_run(firings.question * base + firings.candidate)
     row = is_first.cumsum(0) - 1  # the candidate of each firing
     question = firings.question[is_first]
     entity = firings.candidate[is_first]
