@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.types import I64, Bool
+from funcppo.types import F32, I64, Bool
 
 KEY_BITS = 63  # bits of a non-negative int64
+_SIGN_BIT = 1 << 31
 # below this many keys a sort by torch takes less than packing does
 MIN_PACKED = 2048
 
@@ -55,6 +56,18 @@ def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
         (packed >> position_bits).to(key.dtype),
         packed & ((1 << position_bits) - 1),
     )
+
+
+def argsort_floats(value: F32[Tensor, "n"]) -> I64[Tensor, "n"]:
+    """The positions of values, none of them NaN, in ascending order; equal ones in the order in which they come."""
+    if value.is_cuda or len(value) < MIN_PACKED:
+        return torch.argsort(value, stable=True)
+    # The bits of a float, as an integer, ascend with its size; adding 0 turns -0 into 0.
+    bits = (value + 0.0).view(torch.int32).to(torch.int64)
+    ascending = torch.where(
+        bits < 0, _SIGN_BIT - 1 - (bits + _SIGN_BIT), bits + _SIGN_BIT
+    )
+    return sort_keys(ascending).order
 
 
 def unique_values(values: Tensor) -> Tensor:

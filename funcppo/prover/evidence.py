@@ -488,8 +488,8 @@ def _place_in_question(
     Args:
       question: ascending.
     """
-    order = torch.argsort(value, stable=True)
-    order = order[torch.argsort(question[order], stable=True)]
+    order = sorting.argsort_floats(value)
+    order = order[sorting.sort_keys(question[order]).order]
     index = torch.arange(len(question), device=question.device)
     start = torch.searchsorted(question, question)
     return torch.empty_like(index).scatter(0, order, index - start)

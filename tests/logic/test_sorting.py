@@ -48,6 +48,16 @@ def test_they_are_those_of_torch(key):
     )
 
 
+@given(st.integers(0, 2**30), st.sampled_from([5, 3 * sorting.MIN_PACKED]))
+def test_floats_are_ordered_as_by_torch(seed, n):
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.randn(n, generator=generator)
+    value = torch.cat([value, -value, value.round(), -value.round()])
+    value = torch.cat([value, torch.tensor([torch.inf, -torch.inf, 1e-42])])
+    expected = torch.argsort(value, stable=True)
+    assert torch.equal(sorting.argsort_floats(value), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_the_type_of_the_keys_stays(dtype):
     key = torch.arange(2 * sorting.MIN_PACKED, dtype=dtype).flip(0) // 3
