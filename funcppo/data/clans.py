@@ -17,7 +17,7 @@ import numpy as np
 
 from funcppo.data.dataset import Dataset, from_splits, with_rules
 from funcppo.data.readers import read_clauses
-from funcppo.data.triple_files import Triple
+from funcppo.data.triple_table import Triple
 
 # the clans of each tribe
 PATRILINEAL_TRIBES = (("bear", "crane", "wolf"), ("deer", "eagle", "fox"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,7 +21,12 @@ from funcppo.data.leakage import leakage_notes
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import Atom, Clause, Variable
 from funcppo.data.prolog import indicator
-from funcppo.data.triple_files import Triple
+from funcppo.data.triple_table import (
+    NameTable,
+    Triple,
+    drop_duplicates,
+    order_of_occurrence,
+)
 
 PredicateKey = tuple[str, int]  # name and arity
 NameT = TypeVar("NameT", str, PredicateKey)
@@ -109,42 +114,60 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
       splits: triples of train, valid, test, and perhaps of facts, which are known beside train. Ids follow the order of
         the dictionary.
     """
-    triples: list[Triple] = []
-    for split in splits.values():
-        triples += split
-    entity_ids = assign_ids(_entity_names(triples))
-    predicate_ids = assign_ids(_relation_names(triples))
-
-    train = list(dict.fromkeys(splits["train"]))
-    more_facts = splits.get("facts", [])
-    facts = list(dict.fromkeys([*train, *more_facts]))
-
-    notes = []
-    n_duplicates = len(splits["train"]) - len(train)
-    if n_duplicates:
-        notes.append(duplicate_note(n_duplicates))
-    n_unseen_entities = len(entity_ids) - len(set(_entity_names(facts)))
-    if n_unseen_entities:
-        notes.append(_unseen_note(n_unseen_entities, "entities"))
-    n_unseen_relations = len(predicate_ids) - len(set(_relation_names(facts)))
-    if n_unseen_relations:
-        notes.append(_unseen_note(n_unseen_relations, "relations"))
-
-    fact_table = _encode_triples(facts, entity_ids, predicate_ids)
-    held_out = {
-        split: _encode_triples(splits[split], entity_ids, predicate_ids)
-        for split in ("valid", "test")
+    names = NameTable()
+    tables = {
+        split: names.number_triples(triples)
+        for split, triples in splits.items()
     }
-    notes += leakage_notes(fact_table, held_out, tuple(predicate_ids))
+    return from_tables(name, names.names(), tables)
+
+
+def from_tables(
+    name: str, names: Sequence[str], splits: Mapping[str, np.ndarray]
+) -> Dataset:
+    """The data set of triples of numbered names, without rules; ids follow first occurrence.
+
+    Args:
+      name: name of the data set.
+      names: of entities and relations; those that no triple has are left out.
+      splits: as in `from_splits`; each int [n, 3], head, relation and tail as indices of names.
+    """
+    rows = np.concatenate(list(splits.values()))
+    entities = order_of_occurrence(rows[:, [0, 2]].ravel(), len(names))
+    relations = order_of_occurrence(rows[:, 1], len(names))
+    tables = {
+        split: np.stack(
+            [
+                _number_from_one(relations, len(names))[table[:, 1]],
+                *_number_from_one(entities, len(names))[table[:, [0, 2]]].T,
+            ],
+            axis=1,
+        )
+        for split, table in splits.items()
+    }
+
+    train = drop_duplicates(tables["train"])
+    facts = train
+    if "facts" in tables:
+        facts = drop_duplicates(np.concatenate([train, tables["facts"]]))
+
+    n_duplicates = len(tables["train"]) - len(train)
+    notes = [duplicate_note(n_duplicates)] if n_duplicates else []
+    n_unseen_entities = len(entities) - _count_distinct(facts[:, 1:])
+    n_unseen_relations = len(relations) - _count_distinct(facts[:, 0])
+    notes += _unseen_notes(n_unseen_entities, n_unseen_relations)
+    predicates = tuple(map(names.__getitem__, relations.tolist()))
+    held_out = {split: tables[split] for split in ("valid", "test")}
+    notes += leakage_notes(facts, held_out, predicates)
     return Dataset(
         name=name,
-        entities=tuple(entity_ids),
-        predicates=tuple(predicate_ids),
-        arities=(2,) * len(predicate_ids),
-        train=fact_table[: len(train)],
+        entities=tuple(map(names.__getitem__, entities.tolist())),
+        predicates=predicates,
+        arities=(2,) * len(predicates),
+        train=facts[: len(train)],
         valid=held_out["valid"],
         test=held_out["test"],
-        facts=fact_table,
+        facts=facts,
         rules=np.zeros((0, 1, 3), np.int32),
         rule_weights=np.zeros(0),
         n_duplicates=n_duplicates,
@@ -313,35 +336,16 @@ def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:
     return {name: i for i, name in enumerate(distinct, 1)}
 
 
-def _entity_names(triples: Iterable[Triple]) -> list[str]:
-    """Heads and tails of triples, in their order."""
-    names = []
-    for head, _, tail in triples:
-        names += [head, tail]
-    return names
+def _number_from_one(order: np.ndarray, n_names: int) -> np.ndarray:
+    """The ids of names by their number, int32 [n_names]: 1 for the first of an order of numbers."""
+    ids = np.zeros(n_names, np.int32)
+    ids[order] = np.arange(1, len(order) + 1)
+    return ids
 
 
-def _relation_names(triples: Iterable[Triple]) -> list[str]:
-    """Relations of triples, in their order."""
-    return [relation for _, relation, _ in triples]
-
-
-def _encode_triples(
-    triples: list[Triple],
-    entity_ids: dict[str, int],
-    predicate_ids: dict[str, int],
-) -> np.ndarray:
-    """The ids of triples, int32 [n, 3]: predicate, head, tail."""
-    rows: list[tuple[int, int, int]] = []
-    for head, relation, tail in triples:
-        row = (
-            predicate_ids[relation],
-            entity_ids[head],
-            entity_ids[tail],
-        )
-        rows.append(row)
-    table = np.array(rows, np.int32)
-    return table.reshape(-1, 3)  # [0, 3] for no triples
+def _count_distinct(ids: np.ndarray) -> int:
+    """How many different ids there are."""
+    return int(np.count_nonzero(np.bincount(ids.ravel())))
 
 
 def duplicate_note(n_duplicates: int) -> str:
@@ -349,11 +353,14 @@ def duplicate_note(n_duplicates: int) -> str:
     return f"train: {n_duplicates} lines repeat another and were dropped"
 
 
-def _unseen_note(n_unseen: int, kind: str) -> str:
-    """The note on entities or relations that only held-out triples have."""
-    return (
+def _unseen_notes(n_entities: int, n_relations: int) -> list[str]:
+    """The notes on entities and relations that only held-out triples have."""
+    counts = {"entities": n_entities, "relations": n_relations}
+    return [
         f"valid, test: {n_unseen} {kind} occur in no known fact; they are kept"
-    )
+        for kind, n_unseen in counts.items()
+        if n_unseen
+    ]
 
 
 def _predicate_key(atom: Atom) -> PredicateKey:

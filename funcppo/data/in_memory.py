@@ -14,7 +14,7 @@ import numpy as np
 
 from funcppo.data.dataset import Dataset
 from funcppo.data.lexer import shorten
-from funcppo.data.triple_files import Triple
+from funcppo.data.triple_table import Triple
 
 HEADER = ("head", "relation", "tail")
 # other names of the three columns of a data frame

@@ -6,12 +6,12 @@ embedded (`countries_s1`) or generated (`clans:1500:0`). `from_text` and `from_t
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from funcppo.data.clans import make_clans
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
@@ -20,6 +20,7 @@ from funcppo.data.dataset import (
     duplicate_note,
     from_clauses,
     from_splits,
+    from_tables,
     with_rules,
 )
 from funcppo.data.family_tree import make_family_tree
@@ -28,12 +29,17 @@ from funcppo.data.parser import has_variables
 from funcppo.data.readers import detect_format, read_clauses
 from funcppo.data.rule_tables import read_counts
 from funcppo.data.splits import split_triples
+from funcppo.data.text_files import read_content, read_text
 from funcppo.data.triple_files import (
     SUFFIXES,
-    Triple,
     TripleFile,
     is_triple_file,
     read_triples,
+)
+from funcppo.data.triple_table import (
+    NameTable,
+    Triple,
+    order_of_occurrence,
 )
 
 
@@ -54,6 +60,13 @@ _GENERATED_NAME = re.compile(
 )
 _RULE_FILES = ("rules.txt", "rules.tsv", "rules.pl")
 _PROLOG_SUFFIXES = (".pl", ".pl.gz")
+# What names between NUL bytes that are not single-spaced have.
+_UNUSUAL_SPACES = (
+    "  ",
+    " \0",
+    "\0 ",
+    *(c for c in map(chr, range(1, 0x3001)) if c.isspace() and c != " "),
+)
 _TRIPLE_COLUMNS = "head<TAB>relation<TAB>tail"
 
 
@@ -97,7 +110,7 @@ def load(
             f"{name}: expected a folder or a file of triples to choose columns of or to split"
         )
     elif name.endswith(_PROLOG_SUFFIXES):
-        dataset = _read_program(_read_text(path), path.name, name)
+        dataset = _read_program(read_text(path), path.name, name)
     elif generated:
         generator, n_people, seed = generated.groups()
         dataset = GENERATORS[generator](int(n_people), int(seed))
@@ -194,18 +207,24 @@ def _load_splits(
       cfg: how they are read, and split.
       facts_only: leave valid and test out; train may be empty.
     """
-    files = _read_triple_files(paths, cfg, facts_only)
-    splits: dict[str, list[Triple]] = {"train": [], "valid": [], "test": []}
+    table = NameTable()
+    files = _read_triple_files(paths, cfg, facts_only, table)
+    names = table.names()
+    _check_spelling(paths, files, names)
+    no_triples = np.zeros((0, 3), np.int32)
+    splits = dict.fromkeys(("train", "valid", "test"), no_triples)
     splits |= {split: file.triples for split, file in files.items()}
     notes = [note for file in files.values() for note in file.notes]
     if cfg.split_ratios is None:
-        return _with_notes(from_splits(name, splits), notes)
+        return _with_notes(from_tables(name, names, splits), notes)
 
     if "valid" in paths or "test" in paths:
         raise ValueError(
             f"{name}: has valid or test triples already: expected no split_ratios, got {cfg.split_ratios}"
         )
-    parts = split_triples(splits["train"], cfg.split_ratios, cfg.split_seed)
+    parts = split_triples(
+        splits["train"], names, cfg.split_ratios, cfg.split_seed
+    )
     sizes = f"{len(parts.train)} / {len(parts.valid)} / {len(parts.test)}"
     notes.append(
         f"split at random by {cfg.split_ratios} with seed {cfg.split_seed}: {sizes} train / valid / test"
@@ -216,33 +235,36 @@ def _load_splits(
     splits["train"] = parts.train
     if not facts_only:
         splits |= {"valid": parts.valid, "test": parts.test}
-    dataset = from_splits(name, splits)
+    dataset = from_tables(name, names, splits)
     return _with_notes(replace(dataset, n_duplicates=parts.n_duplicates), notes)
 
 
 def _read_triple_files(
-    paths: dict[str, Path], cfg: DataConfig, facts_only: bool
+    paths: dict[str, Path],
+    cfg: DataConfig,
+    facts_only: bool,
+    names: NameTable,
 ) -> dict[str, TripleFile]:
-    """The triples of the file of each split, in the order of their ids; see `_load_splits`."""
+    """The triples of the file of each split, whose names join a table; see `_load_splits`."""
     files: dict[str, TripleFile] = {}
     for split, path in paths.items():
         is_held_out = split in ("valid", "test")
         if facts_only and is_held_out:
             continue
-        file = read_triples(_read_text(path), str(path), cfg.columns)
+        content = read_content(path)
+        file = read_triples(content, str(path), names, cfg.columns)
         may_be_empty = is_held_out or (facts_only and split == "train")
-        if not file.triples and not may_be_empty:
+        if not len(file.triples) and not may_be_empty:
             raise ValueError(
                 f"{path}: empty: expected lines of {_TRIPLE_COLUMNS}"
             )
         files[split] = file
-    _check_spelling(paths, files)
     return files
 
 
 def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     """The data set with the rules of a file in place of its own."""
-    text = _read_text(path)
+    text = read_text(path)
     is_prolog = path.name.endswith(_PROLOG_SUFFIXES)
     file_format = "Prolog" if is_prolog else detect_format(text)
     clauses, notes = read_clauses(text, str(path), file_format)
@@ -284,65 +306,40 @@ def _find_rule_file(folder: Path) -> Path | None:
     return None
 
 
-def _read_text(path: Path) -> str:
-    """The file as text, unpacked, without a byte order mark, lines ended by \\n."""
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        byte = error.object[error.start]
-        raise ValueError(
-            f"{path}:{line}: expected UTF-8, got byte 0x{byte:02x}"
-        ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ValueError(f"{path}: expected a whole gzip file") from None
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be read: {error.strerror}"
-        ) from None
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise ValueError(f"{path}:{line}: expected text, got a NUL byte")
-    return text
-
-
 def _check_spelling(
-    paths: dict[str, Path], files: dict[str, TripleFile]
+    paths: dict[str, Path], files: dict[str, TripleFile], names: list[str]
 ) -> None:
     """Check that no two entities, and no two relations, differ in white space only.
 
     Raises:
       ValueError: two do; names the file and line of the second.
     """
-    entities: dict[str, None] = {}  # by first occurrence
-    relations: dict[str, None] = {}
-    for file in files.values():
-        for head, relation, tail in file.triples:
-            entities[head] = None
-            entities[tail] = None
-            relations[relation] = None
-
-    for names in (entities, relations):
-        spellings: dict[str, str] = {}  # by the name with single spaces
-        for name in names:
-            first = spellings.setdefault(" ".join(name.split()), name)
-            if first != name:
-                place = _first_place(name, paths, files)
-                spelled = f"{shorten(first)} and {shorten(name)}"
+    # Only a name that is not single-spaced can be another spelling.
+    text = "\0" + "\0".join(names) + "\0"
+    if not any(spaces in text for spaces in _UNUSUAL_SPACES):
+        return
+    single_spaced = [" ".join(name.split()) for name in names]
+    rows = np.concatenate([file.triples for file in files.values()])
+    for column in (rows[:, [0, 2]].ravel(), rows[:, 1]):
+        spellings: dict[str, int] = {}  # by the name with single spaces
+        for number in order_of_occurrence(column, len(names)).tolist():
+            first = spellings.setdefault(single_spaced[number], number)
+            if first != number:
+                place = _first_place(number, paths, files)
+                spelled = (
+                    f"{shorten(names[first])} and {shorten(names[number])}"
+                )
                 raise ValueError(
                     f"{place}: expected one spelling, got {spelled}, which differ in white space"
                 )
 
 
 def _first_place(
-    name: str, paths: dict[str, Path], files: dict[str, TripleFile]
+    number: int, paths: dict[str, Path], files: dict[str, TripleFile]
 ) -> str:
-    """FILE:LINE of the first triple that holds a name."""
+    """FILE:LINE of the first triple that holds a name of that number."""
     for split, file in files.items():
-        for number, triple in enumerate(file.triples, file.first_line):
-            if name in triple:
-                return f"{paths[split]}:{number}"
-    raise KeyError(name)
+        rows = np.flatnonzero((file.triples == number).any(axis=1))
+        if len(rows):
+            return f"{paths[split]}:{file.first_line + int(rows[0])}"
+    raise KeyError(number)

@@ -7,18 +7,20 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from funcppo.data.triple_files import Triple
+import numpy as np
+
+from funcppo.data.triple_table import drop_duplicates
 from funcppo.ranges import FieldError
 
 _TOLERANCE = 1e-6  # of the sum of the ratios
 
 
 class Split(NamedTuple):
-    """The parts of a list of triples, each in the order of the list."""
+    """The parts of a table of triples, each in the order of the table."""
 
-    train: list[Triple]
-    valid: list[Triple]
-    test: list[Triple]
+    train: np.ndarray  # int32 [n, 3]
+    valid: np.ndarray
+    test: np.ndarray
     n_duplicates: int  # triples that were dropped because they repeat another
 
 
@@ -41,14 +43,17 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
     return train, valid, test
 
 
-def split_triples(triples: Sequence[Triple], ratios: str, seed: int) -> Split:
+def split_triples(
+    triples: np.ndarray, names: Sequence[str], ratios: str, seed: int
+) -> Split:
     """Split triples at random, each distinct one into one part.
 
     A triple's place in the random order is a hash of the seed and its names. So the split depends neither on the order
     of the triples nor on a version of a random generator.
 
     Args:
-      triples: the triples, in any order.
+      triples: int32 [n, 3], head, relation and tail as numbers of names, in any order.
+      names: the names.
       ratios: as `parse_ratios` reads them.
       seed: seed of the random order.
 
@@ -56,7 +61,7 @@ def split_triples(triples: Sequence[Triple], ratios: str, seed: int) -> Split:
       ValueError: a part whose share is not 0 would be empty.
     """
     shares = parse_ratios(ratios)
-    distinct = list(dict.fromkeys(triples))
+    distinct = drop_duplicates(triples)
     n_valid, n_test = (round(share * len(distinct)) for share in shares[1:])
     sizes = (len(distinct) - n_valid - n_test, n_valid, n_test)
     for share, size in zip(shares, sizes):
@@ -65,19 +70,25 @@ def split_triples(triples: Sequence[Triple], ratios: str, seed: int) -> Split:
                 f"split_ratios {ratios}: expected triples enough for each part, got {len(distinct)}"
             )
 
-    key = str(seed).encode()
-
-    def random_key(triple: Triple) -> bytes:
-        names = "\t".join(triple).encode()
-        return hashlib.blake2b(names, digest_size=16, key=key).digest()
-
-    in_random_order = sorted(distinct, key=random_key)
-    test = set(in_random_order[:n_test])
-    valid = set(in_random_order[n_test : n_test + n_valid])
-    held_out = test | valid
+    hashes = _hash_triples(distinct, names, seed)
+    in_random_order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    n_held_out = n_test + n_valid
     return Split(
-        train=[triple for triple in distinct if triple not in held_out],
-        valid=[triple for triple in distinct if triple in valid],
-        test=[triple for triple in distinct if triple in test],
+        train=distinct[np.sort(in_random_order[n_held_out:])],
+        valid=distinct[np.sort(in_random_order[n_test:n_held_out])],
+        test=distinct[np.sort(in_random_order[:n_test])],
         n_duplicates=len(triples) - len(distinct),
     )
+
+
+def _hash_triples(
+    triples: np.ndarray, names: Sequence[str], seed: int
+) -> np.ndarray:
+    """A hash of the seed and the names of each triple, uint64 [n, 2], the first half more significant."""
+    key = str(seed).encode()
+    hashes = bytearray()
+    rows: list[list[int]] = triples.tolist()
+    for head, relation, tail in rows:
+        text = "\t".join((names[head], names[relation], names[tail])).encode()
+        hashes += hashlib.blake2b(text, digest_size=16, key=key).digest()
+    return np.frombuffer(hashes, ">u8").reshape(-1, 2)

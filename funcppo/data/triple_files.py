@@ -2,6 +2,9 @@
 
 A file has three columns and no header, unless columns are chosen. A first line that can be nothing but a header (head,
 relation, tail) is read as one, and a note says so.
+
+Names are numbered without an object for each row. Only of a file with an error the rows are read one by one, to say
+which it is.
 """
 
 from __future__ import annotations
@@ -9,12 +12,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
-from funcppo.data.lexer import shorten
-from funcppo.ranges import FieldError
+import numpy as np
 
-Triple = tuple[str, str, str]  # head, relation, tail
+from funcppo.data.cells import Cells, find_distinct
+from funcppo.data.lexer import shorten
+from funcppo.data.text_files import decode
+from funcppo.data.triple_table import NameTable
+from funcppo.ranges import FieldError
 
 SUFFIXES = (".txt", ".tsv", ".csv")
 
@@ -26,10 +34,19 @@ _HEADER_WORDS = (
 )
 
 
+# what is read at a time, of a file with tabs and of one with commas
+_BLOCK_BYTES = 1 << 20
+_BLOCK_ROWS = 1 << 15
+_PROBE_BYTES = 1000
+_TAB, _NEWLINE = np.frombuffer(b"\t\n", np.uint8)
+
+
 class TripleFile(NamedTuple):
     """The triples of a file."""
 
-    triples: list[Triple]
+    triples: (
+        np.ndarray
+    )  # int32 [n, 3], head, relation, tail as numbers of names
     first_line: int  # number of the line of the first triple, from 1
     notes: list[str]
 
@@ -69,45 +86,145 @@ def is_triple_file(name: str) -> bool:
     return name.removesuffix(".gz").endswith(SUFFIXES)
 
 
+class _Irregular(Exception):
+    """The content of a file is not what it should be; its rows, one by one, say why."""
+
+
 def read_triples(
-    text: str, path: str, columns: str | None = None
+    content: bytes, path: str, names: NameTable, columns: str | None = None
 ) -> TripleFile:
     """The triples of a file, one a line.
 
     Args:
-      text: content of the file.
+      content: of the file, as `text_files.read_content` gives it.
       path: name of the file; its ending says what separates the columns.
+      names: receives the names of the file.
       columns: as `parse_columns` reads them; None for the three columns of a file without a header.
 
     Raises:
-      ValueError: a row with another number of columns or an empty name, a column that does not exist, or bad quotes of
-        CSV. The message names file and line.
+      ValueError: no UTF-8, a row with another number of columns or an empty name, a column that does not exist, or bad
+        quotes of CSV. The message names file and line.
     """
-    if not text.strip():
-        return TripleFile([], 1, [])
+    if _is_blank(content):
+        return TripleFile(np.zeros((0, 3), np.int32), 1, [])
 
+    is_csv = path.removesuffix(".gz").endswith(".csv")
+    separator = "," if is_csv else "\t"
+    number_rows = _number_csv if is_csv else _number_tabs
+    chosen = triples = None
+    with suppress(_Irregular, ValueError, csv.Error):
+        if b"\0" in content:
+            raise _Irregular
+        content = content.rstrip(b"\n")
+        chosen = _columns_of(content, path, columns)
+        triples = number_rows(content, chosen, names)
+    if chosen is None or triples is None:
+        _check_rows(decode(content, path), path, columns)
+        raise AssertionError(f"{path}: a row is wrong, and none was found")
+
+    if chosen.has_header:
+        return TripleFile(triples[1:], 2, [])
+    known_names = names.names()
+    first = [known_names[number] for number in triples[0]]
+    if not _is_header(first) or np.isin(triples[1:], triples[0]).any():
+        return TripleFile(triples, 1, [])
+    header = shorten(separator.join(first))
+    return TripleFile(triples[1:], 2, [f"{path}:1: {header} read as a header"])
+
+
+def _is_blank(content: bytes) -> bool:
+    """Whether there is nothing but white space."""
+    start = content[:_PROBE_BYTES].decode(errors="ignore")
+    return not start.strip() and not content.decode(errors="replace").strip()
+
+
+def _columns_of(content: bytes, path: str, columns: str | None) -> _Columns:
+    """Where head, relation and tail stand, by the first line of a file."""
+    end = content.find(b"\n")
+    line = content[: end if end >= 0 else len(content)].decode()
+    is_csv = path.removesuffix(".gz").endswith(".csv")
+    rows = _csv_rows(line, path) if is_csv else _tab_rows(line)
+    separator = "," if is_csv else "\t"
+    return _choose_columns(next(rows, []), columns, f"{path}:1", separator)
+
+
+def _number_tabs(
+    content: bytes, columns: _Columns, names: NameTable
+) -> np.ndarray:
+    """The numbered rows of a file with tabs, int32 [n, 3]; quotes have no meaning."""
+    if columns.n_columns > 3:
+        content.decode()  # columns that are not chosen must be UTF-8 too
+    parts: list[Cells] = []
+    first = 0
+    while first < len(content):
+        end = content.find(b"\n", first + _BLOCK_BYTES)
+        end = len(content) if end < 0 else end
+        start, length = _find_cells(content[first:end] + b"\n", columns)
+        parts.append(Cells(start + first, length))
+        first = end + 1
+
+    cells = Cells(*map(np.concatenate, zip(*parts)))
+    chosen, inverse = find_distinct(content, cells)
+    spans = zip(cells.start[chosen].tolist(), cells.length[chosen].tolist())
+    texts = [content[at : at + size].decode() for at, size in spans]
+    return names.number(texts)[inverse].reshape(-1, 3)
+
+
+def _find_cells(block: bytes, columns: _Columns) -> Cells:
+    """Where the names of whole lines with tabs stand, row after row.
+
+    Raises:
+      _Irregular: a line has another number of columns, or no name where one should be.
+    """
+    width = columns.n_columns
+    codes = np.frombuffer(block, np.uint8)
+    # bytes that are smaller wrap around
+    ends = np.flatnonzero(codes - _TAB <= _NEWLINE - _TAB)
+    if len(ends) % width:
+        raise _Irregular
+    start = np.concatenate([[0], ends[:-1] + 1]).reshape(-1, width)
+    ends = ends.reshape(-1, width)
+    is_line_end = codes[ends] == _NEWLINE
+    if is_line_end[:, :-1].any() or not is_line_end[:, -1].all():
+        raise _Irregular
+    start = start[:, columns.indices].ravel()
+    length = ends[:, columns.indices].ravel() - start
+    if not length.all():
+        raise _Irregular
+    return Cells(start, length)
+
+
+def _number_csv(
+    content: bytes, columns: _Columns, names: NameTable
+) -> np.ndarray:
+    """The numbered rows of a file with commas, int32 [n, 3]."""
+    text = io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="")
+    reader = csv.reader(text, skipinitialspace=True, strict=True)
+    blocks: list[np.ndarray] = []
+    n_rows = 0
+    while rows := list(islice(reader, _BLOCK_ROWS)):
+        n_rows += len(rows)
+        has_line_breaks = reader.line_num != n_rows
+        if has_line_breaks or {*map(len, rows)} != {columns.n_columns}:
+            raise _Irregular
+        chosen = [[row[i] for row in rows] for i in columns.indices]
+        if not all(map(all, chosen)):
+            raise _Irregular
+        blocks.append(np.stack([*map(names.number, chosen)], axis=1))
+    return np.concatenate(blocks)
+
+
+def _check_rows(text: str, path: str, columns: str | None) -> None:
+    """Raise ValueError for the first row of a file that is wrong."""
     is_csv = path.removesuffix(".gz").endswith(".csv")
     separator = "," if is_csv else "\t"
     rows = _csv_rows(text, path) if is_csv else _tab_rows(text)
     first = next(rows)
     chosen = _choose_columns(first, columns, f"{path}:1", separator)
-    i, j, k = chosen.indices
-
-    triples: list[Triple] = []
-    number = 1
     if not chosen.has_header:
         _check_row(first, chosen, f"{path}:1", separator)
-        triples.append((first[i], first[j], first[k]))
     for number, row in enumerate(rows, 2):
-        is_wrong = len(row) != chosen.n_columns
-        if is_wrong or not (row[i] and row[j] and row[k]):
-            _check_row(row, chosen, f"{path}:{number}", separator)
-        triples.append((row[i], row[j], row[k]))
-
-    if chosen.has_header or not _starts_with_header(triples):
-        return TripleFile(triples, 2 if chosen.has_header else 1, [])
-    header = shorten(separator.join(triples[0]))
-    return TripleFile(triples[1:], 2, [f"{path}:1: {header} read as a header"])
+        _check_row(row, chosen, f"{path}:{number}", separator)
 
 
 def _tab_rows(text: str) -> Iterator[list[str]]:
@@ -183,10 +300,9 @@ def _check_row(
         )
 
 
-def _starts_with_header(triples: Sequence[Triple]) -> bool:
-    """Whether the first triple can be nothing but a header: its words name columns and occur nowhere else."""
-    first, *others = triples
-    for word, known_words in zip(first, _HEADER_WORDS):
-        if word.strip().lower() not in known_words:
-            return False
-    return not any(word in triple for triple in others for word in first)
+def _is_header(names: Sequence[str]) -> bool:
+    """Whether the words of a first row are those that headers have."""
+    return all(
+        word.strip().lower() in known_words
+        for word, known_words in zip(names, _HEADER_WORDS)
+    )

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.data.splits import parse_ratios, split_triples
+from funcppo.data.splits import parse_ratios
+from funcppo.data.splits import split_triples as split_table
+from funcppo.data.triple_table import NameTable
 
 TRIPLES = [(f"e{i}", f"r{i % 3}", f"e{i * 7 % 50}") for i in range(50)]
 
@@ -12,6 +14,19 @@ TRIPLES = [(f"e{i}", f"r{i % 3}", f"e{i * 7 % 50}") for i in range(50)]
 def test_the_shares_of_a_text():
     assert parse_ratios("0.8,0.1,0.1") == (0.8, 0.1, 0.1)
     assert parse_ratios(" .5,0 ,.5") == (0.5, 0.0, 0.5)
+
+
+def split_triples(triples, ratios, seed):
+    """The parts of a list of triples in names."""
+    table = NameTable()
+    rows = table.number_triples(triples)
+    names = table.names()
+    parts = split_table(rows, names, ratios, seed)
+    named = [
+        [tuple(names[i] for i in row) for row in part.tolist()]
+        for part in parts[:3]
+    ]
+    return parts._replace(train=named[0], valid=named[1], test=named[2])
 
 
 @given(

@@ -4,16 +4,27 @@ import csv
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcppo.data.triple_files import (
     is_triple_file,
     parse_columns,
-    read_triples,
 )
+from funcppo.data.triple_files import read_triples as read_table
+from funcppo.data.triple_table import NameTable
 
 A, B = ("a", "r", "b"), ("b", "s", "c")
+
+
+def read_triples(text, path, columns=None):
+    """The file of a text or of bytes, its triples in names."""
+    content = text if isinstance(text, bytes) else text.encode()
+    table = NameTable()
+    file = read_table(content, path, table, columns)
+    names = table.names()
+    triples = [tuple(names[i] for i in row) for row in file.triples.tolist()]
+    return file._replace(triples=triples)
 
 
 def test_the_ending_says_what_is_read_as_triples():
@@ -67,6 +78,75 @@ def test_a_header_alone_holds_no_triple(text):
 def test_quotes_mean_nothing_where_tabs_separate():
     file = read_triples('"a\tr, s\tb"\n', "f.tsv")
     assert file.triples == [('"a', "r, s", 'b"')]
+
+
+def read_line_by_line(content, path, columns):
+    """What `read_triples` returns, or the line of its error, by a loop over lines."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        return content.count(b"\n", 0, error.start) + 1
+    if "\0" in text:
+        return text.count("\n", 0, text.index("\0")) + 1
+    if not text.strip():
+        return []
+    is_csv = path.endswith(".csv")
+    triples = []
+    i, j, k = map(int, (columns or "1,2,3").split(","))
+    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
+        cells = line.split("\t")
+        if is_csv:
+            try:
+                [cells] = csv.reader([line], skipinitialspace=True, strict=True)
+            except csv.Error:
+                return number
+        if number == 1:
+            width = len(cells) if columns else 3
+        if len(cells) != width or width < max(i, j, k):
+            return number
+        triples.append((cells[i - 1], cells[j - 1], cells[k - 1]))
+        if not all(triples[-1]):
+            return number
+    return triples
+
+
+# Short texts of what separates, ends and disturbs.
+PARTS = 'a|b|Zoë|\u00a0|a long name|\t|\t|\t|,|,|\n|\n| |"|a\tr\tb\n|a,r,b\n|a\tr\tb\tx\n'
+TEXTS = st.lists(
+    st.sampled_from(PARTS.split("|")),
+    max_size=30,
+).map(lambda parts: "".join(parts).encode())
+DISTURBED = st.one_of(
+    TEXTS,
+    st.tuples(TEXTS, st.sampled_from([b"\xff", b"\0"]), TEXTS).map(b"".join),
+)
+
+
+@given(
+    DISTURBED,
+    st.sampled_from(["f.tsv", "f.csv"]),
+    st.sampled_from([None, "1,2,3", "4,1,2"]),
+)
+@example("\u00a0\t\u00a0\t\u00a0\n".encode(), "f.tsv", None)
+@example(b"a\tr\tb\t\xff\n", "f.tsv", "1,2,3")
+@example(b"a\tr\tb\n" * 3 + b"a\tr\n\xff", "f.tsv", None)
+def test_a_file_is_read_as_line_by_line(content, path, columns):
+    expected = read_line_by_line(content, path, columns)
+    if isinstance(expected, list):
+        assert read_triples(content, path, columns).triples == expected
+        return
+    with pytest.raises(ValueError) as caught:
+        read_triples(content, path, columns)
+    assert str(caught.value).startswith(f"{path}:{expected}: ")
+
+
+def test_a_file_of_several_blocks(monkeypatch):
+    monkeypatch.setattr("funcppo.data.triple_files._BLOCK_BYTES", 20)
+    monkeypatch.setattr("funcppo.data.triple_files._BLOCK_ROWS", 2)
+    triples = [(f"e{i}", "r", f"e{i * 7 % 5}") for i in range(40)]
+    for path, separator in (("f.tsv", "\t"), ("f.csv", ",")):
+        text = "".join(separator.join(row) + "\n" for row in triples)
+        assert read_triples(text, path).triples == triples
 
 
 NAMES = st.text(
