@@ -30,7 +30,7 @@ import torch
 from funcppo import data
 from funcppo.data import Dataset, format_atom, format_rule, proof_names
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
-from funcppo.data.dataset import unknown_name_message
+from funcppo.data.dataset import similar_names_hint, unknown_name_message
 from funcppo.data.in_memory import to_triples, write_splits
 from funcppo.data.queries import read_query
 from funcppo.data.rule_tables import format_rule_table
@@ -611,8 +611,11 @@ def load(
     text = None
     if rules is not None:
         text = str(rules) if is_text else Path(rules).read_text("utf-8")
+    triples = to_triples(source)
+    if not triples:
+        raise ValueError("load: expected at least one triple, got none")
     dataset = data.from_triples(
-        to_triples(source),
+        triples,
         None if valid is None else to_triples(valid),
         None if test is None else to_triples(test),
         rules=text or "",
@@ -636,6 +639,7 @@ def mine(graph: Graph | object, **options: Any) -> Graph:
       ValueError: an option is out of range, or the graph cannot be loaded.
       TypeError: an option is unknown.
     """
+    _check_options(MiningConfig, options, "mine")
     return _as_graph(graph).with_mined_rules(MiningConfig(**options))
 
 
@@ -663,6 +667,7 @@ def fit(
       ValueError: a setting is bad, the graph supports no rules, or the folder holds a run.
       TypeError: an option is unknown.
     """
+    _check_options(RunConfig, options, "fit")
     graph = _as_graph(graph)
     if out is None:
         with tempfile.TemporaryDirectory() as name:
@@ -722,6 +727,25 @@ def _fit(
 def _as_graph(graph: Graph | object) -> Graph:
     """A graph, loaded if it is none yet."""
     return graph if isinstance(graph, Graph) else load(graph)
+
+
+def _check_options(
+    config: type[RunConfig] | type[MiningConfig],
+    options: Iterable[str],
+    function: str,
+) -> None:
+    """Check that options are settings.
+
+    Raises:
+      TypeError: one is not; the message has the nearest spellings.
+    """
+    known = [field.name for field in dataclasses.fields(config)]
+    for name in options:
+        if name not in known:
+            hint = similar_names_hint(name, known)
+            raise TypeError(
+                f"{function}: unknown setting {name}: expected a field of {config.__name__} ({hint})"
+            )
 
 
 def _id_of(kind: str, name: str, names: Sequence[str]) -> int:

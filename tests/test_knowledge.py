@@ -194,6 +194,7 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         (lambda k: fp.load("countries_s1", test=[]), "valid and test only"),
         (lambda k: fp.fit(fp.load([("a", "p", "b")])), "the data hold none"),
         (lambda k: fp.open(fp.load([("a", "p", "b")])), "expected rules"),
+        (lambda k: fp.load([]), "load: expected at least one triple, got none"),
         (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
     ],
 )
@@ -201,6 +202,18 @@ def test_bad_input_is_one_line(graph, ask, message):
     with pytest.raises(ValueError, match=message) as error:
         ask(fp.open(graph))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: fp.fit("countries_s1", stepz=3), "fit: .* stepz: .*'steps'"),
+        (lambda: fp.mine("countries_s1", second=3), "mine: .*'seconds'"),
+    ],
+)
+def test_an_unknown_setting_is_told_with_the_nearest_ones(ask, message):
+    with pytest.raises(TypeError, match=message):
+        ask()
 
 
 def test_a_folder_with_a_run_is_not_written_to(graph, run):

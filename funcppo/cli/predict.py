@@ -40,7 +40,12 @@ from funcppo.cli.target import (
     set_target_threads,
 )
 from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.data.lexer import is_bare_name, quote, shorten
+from funcppo.data.lexer import (
+    escape_unprintable,
+    is_bare_name,
+    quote,
+    shorten,
+)
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
 
@@ -54,17 +59,6 @@ if TYPE_CHECKING:
 FIRST_BATCH_QUERIES = 1
 MAX_BATCH_QUERIES = 4096
 BATCH_SECONDS = 1.0
-CSV_COLUMNS = (
-    "query",
-    "rank",
-    "entity",
-    "score",
-    "known",
-    "verdict",
-    "head",
-    "relation",
-    "tail",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +237,13 @@ class Predict:
 
         write_json(self.json, self._to_json(answerer, answered, seconds))
         self._write_csv(answered)
+        n_empty = sum(not answers.answers for answers in answered)
         if self.queries is not None:
             speed = len(answered) / max(seconds, 1e-9)
             print_notes_to_stderr(
                 [
-                    f"{len(answered):,} of {len(queries):,} queries in {seconds:.1f} s, {speed:,.1f} queries/s"
+                    f"{len(answered):,} of {len(queries):,} queries in {seconds:.1f} s, {speed:,.1f} queries/s; "
+                    f"{n_empty:,} have no answer to list"
                 ]
             )
         return interrupt.exit_status if len(answered) < len(queries) else 0
@@ -331,18 +327,14 @@ class Predict:
             return
         from funcppo.atomic_io import write_atomically
 
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(CSV_COLUMNS)
-        for answers in answered:
-            for answer in answers.answers:
-                fields = {"query": answers.query, **answer._asdict()}
-                fields["known"] = "known" if answer.known else "new"
-                writer.writerow([fields[name] for name in CSV_COLUMNS])
+        text = _csv_text(answered)
         if self.csv == "-":
-            sys.stdout.write(text.getvalue())
+            # Control characters of names are data in a file and commands to a terminal.
+            is_terminal = sys.stdout.isatty()
+            lines = map(escape_unprintable, text.split("\n"))
+            sys.stdout.write("\n".join(lines) if is_terminal else text)
             return
-        content = text.getvalue().encode()
+        content = text.encode()
         write_atomically(Path(self.csv), lambda file: file.write(content))
 
     # -- new facts of a relation
@@ -441,6 +433,22 @@ class Predict:
             print(f"  {fact['rank']:>4}  {_score_text(fact['score'])}  {atom}")
         if n_facts > len(facts):
             print(f"  ... and {n_facts - len(facts):,} more (--out FILE)")
+
+
+def _csv_text(answered: Sequence[QueryAnswers]) -> str:
+    """The rows of --csv; a query without a listed answer has one row with its text alone."""
+    from funcppo.experiment.answers import CSV_COLUMNS, csv_row
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for answers in answered:
+        for answer in answers.answers:
+            fields = {"query": answers.query, **answer._asdict()}
+            writer.writerow(csv_row(fields))
+        if not answers.answers:
+            writer.writerow([answers.query, *[""] * (len(CSV_COLUMNS) - 1)])
+    return text.getvalue()
 
 
 def _find_relation(answerer: Answerer, name: str) -> int:

@@ -144,6 +144,13 @@ def _escape(char: str) -> str:
     return char if char.isprintable() else f"\\x{ord(char):x}\\"
 
 
+def escape_unprintable(text: str) -> str:
+    """The text with characters that a terminal would not print as themselves escaped as in Python."""
+    return "".join(
+        char if char.isprintable() else ascii(char)[1:-1] for char in text
+    )
+
+
 def unquote(text: str) -> str:
     """The name that a quoted text stands for.
 

@@ -27,7 +27,7 @@ from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import has_variables
 from funcppo.data.readers import detect_format, read_clauses
-from funcppo.data.rule_tables import read_counts
+from funcppo.data.rule_tables import is_mined_with_held_out, read_counts
 from funcppo.data.splits import split_triples
 from funcppo.data.text_files import read_content, read_text
 from funcppo.data.triple_files import (
@@ -86,7 +86,8 @@ def load(
     Args:
       name_or_path: path of a folder or file, an embedded name, or `family_tree:PEOPLE:SEED`, `clans:PEOPLE:SEED`.
       rules: a rule file to use in place of the data set's own rules.
-      facts_only: read only train, which may be empty, and facts of a folder or file of triples, and no rules.
+      facts_only: read only train, which may be empty beside facts, and facts of a folder or file of triples, and no
+        rules.
       cfg: how files of triples are read and split.
 
     Raises:
@@ -117,7 +118,8 @@ def load(
     else:
         names = ", ".join(_names_of_datasets())
         raise ValueError(
-            f"unknown data set {shorten(name)}: expected a folder, a .txt, .tsv, .csv or .pl file or one of {names}"
+            f"unknown data set {shorten(name)}: expected a folder (of triples, or of a run where a program takes one), "
+            f"a .txt, .tsv, .csv or .pl file or one of {names}"
         )
 
     if rules is None:
@@ -205,7 +207,7 @@ def _load_splits(
       name: name of the data set.
       paths: file of each split that has one; train always, perhaps valid, test and facts.
       cfg: how they are read, and split.
-      facts_only: leave valid and test out; train may be empty.
+      facts_only: leave valid and test out; train may be empty beside facts.
     """
     table = NameTable()
     files = _read_triple_files(paths, cfg, facts_only, table)
@@ -253,7 +255,9 @@ def _read_triple_files(
             continue
         content = read_content(path)
         file = read_triples(content, str(path), names, cfg.columns)
-        may_be_empty = is_held_out or (facts_only and split == "train")
+        # A folder may have all its known facts in facts.txt.
+        has_facts = facts_only and "facts" in paths
+        may_be_empty = is_held_out or (split == "train" and has_facts)
         if not len(file.triples) and not may_be_empty:
             raise ValueError(
                 f"{path}: empty: expected lines of {_TRIPLE_COLUMNS}"
@@ -276,6 +280,11 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
             raise ValueError(
                 f"{place}: expected rules with a body: facts belong in facts.txt"
             )
+    if is_mined_with_held_out(text, dataset):
+        notes.append(
+            f"{path}: mined from all triples, those of valid and test too: their ranks are better than those of unseen "
+            "triples (give `funcppo mine` the same --split-ratios and --split-seed)"
+        )
     with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
     if len(with_file.rules) < len(clauses):
         return with_file  # rules of unknown names were left out

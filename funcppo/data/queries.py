@@ -30,7 +30,13 @@ from funcppo.data.dataset import (
     similar_names_hint,
     unknown_name_message,
 )
-from funcppo.data.lexer import Token, is_variable, shorten, tokenize_line
+from funcppo.data.lexer import (
+    Token,
+    is_bare_name,
+    is_variable,
+    shorten,
+    tokenize_line,
+)
 from funcppo.data.parser import Atom, Variable, parse_atom
 
 _MARKED_VARIABLE = re.compile(r"\?\w+")
@@ -70,7 +76,7 @@ def read_query(dataset: Dataset, text: str) -> Query:
     """
     try:
         atom = _parse_atom(dataset, text)
-        notes = _ambiguity_notes(dataset, atom)
+        notes = _ambiguity_notes(dataset, atom, text)
         dataset, unknown_notes = _with_constants_of(dataset, atom)
         ids, variables = _encode(dataset, atom)
     except ValueError as error:
@@ -129,9 +135,14 @@ def _is_variable(dataset: Dataset, known: frozenset[str], word: str) -> bool:
     return not any(map(similar.fullmatch, dataset.entities))
 
 
-def _ambiguity_notes(dataset: Dataset, atom: Atom) -> list[str]:
-    """A note on each name that is a variable and could be an entity, or the other way round."""
+def _ambiguity_notes(dataset: Dataset, atom: Atom, text: str) -> list[str]:
+    """A note on each name without quotes that is a variable and could be an entity, or the other way round."""
     known = set(dataset.entities)
+    words = {
+        token.text
+        for token in tokenize_line(text, lambda word: False)
+        if token.kind == "name"
+    }
     notes: list[str] = []
     for term in dict.fromkeys(atom.args):
         name = term.name if isinstance(term, Variable) else term
@@ -141,8 +152,10 @@ def _ambiguity_notes(dataset: Dataset, atom: Atom) -> list[str]:
             notes.append(
                 f"{name} is a variable here; the entity is '{name}', in single quotes"
             )
-        elif len(name) == 1 and name.isupper():
-            notes.append(f"{name} is the entity here; ?{name} is a variable")
+        elif len(name) == 1 and name.isupper() and name in words:
+            notes.append(
+                f"{name} is an entity here; write ?{name.lower()} for a variable"
+            )
     return notes
 
 
@@ -163,7 +176,8 @@ def _with_constants_of(
     if not dataset.is_program:
         first = unknown[0]
         message = unknown_name_message("entity", first, dataset.entities)
-        if is_variable(first):
+        has_similar = "close: " in message
+        if is_variable(first) or (is_bare_name(first) and not has_similar):
             message += "; a variable is ?x or a single capital"
         raise ValueError(message)
 

@@ -129,8 +129,10 @@ def read_clauses(text: str, path: str, file_format: FileFormat) -> ClauseFile:
     read = _read_prolog if file_format == "Prolog" else _read_lines
     clauses, notes = read(text, path, file_format)
     if not clauses:
+        # Without a line of content the format is a default, which says nothing.
+        kind = "" if file_format == "weighted" else f"as {file_format}: "
         raise ValueError(
-            f"{path}: as {file_format}: expected at least one clause, got none"
+            f"{path}: {kind}expected at least one clause, got none"
         )
     return ClauseFile(clauses, notes)
 

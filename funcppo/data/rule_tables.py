@@ -190,6 +190,18 @@ def read_counts(
     return counts
 
 
+def is_mined_with_held_out(text: str, dataset: Dataset) -> bool:
+    """Whether a tsv of this project says that its rules were mined from the held-out triples of a data set too."""
+    _, mark, last_line = text.rpartition(COUNTS_PREFIX)
+    if not mark or not len(dataset.valid) + len(dataset.test):
+        return False
+    splits = (dataset.facts, dataset.valid, dataset.test)
+    everything = replace(dataset, facts=np.concatenate(splits))
+    digest, _, _ = last_line.partition("\t")
+    # A split whose triples are all known facts was not held out.
+    return digest == facts_digest(everything) != facts_digest(dataset)
+
+
 def _lines_digest(table: str) -> str:
     """A hash of the lines of a table."""
     return hashlib.sha256(table.encode()).hexdigest()[:16]

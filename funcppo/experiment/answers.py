@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,6 +43,20 @@ from funcppo.prover.task import ProverTask
 PROVED, NOT_DERIVABLE = "proved", "not derivable"
 # rows that the joins make for the proof of a known fact
 MAX_FACT_PROOF_ROWS = 30_000_000
+
+
+# columns of answers in CSV
+CSV_COLUMNS = (
+    "query",
+    "rank",
+    "entity",
+    "score",
+    "known",
+    "verdict",
+    "head",
+    "relation",
+    "tail",
+)
 
 
 class AnswerProof(NamedTuple):
@@ -117,6 +131,12 @@ class QueryAnswers(NamedTuple):
         fields: Json = self._asdict()
         fields["answers"] = [answer.to_json() for answer in self.answers]
         return fields
+
+
+def csv_row(fields: Mapping[str, object]) -> list[object]:
+    """A row of CSV of an answer with its query, by the names of the columns; true and false are written as in JSON."""
+    known = "true" if fields["known"] else "false"
+    return [{**fields, "known": known}[name] for name in CSV_COLUMNS]
 
 
 class Answerer:
@@ -313,9 +333,10 @@ def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:
     given = [term for term in arguments if 0 < term <= dataset.n_constants]
     if arity != TAIL or len(given) != 1:
         n_variables = arity - len(given)
+        notes = "".join(f"; {note}" for note in query.notes)
         raise ValueError(
             f"query {shorten(text)}: expected two arguments, one of them a variable, as in r(h, X) or r(X, t), got "
-            f"{arity} with {n_variables} variables (`funcppo prove` answers other queries)"
+            f"{arity} with {n_variables} variables (`funcppo prove` answers other queries){notes}"
         )
     side = TAIL if 0 < arguments[0] <= dataset.n_constants else HEAD
     return OpenQuery(predicate, side, given[0]), query

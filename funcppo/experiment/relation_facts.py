@@ -21,11 +21,15 @@ import numpy as np
 from funcppo import json_io
 from funcppo.atomic_io import write_atomically
 from funcppo.evaluation.prediction import OpenQuery
-from funcppo.experiment.answers import Answer, Answerer
+from funcppo.experiment.answers import (
+    CSV_COLUMNS,
+    Answer,
+    Answerer,
+    csv_row,
+)
 from funcppo.json_io import Json
 from funcppo.logic.triple_index import TAIL
 
-COLUMNS = ("rank", "head", "relation", "tail", "score")
 # head entities of a step; later steps are longer or shorter, as time and memory allow
 FIRST_STEP_HEADS = 64
 MAX_STEP_HEADS = 1 << 14
@@ -121,7 +125,10 @@ def derive(
             answers = answerer.answer(queries, k=None, min_score=min_score)
             lines: list[str] = []
             for given, found in zip(heads, answers):
-                lines += [_part_line(given, a) for a in found.answers]
+                lines += [
+                    _part_line(given, found.query, answer)
+                    for answer in found.answers
+                ]
             output.write("".join(lines).encode())
             output.flush()
 
@@ -158,7 +165,7 @@ def finish(file: RelationFile) -> int:
 
     def write(output: IO[bytes]) -> None:
         if is_csv:
-            output.write(_csv_row(COLUMNS))
+            output.write(_format_row(CSV_COLUMNS))
         with open(file.part_path, "rb") as part:
             for start, rank in zip(starts.tolist(), ranks.tolist()):
                 part.seek(start)
@@ -174,28 +181,21 @@ def finish(file: RelationFile) -> int:
 def _format_line(fields: Json, is_csv: bool) -> bytes:
     """A fact as a line of CSV or JSON."""
     if is_csv:
-        return _csv_row([fields[name] for name in COLUMNS])
+        return _format_row(csv_row(fields))
     return (json.dumps(fields, ensure_ascii=False) + "\n").encode()
 
 
-def _csv_row(values: Iterable[object]) -> bytes:
+def _format_row(values: Iterable[object]) -> bytes:
     """A row of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue().encode()
 
 
-def _part_line(head_id: int, answer: Answer) -> str:
+def _part_line(head_id: int, query: str, answer: Answer) -> str:
     """A fact as a line of FILE.part."""
-    fields = {
-        "head_id": head_id,
-        "head": answer.head,
-        "relation": answer.relation,
-        "tail": answer.tail,
-        "score": answer.score,
-        "log_score": answer.log_score,
-        "quantised_score": answer.quantised_score,
-    }
+    fields = {"head_id": head_id, "query": query, **answer.to_json()}
+    del fields["rank"]  # among the answers of the query
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 

@@ -11,6 +11,7 @@ import torch
 
 from funcppo import data
 from funcppo.data import Dataset
+from funcppo.data.lexer import shorten
 from funcppo.evaluation.beam_search import (
     ScoreName,
     SearchConfig,
@@ -98,12 +99,20 @@ def prepare_run(
         belong to them.
     """
     on_phase("reading data")
-    dataset = data.load(
-        run_config.dataset, run_config.rules, cfg=run_config.data
-    )
+    try:
+        dataset = data.load(
+            run_config.dataset, run_config.rules, cfg=run_config.data
+        )
+    except ValueError as error:
+        if not resume:
+            raise
+        raise ValueError(
+            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
+        ) from None
     if not resume:
         return _choose_run(run_config, dataset, on_phase)
 
+    _check_unchanged(folder, run_config, dataset)
     run = build_run(with_stored_height(run_config, dataset), dataset, on_phase)
     state, meta = checkpoint.restore(
         folder / CHECKPOINT_FILE,
@@ -121,6 +130,24 @@ def prepare_run(
         notes=tuple(meta["notes"]),
         pending_row=meta["pending_row"],
     )
+
+
+def _check_unchanged(
+    folder: Path, run_config: RunConfig, dataset: Dataset
+) -> None:
+    """Check that the data set of a run is the one that it was trained on.
+
+    Raises:
+      ValueError: it is not; names the run, the data set and the rule file.
+    """
+    expected = checkpoint.read(folder / CHECKPOINT_FILE)[1].get("fingerprint")
+    if expected != dataset.fingerprint:
+        rules = "" if run_config.rules is None else f" or {run_config.rules}"
+        raise ValueError(
+            f"{folder}: the run was trained on other data: {run_config.dataset}{rules} has changed since; expected "
+            f"fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
+            f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
+        )
 
 
 def open_run(

@@ -186,7 +186,7 @@ def test_names_of_all_kinds_are_kept(named, monkeypatch, capsys, tmp_path):
     rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
     assert [row["entity"] for row in rows] == names
     assert {row["tail"] for row in rows} == {"Paris, France"}
-    assert {row["known"] for row in rows} == {"new"}
+    assert {row["known"] for row in rows} == {"false"}
 
     assert funcppo(monkeypatch, "predict", folder, query) == 0
     text = capsys.readouterr().out
@@ -204,6 +204,55 @@ def test_names_of_all_kinds_are_kept(named, monkeypatch, capsys, tmp_path):
             else [json.loads(line) for line in text.splitlines()]
         )
         assert [row["head"] for row in rows] == names
+        assert [row["entity"] for row in rows] == ["Paris, France"] * len(rows)
+        assert {row["known"] for row in rows} <= {"false", False}
+        assert {row["verdict"] for row in rows} == {"proved"}
+
+
+def csv_rows(monkeypatch, capsys, *args):
+    """The rows of --csv - and what is said beside them."""
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args, "--csv", "-") == 0
+    output = capsys.readouterr()
+    return list(csv.reader(io.StringIO(output.out))), output.err
+
+
+def test_the_columns_of_new_facts_are_those_of_answers(
+    graph, monkeypatch, capsys, tmp_path
+):
+    (header, *rows), _ = csv_rows(monkeypatch, capsys, graph, "p(e1, X)")
+    out = tmp_path / "facts.csv"
+    args = [graph, "--relation", "p", "--new", "--out", out]
+    assert funcppo(monkeypatch, "predict", *args) == 0
+    facts_header, *facts = csv.reader(io.StringIO(out.read_text()))
+    assert facts_header == header
+    assert {row[0] for row in rows} <= {row[0] for row in facts}
+
+
+def test_a_query_without_answers_keeps_a_row(
+    graph, monkeypatch, capsys, tmp_path
+):
+    queries = tmp_path / "queries.txt"
+    queries.write_text("s(e1, X)\np(e1, X)\n")
+    args = [graph, "--queries", queries, "--k", 1]
+    (_, empty, found), notes = csv_rows(monkeypatch, capsys, *args)
+    assert empty == ["s(e1, X)", *[""] * 8]
+    assert found[0] == "p(e1, X)" and found[1] == "1"
+    assert "2 of 2 queries" in notes and "1 have no answer to list" in notes
+
+
+def test_csv_on_a_terminal_has_no_control_characters(
+    monkeypatch, capsys, tmp_path
+):
+    graph = tmp_path / "graph.tsv"
+    graph.write_text("a\x1b[31m\tr\tb\n")
+    (tmp_path / "rules.txt").write_text("s(Y,X) :- r(X,Y)\n")
+    args = [graph, "s(b, X)", "--rules", tmp_path / "rules.txt"]
+    (_, row), _ = csv_rows(monkeypatch, capsys, *args)
+    assert row[2] == "a\x1b[31m"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    (_, row), _ = csv_rows(monkeypatch, capsys, *args)
+    assert row[2] == r"a\x1b[31m"
 
 
 def test_new_facts_are_those_of_the_queries_best_first(
@@ -239,6 +288,7 @@ def test_new_facts_are_those_of_the_queries_best_first(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["s(e1, e2)"], "one of them a variable"),
         (["p(e1, e99)"], "unknown entity 'e99'...close: "),
         (["pp(e1, X)"], "unknown relation 'pp'"),
         (["p(e1, e2)"], "one of them a variable...got 2 with 0 variables"),
@@ -300,3 +350,30 @@ def test_prove_orders_the_answers_of_a_run_by_its_score(
         assert scores == sorted(scores, reverse=True) and len(scores) > 3
         for answer in proved:
             assert answer["score"] == expected[answer["args"][1]]
+
+
+def test_a_run_whose_data_are_gone_or_changed_names_them_and_itself(
+    graph, runs, monkeypatch, capsys
+):
+    train = graph / "train.txt"
+    text = train.read_text()
+    query = [runs / "questions", "p(e1, X)"]
+    try:
+        train.write_text(text + "e1\tp\tnew\n")
+        assert funcppo(monkeypatch, "predict", *query) == 2
+        (changed,) = capsys.readouterr().err.splitlines()
+        train.unlink()
+        assert funcppo(monkeypatch, "predict", *query) == 2
+        (gone,) = capsys.readouterr().err.splitlines()
+    finally:
+        train.write_text(text)
+    for error in (changed, gone):
+        assert str(runs / "questions") in error and str(graph) in error
+    assert contains(changed, "has changed since; expected...got")
+    assert "missing split" in gone
+
+
+def test_a_target_that_is_neither_is_told_as_both(monkeypatch, capsys):
+    assert funcppo(monkeypatch, "predict", "runs/none", "p(e1, X)") == 2
+    error = capsys.readouterr().err
+    assert contains(error, "unknown data set 'runs/none'...or of a run")

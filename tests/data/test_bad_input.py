@@ -144,7 +144,7 @@ def test_a_folder_without_train_is_named(folder):
         ("", "rules.txt: empty: expected facts or rules"),
         (
             "# nothing\n",
-            "rules.txt: as weighted: expected at least one clause, got none",
+            "rules.txt: expected at least one clause, got none",
         ),
         (
             "1\tknows(X,Y) :- lows(Y,X)\n1\tknows(X,Y) :- nows(Y,X)",
@@ -431,7 +431,8 @@ def test_a_query_for_what_only_bodies_of_rules_have_is_named():
 def test_a_name_that_is_no_data_set_is_named():
     text = message(load, "contries_s1")
     assert text.startswith(
-        "unknown data set 'contries_s1': expected a folder, a .txt, .tsv, .csv or .pl file or one of "
+        "unknown data set 'contries_s1': expected a folder (of triples, or of a run where a program takes one), "
+        "a .txt, .tsv, .csv or .pl file or one of "
     )
     assert (
         message(load, "no/such.pl")

@@ -9,6 +9,7 @@ import pytest
 from funcppo.data import format_rule, load
 from funcppo.data.config import DataConfig
 from funcppo.data.loaders import GENERATORS
+from funcppo.data.rule_tables import TSV_HEADER, with_counts_line
 from tests.data.python_datalog import triples
 from tests.learning import DATA
 
@@ -282,3 +283,31 @@ def test_the_standard_sets_have_their_published_sizes(name, rules, sizes):
     )
     assert got == sizes
     assert d.facts.dtype == d.rules.dtype == np.int32 and d.facts.min() >= 1
+
+
+def test_rules_that_were_mined_from_held_out_triples_too_are_told(tmp_path):
+    """Only where the rule file says what it was mined from."""
+    graph, rules = tmp_path / "graph.tsv", tmp_path / "rules.tsv"
+    graph.write_text("".join(f"e{i}\tr\te{i * 7 % 20}\n" for i in range(20)))
+    split = DataConfig(split_ratios="0.6,0.2,0.2")
+    header = TSV_HEADER.replace(" ", "\t")
+    cells = [
+        "1",
+        "1",
+        "2",
+        *[".5"] * 3,
+        "1",
+        ".5",
+        "0",
+        "0",
+        "r(X,Y) :- r(Y,X)",
+    ]
+    table = f"{header}\n" + "\t".join(cells) + "\n"
+    for cfg, is_told in ((DataConfig(), True), (split, False)):
+        mined_from = load(graph, cfg=cfg)
+        rules.write_text(with_counts_line(table, mined_from))
+        notes = load(graph, rules, cfg=split).notes
+        assert any("mined from all triples" in x for x in notes) == is_told
+        assert not any("mined" in note for note in load(graph, rules).notes)
+    rules.write_text(table)
+    assert not any("mined" in x for x in load(graph, rules, cfg=split).notes)

@@ -74,7 +74,8 @@ def test_a_name_of_the_data_is_that_entity_whatever_its_first_letter(
         ),
         (
             "P31(q, X)",
-            "unknown entity 'q': expected one of the data's (none of 7 is spelled like it)",
+            "unknown entity 'q': expected one of the data's (none of 7 is spelled like it);"
+            " a variable is ?x or a single capital",
         ),
         (
             "P31('', Y)",
@@ -97,7 +98,8 @@ def test_a_name_that_is_neither_an_entity_nor_a_variable_is_an_error(
 
 def test_a_single_capital_that_is_an_entity_is_told():
     query = read_query(from_triples(PEOPLE), "P31(X, A)")
-    assert query.notes == ("A is the entity here; ?A is a variable",)
+    assert query.notes == ("A is an entity here; write ?a for a variable",)
+    assert not read_query(from_triples(PEOPLE), "P31(X, 'A')").notes
     assert not read_query(from_triples(PEOPLE), "P31(Q42, X)").notes
 
 
