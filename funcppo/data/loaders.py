@@ -1,7 +1,8 @@
 """Data sets from files, from memory, and by name.
 
-`load` reads a folder or a file of triples, a Prolog program, or one of the data sets that come with the package:
-embedded (`countries_s1`) or generated (`clans:1500:0`). `from_text` and `from_triples` take what is in memory.
+`load` reads a folder or a file of triples, a Prolog program, one of the data sets that come with the package, embedded
+(`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text` and `from_triples` take
+what is in memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from funcppo.data import pykeen_sets
 from funcppo.data.clans import make_clans
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.data.dataset import (
@@ -33,6 +35,7 @@ from funcppo.data.text_files import read_content, read_text
 from funcppo.data.triple_files import (
     SUFFIXES,
     TripleFile,
+    is_ntriples,
     is_triple_file,
     read_triples,
 )
@@ -77,14 +80,15 @@ def load(
     facts_only: bool = False,
     cfg: DataConfig = DEFAULT_CONFIG,
 ) -> Dataset:
-    """The data set of a folder, a file, or an embedded or generated name; whole or not at all.
+    """The data set of a folder, a file, or an embedded or generated name, or of PyKEEN; whole or not at all.
 
     A folder holds train.txt, perhaps valid.txt and test.txt, perhaps facts.txt (known, not trained on) and perhaps
-    rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv and .csv files too, and
-    each file may end in .gz. A file is a list of triples, all of them train, or a Prolog program (.pl).
+    rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv, .csv and .nt files too,
+    and each file may end in .gz. A file is a list of triples, all of them train, or a Prolog program (.pl).
 
     Args:
-      name_or_path: path of a folder or file, an embedded name, or `family_tree:PEOPLE:SEED`, `clans:PEOPLE:SEED`.
+      name_or_path: path of a folder or file, an embedded name, or `family_tree:PEOPLE:SEED`, `clans:PEOPLE:SEED`,
+        `pykeen:NAME`.
       rules: a rule file to use in place of the data set's own rules.
       facts_only: read only train, which may be empty beside facts, and facts of a folder or file of triples, and no
         rules.
@@ -112,6 +116,8 @@ def load(
         )
     elif name.endswith(_PROLOG_SUFFIXES):
         dataset = _read_program(read_text(path), path.name, name)
+    elif name.startswith(pykeen_sets.PREFIX):
+        dataset = pykeen_sets.load_pykeen(name)
     elif generated:
         generator, n_people, seed = generated.groups()
         dataset = GENERATORS[generator](int(n_people), int(seed))
@@ -119,7 +125,7 @@ def load(
         names = ", ".join(_names_of_datasets())
         raise ValueError(
             f"unknown data set {shorten(name)}: expected a folder (of triples, or of a run where a program takes one), "
-            f"a .txt, .tsv, .csv or .pl file or one of {names}"
+            f"a .txt, .tsv, .csv, .nt or .pl file or one of {names}"
         )
 
     if rules is None:
@@ -162,7 +168,7 @@ def _names_of_datasets() -> list[str]:
     """Names that `load` accepts beside paths."""
     embedded = [path.name for path in EMBEDDED_DIR.glob("*") if path.is_dir()]
     generated = [f"{generator}:PEOPLE:SEED" for generator in GENERATORS]
-    return sorted(embedded) + generated
+    return [*sorted(embedded), *generated, f"{pykeen_sets.PREFIX}NAME"]
 
 
 def _load_folder(
@@ -177,7 +183,8 @@ def _load_folder(
             paths[split] = path
     if "train" not in paths:
         raise ValueError(
-            f"{folder}/train.txt: missing split: expected this file, train.tsv or train.csv, or one of them with .gz"
+            f"{folder}/train.txt: missing split: expected this file, train.tsv, train.csv or train.nt, or one of "
+            "them with .gz"
         )
 
     dataset = _load_splits(folder.name, paths, cfg, facts_only)
@@ -328,13 +335,20 @@ def _check_spelling(
     if not any(spaces in text for spaces in _UNUSUAL_SPACES):
         return
     single_spaced = [" ".join(name.split()) for name in names]
-    rows = np.concatenate([file.triples for file in files.values()])
+    # Terms of N-Triples are exact.
+    texts = {
+        split: file
+        for split, file in files.items()
+        if not is_ntriples(str(paths[split]))
+    }
+    tables = [file.triples for file in texts.values()]
+    rows = np.concatenate([*tables, np.zeros((0, 3), np.int32)])
     for column in (rows[:, [0, 2]].ravel(), rows[:, 1]):
         spellings: dict[str, int] = {}  # by the name with single spaces
         for number in order_of_occurrence(column, len(names)).tolist():
             first = spellings.setdefault(single_spaced[number], number)
             if first != number:
-                place = _first_place(number, paths, files)
+                place = _first_place(number, paths, texts)
                 spelled = (
                     f"{shorten(names[first])} and {shorten(names[number])}"
                 )

@@ -1,4 +1,4 @@
-"""Files of triples: head, relation and tail, in columns separated by tabs (.txt, .tsv) or commas (.csv).
+"""Files of triples: columns separated by tabs (.txt, .tsv) or commas (.csv), or N-Triples (.nt).
 
 A file has three columns and no header, unless columns are chosen. A first line that can be nothing but a header (head,
 relation, tail) is read as one, and a note says so.
@@ -20,11 +20,12 @@ import numpy as np
 
 from funcppo.data.cells import Cells, find_distinct
 from funcppo.data.lexer import shorten
+from funcppo.data.ntriples import read_ntriples
 from funcppo.data.text_files import decode
 from funcppo.data.triple_table import NameTable
 from funcppo.ranges import FieldError
 
-SUFFIXES = (".txt", ".tsv", ".csv")
+SUFFIXES = (".txt", ".tsv", ".csv", ".nt")
 
 # Words that headers have for the columns.
 _HEADER_WORDS = (
@@ -90,6 +91,11 @@ class _Irregular(Exception):
     """The content of a file is not what it should be; its rows, one by one, say why."""
 
 
+def is_ntriples(name: str) -> bool:
+    """Whether a file of that name is read as N-Triples."""
+    return name.removesuffix(".gz").endswith(".nt")
+
+
 def read_triples(
     content: bytes, path: str, names: NameTable, columns: str | None = None
 ) -> TripleFile:
@@ -107,6 +113,12 @@ def read_triples(
     """
     if _is_blank(content):
         return TripleFile(np.zeros((0, 3), np.int32), 1, [])
+    if is_ntriples(path):
+        if columns is not None:
+            raise FieldError("columns", "none for N-Triples", columns)
+        return TripleFile(
+            read_ntriples(decode(content, path), path, names), 1, []
+        )
 
     is_csv = path.removesuffix(".gz").endswith(".csv")
     separator = "," if is_csv else "\t"

@@ -134,7 +134,8 @@ def test_a_folder_without_train_is_named(folder):
     (folder / "train.txt").unlink()
     assert (
         message(load, folder)
-        == f"{folder}/train.txt: missing split: expected this file, train.tsv or train.csv, or one of them with .gz"
+        == f"{folder}/train.txt: missing split: expected this file, train.tsv, train.csv or train.nt, or "
+        "one of them with .gz"
     )
 
 
@@ -432,7 +433,7 @@ def test_a_name_that_is_no_data_set_is_named():
     text = message(load, "contries_s1")
     assert text.startswith(
         "unknown data set 'contries_s1': expected a folder (of triples, or of a run where a program takes one), "
-        "a .txt, .tsv, .csv or .pl file or one of "
+        "a .txt, .tsv, .csv, .nt or .pl file or one of "
     )
     assert (
         message(load, "no/such.pl")

@@ -225,7 +225,7 @@ def test_an_embedded_and_a_generated_data_set_are_found_by_name():
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(name):
     with pytest.raises(
         ValueError,
-        match=r"^unknown data set .*countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED$",
+        match=r"^unknown data set .*countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED, pykeen:NAME$",
     ):
         load(name)
 
