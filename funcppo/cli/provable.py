@@ -172,8 +172,22 @@ def _count_by_height(
 ) -> dict[str, int]:
     """The number of atoms of a split that are derivable within each height.
 
-    The heights go up to that of the model, which ends at the fixpoint, or to the step that would have exceeded the
-    atoms to hold: that step is evaluated for the split only.
+    The heights go up to the last one of `derivation_heights`.
+    """
+    height, last_height = derivation_heights(knowledge_base, model, split)
+    counts: dict[str, int] = {}
+    for limit in range(1, last_height + 1):
+        counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
+    return counts
+
+
+def derivation_heights(
+    knowledge_base: KnowledgeBase, model: LeastModel, split: np.ndarray
+) -> tuple[Tensor, int]:
+    """The height at which each atom of a split is derived, -1 if it is not, and the last height.
+
+    The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
+    to hold: that step is evaluated for the split only.
     """
     from funcppo.logic import fixpoint
 
@@ -186,11 +200,7 @@ def _count_by_height(
             knowledge_base, model, atoms
         )
         height = height.where((height >= 0) | ~derived_next, last_height)
-
-    counts = {}
-    for limit in range(1, last_height + 1):
-        counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
-    return counts
+    return height, last_height
 
 
 def _count_leave_one_out(

@@ -24,7 +24,7 @@ PAIRS_PER_CHUNK = 2_000_000
 MAX_LISTED = 3  # pairs of relations that a note names
 
 
-class _Triples(NamedTuple):
+class IndexedTriples(NamedTuple):
     """The distinct triples of all splits, sorted by their pair of entities."""
 
     relation: np.ndarray  # int64 [n], from 0
@@ -36,7 +36,7 @@ class _Triples(NamedTuple):
     n_relations: int
 
 
-class _InversePairs(NamedTuple):
+class InversePairs(NamedTuple):
     """Triples and their inverses, as indices."""
 
     triple: np.ndarray
@@ -58,7 +58,7 @@ def leakage_notes(
     splits = {name: table for name, table in held_out.items() if len(table)}
     if not splits:
         return []
-    triples = _index_triples([known, *splits.values()], len(relations))
+    triples = index_triples([known, *splits.values()], len(relations))
     is_known = np.zeros(len(triples.relation), bool)
     is_known[triples.rows[0]] = True
 
@@ -91,7 +91,9 @@ def _count_notes(
     ]
 
 
-def _index_triples(tables: Sequence[np.ndarray], n_relations: int) -> _Triples:
+def index_triples(
+    tables: Sequence[np.ndarray], n_relations: int
+) -> IndexedTriples:
     """Number the distinct triples of some tables, and find the triples of each inverse pair of entities."""
     rows = np.concatenate(tables).astype(np.int64)
     relation, head, tail = rows[:, 0] - 1, rows[:, 1], rows[:, 2]
@@ -113,7 +115,7 @@ def _index_triples(tables: Sequence[np.ndarray], n_relations: int) -> _Triples:
     count[~has_inverse] = 0
 
     ends = np.cumsum([len(table) for table in tables])[:-1]
-    return _Triples(
+    return IndexedTriples(
         relation=code % n_relations,
         is_loop=is_loop[pair_of_triple],
         inverse_start=pair_start[inverse][pair_of_triple],
@@ -123,9 +125,9 @@ def _index_triples(tables: Sequence[np.ndarray], n_relations: int) -> _Triples:
     )
 
 
-def _inverse_pairs(
-    triples: _Triples, subset: np.ndarray
-) -> Iterator[_InversePairs]:
+def iter_inverse_pairs(
+    triples: IndexedTriples, subset: np.ndarray
+) -> Iterator[InversePairs]:
     """Pairs of each triple of a subset and each triple of its inverse pair of entities, chunk by chunk."""
     counts = triples.inverse_count[subset]
     subset = subset[counts > 0]
@@ -138,10 +140,10 @@ def _inverse_pairs(
         triple = np.repeat(part, n)
         first = np.repeat(np.cumsum(n) - n, n)
         offset = np.arange(len(triple)) - first
-        yield _InversePairs(triple, triples.inverse_start[triple] + offset)
+        yield InversePairs(triple, triples.inverse_start[triple] + offset)
 
 
-def _near_inverses(triples: _Triples) -> np.ndarray:
+def _near_inverses(triples: IndexedTriples) -> np.ndarray:
     """The pairs of relations that are near-inverses, sorted, each as relation * n_relations + inverse."""
     n_relations = triples.n_relations
     size = np.bincount(
@@ -149,7 +151,7 @@ def _near_inverses(triples: _Triples) -> np.ndarray:
     )
     pairs: list[np.ndarray] = []
     counts: list[np.ndarray] = []
-    for part in _inverse_pairs(triples, np.arange(len(triples.relation))):
+    for part in iter_inverse_pairs(triples, np.arange(len(triples.relation))):
         a, b = triples.relation[part.triple], triples.relation[part.inverse]
         # Others are too different in size to be near-inverses.
         larger = np.maximum(size[a], size[b])
@@ -166,7 +168,7 @@ def _near_inverses(triples: _Triples) -> np.ndarray:
 
 
 def _inverse_notes(
-    triples: _Triples,
+    triples: IndexedTriples,
     is_known: np.ndarray,
     names: Sequence[str],
     relations: Sequence[str],
@@ -183,7 +185,7 @@ def _inverse_notes(
     for name, rows in zip(names, triples.rows[1:]):
         leaked: list[np.ndarray] = []
         found: list[np.ndarray] = []
-        for part in _inverse_pairs(triples, np.unique(rows)):
+        for part in iter_inverse_pairs(triples, np.unique(rows)):
             a, b = triples.relation[part.triple], triples.relation[part.inverse]
             # A pair of relations counts the same either way round.
             pair = np.minimum(a, b) * triples.n_relations + np.maximum(a, b)

@@ -1,8 +1,8 @@
 """Data sets from files, from memory, and by name.
 
 `load` reads a folder or a file of triples, a Prolog program, one of the data sets that come with the package, embedded
-(`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text` and `from_triples` take
-what is in memory.
+(`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text` and `from_triples`
+take what is in memory.
 """
 
 from __future__ import annotations

@@ -93,6 +93,7 @@ def read_line_by_line(content, path, columns):
     is_csv = path.endswith(".csv")
     triples = []
     i, j, k = map(int, (columns or "1,2,3").split(","))
+    width = 3
     for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
         cells = line.split("\t")
         if is_csv:
@@ -100,8 +101,8 @@ def read_line_by_line(content, path, columns):
                 [cells] = csv.reader([line], skipinitialspace=True, strict=True)
             except csv.Error:
                 return number
-        if number == 1:
-            width = len(cells) if columns else 3
+        if number == 1 and columns:
+            width = len(cells)
         if len(cells) != width or width < max(i, j, k):
             return number
         triples.append((cells[i - 1], cells[j - 1], cells[k - 1]))
