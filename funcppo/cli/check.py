@@ -56,7 +56,7 @@ class Check:
 
     target: TargetArgument
     """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

@@ -132,6 +132,7 @@ def _to_json(
         }
         for relation in description.relations
     ]
+
     return {
         "dataset": dataset.name,
         "n_entities": dataset.n_constants,
@@ -157,6 +158,7 @@ def _print_description(
         f"{escape_unprintable(dataset.name)}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
         f"{len(dataset.facts):,} facts"
     )
+
     splits = description.splits
     _print_table(
         console,
@@ -169,6 +171,7 @@ def _print_description(
         for share, value in description.degree_quantiles.items()
     )
     console.print(f"facts of an entity, quantiles: {quantiles}")
+
     if reach is not None:
         parts = [
             f"{sum(reach[split].values()):,} of {splits[split].n_triples:,} {split} triples"
@@ -203,6 +206,7 @@ def _print_relations(
         rows.append(
             [escape_unprintable(relation.name), *cells, ceiling, inverse]
         )
+
     headings = ["relation", *_RELATION_COLUMNS, "ceiling", "inverse"]
     _print_table(console, " ".join(headings), rows)
     n_more = len(description.relations) - len(rows)

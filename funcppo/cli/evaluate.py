@@ -68,7 +68,7 @@ class Evaluate:
 
     target: TargetArgument
     """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     split: Literal["test", "valid"] = "test"
     """Split whose queries are ranked."""
     negatives: Annotated[str, arg(metavar="all|N")] = "all"

@@ -57,7 +57,7 @@ class Mine:
 
     dataset: Annotated[Positional[str], arg(metavar="DATASET")]
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl. Only the training
+    a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl. Only the training
     triples are read; valid and test are not used."""
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""

@@ -84,7 +84,7 @@ class Predict:
 
     target: TargetArgument
     """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
-    (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     query: Annotated[Positional[str | None], arg(metavar="QUERY")] = None
     """Query with one variable, such as "locatedIn(france, X)" or "'citizen of'(?who, China)". Default: the queries of
     --queries, or the facts of --new."""

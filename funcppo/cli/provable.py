@@ -47,7 +47,7 @@ class Provable:
 
     dataset: DatasetArgument
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules. Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

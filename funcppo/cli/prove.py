@@ -78,7 +78,7 @@ class Prove:
 
     target: TargetArgument
     """Folder of a training run, or a data set: an embedded name such as countries_s3, a folder with train.txt, a
-    file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     query: Annotated[Positional[str], arg(metavar="QUERY")]
     """Atom to prove, such as "locatedIn(france, europe)", "locatedIn(X, europe)" or "'citizen of'(?who, China)"."""
     rules: OptionalFile = None

@@ -97,7 +97,7 @@ class Train:
 
     dataset: DatasetArgument
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     out: Annotated[Path, arg(metavar="RUN")]
     """Folder that the run is written to; created if it is missing."""
     rules: OptionalFile = _DEFAULT.rules

@@ -68,7 +68,14 @@ class Description(NamedTuple):
 
 
 def describe(dataset: Dataset) -> Description:
-    """Describe the facts of two arguments of a data set and its held-out triples."""
+    """Describe the facts of two arguments of a data set and its held-out triples.
+
+    Args:
+      dataset: has such facts.
+
+    Raises:
+      ValueError: it has none.
+    """
     is_binary = np.array([False, *(n == 2 for n in dataset.arities)])
     tables = {
         name: table[is_binary[table[:, 0]]][:, :3]
@@ -86,12 +93,14 @@ def describe(dataset: Dataset) -> Description:
         raise ValueError(
             f"{dataset.name}: expected facts of two arguments to describe, got none"
         )
+
     inverses = _count_inverses(facts, dataset.n_predicates)
     notes = list(dataset.notes)
     if inverses is None:
         notes.append(
             f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
         )
+
     degree = np.bincount(
         facts[:, 1:].ravel(), minlength=dataset.n_constants + 1
     )[1:]

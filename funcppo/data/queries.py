@@ -143,6 +143,7 @@ def _ambiguity_notes(dataset: Dataset, atom: Atom, text: str) -> list[str]:
         for token in tokenize_line(text, lambda word: False)
         if token.kind == "name"
     }
+
     notes: list[str] = []
     for term in dict.fromkeys(atom.args):
         name = term.name if isinstance(term, Variable) else term

@@ -136,8 +136,17 @@ def read_triples(
 
     if chosen.has_header:
         return TripleFile(triples[1:], 2, [])
-    known_names = names.names()
-    first = [known_names[number] for number in triples[0]]
+    return _without_header(triples, names.names(), path, separator)
+
+
+def _without_header(
+    triples: np.ndarray, names: list[str], path: str, separator: str
+) -> TripleFile:
+    """The triples of a file, of which the first may be a header that nobody announced.
+
+    It is one if its words are those of headers and occur nowhere else.
+    """
+    first = [names[number] for number in triples[0]]
     if not _is_header(first) or np.isin(triples[1:], triples[0]).any():
         return TripleFile(triples, 1, [])
     header = shorten(separator.join(first))

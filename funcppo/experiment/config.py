@@ -62,7 +62,7 @@ class RunConfig:
 
     dataset: str
     """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED), a folder with
-    train.txt, a file of triples (.txt, .tsv or .csv), or a Prolog program FILE.pl."""
+    train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
 
     rules: str | None = None
     """Rule file to use instead of the data set's own rules; None: the data set's."""
