@@ -275,8 +275,13 @@ class Answerer:
         evidence = None
         if run is not None:
             run = dataclasses.replace(run, task=task)
-            found = run_proofs.most_probable_proof(run, atom, self._program)
             evidence = run_proofs.explain_answer(run, atom, side)
+            found = run_proofs.most_probable_proof(
+                run,
+                atom,
+                self._program,
+                evidence if side == TAIL else None,
+            )
         else:
             found = explain.smallest_proof(task, atom, self._program)
         if found is None:

@@ -33,7 +33,10 @@ class BestRule(NamedTuple):
 
 
 def most_probable_proof(
-    run: Run, atom: Tensor, program: Program | None = None
+    run: Run,
+    atom: Tensor,
+    program: Program | None = None,
+    explanation: Explanation | None = None,
 ) -> Proof | None:
     """The proof of a ground atom that a run finds most probable; None if it finds none.
 
@@ -42,13 +45,14 @@ def most_probable_proof(
     Args:
       atom: [W].
       program: what `explain.build_program` returns; None builds it for this call.
+      explanation: of the atom as an answer about the tail, if it is there already.
     """
     program = program or explain.build_program(run.task)
     if run.questions is None:
         return explain.most_probable_proof(
             run.task, run.cfg, run.state.best_params, atom, program=program
         )
-    explanation = explain_answer(run, atom, TAIL)
+    explanation = explanation or explain_answer(run, atom, TAIL)
     if explanation is None:
         return None
     best = explanation.rules[0]
