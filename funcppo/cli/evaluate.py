@@ -28,6 +28,7 @@ from funcppo.cli.evaluation_setup import (
     prepare_evaluation,
     search_notes,
 )
+from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
@@ -121,11 +122,16 @@ class Evaluate:
         Returns:
           The exit status.
         """
+        self._check_outputs()
+        with lock_output(self.details):
+            return self._run()
+
+    def _run(self) -> int:
+        """Rank with a --details FILE that no other process writes; the exit status."""
         from funcppo.runtime import memory
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        self._check_outputs()
         set_target_threads(self.target, self.threads)
         with show_status(console, "reading data") as status:
             setup = prepare_evaluation(

@@ -33,6 +33,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
+from funcppo.cli.file_lock import lock_folder
 from funcppo.cli.mine import check_mining_memory
 from funcppo.cli.options import (
     DataOptions,
@@ -47,6 +48,7 @@ from funcppo.experiment.config import (
     CONFIG_FILE,
     METRICS_FILE,
     MINED_RULES_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
     RUN_FILES,
     RunConfig,
@@ -149,6 +151,9 @@ class Train:
     """Number of evaluations on the valid split during training; the parameters with the best result are kept."""
     n_validation_queries: int = _DEFAULT.n_validation_queries
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
+    checkpoint_every: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 60.0
+    """Save a checkpoint after the update that ends this long after the last one; validations save too. It does not
+    change the result."""
     max_nonfinite_updates: int = _DEFAULT.max_nonfinite_updates
     """Stop the run after this many consecutive updates with a non-finite loss or gradient."""
     mining_seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = (
@@ -180,6 +185,11 @@ class Train:
         """
         self._set_caches()
         self._check_outputs()
+        with lock_folder(self.out):
+            return self._run()
+
+    def _run(self) -> int:
+        """Train in a folder that no other process writes to; the exit status."""
         from funcppo.experiment import (
             run_build,
         )
@@ -249,15 +259,20 @@ class Train:
         from funcppo.experiment import (
             run_start,
         )
-        from funcppo.experiment.run import save_checkpoint
+        from funcppo.experiment.run import repair_checkpoint, save_checkpoint
 
         stored = read_config(self.out)
         config = self._extend(stored)
         check_device(config.device)
+        damage_notes = repair_checkpoint(self.out)
         run = run_start.prepare_run(
             config, self.out, resume=True, on_phase=on_phase
         )
-        notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
+        notes = [
+            *damage_notes,
+            *self._remove_stale_parts(),
+            *_truncate_metrics(run, self.out),
+        ]
         is_extended = (config.steps or 0) > (stored.steps or 0)
         if is_extended:
             notes.append(
@@ -327,7 +342,6 @@ class Train:
             config, self.out, resume=False, on_phase=on_phase
         )
 
-        self.out.mkdir(parents=True, exist_ok=True)
         notes = self._remove_stale_parts()
         run = dataclasses.replace(run, notes=(*run.notes, *notes))
         if mined is not None:
@@ -345,7 +359,9 @@ class Train:
         """
         from funcppo.experiment.run import save_checkpoint
 
-        with tempfile.TemporaryDirectory(dir=self.out) as name:
+        with tempfile.TemporaryDirectory(
+            dir=self.out, prefix="start-", suffix=".part"
+        ) as name:
             folder = Path(name)
             if mined is not None:
                 with atomic_io.named_errors(self.out / MINED_RULES_FILE):
@@ -354,15 +370,24 @@ class Train:
             write_config(run.run_config, folder)
 
             # A folder with a config is a run, so the config is the first to go and the last to come.
-            for name in (CONFIG_FILE, METRICS_FILE, RESULTS_FILE):
+            for name in (
+                CONFIG_FILE,
+                METRICS_FILE,
+                RESULTS_FILE,
+                PREVIOUS_CHECKPOINT_FILE,
+            ):
                 (self.out / name).unlink(missing_ok=True)
             for name in (MINED_RULES_FILE, CHECKPOINT_FILE, CONFIG_FILE):
                 if (folder / name).exists():
                     (folder / name).replace(self.out / name)
+        atomic_io.sync_folder(self.out)
 
     def _remove_stale_parts(self) -> list[str]:
-        """Remove half-written files of killed processes from the folder; a note for each."""
+        """Remove what killed processes left half-written in the folder, which is locked; a note for each."""
         names = atomic_io.remove_stale_parts(self.out, RUN_FILES)
+        for path in sorted(self.out.glob("start-*.part")):
+            shutil.rmtree(path)
+            names.append(path.name)
         return [f"removed {name}, left by a killed process" for name in names]
 
     def _run_config(self) -> RunConfig:
@@ -444,6 +469,7 @@ class Train:
                     lambda: interrupt.requested,
                     monitor,
                     partial(status.update, "validating"),
+                    self.checkpoint_every,
                 )
                 # A repeated signal ends the update or validation in progress.
                 with suppress(KeyboardInterrupt):

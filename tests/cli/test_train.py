@@ -467,6 +467,29 @@ def test_a_torn_line_of_metrics_is_dropped_with_a_note(
     assert f"{path}: 1 of the updates 1 to 4 have no line" in results["notes"]
 
 
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """A disk has lost the end of the latest; the note is shown and kept, and the result is that of the whole run."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    path = run / CHECKPOINT_FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    evaluated = funcppo(monkeypatch, "evaluate", run, "--queries", "2")
+    assert evaluated == 0
+    note = "checkpoint.previous.npz is used in its place"
+    assert note in " ".join(capsys.readouterr().out.split())
+    assert (
+        path.stat().st_size == (trained / CHECKPOINT_FILE).stat().st_size - 100
+    )
+
+    assert continued(run, monkeypatch) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+    results = json.loads((run / RESULTS_FILE).read_text())
+    assert sum(note in line for line in results["notes"]) == 1
+    assert_equal_runs(run, trained)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -505,10 +528,12 @@ def test_half_written_files_of_killed_processes_are_removed(
     ]
     for path in (stale, *others):
         path.write_text("")
+    (tmp_path / "run" / "start-x.part").mkdir()
     assert continued(tmp_path / "run", monkeypatch) == 0
     line = f"note: removed {stale.name}, left by a killed process"
     assert line in capsys.readouterr().out
     assert not stale.exists()
+    assert not (tmp_path / "run" / "start-x.part").exists()
     assert all(path.exists() for path in others)
 
 
