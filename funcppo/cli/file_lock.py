@@ -12,6 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from funcppo.atomic_io import remove_stale_parts
+
 LOCK_FILE = "run.lock"  # in the folder of a run
 
 
@@ -36,7 +38,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_output(path: str | Path | None) -> Iterator[None]:
-    """Keep other processes from writing a file, by FILE.lock beside it.
+    """Keep other processes from writing a file, by FILE.lock beside it; remove what killed ones left half-written.
 
     A device, a pipe, standard output (-) and no file at all (None) are not locked.
 
@@ -49,6 +51,8 @@ def lock_output(path: str | Path | None) -> Iterator[None]:
         yield
         return
     with _hold(file.with_name(f"{file.name}.lock"), file):
+        names = (file.name, f"{file.name}.part", f"{file.name}.settings.json")
+        remove_stale_parts(file.parent, names)
         yield
 
 

@@ -82,6 +82,16 @@ def test_a_file_is_locked_under_all_its_names(tmp_path):
     assert files(tmp_path) == ["file", "link"]
 
 
+def test_what_killed_processes_left_half_written_is_removed(tmp_path):
+    """No process has the greatest id that there could be."""
+    for name in ("file", "file.part", "file.settings.json", "other"):
+        (tmp_path / f"{name}.999999999.part").write_text("")
+    (tmp_path / "file.part").write_text("")
+    with lock_output(tmp_path / "file"):
+        pass
+    assert files(tmp_path) == ["file.part", "other.999999999.part"]
+
+
 @pytest.mark.parametrize("path", [None, "-", Path("-"), "/dev/null"])
 def test_what_is_no_file_is_not_locked(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
