@@ -15,6 +15,7 @@ from funcppo.cli.common import (
     JsonObject,
     check_overwrites,
     defer_interrupt,
+    graphs_allowed,
     write_json,
 )
 from funcppo.cli.console import (
@@ -98,6 +99,8 @@ class Evaluate:
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to score on."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
@@ -123,7 +126,7 @@ class Evaluate:
           The exit status.
         """
         self._check_outputs()
-        with lock_output(self.details):
+        with lock_output(self.details), graphs_allowed(self.graphs):
             return self._run()
 
     def _run(self) -> int:
@@ -280,24 +283,23 @@ class Evaluate:
             **setup.search_stats.as_metrics(),
             "memory_limit_bytes": setup.memory_limit,
             "peak_bytes": memory.peak_bytes(self.device),
+            "graphs": self.graphs,
+            "notes": _notes(setup),
         }
 
     def _print_result(
         self, console: Console, setup: EvaluationSetup, result: JsonObject
     ) -> None:
         """Print the notes and the table of metrics."""
-        task_notes = setup.evaluator.task.notes
-        print_notes(
-            console,
-            [
-                *task_notes,
-                *setup.notes,
-                *search_notes(result),
-                *setup.fallback_reasons(),
-            ],
-        )
+        print_notes(console, [*result["notes"], *search_notes(result)])
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         console.print(metrics_table(title, {setup.score: result}))
+
+
+def _notes(setup: EvaluationSetup) -> list[str]:
+    """What was chosen, left out or fallen back from, one line each."""
+    task_notes = setup.evaluator.task.notes
+    return [*task_notes, *setup.notes, *setup.fallback_reasons()]
 
 
 def _speed_text(n_scored: int, start: float) -> str:

@@ -23,7 +23,9 @@ from funcppo.cli.common import (
     check_device,
     check_overwrites,
     defer_interrupt,
+    graphs_allowed,
     option_name,
+    package_version,
     set_threads,
     write_json,
 )
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from funcppo.experiment.run import Run
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
+    from funcppo.runtime.compile import StrategyRecord
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
@@ -85,6 +88,7 @@ class _TrainingResult(NamedTuple):
     run: Run
     is_finished: bool  # False after an interrupt
     exit_status: int  # of the interrupt
+    strategy: StrategyRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +130,9 @@ class Train:
     compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
     compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
     compilation, otherwise the first of these that works and matches eager."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
+    recorded; off: never, to rule them out."""
     precision: Literal["highest", "high", "bfloat16"] = _DEFAULT.precision
     """Precision of matrix products. highest: float32; high: TF32 where the GPU has it; bfloat16: bfloat16 inputs, all
     else float32."""
@@ -185,7 +192,7 @@ class Train:
         """
         self._set_caches()
         self._check_outputs()
-        with lock_folder(self.out):
+        with lock_folder(self.out), graphs_allowed(self.graphs):
             return self._run()
 
     def _run(self) -> int:
@@ -216,6 +223,7 @@ class Train:
             results = _evaluate(
                 trained.run, time.perf_counter() - start, console
             )
+            results["strategy"] = dataclasses.asdict(trained.strategy)
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
@@ -455,7 +463,8 @@ class Train:
         )
         n_updates = run.cfg.ppo.n_updates
         with Monitor() as monitor:
-            captured = _prepare_train_step(run, monitor, console)
+            captured, record = _prepare_train_step(run, monitor, console)
+            _write_header(run, self.out, record)
             logger = _CompileLogger(monitor, console, self.log_compiles)
 
             with (
@@ -481,7 +490,7 @@ class Train:
         # An interrupt may have left out the last validation.
         is_last = int(run.state.train_state.update) >= n_updates
         is_finished = is_last and not interrupt.requested
-        return _TrainingResult(run, is_finished, interrupt.exit_status)
+        return _TrainingResult(run, is_finished, interrupt.exit_status, record)
 
 
 def _training_note(run: Run, numbers: dict[str, float]) -> str:
@@ -504,6 +513,29 @@ def _truncate_metrics(run: Run, folder: Path) -> list[str]:
 
     last_update = last_logged_update(run)
     return metrics_log.truncate(folder / METRICS_FILE, last_update)
+
+
+def _write_header(run: Run, folder: Path, record: StrategyRecord) -> None:
+    """Write to the first line of the metrics log how the updates after it are computed."""
+    from funcppo.experiment import metrics_log
+    from funcppo.experiment.run import last_logged_update
+
+    header = {
+        "strategy": dataclasses.asdict(record),
+        "versions": _versions(),
+    }
+    metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
+
+
+def _versions() -> JsonObject:
+    """The versions that the last bits of a result depend on."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "funcppo": package_version("funcppo"),
+    }
 
 
 def absolute_or_name(name: str) -> str:
@@ -529,15 +561,15 @@ def _print_run(console: Console, run: Run) -> None:
 
 def _prepare_train_step(
     run: Run, monitor: Monitor, console: Console
-) -> CapturedStep[TrainState, Metrics]:
+) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile and capture the training step as the run's strategy asks for."""
     from funcppo.experiment import training
 
     with show_status(console, "preparing the training step"):
-        captured, note = training.prepare_train_step(run)
+        captured, record = training.prepare_train_step(run)
     monitor.record_capture(captured)
-    print_notes(console, [note])
-    return captured
+    print_notes(console, [training.describe_strategy(record)])
+    return captured, record
 
 
 class _CompileLogger:
@@ -628,8 +660,6 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    import torch
-
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
@@ -661,10 +691,7 @@ def _evaluate(
         "n_test_queries": len(test),
         "seconds": training_seconds,
         "notes": notes,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "versions": _versions(),
         "device": run.run_config.device,
     }
 

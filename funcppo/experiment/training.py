@@ -2,7 +2,7 @@
 
 run = prepare_run(run_config, folder, resume=False)     # or open_run(folder) for one that exists (run_start)
 run = with_training_data(run)                           # (run_build)
-step, note = prepare_train_step(run)
+step, record = prepare_train_step(run)
 for run, metrics in train(run, folder, step, should_stop, monitor):
     ...
 evaluate_policy(run, run.state.best_params, run.task.dataset.test, protocol)     # (validation)
@@ -78,13 +78,13 @@ class DivergenceError(ValueError):
 
 def prepare_train_step(
     run: Run,
-) -> tuple[CapturedStep[TrainState, Metrics], str]:
+) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile or capture the training step of a run, starting from its state.
 
     With strategy auto, a run too short to repay compilation is not compiled.
 
     Returns:
-      The step, and a line that says which strategy it uses and why.
+      The step, and the record of the strategy that it uses and why.
 
     Raises:
       Exception: whatever a strategy raises that was set by name and fails.
@@ -120,9 +120,11 @@ def prepare_train_step(
         captured = capture_loop_bodies(step, parts, train_state)
     else:
         captured = capture(partial(step, parts=parts), train_state)
-    return captured, _describe_strategy(
-        with_capture(record, captured), is_short
-    )
+    record = with_capture(record, captured)
+    if is_short:
+        reason = "compiling would take longer than it saves (--strategy one-graph compiles)"
+        record = dataclasses.replace(record, skip_reason=reason)
+    return captured, record
 
 
 def _n_calls(ppo: PPOConfig) -> int:
@@ -133,11 +135,11 @@ def _n_calls(ppo: PPOConfig) -> int:
     return ppo.n_updates * (ppo.n_steps + microbatches_per_update)
 
 
-def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
-    """A line that says which strategy is used, and why not another."""
+def describe_strategy(record: StrategyRecord) -> str:
+    """Return a line that says which strategy is used, and why not another."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
-    if is_short:
-        line += "; compiling would take longer than it saves (--strategy one-graph compiles)"
+    if record.skip_reason:
+        line += f"; others not tried: {record.skip_reason}"
     failures = [
         f"not {failure.name}: {failure.error_type}: {failure.message}"
         for failure in record.failures

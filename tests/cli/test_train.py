@@ -58,6 +58,13 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     assert read_config(trained).steps == 128
     results = json.loads((trained / RESULTS_FILE).read_text())
     assert 0 < results["seconds"] < results["total_seconds"]
+    strategy = results["strategy"]
+    assert (strategy["strategy"], strategy["failures"]) == ("eager", [])
+    assert strategy["skip_reason"] == "eager was asked for"
+    assert metrics_log.read_header(trained / METRICS_FILE) == {
+        "strategy": strategy,
+        "versions": results["versions"],
+    }
     assert set(results["test"]) == {
         "exists@1", "max-confidence", "noisy-or", "best-proof, untrained", "best-proof, trained"
     }  # fmt: skip
@@ -65,6 +72,15 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         0.0 < row["mrr"] <= 1.0 and "auc_pr" in row
         for row in results["test"].values()
     )
+
+
+def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
+    """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
+    words = ("countries_s1", "--out", tmp_path, "--graphs", "off", *TRAINED)
+    assert funcppo(monkeypatch, "train", *words) == 0
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert rows[-1]["fallback_reason"] == "turned off by --graphs off"
+    assert_equal_runs(tmp_path, trained)
 
 
 def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
@@ -475,10 +491,12 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     shutil.copytree(trained, run)
     path = run / CHECKPOINT_FILE
     path.write_bytes(path.read_bytes()[:-100])
-    evaluated = funcppo(monkeypatch, "evaluate", run, "--queries", "2")
-    assert evaluated == 0
     note = "checkpoint.previous.npz is used in its place"
-    assert note in " ".join(capsys.readouterr().out.split())
+    words = ("evaluate", run, "--queries", "2", "--json", "-")
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert sum(note in line for line in result["notes"]) == 1
     assert (
         path.stat().st_size == (trained / CHECKPOINT_FILE).stat().st_size - 100
     )

@@ -258,3 +258,12 @@ def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):
         params,
         tree.ravel(run_start.open_run(uninterrupted).state.train_state.params),
     )
+
+
+def test_a_short_run_says_that_faster_strategies_were_not_tried(run):
+    short = replace(run, run_config=replace(CONFIG, strategy="auto"))
+    _, record = training.prepare_train_step(short)
+    assert record.strategy == "eager" and record.failures == ()
+    assert "longer than it saves" in record.skip_reason
+    line = training.describe_strategy(record)
+    assert "others not tried: compiling would take longer" in line
