@@ -140,7 +140,7 @@ def compare_sample(
         for n in np.unique(n_atoms)
     ]
     sample = np.concatenate([some[:n_sampled] for some in rows])
-    part = replace(dataset, rules=dataset.rules[sample])
+    part = replace(dataset, rules=dataset.rules[sample], rule_counts=None)
     return compare_counts(part, listed[sample], MAX_RULE_ATOMS - 1)
 
 

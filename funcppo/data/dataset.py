@@ -48,6 +48,9 @@ class Dataset:
     rules: np.ndarray
     # float64 [R], nan where the file gives none; stored as given, not used to prove
     rule_weights: np.ndarray
+    # int64 [R, 3]: support, body pairs and circular support of each rule over the facts, as a miner has counted them
+    # exactly, -1 where it has not; None where nothing is known
+    rule_counts: np.ndarray | None = None
     n_duplicates: int  # lines of train dropped because they repeat another
     # one line each on what is unusual but allowed; to print, not to act on
     notes: tuple[str, ...]
@@ -235,7 +238,7 @@ def with_rules(
     dataset = _with_head_predicates(dataset, rules, path)
     table = _encode_rules(dataset, rules, path)
     weights = np.array([rule.weight for rule in rules], np.float64)
-    return replace(dataset, rules=table, rule_weights=weights)
+    return replace(dataset, rules=table, rule_weights=weights, rule_counts=None)
 
 
 def encode_atom(

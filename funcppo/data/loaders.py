@@ -26,6 +26,7 @@ from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import has_variables
 from funcppo.data.readers import detect_format, read_clauses
+from funcppo.data.rule_tables import read_counts
 from funcppo.data.splits import split_triples
 from funcppo.data.triple_files import (
     SUFFIXES,
@@ -253,7 +254,11 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
             raise ValueError(
                 f"{place}: expected rules with a body: facts belong in facts.txt"
             )
-    return _with_notes(with_rules(dataset, clauses, str(path)), notes)
+    with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
+    if len(with_file.rules) < len(clauses):
+        return with_file  # rules of unknown names were left out
+    counts = read_counts(text, with_file, [c.line for c in clauses])
+    return replace(with_file, rule_counts=counts)
 
 
 def _find_file(*paths: Path) -> Path | None:

@@ -7,17 +7,26 @@
 
 `format_rule_table` makes the text of a file. `funcppo.data.readers` reads each of them back, into the same rules in the
 same order.
+
+The last line of a tsv is a comment that says which facts its counts are of, and what the lines above it are:
+
+    #counts<TAB>hash of the facts<TAB>hash of all lines above
+
+`read_counts` takes the counts from a file whose facts and lines are these.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from funcppo.data.dataset import Dataset
+from funcppo.data.ordered_facts import facts_digest
 from funcppo.data.parser import FileFormat
 from funcppo.data.writers import format_rule_clause, rule_clauses
 
@@ -33,6 +42,14 @@ TSV_HEADER = (
     "#source_weight train_support train_body_pairs train_conf pca_conf head_coverage "
     "loo_support loo_conf std_error pca_std_error rule"
 )
+_COUNT_COLUMNS = (
+    "train_support",
+    "train_body_pairs",
+    "loo_support",
+    "std_error",
+)
+# starts the line that says what the counts of a tsv are of
+COUNTS_PREFIX = "#counts\t"
 AMIE_HEADER = (
     "Rule,Head Coverage,Std Confidence,PCA Confidence,"
     "Positive Examples,Body size,PCA Body size,Functional variable"
@@ -92,7 +109,12 @@ def with_encoded_rules(
     shape = (len(atoms), n_atoms, atom_width)
     table = np.zeros(shape, np.int32)
     table[:, :, :n_columns] = atoms[:, :n_atoms, :n_columns]
-    return replace(dataset, rules=table, rule_weights=counts.weight)
+    return replace(
+        dataset,
+        rules=table,
+        rule_weights=counts.weight,
+        rule_counts=_exact_counts(counts),
+    )
 
 
 def format_rule_table(
@@ -124,7 +146,61 @@ def format_rule_table(
         else:
             columns.append(text)
         lines.append("\t".join(columns))
-    return "".join(line + "\n" for line in lines)
+    table = "".join(line + "\n" for line in lines)
+    if file_format != "tsv" or not len(dataset.rules):
+        return table
+    return with_counts_line(table, dataset)
+
+
+def with_counts_line(table: str, dataset: Dataset) -> str:
+    """The text of a tsv with the line that says that its counts are of the facts of a data set."""
+    facts, lines = facts_digest(dataset), _lines_digest(table)
+    return f"{table}{COUNTS_PREFIX}{facts}\t{lines}\n"
+
+
+def read_counts(
+    text: str, dataset: Dataset, lines: Sequence[int]
+) -> np.ndarray | None:
+    """The counts of rules in a tsv of this project, if they are of the facts of a data set and nobody has edited it.
+
+    Args:
+      text: content of the file.
+      dataset: the data set that its rules are read for.
+      lines: where the rules stand, line numbers from 1.
+
+    Returns:
+      int64 [R, 3], support, body pairs and circular support, -1 in the rows of estimates; None where the file has no
+      such counts.
+    """
+    table, mark, last_line = text.rpartition(COUNTS_PREFIX)
+    digests = last_line.removesuffix("\n").split("\t")
+    if not mark or digests != [facts_digest(dataset), _lines_digest(table)]:
+        return None
+    header, *rows = table.splitlines()
+    names = header.lstrip("#").split("\t")
+    columns = [names.index(name) for name in _COUNT_COLUMNS]
+    counts = np.full((len(lines), 3), -1, np.int64)
+    for row, line in enumerate(lines):
+        values = rows[line - 2].split("\t")
+        support, body_pairs, other_support, error = (
+            float(values[column]) for column in columns
+        )
+        if not error:
+            counts[row] = support, body_pairs, support - other_support
+    return counts
+
+
+def _lines_digest(table: str) -> str:
+    """A hash of the lines of a table."""
+    return hashlib.sha256(table.encode()).hexdigest()[:16]
+
+
+def _exact_counts(counts: RuleStatistics) -> np.ndarray:
+    """The counts that `Dataset.rule_counts` holds, int64 [R, 3]."""
+    columns = (counts.support, counts.body_pairs, counts.circular_support)
+    table = np.stack([np.rint(column) for column in columns], axis=1)
+    is_exact = counts.std_error == 0
+    return np.where(is_exact[:, None], table, -1).astype(np.int64)
 
 
 def compatibility_notes(

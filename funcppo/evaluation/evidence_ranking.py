@@ -20,14 +20,15 @@ from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import ProgressCallback, ignore_progress
 from funcppo.logic import triple_index
 from funcppo.logic.consequences import Derivations
+from funcppo.logic.firing_chunks import FiringWork, open_questions
 from funcppo.logic.kb import KnowledgeBase
 from funcppo.logic.question_types import (
     LeftOut,
     Questions,
     select_questions,
 )
+from funcppo.logic.sorting import sort_keys
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.aggregation import (
     AggregationConfig,
@@ -37,7 +38,6 @@ from funcppo.prover.aggregation import (
 from funcppo.prover.evidence import (
     Evidence,
     EvidenceConfig,
-    EvidenceWork,
     FactIndex,
 )
 from funcppo.prover.task import ProverTask
@@ -106,7 +106,7 @@ def query_evidence(
     facts: FactIndex,
     atoms: Tensor,
     side: int,
-    work: EvidenceWork | None = None,
+    work: FiringWork | None = None,
 ) -> Iterator[QuestionEvidence]:
     """Yield the evidence of all questions that some atoms ask about one side, some after others.
 
@@ -116,15 +116,7 @@ def query_evidence(
       work: counts the work; None not to count it.
     """
     queries = atoms.long().to(task.kb.facts.device)
-    rows = unique_rows(queries[:, [0, HEAD + TAIL - side]])
-    predicate, given = rows.unbind(1)
-    questions = Questions(
-        predicate=predicate,
-        side=torch.full_like(predicate, side),
-        entity=given,
-        left_out=torch.zeros_like(given),
-    )
-
+    questions = open_questions(queries, side)
     start = 0
     for part in evidence.iter_evidence(
         task.kb,
@@ -197,6 +189,8 @@ class _SharedScores:
         self, scorer: Scorer, side: int, i: int, atoms: I32[Tensor, "n W"], /
     ) -> F64[Tensor, "n"]:
         """One of the scores of some atoms, whose evidence is collected unless they are the last ones of the side."""
+        if not len(atoms):
+            return torch.zeros(0, dtype=torch.float64, device=atoms.device)
         last, values = self._last.get(side, (None, None))
         if last is None or values is None or not torch.equal(last, atoms):
             values = scorer(atoms)
@@ -280,7 +274,7 @@ class _SideScorer(NamedTuple):
         atom = atoms.long()
         given, answer = atom[:, HEAD + TAIL - self.side], atom[:, self.side]
         question = atom[:, 0] * self.base + given
-        wanted, order = torch.sort(question * self.base + answer)
+        wanted, order = sort_keys(question * self.base + answer)
         question = question[order]
 
         scores: Tensor | None = None
@@ -336,7 +330,7 @@ def count_queries_within(
       max_rows: the most rows that the joins make for them.
     """
     pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
-    work = EvidenceWork()
+    work = FiringWork()
     n_firings = sum(
         len(part.evidence.rule)
         for side in sides

@@ -25,10 +25,15 @@ from funcppo.logic import (
 )
 from funcppo.logic.proof import Atom, Proof
 from funcppo.logic.proof_builder import Choice, Program
+from funcppo.logic.triple_index import TAIL
 from funcppo.prover import env as prover_env
 from funcppo.prover.env import EnvState, World
 from funcppo.prover.network import Params
-from funcppo.prover.task import ProverTask, inference_world
+from funcppo.prover.task import (
+    ProverTask,
+    inference_world,
+    with_answers,
+)
 
 
 def most_probable_proof(
@@ -76,6 +81,7 @@ def smallest_proof(
       atom: ground, [W].
       program: what `build_program` returns.
     """
+    task = with_answers(task, atom[None], (TAIL,))
     if int(fixpoint.atom_height(task.least_model, atom.long())) < 1:
         return None
     derive = partial(

@@ -26,8 +26,9 @@ from funcppo.evaluation import (
 from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.logic import derivability, partial_fixpoint, triple_index
 from funcppo.logic import kb as kbase
+from funcppo.logic.sorting import unique_values
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
-from funcppo.logic.typed_torch import unique_rows, unique_values
+from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import evidence
 from funcppo.prover.evidence import FactIndex
 from funcppo.prover.task import ProverTask, known_triples

@@ -11,6 +11,7 @@ does not derive score 0 and tie at the bottom, so scoring the provable ones give
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from funcppo.logic import kb as kbase
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
-from funcppo.prover.task import ProverTask
+from funcppo.prover.task import ProverTask, with_answers
 from funcppo.types import F64, I32, I64, Bool
 
 # Error of the log-odds of a score in float32: its difference between batch shapes, devices and compilers.
@@ -86,6 +87,16 @@ class Ranking(NamedTuple):
     log_odds: F64[Tensor, "N"]  # log-odds of their scores
 
 
+class RankedRows(NamedTuple):
+    """What metrics are computed from: the rank counts of some queries on every side."""
+
+    counts: RankCounts
+    side: I64[Tensor, "Q"]
+    relation: I64[Tensor, "Q"]
+    answer_provable: Bool[Tensor, "Q"]
+    n_scored: int  # atoms that were scored
+
+
 class ScoredAtoms(NamedTuple):
     """Distinct atoms with their scores."""
 
@@ -119,11 +130,13 @@ def rank_split(
     if query_id is None:
         query_id = np.arange(len(split))
     device = task.entity_pool.device
+    queries = torch.from_numpy(np.ascontiguousarray(split)).to(device)
+    task = with_answers(task, queries, ranking_protocol.sides)
     return rank_queries(
         ranking_protocol,
         task.least_model,
         task.filter_index,
-        torch.from_numpy(np.ascontiguousarray(split)).to(device),
+        queries,
         torch.from_numpy(np.ascontiguousarray(query_id)).to(device),
         task.entity_pool,
         scorer,
@@ -244,16 +257,40 @@ def summarise_ranking(
       predicates: names of predicates 1, 2, ... in order.
       with_auc: also compute the area under the precision-recall curve over the candidates of all queries pooled.
     """
-    metrics = summarise_counts(
+    metrics = summarise_rows([ranked_rows(ranked)], predicates)
+    if with_auc:
+        metrics["auc_pr"] = auc_pr(ranked)
+    return metrics
+
+
+def ranked_rows(ranked: Ranking) -> RankedRows:
+    """What metrics are computed from, without the scores."""
+    return RankedRows(
         ranked.counts,
         ranked.side,
         ranked.relation,
         ranked.answer_provable,
+        len(ranked.scored_atom),
+    )
+
+
+def summarise_rows(
+    parts: Sequence[RankedRows], predicates: list[str]
+) -> Metrics:
+    """Summarise the rankings of parts of a split as `summarise_ranking` does that of a whole one.
+
+    Args:
+      parts: of distinct queries, at least one.
+      predicates: names of predicates 1, 2, ... in order.
+    """
+    metrics = summarise_counts(
+        _concatenate_counts([part.counts for part in parts]),
+        torch.cat([part.side for part in parts]),
+        torch.cat([part.relation for part in parts]),
+        torch.cat([part.answer_provable for part in parts]),
         predicates,
     )
-    metrics["n_scored"] = len(ranked.scored_atom)
-    if with_auc:
-        metrics["auc_pr"] = auc_pr(ranked)
+    metrics["n_scored"] = sum(part.n_scored for part in parts)
     return metrics
 
 

@@ -36,9 +36,14 @@ from funcppo.evaluation.slot_scheduler import (
 from funcppo.logic import baselines, consequences, derivability, joins
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.kb import KnowledgeBase
+from funcppo.logic.triple_index import TAIL
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
-from funcppo.prover.task import ProverTask, inference_world
+from funcppo.prover.task import (
+    ProverTask,
+    inference_world,
+    with_answers,
+)
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 
@@ -285,6 +290,7 @@ def _score_chunks_by_rules(
 
 def _score_existence(task: ProverTask, height: int, atoms: Tensor, /) -> Tensor:
     """Score 1 for atoms that T_P derives within a height, else 0."""
+    task = with_answers(task, atoms, (TAIL,))
     return baselines.exists(task.least_model, height, atoms)
 
 

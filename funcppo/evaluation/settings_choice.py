@@ -5,7 +5,7 @@ the best MRR. What is set stays as it is. The work is bounded by a number of row
 depend on the speed of the machine.
 
 At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
-query may have as candidates are held (`partial_fixpoint.restricted_step`).
+query may have as candidates are held (`partial_fixpoint`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from funcppo.logic import (
     triple_index,
 )
 from funcppo.logic import kb as kbase
-from funcppo.logic.consequences import with_confidence
+from funcppo.logic.consequences import (
+    RuleCounts,
+    count_rules,
+    with_confidence,
+)
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import RowBudget, RowBudgetExceeded
@@ -41,6 +45,7 @@ from funcppo.prover.task import (
     PhaseCallback,
     entity_pool,
     ignore_phase,
+    known_counts,
     known_triples,
 )
 from funcppo.types import I32, I64
@@ -90,9 +95,10 @@ class SettingsChoice(NamedTuple):
     by_height: tuple[HeightCandidate, ...]
     trials: tuple[Trial, ...]  # what was compared
     n_queries: int  # of valid that were ranked
-    notes: tuple[
-        str, ...
-    ]  # a line on each height that was not tried, or on why none was
+    # a line on each height that was not tried, or on why none was
+    notes: tuple[str, ...]
+    # of the rules without object identity, as `Dataset.rule_counts` holds them; None if these were not counted
+    rule_counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class _Sample:
     kb: KnowledgeBase
     sizes: KBSizes
     rules: np.ndarray
+    known_counts: I64[Tensor, "R 3"] | None
     queries: I64[Tensor, "Q W"]
     known_triples: I32[Tensor, "N W"]
     pool: I64[Tensor, "E"]
@@ -153,10 +160,15 @@ def choose_settings(
         return _without_choice(dataset, cfg, options)
 
     sample = _draw_sample(dataset, cfg)
-    trials, not_tried = _try_heights(sample, options, on_phase)
+    counts_of: dict[bool, RuleCounts] = {}
+    trials, not_tried = _try_heights(sample, options, counts_of, on_phase)
+    counts = None
+    if False in counts_of:
+        counts = torch.stack(counts_of[False], dim=1).numpy()
     if not trials:
         choice = _without_choice(dataset, cfg, options)
-        return choice._replace(notes=(*not_tried, *choice.notes))
+        notes = (*not_tried, *choice.notes)
+        return choice._replace(notes=notes, rule_counts=counts)
 
     best = _simplest_of_the_best(trials)
     by_height = [
@@ -175,6 +187,7 @@ def choose_settings(
         trials=tuple(trials),
         n_queries=len(sample.queries),
         notes=tuple(not_tried),
+        rule_counts=counts,
     )
 
 
@@ -301,6 +314,7 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
         kb=kb,
         sizes=sizes,
         rules=dataset.rules,
+        known_counts=known_counts(dataset),
         queries=torch.from_numpy(dataset.valid[rows]).long(),
         known_triples=torch.from_numpy(known_triples(dataset)),
         pool=pool,
@@ -310,9 +324,16 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
 
 
 def _try_heights(
-    sample: _Sample, options: _Options, on_phase: PhaseCallback
+    sample: _Sample,
+    options: _Options,
+    counts_of: dict[bool, RuleCounts],
+    on_phase: PhaseCallback,
 ) -> tuple[list[Trial], list[str]]:
-    """The trials of all heights until a height ranks worse or takes too long; a note for what is not tried."""
+    """The trials of all heights until a height ranks worse or takes too long; a note for what is not tried.
+
+    Args:
+      counts_of: receives the counts of the rules without and with object identity.
+    """
     trials: list[Trial] = []
     not_tried: list[str] = []
     for height in options.heights:
@@ -329,7 +350,9 @@ def _try_heights(
                 f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins"
             )
             try:
-                trials += _try_scores(sample, options, height, object_identity)
+                trials += _try_scores(
+                    sample, options, height, object_identity, counts_of
+                )
             except RowBudgetExceeded as error:
                 note = f"{tried} not tried: {error}"
                 if object_identity:
@@ -348,23 +371,34 @@ def _try_scores(
     options: _Options,
     height: int,
     object_identity: bool,
+    counts_of: dict[bool, RuleCounts],
 ) -> list[Trial]:
     """The trials of all smoothings and scores at a height.
+
+    Args:
+      counts_of: the counts without and with object identity; those that are missing are added.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS`, or there are too many derivations to hold.
     """
     budget = RowBudget(MAX_TRIAL_ROWS)
-    candidates = _list_candidates(sample, height, object_identity, budget)
-    trials = []
-    for smoothing in options.smoothings:
-        kb = with_confidence(
+    if object_identity not in counts_of:
+        counts = count_rules(
             sample.kb,
             sample.sizes,
             object_identity=object_identity,
-            smoothing=smoothing,
+            known=sample.known_counts,
             budget=budget,
         )
+        counts_of |= {object_identity: counts}
+    counts = counts_of[object_identity]
+    if height > 1:
+        # The first step makes a row at least for each head of each rule.
+        RowBudget(MAX_TRIAL_ROWS).spend(int(counts.body_pairs.sum()))
+    candidates = _list_candidates(sample, height, object_identity, budget)
+    trials = []
+    for smoothing in options.smoothings:
+        kb = with_confidence(sample.kb, counts, smoothing)
         for score in options.scores:
             mrr, n_atoms = _rank(sample, candidates, kb, score)
             trials.append(
@@ -397,15 +431,30 @@ def _list_candidates(
             n_predicates=sizes.n_predicates,
         )
     max_derivations = MAX_DERIVATIONS_PER_ATOM * sample.max_atoms
-    part = partial_fixpoint.restricted_step(
-        facts_kb,
-        sizes,
-        sample.queries,
-        facts_kb.facts[:0],
-        max_derivations,
-        object_identity,
-        budget,
-    )
+    # A query that is a fact must not be derived from itself.
+    if (
+        height == 1
+        and not kbase.contains(facts_kb, sizes, sample.queries).any()
+    ):
+        part = partial_fixpoint.answered_step(
+            facts_kb,
+            sizes,
+            sample.queries,
+            sample.protocol.sides,
+            max_derivations,
+            object_identity,
+            budget,
+        )
+    else:
+        part = partial_fixpoint.restricted_step(
+            facts_kb,
+            sizes,
+            sample.queries,
+            facts_kb.facts[:0],
+            max_derivations,
+            object_identity,
+            budget,
+        )
     if part is None:
         raise RowBudgetExceeded(f"more than {max_derivations:,} derivations")
     model, index = part

@@ -29,7 +29,7 @@ from funcppo.prover.aggregation import (
 from funcppo.prover.evidence import FactIndex
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
-from funcppo.prover.task import PhaseCallback, ProverTask
+from funcppo.prover.task import PhaseCallback, ProverTask, with_answers
 from funcppo.types import F64
 
 # firings of the valid queries that every validation scores, about 35 bytes each
@@ -178,6 +178,7 @@ class ValidEvidence:
 
     Attributes:
       queries: the queries [Q, W].
+      task: the task with all their answers.
     """
 
     def __init__(
@@ -188,8 +189,8 @@ class ValidEvidence:
         sides: Sequence[int],
     ) -> None:
         self.queries = queries
-        self._task = task
         atoms = torch.from_numpy(np.ascontiguousarray(queries))
+        self.task = with_answers(task, atoms, sides)
         self._parts: Mapping[int, list[QuestionEvidence]] = {
             side: list(
                 evidence_ranking.query_evidence(task, facts, atoms, side)
@@ -200,7 +201,7 @@ class ValidEvidence:
     def make_scorer(self, setup: QuestionSetup, params: Params) -> ScorerBySide:
         """The scorer of the queries' candidates by given weights."""
         score = _score(setup, params)
-        return evidence_ranking.make_scorer_of(self._task, self._parts, score)
+        return evidence_ranking.make_scorer_of(self.task, self._parts, score)
 
 
 # -- the fit

@@ -17,14 +17,14 @@ from torch.func import grad
 
 from funcppo import optim, random, train_step
 from funcppo.config import AdamConfig, Config, PPOConfig
-from funcppo.logic import triple_index
+from funcppo.logic import firing_chunks, triple_index
+from funcppo.logic.firing_chunks import FiringWork
 from funcppo.logic.question_types import select_questions
 from funcppo.prover import aggregation, evidence, questions
 from funcppo.prover.aggregation import AggregationConfig
 from funcppo.prover.evidence import (
     Evidence,
     EvidenceConfig,
-    EvidenceWork,
     FactIndex,
 )
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
@@ -97,7 +97,7 @@ def collect_questions(
         raise ValueError("there is no fact of two arguments to ask about")
 
     assert cfg.left_out != "auto", "what is left out is chosen before"
-    work = EvidenceWork(leaves_out=True)
+    work = FiringWork(leaves_out=True)
     parts = evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -156,7 +156,7 @@ def _describe_listing(
     if n_too_large:
         note += (
             f", of which {n_too_large:,} were left out, because each takes more than "
-            f"{evidence.MAX_CHUNK_JOIN_ROWS:,} rows of joins"
+            f"{firing_chunks.MAX_CHUNK_JOIN_ROWS:,} rows of joins"
         )
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
 

@@ -20,10 +20,13 @@ from torch import Tensor
 
 from funcppo.atomic_io import write_atomically
 from funcppo.data import Dataset
+from funcppo.data.ordered_facts import facts_digest, order_facts
 from funcppo.data.rule_tables import (
+    COUNTS_PREFIX,
     RuleStatistics,
     RuleTableFormat,
     format_rule_table,
+    with_counts_line,
     with_encoded_rules,
 )
 from funcppo.mining import mined_rules, miner
@@ -33,7 +36,7 @@ from funcppo.mining.mined_rules import MinedRules
 from funcppo.mining.miner import AnnounceCallback, MiningResult
 
 # Part of the cache key; increase it when the miner finds other rules.
-MINER_VERSION = 6
+MINER_VERSION = 7
 
 
 class MinedDataset(NamedTuple):
@@ -53,16 +56,6 @@ class RuleFile(NamedTuple):
     notes: tuple[str, ...]  # what mining sampled or left out
 
 
-class _OrderedFacts(NamedTuple):
-    """The known facts of a data set with the names in use numbered in the order of names."""
-
-    facts: np.ndarray  # int32 [N, W], in lexicographic order
-    predicates: (
-        np.ndarray
-    )  # ids in the data set of numbers 0, 1, ...; of 0 it is 0
-    entities: np.ndarray  # the same
-
-
 def mine_dataset(
     dataset: Dataset,
     cfg: MiningConfig,
@@ -80,7 +73,7 @@ def mine_dataset(
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
     """
-    ordered = _order_facts(dataset)
+    ordered = order_facts(dataset)
     n_entities = len(ordered.entities) - 1
     result = miner.mine_rules(
         torch.from_numpy(ordered.facts).to(device),
@@ -105,29 +98,6 @@ def mine_dataset(
         statistics,
         result,
     )
-
-
-def _order_facts(dataset: Dataset) -> _OrderedFacts:
-    """The known facts in an order that depends on their names alone."""
-    predicates = _ids_by_name(dataset.facts[:, 0], dataset.predicates)
-    entities = _ids_by_name(dataset.facts[:, 1:], dataset.entities)
-    predicate_number = np.zeros(dataset.n_predicates + 1, np.int32)
-    predicate_number[predicates] = np.arange(len(predicates))
-    entity_number = np.zeros(dataset.n_constants + 1, np.int32)
-    entity_number[entities] = np.arange(len(entities))
-
-    columns = (
-        predicate_number[dataset.facts[:, :1]],
-        entity_number[dataset.facts[:, 1:]],
-    )
-    facts = np.unique(np.concatenate(columns, axis=1), axis=0)
-    return _OrderedFacts(facts, predicates, entities)
-
-
-def _ids_by_name(ids: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """The distinct ids of a table in the order of their names, after the 0 of padding."""
-    in_use = np.unique(ids[ids > 0]).tolist()
-    return np.array([0, *sorted(in_use, key=lambda i: names[i - 1])])
 
 
 def _statistics(rules: MinedRules) -> RuleStatistics:
@@ -239,7 +209,10 @@ def keep_holdable(
     Returns:
       The file of the rules that are kept, next to the other, with a note; the same if all are.
     """
-    header, *lines = mined.path.read_text(encoding="utf-8").splitlines()
+    text = mined.path.read_text(encoding="utf-8")
+    header, *lines = [
+        line for line in text.splitlines() if not line.startswith(COUNTS_PREFIX)
+    ]
     column = header.lstrip("#").split("\t").index("train_body_pairs")
     body_pairs = np.array([float(line.split("\t")[column]) for line in lines])
     head = dataset.rules[:, 0, 0]
@@ -251,6 +224,7 @@ def keep_holdable(
     n_kept = max(1, n_kept)
     path = mined.path.with_suffix(".holdable.tsv")
     text = "\n".join([header, *lines[:n_kept], ""])
+    text = with_counts_line(text, dataset)
     write_atomically(path, lambda file: file.write(text.encode()))
     note = (
         f"the last {len(lines) - n_kept:,} of {len(lines):,} mined rules are left out: valid and test would need about "
@@ -323,14 +297,10 @@ def _user_cache_dir() -> Path:
 
 def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
     """A hash of all that the mined rules depend on: names, known facts, settings, the miner."""
-    ordered = _order_facts(dataset)
     described = [
-        [dataset.predicates[i - 1] for i in ordered.predicates[1:]],
-        [dataset.entities[i - 1] for i in ordered.entities[1:]],
-        ordered.facts.shape,
+        facts_digest(dataset),
         dataclasses.asdict(cfg),
         MINER_VERSION,
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
-    digest.update(np.ascontiguousarray(ordered.facts, dtype="<i4").tobytes())
     return digest.hexdigest()[:16]

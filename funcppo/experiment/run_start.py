@@ -186,6 +186,8 @@ def _choose_run(
     """
     _check_splits(dataset)
     choice = _choose_settings(run_config, dataset, on_phase)
+    if choice.rule_counts is not None:
+        dataset = dataclasses.replace(dataset, rule_counts=choice.rule_counts)
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
     best, notes = _choose_height(run_config, dataset, choice, on_phase)
     chosen = describe_choice(choice, best.run.task.max_height)

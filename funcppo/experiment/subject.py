@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -123,6 +124,8 @@ def dataset_subject(
     """
     is_open = score == "auto" or score.startswith("exists@")
     choice = choose_settings(dataset, cfg, None if is_open else score, on_phase)
+    if choice.rule_counts is not None:
+        dataset = replace(dataset, rule_counts=choice.rule_counts)
     task = build_task(dataset, choice.settings, device, on_phase)
     score = choice.score if score == "auto" else score
     return Subject(task, score, None, describe_choice(choice, task.max_height))

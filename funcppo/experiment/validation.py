@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from funcppo.evaluation.beam_search import (
     slots_for_rows,
 )
 from funcppo.evaluation.ranking import (
+    RankedRows,
     RankingProtocol,
     ranked_sides,
     selection_metric,
@@ -47,6 +48,7 @@ from funcppo.experiment.question_run import (
 )
 from funcppo.experiment.run import EVIDENCE_SCORE, Run, RunScore
 from funcppo.logic import fixpoint
+from funcppo.prover import task as prover_task
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
 # A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
@@ -63,6 +65,9 @@ MAX_ROWS_PER_STEP = 512
 MAX_SUCCESSORS_PER_STEP = 4096
 GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
 CHUNK_SIZE = 2048
+# Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
+FIRST_CHUNK_QUERIES = 64
+MAX_CHUNK_ANSWERS = 4_000_000
 
 
 def validate(
@@ -137,7 +142,7 @@ def _rank_by_evidence(
     valid = run.valid_evidence
     assert valid is not None, "there are valid queries"
     return ranking.rank_split(
-        run.task,
+        valid.task,
         valid.queries,
         valid.make_scorer(setup, params),
         RankingProtocol(sides=ranked_sides(run.task)),
@@ -238,10 +243,40 @@ def _evaluate_by_evidence(
         list(judged.values()),
         partial(on_phase, "ranking by evidence"),
     )
+    scorer_of = dict(zip((*rule_scores, *judged), scorers_by_name))
+    if run.task.answers_plan is None:
+        return {
+            name: _evaluate_scorer(run, scorer, split, protocol)
+            for name, scorer in scorer_of.items()
+        }
+
+    rows: dict[str, list[RankedRows]] = {name: [] for name in scorer_of}
+    for task, queries in _iter_answered(run.task, split, protocol):
+        for name, scorer in scorer_of.items():
+            ranked = ranking.rank_split(task, queries, scorer, protocol)
+            rows[name].append(ranking.ranked_rows(ranked))
+    predicates = list(run.task.dataset.predicates)
     return {
-        name: _evaluate_scorer(run, scorer, split, protocol)
-        for name, scorer in zip((*rule_scores, *judged), scorers_by_name)
+        name: ranking.summarise_rows(parts, predicates)
+        for name, parts in rows.items()
     }
+
+
+def _iter_answered(
+    task: ProverTask, split: np.ndarray, protocol: RankingProtocol
+) -> Iterator[tuple[ProverTask, np.ndarray]]:
+    """Yield some queries of a split after others, and the task with all their answers, as many as a bound allows."""
+    split = split[np.lexsort((split[:, 1], split[:, 0]))]
+    start, size = 0, FIRST_CHUNK_QUERIES
+    while start < len(split):
+        queries = split[start : start + size]
+        answered = prover_task.with_answers(
+            task, torch.from_numpy(queries), protocol.sides
+        )
+        yield answered, queries
+        start += size
+        n_derived = len(answered.least_model.atoms) - len(task.kb.facts)
+        size = max(1, size * MAX_CHUNK_ANSWERS // max(n_derived, 1))
 
 
 def _evaluate_scorer(

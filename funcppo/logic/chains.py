@@ -28,18 +28,22 @@ from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import Firings, LeftOut, Questions
 from funcppo.logic.relations import Table, distinct
 from funcppo.logic.rules import Rule
+from funcppo.logic.sorting import sort_keys
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.logic.typed_torch import runs
 from funcppo.types import I64, Bool
 
 # A step is twice its predicate, and one more if it goes from the second argument of a fact to the first.
 FORWARD, BACKWARD = 0, 1
+# Neighbours are looked up in a table of offsets of all steps and entities, up to this many of 8 bytes, else by search.
+MAX_OFFSETS = 1 << 24
 
 
 class Neighbours(NamedTuple):
-    """The entities that one step leads to."""
+    """The entities that one step leads to, by code: step * (C + 1) + entity."""
 
-    key: I64[Tensor, "K"]  # step * (C + 1) + entity, ascending, distinct
+    # codes that have neighbours, ascending, with an offset each; None if each code has an offset
+    code: I64[Tensor, "K"] | None
     offsets: I64[Tensor, "K1"]
     entity: I64[Tensor, "2N"]
 
@@ -80,9 +84,9 @@ class _Edges(NamedTuple):
     row: I64[Tensor, "m"]  # of the walk
     step: I64[Tensor, "m"]
     child: I64[Tensor, "m"]  # node that the edge leads to
-    place: I64[
-        Tensor, "m"
-    ]  # of the walk's entity and the step among neighbours
+    # the neighbours that the step leads to
+    start: I64[Tensor, "m"]
+    n_neighbours: I64[Tensor, "m"]
 
 
 def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
@@ -146,9 +150,29 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     step = torch.cat([2 * predicate + FORWARD, 2 * predicate + BACKWARD])
     start, end = torch.cat([head, tail]), torch.cat([tail, head])
-    key, order = torch.sort(step * (sizes.n_constants + 1) + start)
-    distinct_key, counts = runs(key)
-    return Neighbours(distinct_key, row_index.offsets(counts), end[order])
+    code, order = sort_keys(step * (sizes.n_constants + 1) + start)
+    n_codes = 2 * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    if n_codes <= MAX_OFFSETS:
+        codes = torch.arange(n_codes + 1, device=code.device)
+        return Neighbours(None, torch.searchsorted(code, codes), end[order])
+    distinct_code, counts = runs(code)
+    return Neighbours(distinct_code, row_index.offsets(counts), end[order])
+
+
+def _find_neighbours(
+    neighbours: Neighbours, code: I64[Tensor, "n"]
+) -> tuple[I64[Tensor, "n"], I64[Tensor, "n"]]:
+    """The first neighbour of each code, and their number."""
+    if not len(neighbours.entity):
+        return torch.zeros_like(code), torch.zeros_like(code)
+    place, is_there = code, None
+    if neighbours.code is not None:
+        place, is_there = row_index.binary_search(neighbours.code, code)
+    start = neighbours.offsets[place]
+    count = neighbours.offsets[place + 1] - start
+    if is_there is not None:
+        count = torch.where(is_there, count, 0)
+    return start, count
 
 
 def _build_trie(
@@ -282,18 +306,17 @@ class _Walker:
             self._spend(len(row))
             step = self.trie.child_step[position]
             here = walks.path[-1][row]
-            place, found = row_index.binary_search(
-                self.neighbours.key, step * (self.sizes.n_constants + 1) + here
+            first, count = _find_neighbours(
+                self.neighbours, step * (self.sizes.n_constants + 1) + here
             )
-            edges = _Edges(row, step, self.trie.child[position], place)
+            found = count > 0
+            edges = _Edges(row, step, self.trie.child[position], first, count)
             if found.any():
                 yield _Edges(*(column[found] for column in edges))
 
     def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
         """Yield the walks along some edges, those that meet merged where they may be."""
-        start = self.neighbours.offsets[edges.place]
-        n_neighbours = self.neighbours.offsets[edges.place + 1] - start
-        for edge, position in ragged_arange(start, n_neighbours):
+        for edge, position in ragged_arange(edges.start, edges.n_neighbours):
             self._spend(len(edge))
             row = edges.row[edge]
             there = self.neighbours.entity[position]

@@ -1,7 +1,8 @@
 """What one application of each rule derives, and how often each rule is right.
 
 `iter_consequences` and `collect_consequences` list the atoms that rules derive from the facts. `iter_derivations` and
-`collect_derivations` tell which rules derive each atom of a list. `with_confidence` counts the confidence of each rule.
+`collect_derivations` tell which rules derive each atom of a list. `count_rules` counts how often each rule is right,
+and `with_confidence` gives a knowledge base the confidences that follow.
 With `heads(r)` the distinct heads of rule r over the facts,
 
     body_pairs(r) = |heads(r)|,    support(r) = |heads(r) and facts|,    confidence = support / body_pairs
@@ -48,8 +49,9 @@ from funcppo.logic.rules import (
     rules_from_kb,
     substitute_rule,
 )
-from funcppo.logic.typed_torch import int_list, unique_values
-from funcppo.types import I32, I64
+from funcppo.logic.sorting import unique_values
+from funcppo.logic.typed_torch import int_list
+from funcppo.types import I32, I64, Bool
 
 
 class Consequences(NamedTuple):
@@ -59,6 +61,24 @@ class Consequences(NamedTuple):
     rule: I64[Tensor, "n"]  # id of the rule
     # id of the atom among the facts, -1 if it is not a fact
     fact: I64[Tensor, "n"]
+
+
+class RuleCounts(NamedTuple):
+    """What the rules derive from the facts, counted for each rule."""
+
+    support: I64[Tensor, "R"]  # derived heads that are facts
+    body_pairs: I64[Tensor, "R"]  # derived heads
+    # facts of the support that the rule derives only from bodies that contain the fact itself
+    circular_support: I64[Tensor, "R"]
+
+
+class _AppliedRule(NamedTuple):
+    """A rule and the heads that it derives from the facts."""
+
+    rule: Rule
+    columns: Columns  # the arguments of the heads, each head once
+    fact: I64[Tensor, "n"]  # id of each head among the facts, or -1
+    inequalities: Sequence[Inequality]  # of object identity
 
 
 class Derivations(NamedTuple):
@@ -88,8 +108,36 @@ def iter_consequences(
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    device = kb.facts.device
     relations = relations_by_predicate(kb.facts)
+    for applied in _apply_rules(
+        kb, sizes, relations, rule_ids, object_identity, budget
+    ):
+        rule, columns, fact, _ = applied
+        if leave_one_out:
+            circular = _circular_heads(kb, sizes, relations, applied, budget)
+            is_kept = _is_not_among(columns, circular, sizes)
+            columns = tuple(column[is_kept] for column in columns)
+            fact = fact[is_kept]
+        predicate = torch.full_like(columns[0], rule.head[0])
+        atom_columns = [
+            column.to(torch.int32) for column in (predicate, *columns)
+        ]
+        yield Consequences(
+            atoms=torch.stack(atom_columns, dim=1),
+            rule=torch.full_like(columns[0], rule.id),
+            fact=fact,
+        )
+
+
+def _apply_rules(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    relations: dict[int, Relation],
+    rule_ids: Iterable[int] | None,
+    object_identity: bool,
+    budget: RowBudget | None,
+) -> Iterator[_AppliedRule]:
+    """Yield some rules with the heads that they derive."""
     rules = rules_from_kb(kb)
     selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
     for rule in selected:
@@ -99,23 +147,10 @@ def iter_consequences(
             else []
         )
         columns = _derive_heads(
-            rule, relations, sizes, inequalities, device, budget
+            rule, relations, sizes, inequalities, kb.facts.device, budget
         )
-        if leave_one_out:
-            circular = _circular_heads(
-                rule, relations, sizes, inequalities, device, budget
-            )
-            columns = _exclude_rows(columns, circular, sizes)
-
-        predicate = torch.full_like(columns[0], rule.head[0])
-        atom_columns = [
-            column.to(torch.int32) for column in (predicate, *columns)
-        ]
-        yield Consequences(
-            atoms=torch.stack(atom_columns, dim=1),
-            rule=torch.full_like(columns[0], rule.id),
-            fact=_find_facts(rule.head[0], columns, relations, kb, sizes),
-        )
+        fact = _find_facts(rule.head[0], columns, relations, kb, sizes)
+        yield _AppliedRule(rule, columns, fact, inequalities)
 
 
 def collect_consequences(
@@ -139,47 +174,68 @@ def collect_consequences(
     return Consequences(*(torch.cat(columns) for columns in zip(empty, *parts)))
 
 
-def with_confidence(
+def count_rules(
     kb: KnowledgeBase,
     sizes: KBSizes,
     *,
     object_identity: bool = False,
-    smoothing: float | None = None,
+    known: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
-) -> KnowledgeBase:
-    """The knowledge base with `support` and `body_pairs` counted from its facts.
+) -> RuleCounts:
+    """Count what each rule derives from the facts.
 
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      smoothing: None for plain counts. Otherwise a fact that a rule derives only from bodies that contain the fact
-        itself does not count, and this number is added to the body pairs, so that few examples give less confidence
-        (the miner ranks rules in this way).
+      known: counts without object identity that are not made again, columns as in `RuleCounts`; rows of -1 are.
       budget: bounds the rows that the joins make; None for no bound.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    counts: list[tuple[int, int]] = []
-    leave_one_out = smoothing is not None
-    for part in iter_consequences(
-        kb,
-        sizes,
-        leave_one_out=leave_one_out,
-        object_identity=object_identity,
-        budget=budget,
+    counted: dict[int, tuple[int, ...]] = {}
+    if known is not None and not object_identity:
+        columns = [int_list(column) for column in known.unbind(1)]
+        counted = {
+            rule: row for rule, row in enumerate(zip(*columns)) if row[0] >= 0
+        }
+    rule_ids = [rule for rule in range(sizes.n_rules) if rule not in counted]
+    relations = relations_by_predicate(kb.facts)
+    for applied in _apply_rules(
+        kb, sizes, relations, rule_ids, object_identity, budget
     ):
-        support = int((part.fact >= 0).sum())
-        counts.append((support, len(part.fact)))
+        circular = _circular_heads(kb, sizes, relations, applied, budget)
+        # Under object identity a rule may not derive all of these heads.
+        is_other = _is_not_among(applied.columns, circular, sizes)
+        row = (
+            int((applied.fact >= 0).sum()),
+            len(applied.fact),
+            int((~is_other).sum()),
+        )
+        counted |= {applied.rule.id: row}
+    rows = [counted[rule] for rule in range(sizes.n_rules)]
+    table = torch.tensor(rows, dtype=torch.int64, device=kb.support.device)
+    return RuleCounts(*table.view(-1, 3).unbind(1))
 
-    table = torch.tensor(
-        counts,
-        dtype=kb.support.dtype,
-        device=kb.support.device,
-    )
-    table = table.reshape(-1, 2)  # also without rules
+
+def with_confidence(
+    kb: KnowledgeBase,
+    counts: RuleCounts,
+    smoothing: float | None = None,
+) -> KnowledgeBase:
+    """The knowledge base with the `support` and the `body_pairs` that confidences are computed from.
+
+    Args:
+      counts: of its rules.
+      smoothing: None for plain counts. Otherwise a fact that a rule derives only from bodies that contain the fact
+        itself does not count, and this number is added to the body pairs, so that few examples give less confidence
+        (the miner ranks rules in this way).
+    """
+    support, body_pairs, circular = counts
+    if smoothing is not None:
+        support, body_pairs = support - circular, body_pairs - circular
     return kb._replace(
-        support=table[:, 0].contiguous(),
-        body_pairs=table[:, 1] + (smoothing or 0.0),
+        support=support.to(kb.support.dtype),
+        body_pairs=body_pairs.to(kb.support.dtype) + (smoothing or 0.0),
     )
 
 
@@ -310,15 +366,15 @@ def _derive_heads(
 
 
 def _circular_heads(
-    rule: Rule,
-    relations: dict[int, Relation],
+    kb: KnowledgeBase,
     sizes: KBSizes,
-    inequalities: Sequence[Inequality],
-    device: torch.device,
+    relations: dict[int, Relation],
+    applied: _AppliedRule,
     budget: RowBudget | None,
 ) -> Columns:
     """The heads of a rule that are facts and that the rule derives from no body without that fact."""
-    n_constants = sizes.n_constants
+    device, n_constants = kb.facts.device, sizes.n_constants
+    rule = applied.rule
     same_predicate = [atom for atom in rule.body if atom[0] == rule.head[0]]
 
     # Suspects: heads of bodies that contain the head. They are facts, as all atoms of a body are.
@@ -339,7 +395,7 @@ def _circular_heads(
         rule,
         [relations[atom[0]] for atom in rule.body],
         n_constants,
-        inequalities,
+        applied.inequalities,
         budget=budget,
     )
     is_suspect = make_literal(_relation(suspects), rule.head[1:], n_constants)
@@ -347,14 +403,18 @@ def _circular_heads(
     query = replace(
         query,
         literals=(is_suspect, *query.literals),
-        inequalities=(*inequalities, *differs_from_head),
+        inequalities=(*applied.inequalities, *differs_from_head),
     )
-    derivable = [
-        head_columns(rule, table, device) for table in joins.iter_answers(query)
-    ]
-    return _exclude_rows(
-        suspects, _distinct_rows(derivable, sizes, device), sizes
+    derivable = _distinct_rows(
+        [
+            head_columns(rule, table, device)
+            for table in joins.iter_answers(query)
+        ],
+        sizes,
+        device,
     )
+    is_circular = _is_not_among(suspects, derivable, sizes)
+    return tuple(column[is_circular] for column in suspects)
 
 
 def _relation(columns: Columns) -> Relation:
@@ -374,9 +434,9 @@ def _distinct_rows(
     return row_index.unique_rows(columns, [bits] * arity)
 
 
-def _exclude_rows(
+def _is_not_among(
     columns: Columns, excluded: Columns, sizes: KBSizes
-) -> Columns:
-    """The rows that are not among the excluded ones, which are distinct and in lexicographic order."""
+) -> Bool[Tensor, "n"]:
+    """Whether each row is not among the excluded ones, which are distinct and in lexicographic order."""
     _, is_excluded = find_rows(columns, _relation(excluded), sizes.n_constants)
-    return tuple(column[~is_excluded] for column in columns)
+    return ~is_excluded

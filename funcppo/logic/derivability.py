@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic import consequences, row_index
+from funcppo.logic import consequences, row_index, sorting
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import ragged_arange
@@ -79,7 +79,7 @@ def build_derivability_index(
     return DerivabilityIndex(
         atom_index=model.atom_index,
         height=model.height,
-        derivation_keys=torch.sort(torch.cat(keys)).values,
+        derivation_keys=sorting.sort_values(torch.cat(keys)),
     )
 
 
@@ -97,7 +97,7 @@ def build_derivability_index_for_atoms(
             atoms, sizes.n_predicates, sizes.n_constants
         ),
         height=torch.zeros_like(atoms[:, 0]),
-        derivation_keys=torch.sort(keys).values,
+        derivation_keys=sorting.sort_values(keys),
     )
 
 

@@ -35,8 +35,9 @@ from funcppo.logic.rules import (
     relations_by_predicate,
     rules_from_kb,
 )
+from funcppo.logic.sorting import sort_keys, unique_values
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.logic.typed_torch import int_list, unique_values
+from funcppo.logic.typed_torch import int_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _group_questions(
             if not len(row):
                 continue
             keys = questions.entity[row] * base + questions.left_out[row]
-            keys, order = torch.sort(keys)
+            keys, order = sort_keys(keys)
             relation = Relation((keys // base, keys % base), len(row))
             groups[predicate].append(_QuestionGroup(side, row[order], relation))
     return groups

@@ -54,11 +54,13 @@ class RowBudget:
       max_rows: the rows allowed, those of intermediate results included.
       n_rows: the rows made so far.
       overhead: rows that a join counts beside those that it makes; 0 where rows stand for memory and not for time.
+      n_joins: the joins made so far.
     """
 
     max_rows: int
     n_rows: int = 0
     overhead: int = JOIN_OVERHEAD_ROWS
+    n_joins: int = 0
 
     def spend_join(self, n_rows: int) -> None:
         """Count a join and the rows that it makes.
@@ -66,6 +68,7 @@ class RowBudget:
         Raises:
           RowBudgetExceeded: all rows are more than allowed.
         """
+        self.n_joins += 1
         self.spend(n_rows + self.overhead)
 
     def spend(self, n_rows: int) -> None:

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from funcppo import tree
-from funcppo.logic import hugepages, row_index
+from funcppo.logic import hugepages, row_index, sorting
 from funcppo.logic.row_index import HashTable, Lookup
-from funcppo.logic.typed_torch import from_numpy, int_list, value_counts
+from funcppo.logic.sorting import value_counts
+from funcppo.logic.typed_torch import from_numpy, int_list
 from funcppo.types import F32, I32, I64, Bool
 
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
@@ -108,7 +109,7 @@ def build(
 ) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a fact table and a rule table.
 
-    `support` and `body_pairs` start at 0; `consequences.with_confidence` fills them.
+    `support` and `body_pairs` start at 0; `consequences.with_confidence` sets them.
 
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.
@@ -230,8 +231,8 @@ def sort_and_index_atoms(
     """
     bits = _atom_bits(n_predicates, n_constants, table.shape[1])
     prefixes, key = row_index.encode_rows(table.unbind(1), bits)
-    key, order = torch.sort(key, stable=True)
-    first = row_index.first_of_run(key)
+    key, order = sorting.sort_keys(key)
+    first = sorting.first_of_run(key)
     return IndexedAtoms(order[first], AtomIndex(prefixes, key[first]))
 
 
@@ -431,7 +432,7 @@ def _index_arguments(
     keys = _argument_keys(predicate, arguments, n_predicates, n_constants).view(
         -1
     )
-    key, order = torch.sort(keys, stable=True)
+    key, order = sorting.sort_keys(keys)
     fact = (order % max(len(facts), 1)).to(torch.int32)
     del keys, order
     argument_index = row_index.build_hash_table(

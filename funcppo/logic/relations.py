@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from funcppo.logic import row_index
+from funcppo.logic import row_index, sorting
 from funcppo.logic.row_index import Lookup
 
 # a view with at least one row for so many ids is indexed by id, without a search
@@ -132,8 +132,8 @@ def _add_counts(table: Table, counts: Tensor, bits: int) -> Table:
         size = min(table.size, 1)
         return Table((), (), size, counts.sum(0, keepdim=True)[:size])
     _, key = row_index.encode_rows(table.columns, [bits] * len(table.columns))
-    key, order = torch.sort(key)
-    is_first = row_index.first_of_run(key)
+    key, order = sorting.sort_keys(key)
+    is_first = sorting.first_of_run(key)
     row = is_first.cumsum(0) - 1
     first = order[is_first]
     totals = torch.zeros_like(counts[: first.numel()])

@@ -17,12 +17,17 @@ import torch
 from torch import Tensor
 
 from funcppo.logic.hugepages import on_huge_pages
-from funcppo.logic.typed_torch import unique_inverse, unique_values
+from funcppo.logic.sorting import (
+    KEY_BITS,
+    first_of_run,
+    sort_keys,
+    unique_inverse,
+    unique_values,
+)
 from funcppo.types import I32, I64, Bool
 
 # bits of a number of rows; a start and a count share one int64
 ROW_COUNT_BITS = 31
-KEY_BITS = 63  # bits of a non-negative int64
 # odd; Steele and Vigna 2021, arXiv:2001.05304
 HASH_MULTIPLIER = 0x2545F4914F6CDD1D
 
@@ -82,7 +87,8 @@ def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
 def _group_by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Offsets of the buckets, and the order of keys by bucket."""
     n_buckets = 1 << max(keys.numel() - 1, 1).bit_length() - 1
-    bucket, order = torch.sort(bucket_index(keys, n_buckets).to(torch.int32))
+    bucket, order = sort_keys(bucket_index(keys, n_buckets))
+    bucket = bucket.to(torch.int32)
     boundaries = torch.arange(
         n_buckets + 1, device=keys.device, dtype=torch.int32
     )
@@ -117,14 +123,6 @@ def hash_lookup(table: HashTable, key: I64[Tensor, "..."]) -> Lookup:
     matches = candidates[..., 0] == flat[:, None]
     value = torch.where(matches, candidates[..., 1], 0).sum(1)
     return Lookup(value.view(key.shape), matches.any(1).view(key.shape))
-
-
-def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
-    """Mask of the first element of each run of equal values."""
-    is_new = sorted_key[1:] != sorted_key[:-1]
-    return torch.cat(
-        [torch.ones_like(sorted_key[:1], dtype=torch.bool), is_new]
-    )
 
 
 def run_length_encode(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
@@ -228,6 +226,6 @@ def unique_rows(
         return decode_rows(unique_values(key), bits)
 
     # Keys with prefix tables cannot be decoded: select the first row of each key instead.
-    key, order = torch.sort(key)
+    key, order = sort_keys(key)
     first = order[first_of_run(key)]
     return tuple(column.index_select(0, first) for column in columns)

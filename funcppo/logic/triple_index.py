@@ -15,7 +15,7 @@ from torch import Tensor
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes
-from funcppo.logic.typed_torch import unique_values
+from funcppo.logic.sorting import unique_values
 from funcppo.types import I32, I64, Bool
 
 HEAD, TAIL = 1, 2  # sides of a query: the argument that is replaced

@@ -41,23 +41,6 @@ def rule_tuples(
     return [[tuple(atom) for atom in table] for table in tables]
 
 
-def unique_values(values: Tensor) -> Tensor:
-    """The distinct values of a tensor, ascending."""
-    return cast("Tensor", torch.unique(values))  # pyright: ignore[reportUnknownMemberType]
-
-
-def unique_inverse(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values of a tensor, ascending, and for each value its position among them."""
-    result = torch.unique(values, return_inverse=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    return cast("tuple[Tensor, Tensor]", result)
-
-
-def value_counts(values: Tensor) -> Tensor:
-    """How often each distinct value of a tensor occurs, in ascending order of the values."""
-    result = torch.unique(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    return cast("tuple[Tensor, Tensor]", result)[1]
-
-
 def unique_rows(table: Tensor) -> Tensor:
     """The distinct rows of a table, in lexicographic order."""
     return cast("Tensor", torch.unique(table, dim=0))  # pyright: ignore[reportUnknownMemberType]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from funcppo.logic import sorting
 from funcppo.logic.joins import expand_ranges
 from funcppo.mining import closing, paths
 from funcppo.mining.paths import EdgeIndex
@@ -121,7 +122,7 @@ def _count_round_trips(
     asked = is_asked.nonzero().squeeze(1)
     n_labels = edges.n_labels
     key = (entity * n_labels + there) * n_labels + back
-    distinct, inverse = torch.unique(key[asked], return_inverse=True)
+    distinct, inverse = sorting.unique_inverse(key[asked])
     start = paths.find_keys(edges.starts, distinct // n_labels)
     offsets = edges.starts.offsets
     first = offsets[start.position]
@@ -179,7 +180,7 @@ def _reached(
         row = row[found.row[at]]
         is_other = edges.fact[edge] != fact[row]
         target = edges.target[edge[is_other]]
-        key = torch.unique(row[is_other] * edges.n_entity_ids + target)
+        key = sorting.unique_values(row[is_other] * edges.n_entity_ids + target)
         row = key // edges.n_entity_ids
         entity = key % edges.n_entity_ids
     return key

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic import sorting
 from funcppo.logic.joins import expand_ranges
 from funcppo.mining import paths
 from funcppo.mining.budget import Budget
@@ -176,9 +177,8 @@ def iter_closed_rules(
             yield None
             continue
         fact, code = pairs
-        body_code, rule, n_facts = torch.unique(
-            code, return_inverse=True, return_counts=True
-        )
+        body_code, rule = sorting.unique_inverse(code)
+        n_facts = torch.bincount(rule)
         closed = ClosedRules(
             torch.full_like(body_code, predicate),
             body_code,
@@ -232,7 +232,9 @@ def _meet(
     n_backward = length - n_forward
     forward = _half_walks(edges, fact_row, n_forward, is_forward=True)
     backward = _half_walks(edges, fact_row, n_backward, is_forward=False)
-    key, order = torch.sort(backward.fact * edges.n_entity_ids + backward.end)
+    key, order = sorting.sort_keys(
+        backward.fact * edges.n_entity_ids + backward.end
+    )
     forward_key = forward.fact * edges.n_entity_ids + forward.end
     first = torch.searchsorted(key, forward_key)
     count = torch.searchsorted(key, forward_key, right=True) - first
@@ -258,8 +260,8 @@ def _distinct_pairs(
     fact: Tensor, code: Tensor, n_facts: int
 ) -> tuple[Tensor, Tensor]:
     """The distinct pairs of two columns, the first below `n_facts`."""
-    codes, number = torch.unique(code, return_inverse=True)
-    key = torch.unique(number * n_facts + fact)
+    codes, number = sorting.unique_inverse(code)
+    key = sorting.unique_values(number * n_facts + fact)
     return key % n_facts, codes[key // n_facts]
 
 
@@ -298,6 +300,6 @@ def _distinct_walks(
 ) -> _HalfWalks:
     """Half walks with codes below `n_codes`, each once."""
     body = walks.fact * n_codes + walks.code
-    key = torch.unique(body * edges.n_entity_ids + walks.end)
+    key = sorting.unique_values(body * edges.n_entity_ids + walks.end)
     body = key // edges.n_entity_ids
     return _HalfWalks(body // n_codes, body % n_codes, key % edges.n_entity_ids)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from funcppo.logic import row_index
+from funcppo.logic import sorting
 from funcppo.logic.joins import expand_ranges
 from funcppo.mining import paths
 from funcppo.mining.budget import Budget
@@ -58,9 +58,7 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
     """The heads and bodies that enough entities have."""
     code = _edge_code(edges)
     label_code = edges.label * edges.n_entity_ids
-    is_first = row_index.first_of_run(
-        edges.source * edges.n_labels + edges.label
-    )
+    is_first = sorting.first_of_run(edges.source * edges.n_labels + edges.label)
     label_features = _frequent_features(
         edges.source[is_first], label_code[is_first], edges, min_support
     )
@@ -69,7 +67,7 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
     # Heads: edges whose label and target are frequent, the most frequent first.
     count = _count_values(code).count
     head = (count >= min_support).nonzero().squeeze(1)
-    head = head[torch.sort(code[head], stable=True).indices]
+    head = head[sorting.sort_keys(code[head]).order]
     most_first = torch.sort(count[head], descending=True, stable=True)
     head = head[most_first.indices]
     bodies = (label_features, edge_features)
@@ -104,12 +102,10 @@ def count_pca_pairs(
     PCA pairs are pairs of the rule whose first argument has some fact of the head's predicate.
     """
     # The entities of every feature, by feature.
-    is_first = row_index.first_of_run(
-        edges.source * edges.n_labels + edges.label
-    )
+    is_first = sorting.first_of_run(edges.source * edges.n_labels + edges.label)
     label_code = edges.label * edges.n_entity_ids
-    code, order = torch.sort(
-        torch.cat([_edge_code(edges), label_code[is_first]]), stable=True
+    code, order = sorting.sort_keys(
+        torch.cat([_edge_code(edges), label_code[is_first]])
     )
     entity = torch.cat([edges.source, edges.source[is_first]])[order]
     body_code = (
@@ -173,10 +169,8 @@ class _ValueCounts(NamedTuple):
 
 
 def _count_values(code: Tensor) -> _ValueCounts:
-    _, number, count = torch.unique(
-        code, return_inverse=True, return_counts=True
-    )
-    return _ValueCounts(number, count[number])
+    number = sorting.unique_inverse(code).inverse
+    return _ValueCounts(number, torch.bincount(number)[number])
 
 
 def _rules_of_block(
@@ -197,9 +191,8 @@ def _rules_of_block(
 
     # Number the pairs of head and body; count their facts.
     pair = head_number * len(bodies.n_entities) + bodies.number[feature]
-    _, rule, support = torch.unique(
-        pair, return_inverse=True, return_counts=True
-    )
+    rule = sorting.unique_inverse(pair).inverse
+    support = torch.bincount(rule)
     is_circular = _is_circular(edges, edge, bodies.code[feature])
     circular_support = torch.bincount(
         rule, is_circular.double(), minlength=len(support)

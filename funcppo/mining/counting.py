@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo.logic import row_index
+from funcppo.logic import row_index, sorting
 from funcppo.mining import circularity, path_rules, paths
 from funcppo.mining.budget import Budget
 from funcppo.mining.mined_rules import FoundRules, MinedRules
@@ -71,10 +71,12 @@ def count_rules(
     """
     body_labels = labels[:, 1 : 1 + length]
     code = _body_code(body_labels, edges.n_labels)
-    body_code, body = torch.unique(code, return_inverse=True)
+    body_code, body = sorting.unique_inverse(code)
     block = paths.walk(edges, body_code, length, sources)
 
-    key, order = torch.sort(body * edges.n_predicates + labels[:, 0] // 2)
+    key, order = sorting.sort_keys(
+        body * edges.n_predicates + labels[:, 0] // 2
+    )
     hits = path_rules.find_hits(edges, paths.joined_pairs(block))
     facts = path_rules.match_facts(edges, hits, key)
     facts = facts._replace(rule=order[facts.rule])
@@ -287,9 +289,8 @@ def _count_pairs(
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """The distinct pairs of two rows of numbers, the second below `n_columns`, and how often each occurs."""
     n_columns = max(n_columns, 1)
-    key, count = torch.unique(
-        pairs[0] * n_columns + pairs[1], return_counts=True
-    )
+    key, number = sorting.unique_inverse(pairs[0] * n_columns + pairs[1])
+    count = torch.bincount(number)
     return (key // n_columns, key % n_columns), count.double()
 
 
@@ -314,7 +315,9 @@ def sum_by_subject(
         (len(block.body_code), edges.n_entity_ids),
     )
     total = paths.multiply(left, edges.subjects.double())
-    key, order = torch.sort(total.row * edges.n_predicates + total.column)
+    key, order = sorting.sort_keys(
+        total.row * edges.n_predicates + total.column
+    )
     position, found = row_index.binary_search(key, rule_key)
     row = found.nonzero().squeeze(1)
     zeros = torch.zeros(len(rule_key), dtype=value.dtype, device=value.device)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic import sorting
 from funcppo.mining import closing, counting, path_rules, paths
 from funcppo.mining.budget import Budget
 from funcppo.mining.closing import ClosedRules
@@ -141,8 +142,8 @@ class LongPathSearch:
     ) -> CountedRules | None:
         """The rules with the counts from one more range of the sources; None if the share of the budget is spent."""
         closed = rules.closed
-        body_code, body = torch.unique(closed.body_code, return_inverse=True)
-        key, order = torch.sort(
+        body_code, body = sorting.unique_inverse(closed.body_code)
+        key, order = sorting.sort_keys(
             body * self.edges.n_predicates + closed.predicate
         )
         none = torch.zeros_like(closed.support)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random
+from funcppo.logic import sorting
 from funcppo.mining import (
     closing,
     constant_rules,
@@ -756,7 +757,7 @@ def _sort_rules(rules: MinedRules) -> MinedRules:
     ]
     order = torch.arange(len(score), device=score.device)
     for key in keys:
-        order = order[torch.sort(key[order], stable=True).indices]
+        order = order[sorting.sort_keys(key[order]).order]
     best_first = torch.sort(score[order], descending=True, stable=True)
     return mined_rules.select_rules(rules, order[best_first.indices])
 

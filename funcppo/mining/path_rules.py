@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic import sorting
 from funcppo.logic.joins import expand_ranges
 from funcppo.mining import circularity, paths
 from funcppo.mining.budget import Budget
@@ -209,7 +210,7 @@ def iter_extensions(
         share = min(1.0, MAX_BODY_ROWS / max(largest, 1.0))
         sources = SourceRange(priority, 0.0, plan.fraction * share)
         prefixes = Bodies(*(column[first:last] for column in plan.bodies))
-        order = torch.sort(prefixes.code).indices
+        order = sorting.sort_keys(prefixes.code).order
         prefixes = Bodies(*(column[order] for column in prefixes))
         block = paths.walk(edges, prefixes.code, length, sources)
         budget.spend(float(walk_rows[first:last].sum()) * share)
@@ -280,7 +281,7 @@ def find_rules(
     part = RuleTable(*(column[rows] for column in table))
     least = _least_of_predicate(edges, score_to_beat)
     is_promising = _best_score(part, length) > least[part.predicate]
-    rows = torch.sort(rows[is_promising]).values
+    rows = sorting.sort_values(rows[is_promising])
     part = RuleTable(*(column[rows] for column in table))
     facts = match_facts(
         edges, hits, part.body * edges.n_predicates + part.predicate
@@ -302,9 +303,8 @@ def find_hits(edges: EdgeIndex, pairs: JoinedPairs) -> FactHits:
     found = paths.find_keys(
         edges.pairs, pairs.source * edges.n_entity_ids + pairs.target
     )
-    # 32 bits sort twice as fast as 64.
-    body, order = torch.sort(pairs.body[found.row].int(), stable=True)
-    return FactHits(body.long(), found.position[order], found.row[order])
+    body, order = sorting.sort_keys(pairs.body[found.row])
+    return FactHits(body, found.position[order], found.row[order])
 
 
 def match_facts(

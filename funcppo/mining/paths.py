@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from funcppo.logic import row_index
+from funcppo.logic import row_index, sorting
 from funcppo.logic.joins import expand_ranges
 from funcppo.types import F32, F64, I32, I64, Bool
 
@@ -157,18 +157,16 @@ def build_edge_index(
     starts = build_key_index(source * n_labels + label, n_entity_ids * n_labels)
     start_label = starts.keys % n_labels
     start_of_edge = torch.repeat_interleave(torch.diff(starts.offsets))
-    end, edge_end = torch.unique(
-        label * n_entity_ids + target, return_inverse=True
-    )
+    end, edge_end = sorting.unique_inverse(label * n_entity_ids + target)
 
     # Sort facts by predicate first, then stably by pair.
-    pair_facts = torch.sort(predicate, stable=True).indices
+    pair_facts = sorting.sort_keys(predicate).order
     pair_key = (first * n_entity_ids + second)[pair_facts]
-    pair_key, by_pair = torch.sort(pair_key, stable=True)
+    pair_key, by_pair = sorting.sort_keys(pair_key)
     pair_facts = pair_facts[by_pair]
     pairs = build_key_index(pair_key, n_entity_ids**2)
     labels = torch.arange(n_labels + 1, device=facts.device)
-    label_order = torch.sort(start_label, stable=True)
+    label_order = sorting.sort_keys(start_label)
     entities = torch.arange(n_entity_ids + 1, device=facts.device)
     return EdgeIndex(
         source=source,
@@ -177,8 +175,8 @@ def build_edge_index(
         fact=fact,
         offsets=torch.searchsorted(source, entities),
         starts=starts,
-        starts_by_label=label_order.indices,
-        label_offsets=torch.searchsorted(label_order.values, labels),
+        starts_by_label=label_order.order,
+        label_offsets=torch.searchsorted(label_order.key, labels),
         start_targets=_ones_matrix(
             start_of_edge, target, (len(starts.keys), n_entity_ids)
         ),
@@ -215,7 +213,7 @@ def _sorted_edges(
     )
     order = torch.arange(2 * len(row), device=row.device)
     for key in (columns[3], columns[2], columns[1]):
-        order = order[torch.sort(key[order], stable=True).indices]
+        order = order[sorting.sort_keys(key[order]).order]
     fact, source, label, target = (column[order] for column in columns)
     return fact, source, label, target
 
@@ -235,7 +233,7 @@ def _subject_matrix(
 
 def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
     """Index the runs of an ascending tensor of keys from 0 to below `n_possible`, as are the keys to look up."""
-    is_first = row_index.first_of_run(sorted_keys)
+    is_first = sorting.first_of_run(sorted_keys)
     start = is_first.nonzero().squeeze(1)
     keys = sorted_keys[start]
     n_slots = 1 << min(SLOT_BITS, (n_possible - 1).bit_length())
@@ -464,7 +462,7 @@ def extend(
     if n_slots <= MAX_BODY_SLOTS:
         slot = torch.arange(n_slots, device=body.device)
     else:
-        slot, body = torch.unique(body, return_inverse=True)
+        slot, body = sorting.unique_inverse(body)
     last = slot % n_labels
     return JoinedPairs(
         body_code=block.body_code[slot // n_labels] * n_labels + last,

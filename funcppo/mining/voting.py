@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.logic import sorting
 from funcppo.mining.mined_rules import (
     FoundRules,
     MinedRules,
@@ -55,7 +56,7 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     row = is_better.nonzero().squeeze(1)
     if not len(row):
         return votes
-    changed, fact = torch.unique(found.fact[row], return_inverse=True)
+    changed, fact = sorting.unique_inverse(found.fact[row])
     n_before, n_votes = len(votes.cost), votes.rule.shape[1]
 
     # The former votes of these facts, then the new ones.
@@ -68,14 +69,14 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
 
     # By fact, then by descending score; stable, so that of equal rules the earlier one is first.
     order = torch.sort(scores, descending=True, stable=True).indices
-    order = order[torch.sort(fact[order], stable=True).indices]
+    order = order[sorting.sort_keys(fact[order]).order]
     first = torch.searchsorted(fact[order], numbers)
     best = order[first[:, None] + torch.arange(n_votes, device=fact.device)]
     best_rule = rule[best]
 
     # Number the new rules that won consecutively.
     is_new = best_rule >= n_before
-    elected = torch.unique(best_rule[is_new]) - n_before
+    elected = sorting.unique_values(best_rule[is_new]) - n_before
     number = n_before + torch.searchsorted(elected, best_rule - n_before)
     rules = [votes.rules, select_rules(found.rules, elected)]
     best_rule = torch.where(is_new, number, best_rule)
@@ -98,7 +99,7 @@ def elected(votes: Votes) -> FoundRules:
 
 def compact(votes: Votes) -> Votes:
     """The votes without the rules that have none."""
-    rule = torch.unique(votes.rule)
+    rule = sorting.unique_values(votes.rule)
     rule = rule[rule >= 0]
     number = torch.searchsorted(rule, votes.rule)
     return Votes(

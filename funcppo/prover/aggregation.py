@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from funcppo.logic.kb import KBSizes, KnowledgeBase
-from funcppo.logic.typed_torch import unique_inverse
+from funcppo.logic.sorting import unique_inverse
 from funcppo.prover.evidence import (
     Evidence,
     FactIndex,

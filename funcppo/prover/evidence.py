@@ -15,7 +15,6 @@ place that is asked for; that of a link is its predicate and the place of the ca
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,26 +23,22 @@ import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.logic import row_index, triple_index
-from funcppo.logic.firings import FiringPlan, iter_firings, plan_firings
-from funcppo.logic.joins import (
-    RowBudget,
-    RowBudgetExceeded,
-    expand_ranges,
+from funcppo.logic import row_index, sorting, triple_index
+from funcppo.logic.firing_chunks import (
+    FiringWork,
+    iter_firing_chunks,
+    sorted_firings,
 )
+from funcppo.logic.firings import FiringPlan, plan_firings
+from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.question_types import (
     Firings,
     LeftOut,
     Questions,
-    select_questions,
 )
+from funcppo.logic.sorting import unique_inverse, unique_values, value_counts
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
-from funcppo.logic.typed_torch import (
-    unique_inverse,
-    unique_values,
-    value_counts,
-)
 from funcppo.ranges import NonNegativeInt, Seed, Size, check_fields
 from funcppo.types import F32, I64, Bool
 
@@ -51,21 +46,10 @@ from funcppo.types import F32, I64, Bool
 NOISY_OR_POWER = 3.0
 # what the terms of that score are multiples of; a sum of half a million terms is below 2 ** 63 of it
 BASE_SCORE_UNIT = 2.0**-40
-# firings to hold at once, about 300 bytes each
-MAX_CHUNK_FIRINGS = 4_000_000
-# rows that the joins of a chunk of questions make, about 40 bytes each for those that are held at once
-MAX_CHUNK_JOIN_ROWS = 24_000_000
-# links of the candidates of a chunk, about 60 bytes each while they are looked up
-MAX_CHUNK_LINKS = 8_000_000
-# A GPU takes larger chunks, of some 10 GB, in the same time.
-GPU_CHUNK_FACTOR = 8
-# questions whose work tells how many questions fit a chunk
-PILOT_QUESTIONS = 16
-MAX_CHUNK_GROWTH = 32  # factor from one chunk of questions to the next
 
 
 class FactIndex(NamedTuple):
-    """The binary facts as evidence reads them."""
+    """The facts and the rules as evidence reads them."""
 
     # degree of each entity in each label: entity * B + label, ascending
     degree_key: I64[Tensor, "D"]
@@ -73,6 +57,7 @@ class FactIndex(NamedTuple):
     # every fact in both orders: first entity * (C + 1) + second, ascending
     link_key: I64[Tensor, "2N"]
     link_label: I64[Tensor, "2N"]  # predicate, and the place of the second
+    plan: FiringPlan  # of the rules
 
 
 class Evidence(NamedTuple):
@@ -126,21 +111,6 @@ class EvidenceConfig:
         check_fields(self)
 
 
-@dataclass(slots=True)
-class EvidenceWork:
-    """The work of collecting evidence, and what is left out because of it.
-
-    Attributes:
-      leaves_out: a question whose joins alone make more rows than a chunk may is left out: it has no candidates.
-      n_rows: the rows that joins have made, of chunks that were too large included.
-      n_left_out: the questions left out so far.
-    """
-
-    leaves_out: bool = False
-    n_rows: int = 0
-    n_left_out: int = 0
-
-
 class _Candidates(NamedTuple):
     """Candidates in the order of questions and entities."""
 
@@ -182,24 +152,26 @@ def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
 
 
 def index_facts(kb: KnowledgeBase, sizes: KBSizes) -> FactIndex:
-    """Index the degrees of all entities, and the links between them."""
+    """Index the degrees of all entities, the links between them, and the rules."""
+    plan = plan_firings(kb, sizes)
     facts = binary_facts(kb)
     if not len(facts):
         none = facts.new_zeros(0)
-        return FactIndex(none, none, none, none)
+        return FactIndex(none, none, none, none, plan)
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     as_head, as_tail = make_label(predicate, HEAD), make_label(predicate, TAIL)
 
     # An entity is seen from the other one, so the label of a link is that of its second entity.
     first, second = torch.cat([head, tail]), torch.cat([tail, head])
     label = torch.cat([as_tail, as_head])
-    key, order = torch.sort(first * (sizes.n_constants + 1) + second)
+    key, order = sorting.sort_keys(first * (sizes.n_constants + 1) + second)
     degree_key = second * n_labels(sizes) + label
     return FactIndex(
         degree_key=unique_values(degree_key),
         degree=value_counts(degree_key),
         link_key=key,
         link_label=label[order],
+        plan=plan,
     )
 
 
@@ -225,79 +197,26 @@ def iter_evidence(
     questions: Questions,
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
-    work: EvidenceWork | None = None,
+    work: FiringWork | None = None,
 ) -> Iterator[Evidence]:
     """Yield the evidence of some questions after others, as many at once as the bounds of a chunk allow.
-
-    A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
-    leaves it out.
 
     Args:
       work: counts the work, and says what to do with a question that is too large.
 
     Other arguments are those of `collect_evidence`.
     """
-    plan = plan_firings(kb, sizes)
-    work = EvidenceWork() if work is None else work
-    start, size = 0, PILOT_QUESTIONS
-    n_firings, n_links, n_rows = 0, 0, 0
-    while start < len(questions.entity):
-        chunk = select_questions(questions, slice(start, start + size))
-        firings, n_chunk_rows = _bounded_firings(plan, chunk, cfg, work)
-        work.n_rows += n_chunk_rows
-        if firings is None:
-            size = len(chunk.entity) // 2
-            continue
-        part = _weigh_firings(
-            kb, sizes, facts, chunk, firings, true_triples, cfg
-        )
+    work = FiringWork() if work is None else work
+    for chunk in iter_firing_chunks(
+        facts.plan,
+        questions,
+        left_out=cfg.left_out,
+        object_identity=cfg.object_identity,
+        work=work,
+    ):
+        part = _weigh_firings(kb, sizes, facts, *chunk, true_triples, cfg)
+        work.n_links += len(part.link_label)
         yield part
-
-        start += len(chunk.entity)
-        n_firings += len(firings.rule)
-        n_links += len(part.link_label)
-        n_rows += n_chunk_rows
-        factor = _chunk_factor(questions)
-        fitting = min(
-            factor * start * bound // max(1, count)
-            for bound, count in (
-                (MAX_CHUNK_FIRINGS, n_firings),
-                (MAX_CHUNK_LINKS, n_links),
-                (MAX_CHUNK_JOIN_ROWS, n_rows),
-            )
-        )
-        size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
-
-
-def _chunk_factor(questions: Questions) -> int:
-    """How many times the bounds of a chunk apply where the questions are."""
-    return GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
-
-
-def _bounded_firings(
-    plan: FiringPlan,
-    questions: Questions,
-    cfg: EvidenceConfig,
-    work: EvidenceWork,
-) -> tuple[Firings | None, int]:
-    """The firings for some questions, and the rows that joins make for them.
-
-    Returns:
-      None for the firings if joins make more rows than a chunk may, and there is more than one question.
-    """
-    is_single = len(questions.entity) == 1
-    is_bounded = work.leaves_out or not is_single
-    most = _chunk_factor(questions) * MAX_CHUNK_JOIN_ROWS
-    budget = RowBudget(most if is_bounded else sys.maxsize, overhead=0)
-    try:
-        firings = _sorted_firings(plan, questions, cfg, budget)
-    except RowBudgetExceeded:
-        if not is_single:
-            return None, budget.n_rows
-        work.n_left_out += 1
-        none = questions.entity[:0]
-        firings = Firings(none, none, none, none)
-    return firings, budget.n_rows
 
 
 def collect_evidence(
@@ -316,8 +235,9 @@ def collect_evidence(
       questions: distinct.
       true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
     """
-    plan = plan_firings(kb, sizes)
-    firings = _sorted_firings(plan, questions, cfg, None)
+    firings = sorted_firings(
+        facts.plan, questions, cfg.left_out, cfg.object_identity
+    )
     return _weigh_firings(
         kb, sizes, facts, questions, firings, true_triples, cfg
     )
@@ -334,9 +254,7 @@ def _weigh_firings(
 ) -> Evidence:
     """The evidence of the candidates that rules derive, or of a selection of them."""
     base = sizes.n_constants + 1
-    is_first = row_index.first_of_run(
-        firings.question * base + firings.candidate
-    )
+    is_first = sorting.first_of_run(firings.question * base + firings.candidate)
     row = is_first.cumsum(0) - 1  # the candidate of each firing
     question = firings.question[is_first]
     entity = firings.candidate[is_first]
@@ -443,29 +361,6 @@ def rule_confidence(
     """The confidence of rules; without the fact that is left out where a rule derives it."""
     support = (kb.support[rule] - is_left_out.float()).clamp_min(0.0)
     return support / kb.body_pairs[rule].clamp_min(1.0)
-
-
-def _sorted_firings(
-    plan: FiringPlan,
-    questions: Questions,
-    cfg: EvidenceConfig,
-    budget: RowBudget | None,
-) -> Firings:
-    """All firings for the questions, in the order of question, candidate and rule."""
-    parts = iter_firings(
-        plan,
-        questions,
-        left_out=cfg.left_out,
-        object_identity=cfg.object_identity,
-        budget=budget,
-    )
-    none = questions.entity[:0]
-    empty = Firings(none, none, none, none)
-    firings = Firings(*(torch.cat(columns) for columns in zip(empty, *parts)))
-    order = torch.argsort(firings.rule, stable=True)
-    key = firings.question * (plan.sizes.n_constants + 1) + firings.candidate
-    order = order[torch.argsort(key[order], stable=True)]
-    return Firings(*(column[order] for column in firings))
 
 
 def _count_by_rule(
@@ -593,8 +488,8 @@ def _place_in_question(
     Args:
       question: ascending.
     """
-    order = torch.argsort(value, stable=True)
-    order = order[torch.argsort(question[order], stable=True)]
+    order = sorting.argsort_floats(value)
+    order = order[sorting.sort_keys(question[order]).order]
     index = torch.arange(len(question), device=question.device)
     start = torch.searchsorted(question, question)
     return torch.empty_like(index).scatter(0, order, index - start)

@@ -7,6 +7,7 @@ the candidates of a ranking. `build_config` and `training_world` make of it the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -19,14 +20,20 @@ from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
 from funcppo.logic import (
     derivability,
+    firing_chunks,
     fixpoint,
     partial_fixpoint,
     resolve,
     triple_index,
 )
 from funcppo.logic import kb as kbase
-from funcppo.logic.consequences import with_confidence
+from funcppo.logic.consequences import (
+    RuleCounts,
+    count_rules,
+    with_confidence,
+)
 from funcppo.logic.derivability import DerivabilityIndex
+from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import ResolveConfig
@@ -44,6 +51,8 @@ from funcppo.types import I32, I64
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 # the derivability index holds at most this many derivations times `max_atoms`
 MAX_DERIVATIONS_PER_ATOM = 20
+# Where nothing reads derivations, T_P is not computed if the rules derive more heads, times `max_atoms`, than this.
+MAX_HEADS_PER_ATOM = 4
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
 
@@ -65,7 +74,7 @@ class ProverTask:
     """Sizes of `kb`."""
 
     least_model: LeastModel
-    """T_P up to `max_height`; a part of it if T_P is too large to hold."""
+    """T_P up to `max_height`; if it is too large to hold a part of it, the facts alone if `answers_plan` is there."""
 
     max_height: int
     """Maximum height of a proof."""
@@ -85,6 +94,9 @@ class ProverTask:
 
     filter_index: triple_index.FilterIndex
     """Known triples, which are filtered from the candidates, and derivable ones."""
+
+    answers_plan: FiringPlan | None
+    """What the atoms that queries ask for are derived from, see `with_answers`; None if what is needed is held."""
 
     is_countries: bool
     """Whether the Countries protocol applies: tails are ranked against the five regions."""
@@ -106,7 +118,7 @@ class PhaseCallback(Protocol):
 class _DerivedAtoms(NamedTuple):
     """What the rules derive, as far as it can be held."""
 
-    model: LeastModel
+    model: LeastModel  # the facts alone if queries derive their own
     derivability_index: DerivabilityIndex | None
     sample: I32[Tensor, "N W"] | None
     notes: list[str]
@@ -152,17 +164,19 @@ def build_task(
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
     )
-    kb = with_confidence(
+    counts = count_rules(
         kb,
         sizes,
         object_identity=settings.object_identity,
-        smoothing=settings.smoothing,
+        known=known_counts(dataset),
     )
+    kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
     derived = _derived_atoms(
-        dataset, cfg, kb, sizes, settings, with_derivations, on_phase
+        dataset, cfg, kb, sizes, counts, settings, with_derivations, on_phase
     )
+    derives_by_query = not (with_derivations or derived.model.complete)
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
@@ -191,10 +205,51 @@ def build_task(
         fact_selection=fact_selection,
         entity_pool=pool,
         filter_index=filter_index,
+        answers_plan=None,
         is_countries=is_countries,
         notes=tuple(notes),
     )
-    return _move_search_tensors(with_ranking_on(host_task, device), device)
+    task = _move_search_tensors(with_ranking_on(host_task, device), device)
+    if derives_by_query:
+        task = replace(task, answers_plan=plan_firings(task.kb, sizes))
+    return task
+
+
+def with_answers(
+    task: ProverTask, queries: I64[Tensor, "Q W"], sides: Sequence[int]
+) -> ProverTask:
+    """The task with all that the rules derive in answer to some queries; the same where T_P is held.
+
+    Args:
+      queries: atoms of two arguments, each of which is replaced in turn.
+      sides: the arguments that are replaced.
+    """
+    plan = task.answers_plan
+    if plan is None:
+        return task
+    kb, sizes = task.kb, task.sizes
+    identity = task.least_model.object_identity
+    derived = firing_chunks.derive_answers(
+        plan,
+        queries.long().to(kb.facts.device),
+        sides,
+        object_identity=identity,
+    )
+    model = partial_fixpoint.partial_model(
+        kb, sizes, derived, object_identity=identity
+    )
+    device = task.entity_pool.device
+    answered = replace(
+        task,
+        answers_plan=None,
+        least_model=model,
+        filter_index=task.filter_index._replace(
+            derivable_triples=triple_index.build_triple_index(
+                model.atoms.to(device), sizes.n_constants, task.entity_pool
+            )
+        ),
+    )
+    return with_ranking_on(answered, str(device))
 
 
 def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
@@ -246,6 +301,7 @@ def _derived_atoms(
     cfg: ProverTaskConfig,
     kb: KnowledgeBase,
     sizes: KBSizes,
+    counts: RuleCounts,
     settings: ProofSettings,
     with_derivations: bool,
     on_phase: PhaseCallback,
@@ -258,6 +314,10 @@ def _derived_atoms(
       ValueError: even the part is too large.
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
+    n_heads = int(counts.body_pairs.sum())
+    if not with_derivations and n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms:
+        note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
+        return _facts_alone(kb, sizes, settings, note)
     model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes, on_phase)
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])
@@ -269,12 +329,13 @@ def _derived_atoms(
         return _DerivedAtoms(model, index, None, [])
 
     stop_reason = model.stop_reason
+    if not with_derivations:
+        note = f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked"
+        return _facts_alone(kb, sizes, settings, note)
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
-    sample = kb.facts[:0]
-    if with_derivations:
-        sample = partial_fixpoint.priority_sample(
-            kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
-        )
+    sample = partial_fixpoint.priority_sample(
+        kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
+    )
     part = partial_fixpoint.restricted_step(
         kb, sizes, queries, sample, max_derivations, settings.object_identity
     )
@@ -284,13 +345,18 @@ def _derived_atoms(
             f"the queries of valid and test need more than {max_derivations} derivations"
         )
     model, index = part
-    note = (
-        f"T_P to height 1 {stop_reason}: held only as far as valid and test ask"
-    )
-    if not with_derivations:
-        return _DerivedAtoms(model, None, None, [note])
-    note += ", and a sample for training"
+    note = f"T_P to height 1 {stop_reason}: held only as far as valid and test ask, and a sample for training"
     return _DerivedAtoms(model, index, sample, [note])
+
+
+def _facts_alone(
+    kb: KnowledgeBase, sizes: KBSizes, settings: ProofSettings, note: str
+) -> _DerivedAtoms:
+    """The facts as a model: what the rules derive is not held."""
+    model = partial_fixpoint.partial_model(
+        kb, sizes, kb.facts[:0], object_identity=settings.object_identity
+    )
+    return _DerivedAtoms(model, None, None, [note])
 
 
 def _choose_fact_selection(
@@ -336,6 +402,12 @@ def known_triples(dataset: Dataset) -> np.ndarray:
     return np.concatenate(
         [dataset.facts, dataset.train, dataset.valid, dataset.test]
     )
+
+
+def known_counts(dataset: Dataset) -> I64[Tensor, "R 3"] | None:
+    """The counts of rules that need not be made again, as `count_rules` takes them."""
+    counts = dataset.rule_counts
+    return None if counts is None else torch.from_numpy(counts)
 
 
 def build_config(

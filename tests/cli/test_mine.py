@@ -148,7 +148,10 @@ def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
     """
     out = tmp_path / "mined.tsv"
     assert mine(folder, "--out", str(out), "--max-length", "1") == 0
-    header, *lines = (line.split("\t") for line in out.read_text().splitlines())
+    header, *lines, mark = (
+        line.split("\t") for line in out.read_text().splitlines()
+    )
+    assert mark[0] == "#counts"
     assert header[:4] == [
         "#source_weight",
         "train_support",
@@ -438,7 +441,8 @@ def test_an_interrupt_writes_what_was_found(
     assert funcppo(monkeypatch, *arguments, "--json", file) == status
     summary = json.loads(file.read_text())
     assert summary["interrupted"] and summary["n_rules"] > 0
-    assert len(out.read_text().splitlines()) == 1 + summary["n_rules"]
+    # beside the rules the header, and what the counts are of
+    assert len(out.read_text().splitlines()) == 2 + summary["n_rules"]
     assert "interrupted: the rules found by then are kept" in summary["notes"]
 
 

@@ -13,6 +13,7 @@ from funcppo.data.rule_tables import (
     RuleStatistics,
     compatibility_notes,
     format_rule_table,
+    read_counts,
     with_encoded_rules,
 )
 from tests.data.clause_strategies import NAMES
@@ -29,7 +30,7 @@ def test_the_lines_of_each_format_worked_by_hand():
     """Support 6 of 8 body pairs, 2 of them circular, 7.2 PCA pairs, 12 facts of the head."""
     d = from_triples(TRIPLES, rules="likes(X,Y) :- knows(Y,Z), likes(Z,X)")
     counts = statistics([0.4, 6, 8, 2, 7.2, 12, 0.125, 0])
-    header, line = format_rule_table(d, counts, "tsv").splitlines()
+    header, line, _ = format_rule_table(d, counts, "tsv").splitlines()
     assert header.split("\t") == TSV_HEADER.split(" ")
     numbers = [
         "0.4",
@@ -64,6 +65,28 @@ def test_the_lines_of_each_format_worked_by_hand():
         "7",
         "?x",
     ]
+
+
+def test_counts_are_read_from_a_file_of_the_same_facts_that_nobody_edited():
+    """The second rule's are estimates."""
+    rules = "likes(X,Y) :- knows(Y,X)\nknows(X,Y) :- likes(Y,X)"
+    d = from_triples(TRIPLES, rules=rules)
+    counts = statistics(
+        [0.4, 6, 8, 2, 7, 9, 0, 1], [0.1, 5, 9, 1, 9, 9, 0.1, 0]
+    )
+    text = format_rule_table(d, counts, "tsv")
+    found = read_counts(text, from_triples(TRIPLES[::-1], rules=rules), [2, 3])
+    assert found is not None
+    assert found.tolist() == [[6, 8, 2], [-1, -1, -1]]
+
+    # A held-out triple changes nothing, a known one all.
+    more = [("cid", "likes", "ann")]
+    assert read_counts(text, from_triples(TRIPLES, test=more), [2]) is not None
+    assert read_counts(text, from_triples(TRIPLES + more), [2]) is None
+    assert read_counts(text.replace("\t8\t", "\t9\t"), d, [2]) is None
+    assert read_counts(text.replace("knows", "likes"), d, [2]) is None
+    assert read_counts(text.rpartition("#")[0], d, [2]) is None
+    assert read_counts("", d, []) is None
 
 
 def test_a_rule_without_predictions_has_confidence_zero():

@@ -8,7 +8,7 @@ import torch
 from funcppo import random
 from funcppo.evaluation import evidence_ranking, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol
-from funcppo.logic import fixpoint
+from funcppo.logic import firing_chunks, fixpoint
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import aggregation, evidence
 from funcppo.prover.config import ProverTaskConfig
@@ -36,7 +36,7 @@ def parts_of(task, facts, split):
 
 
 def test_the_base_score_ranks_as_noisy_or_3(task, monkeypatch):
-    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 2)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
     facts = evidence.index_facts(task.kb, task.sizes)
     split = task.dataset.valid
     shown = []
@@ -187,6 +187,8 @@ def test_scorers_of_the_same_atoms_collect_their_evidence_once(
         alone = ranking.rank_split(task, split, scorer, BOTH)
         assert torch.equal(log_odds, alone.log_odds)
     # Other atoms are collected anew.
+    no_atoms = torch.zeros((0, 3), dtype=torch.int32)
+    assert shared[1].head(no_atoms).shape == (0,)
     fewer = ranking.rank_split(task, split[:1], shared[1], BOTH)
     alone = ranking.rank_split(task, split[:1], scorer, BOTH)
     assert torch.equal(fewer.log_odds, alone.log_odds)

@@ -22,7 +22,7 @@ from funcppo.experiment.config import RunConfig, read_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
-from funcppo.prover.task import build_task
+from funcppo.prover.task import build_task, ignore_phase
 from funcppo.runtime.monitor import Monitor
 from tests.experiment.test_question_training import seating
 
@@ -259,3 +259,42 @@ def test_rule_scores_are_those_of_the_derivations(
         assert n_scored >= expected[name].pop("n_scored")
         assert found.pop(name) == expected[name]
     assert set(found) == set(validation.policies(run))
+
+
+def test_where_queries_derive_their_answers_metrics_are_the_same(
+    tmp_path, monkeypatch
+):
+    """Validation, a whole split in one piece, and in chunks."""
+    held = run_start.prepare_run(CONFIG, tmp_path, resume=False)
+    settings = replace(
+        held.run_config.prover, max_atoms=len(held.task.kb.facts) + 1
+    )
+    config = replace(held.run_config, prover=settings)
+    bare = run_build.build_run(config, held.task.dataset, ignore_phase)
+    assert held.task.answers_plan is None
+    assert bare.task.answers_plan is not None
+    assert any("derives its own answers" in note for note in bare.notes)
+
+    params = held.state.best_params
+    bare = validation.with_valid_evidence(bare)
+    setup = held.questions
+    assert setup is not None
+    found, expected = (
+        validation.evidence_quality(run, setup, params) for run in (bare, held)
+    )
+    assert found.metric == expected.metric
+
+    bare = replace(bare, questions=setup, state=held.state)
+    split = held.task.dataset.valid
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(held.task))
+    names = ["exists@1", "noisy-or"]
+    expected = validation.evaluate_scores(held, split, protocol, names)
+    monkeypatch.setattr(validation, "FIRST_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(validation, "MAX_CHUNK_ANSWERS", 20)
+    found = validation.evaluate_scores(bare, split, protocol, names)
+    for name, metrics in expected.items():
+        # an answer of two chunks is scored in both
+        assert found[name].pop("n_scored") >= metrics.pop("n_scored")
+        assert found[name] == metrics
+    one = validation.evaluate_policy(bare, params, split, protocol)
+    assert one["mrr"] == expected["evidence, trained"]["mrr"]

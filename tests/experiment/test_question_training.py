@@ -17,6 +17,7 @@ from funcppo.experiment.question_training import (
     refine_with_ppo,
     with_prior,
 )
+from funcppo.logic import firing_chunks
 from funcppo.logic.question_types import select_questions
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence, questions
@@ -126,8 +127,8 @@ def test_the_largest_questions_are_left_out_and_counted(task):
 def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
     task, monkeypatch
 ):
-    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 16)
-    monkeypatch.setattr(evidence, "MAX_CHUNK_FIRINGS", 200)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 16)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 200)
     facts = evidence.index_facts(task.kb, task.sizes)
     shown = []
     bounded = collect_questions(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
+import torch
 
 from funcppo.data import from_triples, load
 from funcppo.data.rule_tables import format_rule_table
 from funcppo.experiment import rule_cache
+from funcppo.logic import kb
+from funcppo.logic.consequences import count_rules
 from funcppo.mining import miner
 from funcppo.mining.budget import ignore_progress
 from funcppo.mining.config import MiningConfig
@@ -20,6 +24,15 @@ SMALL = MiningConfig(max_length=1, min_support=2)
 def get_or_mine_rules(dataset, cfg, folder, announce=lambda _: None):
     return rule_cache.get_or_mine_rules(
         dataset, cfg, "cpu", ignore_progress, announce, folder
+    )
+
+
+def build_kb(dataset):
+    return kb.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
     )
 
 
@@ -66,6 +79,26 @@ def test_the_file_holds_the_rules_that_mining_returns(tmp_path):
     assert again.rules.tolist() == mined.dataset.rules.tolist() and len(
         mined.statistics.support
     ) == len(again.rules)
+
+
+def test_the_counts_of_the_file_are_those_of_the_joins(tmp_path):
+    dataset = load("family_tree:60:1")
+    cfg = dataclasses.replace(SMALL, max_length=3, constants=True)
+    mined = load(
+        "family_tree:60:1", get_or_mine_rules(dataset, cfg, tmp_path).path
+    )
+    assert mined.rule_counts is not None and (mined.rule_counts >= 0).all()
+    counted = count_rules(*build_kb(mined))
+    assert np.stack(counted, axis=1).tolist() == mined.rule_counts.tolist()
+    in_memory = rule_cache.mine_dataset(dataset, cfg).dataset
+    assert np.array_equal(in_memory.rule_counts, mined.rule_counts)
+
+    # Counts that are known are not made again, and those that are not are.
+    known = torch.from_numpy(mined.rule_counts) + 1
+    known[1] = -1
+    counted = torch.stack(count_rules(*build_kb(mined), known=known), dim=1)
+    known[1] = torch.from_numpy(mined.rule_counts)[1]
+    assert torch.equal(counted, known)
 
 
 def test_neither_the_order_of_lines_nor_held_out_names_change_the_rules(
@@ -158,9 +191,10 @@ def test_rules_beyond_what_can_be_held_are_left_out_and_counted(tmp_path):
     assert rule_cache.keep_holdable(mined, dataset, 18 * share) == mined
     kept = rule_cache.keep_holdable(mined, dataset, 18 * share - 0.1)
     assert kept.path != path and path.read_text() == lines
-    assert kept.path.read_text().splitlines() == lines.splitlines()[:2]
+    *rows, mark = kept.path.read_text().splitlines()
+    assert rows == lines.splitlines()[:2] and mark.startswith("#counts\t")
     assert kept.notes[0] == "a note"
     assert kept.notes[1].startswith("the last 1 of 2 mined rules are left out")
     # One rule is always kept.
     least = rule_cache.keep_holdable(mined, dataset, 0.1)
-    assert len(least.path.read_text().splitlines()) == 2
+    assert len(least.path.read_text().splitlines()) == 3

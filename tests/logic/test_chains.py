@@ -98,6 +98,29 @@ def test_walks_are_the_same_in_small_pieces(monkeypatch):
             assert torch.equal(one, other)
 
 
+def test_neighbours_are_the_same_found_by_search(monkeypatch):
+    """Where a table of all offsets would be too large."""
+    questions = ask((H, TAIL, 1, 0), (H, HEAD, 8, 0), (H, TAIL, 19, 0))
+    whole = walk(questions, 4)
+    monkeypatch.setattr(chains, "MAX_OFFSETS", 0)
+    for expected, found in zip(whole, walk(questions, 4), strict=True):
+        for one, other in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
+
+    none = Program(3, (2, 2), (), (((H, 4, 5), (A, 4, 6), (A, 6, 5)),))
+    built, sizes = kb.build(**none.arrays())
+    plan = plan_firings(built, sizes).chains
+    assert not list(
+        chains.iter_chain_firings(
+            plan,
+            sizes,
+            ask((H, TAIL, 1, 0)),
+            left_out="fact",
+            object_identity=False,
+        )
+    )
+
+
 def test_walks_spend_their_budget():
     questions = ask((H, TAIL, 1, 0))
     with pytest.raises(RowBudgetExceeded):

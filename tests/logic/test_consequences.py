@@ -15,6 +15,7 @@ from funcppo.data import load
 from funcppo.logic import kb
 from funcppo.logic.consequences import (
     collect_consequences,
+    count_rules,
     iter_consequences,
     with_confidence,
 )
@@ -94,7 +95,8 @@ def test_a_fact_left_out_does_not_derive_itself():
 
 
 def test_confidence_worked_by_hand():
-    world = with_confidence(*build(FRIENDS))
+    world, sizes = build(FRIENDS)
+    world = with_confidence(world, count_rules(world, sizes))
     assert world.support.tolist() == [3.0, 3.0]
     assert world.body_pairs.tolist() == [4.0, 5.0]
     assert kb.rule_confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
@@ -105,7 +107,10 @@ def test_confidence_worked_by_hand():
 
 def test_smoothed_confidence_worked_by_hand():
     """Without likes(1,1), which derives itself, the first rule is right for 2 of 3 pairs; the second for 1 of 3."""
-    world = with_confidence(*build(FRIENDS), smoothing=5.0)
+    world, sizes = build(FRIENDS)
+    counts = count_rules(world, sizes)
+    assert [column.tolist() for column in counts] == [[3, 3], [4, 5], [1, 2]]
+    world = with_confidence(world, counts, smoothing=5.0)
     assert kb.rule_confidence(world).tolist() == pytest.approx([2 / 8, 1 / 8])
     assert kb.rule_confidence(
         world, torch.tensor([True])
@@ -142,9 +147,9 @@ def test_confidence_counts_each_derived_atom_once_a_rule(program):
         (None, 0.0, 2.5), (False, True)
     ):
         pairs = oracles.consequences(program, smoothing is not None, identity)
-        world = with_confidence(
-            *build(program), object_identity=identity, smoothing=smoothing
-        )
+        world, sizes = build(program)
+        counts = count_rules(world, sizes, object_identity=identity)
+        world = with_confidence(world, counts, smoothing)
         for i in range(len(program.rules)):
             heads = [a for j, a in pairs if j == i]
             assert world.body_pairs[i] == len(heads) + (smoothing or 0)
@@ -212,7 +217,7 @@ def test_support_and_body_pairs_are_those_of_the_rule_file(name, rules, every):
         dtype=float,
     )[::every]
     world, sizes = _world(replace(data, rules=data.rules[::every]))
-    world = with_confidence(world, sizes)
+    world = with_confidence(world, count_rules(world, sizes))
     assert np.array_equal(world.support, columns[:, 0]) and np.array_equal(
         world.body_pairs, columns[:, 1]
     )

@@ -20,7 +20,8 @@ from funcppo.logic import (
     kb,
     partial_fixpoint,
 )
-from funcppo.logic.consequences import with_confidence
+from funcppo.logic.consequences import count_rules, with_confidence
+from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
 from tests.oracles import programs
@@ -94,12 +95,60 @@ def test_a_split_is_ranked_as_with_the_whole():
     assert all(torch.equal(a, b) for a, b in zip(*counts))
 
 
+@given(programs, st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=100)
+def test_the_answers_of_queries_have_the_rules_that_derive_them(
+    program, random, identity
+):
+    """For atoms that are no facts, those that both hold and a query asks for: the same rules."""
+    world, sizes = kb.build(**program.arrays())
+    whole = fixpoint.least_model(
+        world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
+    )
+    is_binary = (whole.atoms > 0).sum(1) == 3
+    rows = [tuple(row) for row in whole.atoms[is_binary].tolist()]
+    if not rows:
+        return
+    queries = torch.tensor(random.sample(rows, min(2, len(rows))))
+    expected = partial_fixpoint.restricted_step(
+        world, sizes, queries, world.facts[:0], 10**6, identity
+    )
+    found = partial_fixpoint.answered_step(
+        world, sizes, queries, (HEAD, TAIL), 10**6, identity
+    )
+    assert expected is not None and found is not None
+
+    def derivations(model, index):
+        row = index.derivation_keys // sizes.n_rules
+        rule = (index.derivation_keys % sizes.n_rules).tolist()
+        pairs = zip(map(tuple, model.atoms[row].tolist()), rule)
+        # A restricted step holds what agrees in the padding of wider atoms too.
+        derived = {
+            atom
+            for atom in map(tuple, model.atoms[model.height == 1].tolist())
+            if any(
+                atom[0] == query[0] and atom[place] == query[place]
+                for query in queries.tolist()
+                for place in (HEAD, TAIL)
+            )
+        }
+        pairs = [pair for pair in pairs if pair[0] in derived]
+        assert len(pairs) == len(set(pairs))
+        return derived, set(pairs)
+
+    assert derivations(*found) == derivations(*expected)
+    found = partial_fixpoint.answered_step(
+        world, sizes, queries, (HEAD, TAIL), -1, identity
+    )
+    assert found is None or not len(found[1].derivation_keys)
+
+
 @given(programs, st.integers(0, 20))
 @settings(max_examples=100)
 def test_every_atom_is_held_with_all_rules_that_derive_it(program, n):
     """And so is the sample: some of the derived atoms that are no facts, all of them where there is room."""
     world, sizes = kb.build(**program.arrays())
-    world = with_confidence(world, sizes)
+    world = with_confidence(world, count_rules(world, sizes))
     world = world._replace(support=world.body_pairs)  # no confidence is 0
     whole = fixpoint.least_model(world, sizes, max_height=1, max_atoms=10**6)
     sample = partial_fixpoint.priority_sample(world, sizes, n)

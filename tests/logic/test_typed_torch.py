@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import numpy as np
 import torch
@@ -18,10 +17,6 @@ integers = st.lists(st.integers(-3, 3), max_size=12)
 def test_values_worked_by_hand():
     values = torch.tensor([2, 2, 1, 2])
     assert typed_torch.int_list(values) == [2, 2, 1, 2]
-    assert typed_torch.unique_values(values).tolist() == [1, 2]
-    inverse = typed_torch.unique_inverse(values)
-    assert [part.tolist() for part in inverse] == [[1, 2], [1, 1, 0, 1]]
-    assert typed_torch.value_counts(values).tolist() == [1, 3]
     runs = typed_torch.runs(values)
     assert [part.tolist() for part in runs] == [[2, 1, 2], [2, 1, 1]]
     table = torch.tensor([[2, 1], [1, 3], [2, 1]])
@@ -34,12 +29,6 @@ def test_values_worked_by_hand():
 def test_values_and_runs_are_those_of_python(values):
     tensor = torch.tensor(values, dtype=torch.int64)
     assert typed_torch.int_list(tensor) == values
-    assert typed_torch.unique_values(tensor).tolist() == sorted(set(values))
-    unique, inverse = typed_torch.unique_inverse(tensor)
-    assert torch.equal(unique[inverse], tensor)
-    assert typed_torch.value_counts(tensor).tolist() == [
-        count for _, count in sorted(Counter(values).items())
-    ]
     value, length = typed_torch.runs(tensor)
     assert list(zip(value.tolist(), length.tolist())) == [
         (value, len(list(run))) for value, run in itertools.groupby(values)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from funcppo.data import load
 from funcppo.logic import kb
-from funcppo.logic.consequences import with_confidence
+from funcppo.logic.consequences import count_rules
 from funcppo.mining import mined_rules, miner, paths
 from funcppo.mining.config import MiningConfig
 from tests import oracles
@@ -46,15 +46,15 @@ def mine(data, progress=lambda *_: None, **settings):
     )
 
 
-def true_confidence(data, rules):
-    """The confidence of each rule as T_P counts it."""
+def true_counts(data, rules):
+    """What the joins count for each rule."""
     world, sizes = kb.build(
         data.facts,
         mined_rules.rule_atoms(rules, data.n_constants).numpy(),
         n_constants=data.n_constants,
         n_predicates=data.n_predicates,
     )
-    return with_confidence(world, sizes)
+    return count_rules(world, sizes)
 
 
 def test_counts_worked_by_hand():
@@ -289,7 +289,7 @@ def test_a_dense_graph_of_few_entities_is_mined_within_its_rows():
     assert any("length 3" in note for note in found.notes)
     exact = found.rules.std_error == 0
     assert exact.any()
-    truth = with_confidence(
+    truth = count_rules(
         *kb.build(
             np.array(facts),
             mined_rules.rule_atoms(found.rules, 14).numpy(),
@@ -301,7 +301,7 @@ def test_a_dense_graph_of_few_entities_is_mined_within_its_rows():
         (found.rules.support, truth.support),
         (found.rules.body_pairs, truth.body_pairs),
     ):
-        assert torch.equal(counted[exact].float(), true[exact])
+        assert torch.equal(counted[exact].long(), true[exact])
 
 
 @pytest.mark.parametrize("max_rows", [20_000, 100_000, 1_000_000])
@@ -332,9 +332,9 @@ def test_long_rules_stay_within_the_rows_and_what_is_left_out_is_said(
     names = [stage.name for stage in found.stages]
     assert names[-1] == "rules of length 5"
     assert any("of length" in note or "atoms" in note for note in found.notes)
-    truth = true_confidence(data, found.rules)
+    truth = true_counts(data, found.rules)
     exact = found.rules.std_error == 0
-    assert torch.equal(found.rules.support[exact].float(), truth.support[exact])
+    assert torch.equal(found.rules.support[exact].long(), truth.support[exact])
 
 
 def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules():
@@ -349,7 +349,7 @@ def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules
     sampled = one.rules.std_error > 0
     assert sampled.any() and (~sampled).sum() > 10
     assert any("estimated counts" in note for note in one.notes)
-    truth = kb.rule_confidence(true_confidence(data, one.rules))
+    truth = kb.rule_confidence(true_counts(data, one.rules))
     error = mined_rules.confidence(one.rules) - truth
     off = (error.abs() / one.rules.std_error)[sampled]
     assert (off > 3).float().mean() < 0.1
@@ -363,7 +363,7 @@ def test_rules_that_were_chosen_by_a_sample_have_no_biased_counts():
     for seed in range(4):
         rules = mine(data, max_rows=150_000, seed=seed).rules
         sampled = rules.std_error > 0
-        truth = kb.rule_confidence(true_confidence(data, rules))
+        truth = kb.rule_confidence(true_counts(data, rules))
         error = mined_rules.confidence(rules) - truth
         errors.append((error / rules.std_error)[sampled])
     assert abs(float(torch.cat(errors).mean())) < 0.5
@@ -407,9 +407,9 @@ def test_an_interrupt_keeps_what_was_found_with_the_same_counts(
     assert any("interrupted" in note for note in found.notes)
     exact = found.rules.std_error == 0
     if len(found.rules.support):
-        truth = true_confidence(data, found.rules)
+        truth = true_counts(data, found.rules)
         assert torch.equal(
-            found.rules.support[exact].float(), truth.support[exact]
+            found.rules.support[exact].long(), truth.support[exact]
         )
 
 
@@ -476,6 +476,7 @@ def test_a_gpu_finds_the_same_rules():
 def test_counts_are_those_of_the_knowledge_base(name):
     data = load(DATA / name)
     found = mine(data, max_length=2, constants=True).rules
-    truth = true_confidence(data, found)
-    assert torch.equal(truth.support, found.support.float())
-    assert torch.equal(truth.body_pairs, found.body_pairs.float())
+    truth = true_counts(data, found)
+    assert torch.equal(truth.support, found.support.long())
+    assert torch.equal(truth.body_pairs, found.body_pairs.long())
+    assert torch.equal(truth.circular_support, found.circular_support.long())

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from funcppo.logic import joins, kb, triple_index
-from funcppo.logic.consequences import with_confidence
+from funcppo.logic import firing_chunks, joins, kb, triple_index
+from funcppo.logic.consequences import count_rules, with_confidence
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover import evidence
 from funcppo.prover.evidence import EvidenceConfig
@@ -42,7 +42,7 @@ VILLAGE = Program(
 
 def build(program):
     built, sizes = kb.build(**program.arrays())
-    built = with_confidence(built, sizes, smoothing=5.0)
+    built = with_confidence(built, count_rules(built, sizes), smoothing=5.0)
     return built, sizes, evidence.index_facts(built, sizes)
 
 
@@ -191,8 +191,8 @@ def test_parts_are_the_whole():
     built, sizes, facts = build(VILLAGE)
     whole = collect(VILLAGE, ask(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "PILOT_QUESTIONS", 2)
-        patch.setattr(evidence, "MAX_CHUNK_FIRINGS", 5)
+        patch.setattr(firing_chunks, "PILOT_QUESTIONS", 2)
+        patch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 5)
         parts = list(
             evidence.iter_evidence(
                 built, sizes, facts, ask(rows), None, EvidenceConfig()
@@ -216,13 +216,13 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
             )
         )
 
-    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", len(rows))
-    (alone,) = parts(work := evidence.EvidenceWork())
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", len(rows))
+    (alone,) = parts(work := firing_chunks.FiringWork())
     assert len(alone.label) == len(rows) > 8
 
     # Too few rows for two questions: each that a rule answers is a part of its own, and the evidence is the same.
-    monkeypatch.setattr(evidence, "MAX_CHUNK_JOIN_ROWS", 1)
-    halved = evidence.EvidenceWork()
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_JOIN_ROWS", 1)
+    halved = firing_chunks.FiringWork()
     single = parts(halved)
     assert all(len(p.label) == 1 for p in single if len(p.rule))
     joined = evidence.concatenate(single)
@@ -231,7 +231,7 @@ def test_chunks_of_many_join_rows_are_halved_down_to_one_question(monkeypatch):
     assert halved.n_rows > work.n_rows > 0 and not halved.n_left_out
 
     # Where large questions are left out, none of these has a candidate, and all that need a join are counted.
-    bounded = evidence.EvidenceWork(leaves_out=True)
+    bounded = firing_chunks.FiringWork(leaves_out=True)
     left = evidence.concatenate(parts(bounded))
     assert not len(left.entity) and len(left.label) == len(rows)
     n_derivable = int((torch.diff(whole.candidate_offsets) > 0).sum())
@@ -244,10 +244,10 @@ def test_a_chunk_is_bounded_by_rows_and_not_by_the_number_of_joins(
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
     arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
-    work = evidence.EvidenceWork()
-    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", len(rows))
+    work = firing_chunks.FiringWork()
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", len(rows))
     monkeypatch.setattr(
-        evidence, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS
+        firing_chunks, "MAX_CHUNK_JOIN_ROWS", joins.JOIN_OVERHEAD_ROWS
     )
     assert len(list(evidence.iter_evidence(*arguments, work))) == 1
     assert 0 < work.n_rows < joins.JOIN_OVERHEAD_ROWS
@@ -267,10 +267,10 @@ def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
 def test_many_links_make_smaller_chunks(monkeypatch):
     rows = all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
-    monkeypatch.setattr(evidence, "PILOT_QUESTIONS", 4)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 4)
     arguments = built, sizes, facts, ask(rows), None, EvidenceConfig()
     n_parts = len(list(evidence.iter_evidence(*arguments)))
-    monkeypatch.setattr(evidence, "MAX_CHUNK_LINKS", 1)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_LINKS", 1)
     assert len(list(evidence.iter_evidence(*arguments))) > n_parts
 
 

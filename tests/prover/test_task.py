@@ -182,7 +182,7 @@ def test_a_task_without_rules_or_without_a_positive_is_refused():
 
 
 def test_without_derivations_a_task_holds_the_same_candidates():
-    """With T_P whole, and held in part."""
+    """With T_P whole, and where each query derives its own."""
     dataset = data.load("family_tree:60:3")
     n_facts = len(dataset.facts)
     for max_atoms in (5_000_000, n_facts + 1):
@@ -197,6 +197,11 @@ def test_without_derivations_a_task_holds_the_same_candidates():
         assert bare.derivability_index is bare.derived_sample is None
         assert whole.least_model.complete == (max_atoms > n_facts + 1)
         split = torch.from_numpy(dataset.test).long()
+        if not whole.least_model.complete:
+            assert len(bare.least_model.atoms) == n_facts
+            bare = prover_task.with_answers(bare, split, (HEAD, TAIL))
+            assert len(bare.least_model.atoms) > n_facts
+        assert prover_task.with_answers(bare, split, (HEAD, TAIL)) is bare
         for side in (HEAD, TAIL):
             ours, theirs = (
                 triple_index.list_answers(

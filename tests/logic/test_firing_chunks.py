@@ -1,0 +1,85 @@
+"""Chunks of questions give the firings of all; the derived atoms are those of one step that a query asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from funcppo.logic import firing_chunks, firings, fixpoint, joins, kb
+from funcppo.logic.firing_chunks import FiringWork
+from funcppo.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.logic.triple_index import HEAD, TAIL
+from tests.oracles import Program, programs
+
+
+@given(programs, st.booleans())
+@settings(max_examples=100)
+def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
+    program, identity
+):
+    world, sizes = kb.build(**program.arrays())
+    plan = firings.plan_firings(world, sizes)
+    model = fixpoint.least_model(
+        world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
+    )
+    atoms = [
+        atom
+        for atom in map(tuple, model.atoms.tolist())
+        if len(atom) > TAIL and atom[TAIL] and not any(atom[TAIL + 1 :])
+    ]
+    queries = atoms[::2]
+    if not queries:
+        return
+    for sides in ((HEAD,), (TAIL,), (HEAD, TAIL)):
+        found = firing_chunks.derive_answers(
+            plan,
+            torch.tensor(queries),
+            sides,
+            object_identity=identity,
+        )
+        given = {(s, q[0], q[HEAD + TAIL - s]) for q in queries for s in sides}
+        asked = {
+            atom
+            for atom in atoms
+            for side in sides
+            if (side, atom[0], atom[HEAD + TAIL - side]) in given
+        }
+        derived = {tuple(atom) for atom in found.tolist()}
+        # A fact is listed where a rule derives it too.
+        facts = {tuple(atom) for atom in world.facts.tolist()}
+        assert derived - facts == asked - facts
+        assert derived <= asked
+
+
+X, Y, Z = 6, 7, 8
+# near(X, Y) <- near(X, Z), near(Z, Y) over a chain of five entities.
+CHAIN = Program(
+    facts=tuple((1, i, i + 1) for i in range(1, 5)),
+    rules=(((1, X, Y), (1, X, Z), (1, Z, Y)),),
+    n_constants=5,
+    arity=(2,),
+)
+
+
+def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
+    world, sizes = kb.build(**CHAIN.arrays())
+    plan = firings.plan_firings(world, sizes)
+    asked = firing_chunks.open_questions(world.facts.long(), TAIL)
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_GROWTH", 1)
+
+    def run(budget, work=None):
+        chunks = firing_chunks.iter_firing_chunks(
+            plan, asked, work=work, budget=budget
+        )
+        return sum(len(chunk.firings.rule) for chunk in chunks)
+
+    spent, work = RowBudget(10**9), FiringWork()
+    assert run(spent, work) == 3
+    n_joins, rest = divmod(spent.n_rows - work.n_rows, joins.JOIN_OVERHEAD_ROWS)
+    assert n_joins >= 4 and not rest
+    assert run(RowBudget(spent.n_rows)) == 3
+    with pytest.raises(RowBudgetExceeded):
+        run(RowBudget(spent.n_rows - 1))
