@@ -120,6 +120,7 @@ def summarise(rows: list[Row]) -> Row:
             row["n_signals"] for row in rows if row["signal"] == "SIGKILL"
         ),
         "n_terms": len(waits),
+        "n_slow_terms": sum(wait > MAX_TERM_SECONDS for wait in waits),
         "longest_term_seconds": max(waits, default=0.0),
         "n_different": sum(bool(row["difference"]) for row in rows),
     }
