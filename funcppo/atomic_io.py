@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Collection, Generator
@@ -19,11 +20,15 @@ class WriteFn(Protocol):
     def __call__(self, file: IO[bytes], /) -> object: ...
 
 
-def write_atomically(path: Path, write: WriteFn) -> None:
+def write_atomically(
+    path: Path, write: WriteFn, previous: str | None = None
+) -> None:
     """Write a file beside `path`, then rename it to `path`. A device or a pipe is written to directly.
 
     Args:
       write: called once with the open file.
+      previous: what the file that is replaced is renamed to, in the same folder, once the new one is on the disk; None
+        removes it.
 
     Raises:
       OSError: names the file that could not be written.
@@ -33,7 +38,7 @@ def write_atomically(path: Path, write: WriteFn) -> None:
             with open(path, "wb") as file:
                 write(file)
         else:
-            _write_and_rename(path.resolve(), write)
+            _write_and_rename(path.resolve(), write, previous)
 
 
 @contextmanager
@@ -80,7 +85,23 @@ def _is_running(process_id: int) -> bool:
     return True
 
 
-def _write_and_rename(path: Path, write: WriteFn) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, so that a rename outlives a power failure."""
+    # Windows opens no folders.
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # A file system that cannot do it says so by these.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_and_rename(path: Path, write: WriteFn, previous: str | None) -> None:
     # The process id keeps apart two processes that write the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -89,6 +110,9 @@ def _write_and_rename(path: Path, write: WriteFn) -> None:
             # Contents must be on disk before the name points to them.
             file.flush()
             os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            os.replace(path, path.with_name(previous))
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

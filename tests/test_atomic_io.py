@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 import pytest
 
-from funcppo.atomic_io import remove_stale_parts, write_atomically
+from funcppo.atomic_io import (
+    remove_stale_parts,
+    sync_folder,
+    write_atomically,
+)
 
 
 def test_a_file_is_written_and_replaced(tmp_path):
@@ -86,3 +92,59 @@ def test_an_error_of_the_system_names_the_file(tmp_path):
     with pytest.raises(OSError) as error:
         write_atomically(path, lambda file: file.write(b""))
     assert str(path) in str(error.value.filename)
+
+
+def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
+    path = tmp_path / "file"
+    for number in (b"1", b"2", b"3"):
+        write_atomically(
+            path, lambda file, number=number: file.write(number), "earlier"
+        )
+    assert path.read_bytes() == b"3"
+    assert (tmp_path / "earlier").read_bytes() == b"2"
+    assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
+
+
+def test_a_failure_keeps_both_the_file_and_the_one_before_it(tmp_path):
+    path, earlier = tmp_path / "file", tmp_path / "earlier"
+    path.write_bytes(b"2")
+    earlier.write_bytes(b"1")
+
+    def fill_the_disk(file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomically(path, fill_the_disk, earlier.name)
+    assert path.read_bytes() == b"2" and earlier.read_bytes() == b"1"
+    assert sorted(os.listdir(tmp_path)) == ["earlier", "file"]
+
+
+def test_the_folder_is_on_the_disk_after_the_rename(tmp_path, monkeypatch):
+    """What is synchronised, and which names the folder has at that time."""
+    synced = []
+
+    def record(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append((is_folder, "file" in os.listdir(tmp_path)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+    assert synced == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_error"), [(errno.EINVAL, False), (errno.EIO, True)]
+)
+def test_a_folder_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
+    code, is_error, tmp_path, monkeypatch
+):
+    def fail(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if is_error:
+        with pytest.raises(OSError):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)

@@ -220,8 +220,8 @@ PROGRAMS = {
     "check": ["countries_s1"],
 }
 OPTIONS = {
-    "train": ["steps", "seed", "threads", "n_validations", "n_validation_queries", "max_nonfinite_updates",
-        "mining_seconds"],
+    "train": ["steps", "seed", "threads", "n_validations", "n_validation_queries", "checkpoint_every",
+        "max_nonfinite_updates", "mining_seconds"],
     "evaluate": ["height", "smoothing", "queries", "seed", "threads"],
     "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],

@@ -165,7 +165,7 @@ def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
             importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
         )
     except ModuleNotFoundError as error:
-        if error.name not in ("tyro", "rich"):
+        if error.name not in ("tyro", "rich", "filelock"):
             raise
         exit_with_error(
             f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"

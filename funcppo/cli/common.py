@@ -154,6 +154,19 @@ def resolve_device(
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@contextmanager
+def graphs_allowed(graphs: Literal["auto", "off"]) -> Iterator[None]:
+    """Record no CUDA graph meanwhile if --graphs is off."""
+    if graphs == "auto":
+        yield
+        return
+
+    from funcppo.runtime.capture import without_cuda_graphs
+
+    with without_cuda_graphs("turned off by --graphs off"):
+        yield
+
+
 def set_threads(n_threads: int) -> None:
     """Set how many CPU threads an operation of PyTorch uses."""
     import torch

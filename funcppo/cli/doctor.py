@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from funcppo.cli.common import (
     JsonObject,
     check_device,
+    graphs_allowed,
     package_version,
     resolve_device,
     write_json,
@@ -39,6 +40,8 @@ class Doctor:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to try the training strategies on; auto uses a GPU if there is one."""
+    graphs: Literal["auto", "off"] = "auto"
+    """As --graphs of `funcppo train`."""
     quick: bool = False
     """Report versions and devices only; do not try the training strategies. Default: off."""
     json: JsonOutput = None
@@ -61,8 +64,11 @@ class Doctor:
         record = None
         if not self.quick:
             device = resolve_device(self.device)
-            with show_status(
-                console, f"trying the training strategies on {device}"
+            with (
+                show_status(
+                    console, f"trying the training strategies on {device}"
+                ),
+                graphs_allowed(self.graphs),
             ):
                 record = try_strategies(device)
             report["strategy"] = dataclasses.asdict(record)
@@ -125,6 +131,8 @@ def _print_record(console: Console, record: StrategyRecord) -> None:
     console.print(
         f"{'strategy':>10}  {record.strategy} on {record.device}, replay: {record.replay_mode}"
     )
+    if record.skip_reason:
+        console.print(f"{'':>10}  others not tried: {record.skip_reason}")
     for failure in record.failures:
         console.print(
             f"{'':>10}  {failure.name} failed: {failure.error_type}: {failure.message}"

@@ -15,6 +15,7 @@ from funcppo.cli.common import (
     JsonObject,
     check_overwrites,
     defer_interrupt,
+    graphs_allowed,
     write_json,
 )
 from funcppo.cli.console import (
@@ -28,6 +29,7 @@ from funcppo.cli.evaluation_setup import (
     prepare_evaluation,
     search_notes,
 )
+from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
@@ -97,6 +99,8 @@ class Evaluate:
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to score on."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
@@ -121,11 +125,16 @@ class Evaluate:
         Returns:
           The exit status.
         """
+        self._check_outputs()
+        with lock_output(self.details), graphs_allowed(self.graphs):
+            return self._run()
+
+    def _run(self) -> int:
+        """Rank with a --details FILE that no other process writes; the exit status."""
         from funcppo.runtime import memory
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        self._check_outputs()
         set_target_threads(self.target, self.threads)
         with show_status(console, "reading data") as status:
             setup = prepare_evaluation(
@@ -274,24 +283,23 @@ class Evaluate:
             **setup.search_stats.as_metrics(),
             "memory_limit_bytes": setup.memory_limit,
             "peak_bytes": memory.peak_bytes(self.device),
+            "graphs": self.graphs,
+            "notes": _notes(setup),
         }
 
     def _print_result(
         self, console: Console, setup: EvaluationSetup, result: JsonObject
     ) -> None:
         """Print the notes and the table of metrics."""
-        task_notes = setup.evaluator.task.notes
-        print_notes(
-            console,
-            [
-                *task_notes,
-                *setup.notes,
-                *search_notes(result),
-                *setup.fallback_reasons(),
-            ],
-        )
+        print_notes(console, [*result["notes"], *search_notes(result)])
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         console.print(metrics_table(title, {setup.score: result}))
+
+
+def _notes(setup: EvaluationSetup) -> list[str]:
+    """What was chosen, left out or fallen back from, one line each."""
+    task_notes = setup.evaluator.task.notes
+    return [*task_notes, *setup.notes, *setup.fallback_reasons()]
 
 
 def _speed_text(n_scored: int, start: float) -> str:

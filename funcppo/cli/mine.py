@@ -27,6 +27,7 @@ from funcppo.cli.console import (
     show_status,
 )
 from funcppo.cli.evaluation_setup import parse_memory
+from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import DataOptions, JsonOutput
 from funcppo.cli.target import data_files
 from funcppo.data.config import DEFAULT_CONFIG
@@ -98,12 +99,17 @@ class Mine:
         Returns:
           The exit status.
         """
+        self._check_outputs()
+        check_device(self.device)
+        with lock_output(self.out):
+            return self._run()
+
+    def _run(self) -> int:
+        """Mine into a file that no other process writes; the exit status."""
         from funcppo.data import load
         from funcppo.runtime import memory
 
         start = time.perf_counter()
-        self._check_outputs()
-        check_device(self.device)
         console = make_console(str(self.out) == "-" or self.json == "-")
         with show_status(make_console(use_stderr=True), "reading"):
             dataset = load(self.dataset, facts_only=True, cfg=self.data)

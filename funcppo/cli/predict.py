@@ -27,6 +27,7 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.evaluation_setup import load_subject
+from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
@@ -138,6 +139,11 @@ class Predict:
           The exit status.
         """
         self._check_options()
+        with lock_output(self.out):
+            return self._run()
+
+    def _run(self) -> int:
+        """Answer with an --out FILE that no other process writes; the exit status."""
         set_target_threads(self.target, self.threads)
         answerer = self._open()
         if self.new:

@@ -350,11 +350,14 @@ def _open_run(options: Prove) -> Run | None:
         return None
 
     from funcppo.experiment import run_start
+    from funcppo.experiment.run import find_checkpoint
 
+    folder = Path(options.target)
     with show_status(
         make_console(use_stderr=True), "opening the run"
     ) as status:
-        run = run_start.open_run(Path(options.target), on_phase=status.update)
+        run = run_start.open_run(folder, on_phase=status.update)
+    print_notes_to_stderr(find_checkpoint(folder)[1])
     if options.object_identity and not run.task.cfg.object_identity:
         return None
     if options.height is not None and options.height < run.task.max_height:

@@ -23,7 +23,9 @@ from funcppo.cli.common import (
     check_device,
     check_overwrites,
     defer_interrupt,
+    graphs_allowed,
     option_name,
+    package_version,
     set_threads,
     write_json,
 )
@@ -33,6 +35,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
+from funcppo.cli.file_lock import lock_folder
 from funcppo.cli.mine import check_mining_memory
 from funcppo.cli.options import (
     DataOptions,
@@ -47,6 +50,7 @@ from funcppo.experiment.config import (
     CONFIG_FILE,
     METRICS_FILE,
     MINED_RULES_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
     RUN_FILES,
     RunConfig,
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from funcppo.experiment.run import Run
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
+    from funcppo.runtime.compile import StrategyRecord
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
@@ -83,6 +88,7 @@ class _TrainingResult(NamedTuple):
     run: Run
     is_finished: bool  # False after an interrupt
     exit_status: int  # of the interrupt
+    strategy: StrategyRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,9 @@ class Train:
     compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
     compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
     compilation, otherwise the first of these that works and matches eager."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
+    recorded; off: never, to rule them out."""
     precision: Literal["highest", "high", "bfloat16"] = _DEFAULT.precision
     """Precision of matrix products. highest: float32; high: TF32 where the GPU has it; bfloat16: bfloat16 inputs, all
     else float32."""
@@ -149,6 +158,9 @@ class Train:
     """Number of evaluations on the valid split during training; the parameters with the best result are kept."""
     n_validation_queries: int = _DEFAULT.n_validation_queries
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
+    checkpoint_every: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 60.0
+    """Save a checkpoint after the update that ends this long after the last one; validations save too. It does not
+    change the result."""
     max_nonfinite_updates: int = _DEFAULT.max_nonfinite_updates
     """Stop the run after this many consecutive updates with a non-finite loss or gradient."""
     mining_seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = (
@@ -180,6 +192,11 @@ class Train:
         """
         self._set_caches()
         self._check_outputs()
+        with lock_folder(self.out), graphs_allowed(self.graphs):
+            return self._run()
+
+    def _run(self) -> int:
+        """Train in a folder that no other process writes to; the exit status."""
         from funcppo.experiment import (
             run_build,
         )
@@ -206,6 +223,7 @@ class Train:
             results = _evaluate(
                 trained.run, time.perf_counter() - start, console
             )
+            results["strategy"] = dataclasses.asdict(trained.strategy)
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
@@ -249,15 +267,20 @@ class Train:
         from funcppo.experiment import (
             run_start,
         )
-        from funcppo.experiment.run import save_checkpoint
+        from funcppo.experiment.run import repair_checkpoint, save_checkpoint
 
         stored = read_config(self.out)
         config = self._extend(stored)
         check_device(config.device)
+        damage_notes = repair_checkpoint(self.out)
         run = run_start.prepare_run(
             config, self.out, resume=True, on_phase=on_phase
         )
-        notes = [*self._remove_stale_parts(), *_truncate_metrics(run, self.out)]
+        notes = [
+            *damage_notes,
+            *self._remove_stale_parts(),
+            *_truncate_metrics(run, self.out),
+        ]
         is_extended = (config.steps or 0) > (stored.steps or 0)
         if is_extended:
             notes.append(
@@ -327,7 +350,6 @@ class Train:
             config, self.out, resume=False, on_phase=on_phase
         )
 
-        self.out.mkdir(parents=True, exist_ok=True)
         notes = self._remove_stale_parts()
         run = dataclasses.replace(run, notes=(*run.notes, *notes))
         if mined is not None:
@@ -345,7 +367,9 @@ class Train:
         """
         from funcppo.experiment.run import save_checkpoint
 
-        with tempfile.TemporaryDirectory(dir=self.out) as name:
+        with tempfile.TemporaryDirectory(
+            dir=self.out, prefix="start-", suffix=".part"
+        ) as name:
             folder = Path(name)
             if mined is not None:
                 with atomic_io.named_errors(self.out / MINED_RULES_FILE):
@@ -354,15 +378,24 @@ class Train:
             write_config(run.run_config, folder)
 
             # A folder with a config is a run, so the config is the first to go and the last to come.
-            for name in (CONFIG_FILE, METRICS_FILE, RESULTS_FILE):
+            for name in (
+                CONFIG_FILE,
+                METRICS_FILE,
+                RESULTS_FILE,
+                PREVIOUS_CHECKPOINT_FILE,
+            ):
                 (self.out / name).unlink(missing_ok=True)
             for name in (MINED_RULES_FILE, CHECKPOINT_FILE, CONFIG_FILE):
                 if (folder / name).exists():
                     (folder / name).replace(self.out / name)
+        atomic_io.sync_folder(self.out)
 
     def _remove_stale_parts(self) -> list[str]:
-        """Remove half-written files of killed processes from the folder; a note for each."""
+        """Remove what killed processes left half-written in the folder, which is locked; a note for each."""
         names = atomic_io.remove_stale_parts(self.out, RUN_FILES)
+        for path in sorted(self.out.glob("start-*.part")):
+            shutil.rmtree(path)
+            names.append(path.name)
         return [f"removed {name}, left by a killed process" for name in names]
 
     def _run_config(self) -> RunConfig:
@@ -430,7 +463,8 @@ class Train:
         )
         n_updates = run.cfg.ppo.n_updates
         with Monitor() as monitor:
-            captured = _prepare_train_step(run, monitor, console)
+            captured, record = _prepare_train_step(run, monitor, console)
+            _write_header(run, self.out, record)
             logger = _CompileLogger(monitor, console, self.log_compiles)
 
             with (
@@ -444,6 +478,7 @@ class Train:
                     lambda: interrupt.requested,
                     monitor,
                     partial(status.update, "validating"),
+                    self.checkpoint_every,
                 )
                 # A repeated signal ends the update or validation in progress.
                 with suppress(KeyboardInterrupt):
@@ -455,7 +490,7 @@ class Train:
         # An interrupt may have left out the last validation.
         is_last = int(run.state.train_state.update) >= n_updates
         is_finished = is_last and not interrupt.requested
-        return _TrainingResult(run, is_finished, interrupt.exit_status)
+        return _TrainingResult(run, is_finished, interrupt.exit_status, record)
 
 
 def _training_note(run: Run, numbers: dict[str, float]) -> str:
@@ -478,6 +513,29 @@ def _truncate_metrics(run: Run, folder: Path) -> list[str]:
 
     last_update = last_logged_update(run)
     return metrics_log.truncate(folder / METRICS_FILE, last_update)
+
+
+def _write_header(run: Run, folder: Path, record: StrategyRecord) -> None:
+    """Write to the first line of the metrics log how the updates after it are computed."""
+    from funcppo.experiment import metrics_log
+    from funcppo.experiment.run import last_logged_update
+
+    header = {
+        "strategy": dataclasses.asdict(record),
+        "versions": _versions(),
+    }
+    metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
+
+
+def _versions() -> JsonObject:
+    """The versions that the last bits of a result depend on."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "funcppo": package_version("funcppo"),
+    }
 
 
 def absolute_or_name(name: str) -> str:
@@ -503,15 +561,15 @@ def _print_run(console: Console, run: Run) -> None:
 
 def _prepare_train_step(
     run: Run, monitor: Monitor, console: Console
-) -> CapturedStep[TrainState, Metrics]:
+) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile and capture the training step as the run's strategy asks for."""
     from funcppo.experiment import training
 
     with show_status(console, "preparing the training step"):
-        captured, note = training.prepare_train_step(run)
+        captured, record = training.prepare_train_step(run)
     monitor.record_capture(captured)
-    print_notes(console, [note])
-    return captured
+    print_notes(console, [training.describe_strategy(record)])
+    return captured, record
 
 
 class _CompileLogger:
@@ -602,8 +660,6 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    import torch
-
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
@@ -635,10 +691,7 @@ def _evaluate(
         "n_test_queries": len(test),
         "seconds": training_seconds,
         "notes": notes,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "versions": _versions(),
         "device": run.run_config.device,
     }
 

@@ -25,6 +25,10 @@ Meta = Json
 _META_ARRAY = "__meta__"  # name of the array that holds the meta data
 
 
+class DamagedCheckpointError(ValueError):
+    """There is no checkpoint at a path, or it cannot be read whole."""
+
+
 class Checkpoint(NamedTuple):
     """The contents of a file."""
 
@@ -33,13 +37,16 @@ class Checkpoint(NamedTuple):
     meta: Meta  # what `save` was given, and the format version
 
 
-def save(path: Path, state: object, meta: Meta) -> None:
+def save(
+    path: Path, state: object, meta: Meta, previous: str | None = None
+) -> None:
     """Write a tree of tensors and its meta data. A crash or a full disk leaves the old file as it was.
 
     Args:
       path: the file to write.
       state: a tree of tensors, on any device.
       meta: values of JSON; the format version is added.
+      previous: the name that the file to be replaced is kept under; None keeps it not.
 
     Raises:
       OSError: the file cannot be written.
@@ -53,7 +60,7 @@ def save(path: Path, state: object, meta: Meta) -> None:
     def write(file: Any) -> None:
         np.savez(file, **arrays)
 
-    write_atomically(path, write)
+    write_atomically(path, write, previous)
 
 
 def restore(
@@ -111,7 +118,8 @@ def read(path: Path) -> Checkpoint:
     """Read the arrays and the meta data of a checkpoint, of this format version or an older one.
 
     Raises:
-      ValueError: there is no such file, it is not a checkpoint, or a newer version of funcppo wrote it.
+      DamagedCheckpointError: there is no such file, or it is not a checkpoint.
+      ValueError: a newer version of funcppo wrote it.
     """
     try:
         with np.load(path) as file:
@@ -120,12 +128,12 @@ def read(path: Path) -> Checkpoint:
             "meta data", arrays.pop(_META_ARRAY).tobytes()
         )
     except FileNotFoundError:
-        raise ValueError(
+        raise DamagedCheckpointError(
             f"{path}: expected a checkpoint, got no file"
         ) from None
     # The errors of damaged archives have no type in common: of zip, zlib, NumPy's headers, memory, keys.
     except Exception as error:
-        raise ValueError(
+        raise DamagedCheckpointError(
             f"{path}: expected a checkpoint, got none or a damaged one ({error})"
         ) from None
 
@@ -133,6 +141,30 @@ def read(path: Path) -> Checkpoint:
     if version == 1:
         arrays = formats.upgrade_arrays(arrays)
     return Checkpoint(arrays, meta)
+
+
+def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
+    """Return a checkpoint, or the one before it where the latest is missing or damaged.
+
+    Args:
+      previous: name of the one before it.
+
+    Returns:
+      The path of the checkpoint, and a note if it is the one before.
+
+    Raises:
+      DamagedCheckpointError: neither can be read; the message is that of the latest.
+    """
+    try:
+        read(path)
+        return path, []
+    except DamagedCheckpointError as error:
+        earlier = path.resolve().with_name(previous)
+        try:
+            read(earlier)
+        except DamagedCheckpointError:
+            raise error from None
+        return earlier, [f"{error}; {previous} is used in its place"]
 
 
 def _describe(tensor: Tensor) -> str:

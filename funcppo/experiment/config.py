@@ -27,12 +27,14 @@ ConfigT = TypeVar("ConfigT")
 # Files in the folder of a run.
 CONFIG_FILE = "config.json"
 CHECKPOINT_FILE = "checkpoint.npz"
+PREVIOUS_CHECKPOINT_FILE = "checkpoint.previous.npz"
 METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
 RUN_FILES = (
     CONFIG_FILE,
     CHECKPOINT_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
     METRICS_FILE,
     RESULTS_FILE,
     MINED_RULES_FILE,

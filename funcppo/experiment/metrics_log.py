@@ -98,17 +98,34 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def truncate(path: Path, last_update: int) -> list[str]:
+def read_header(path: Path) -> Json:
+    """Read what the first line of a log says beside its format; nothing where there is no log or no such line."""
+    if not path.exists():
+        return {}
+    first, *others = path.read_bytes().split(b"\n")
+    row = json_io.parse_object(f"{path}:1", first) if others else {}
+    if formats.FORMAT_KEY not in row:
+        return {}
+    return {
+        name: value for name, value in row.items() if name != formats.FORMAT_KEY
+    }
+
+
+def truncate(
+    path: Path, last_update: int, header: Json | None = None
+) -> list[str]:
     """Make a log ready for the updates after a checkpoint: drop later rows, and translate an older format.
 
     Args:
       path: the log; it is created if it is missing.
       last_update: number of the last update in the checkpoint.
+      header: what the first line says beside the format; None for what it says already.
 
     Returns:
       A note if the last line was unfinished, and one if updates up to the checkpoint have no line.
     """
-    kept = [_to_line({formats.FORMAT_KEY: formats.FORMAT})]
+    header = read_header(path) if header is None else header
+    kept = [_to_line({formats.FORMAT_KEY: formats.FORMAT, **header})]
     notes = []
     n_updates = 0
     if path.exists():

@@ -26,6 +26,7 @@ from funcppo.experiment import (
 )
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
     RunConfig,
 )
 from funcppo.experiment.question_run import (
@@ -151,17 +152,39 @@ def last_logged_update(run: Run) -> int:
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
-    """Write the state of a run to its folder."""
+    """Write the state of a run to its folder, and keep the checkpoint before."""
     meta = {
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
         "pending_row": run.pending_row,
         "notes": list(run.notes),
     }
-    checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
+    checkpoint.save(
+        folder / CHECKPOINT_FILE, run.state, meta, PREVIOUS_CHECKPOINT_FILE
+    )
 
 
 def saved_update(folder: Path) -> int:
     """Return the number of the last update that the checkpoint of a run holds."""
-    saved = checkpoint.read(folder / CHECKPOINT_FILE)
-    return int(saved.arrays["train_state.update"])
+    path, _ = find_checkpoint(folder)
+    return int(checkpoint.read(path).arrays["train_state.update"])
+
+
+def find_checkpoint(folder: Path) -> tuple[Path, list[str]]:
+    """Return the latest checkpoint of a run that can be read, and a note if it is not the last one written."""
+    return checkpoint.find_readable(
+        folder / CHECKPOINT_FILE, PREVIOUS_CHECKPOINT_FILE
+    )
+
+
+def repair_checkpoint(folder: Path) -> list[str]:
+    """Put the previous checkpoint of a run in the place of one that is missing or damaged; a note if it is so.
+
+    Raises:
+      DamagedCheckpointError: neither can be read.
+    """
+    path, notes = find_checkpoint(folder)
+    # Saving would rename the damaged one over the only good one.
+    if notes:
+        path.replace((folder / CHECKPOINT_FILE).resolve())
+    return notes

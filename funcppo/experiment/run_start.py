@@ -40,7 +40,6 @@ from funcppo.experiment import (
     validation,
 )
 from funcppo.experiment.config import (
-    CHECKPOINT_FILE,
     RunConfig,
     read_config,
 )
@@ -53,6 +52,7 @@ from funcppo.experiment.run import (
     PROOF_SCORES,
     Run,
     RunScore,
+    find_checkpoint,
     ppo_config,
 )
 from funcppo.experiment.run_build import at_start, build_run
@@ -114,17 +114,21 @@ def prepare_run(
 
     _check_unchanged(folder, run_config, dataset)
     run = build_run(with_stored_height(run_config, dataset), dataset, on_phase)
+    path, damage_notes = find_checkpoint(folder)
     state, meta = checkpoint.restore(
-        folder / CHECKPOINT_FILE,
+        path,
         run.state,
         dataset.fingerprint,
         optional="start_params",
     )
     meta = {"notes": list(run.notes), "pending_row": None} | meta
     scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
-    _check_meta(folder / CHECKPOINT_FILE, meta, scores)
+    _check_meta(path, meta, scores)
+    # What reads a run shows the notes on its task.
+    task = dataclasses.replace(run.task, notes=(*run.task.notes, *damage_notes))
     return dataclasses.replace(
         run,
+        task=task,
         score=meta["score"],
         state=state,
         notes=tuple(meta["notes"]),

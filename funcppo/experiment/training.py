@@ -2,7 +2,7 @@
 
 run = prepare_run(run_config, folder, resume=False)     # or open_run(folder) for one that exists (run_start)
 run = with_training_data(run)                           # (run_build)
-step, note = prepare_train_step(run)
+step, record = prepare_train_step(run)
 for run, metrics in train(run, folder, step, should_stop, monitor):
     ...
 evaluate_policy(run, run.state.best_params, run.task.dataset.test, protocol)     # (validation)
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -57,6 +57,7 @@ from funcppo.experiment.validation import validate
 # Rollout steps and minibatch updates from which a run is long enough to be compiled. Compiling takes a minute or two,
 # and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.
 COMPILE_MIN_CALLS = 40_000
+CHECKPOINT_SECONDS = 60.0  # between two checkpoints, validations aside
 
 
 class StopRequest(Protocol):
@@ -77,13 +78,13 @@ class DivergenceError(ValueError):
 
 def prepare_train_step(
     run: Run,
-) -> tuple[CapturedStep[TrainState, Metrics], str]:
+) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile or capture the training step of a run, starting from its state.
 
     With strategy auto, a run too short to repay compilation is not compiled.
 
     Returns:
-      The step, and a line that says which strategy it uses and why.
+      The step, and the record of the strategy that it uses and why.
 
     Raises:
       Exception: whatever a strategy raises that was set by name and fails.
@@ -119,9 +120,11 @@ def prepare_train_step(
         captured = capture_loop_bodies(step, parts, train_state)
     else:
         captured = capture(partial(step, parts=parts), train_state)
-    return captured, _describe_strategy(
-        with_capture(record, captured), is_short
-    )
+    record = with_capture(record, captured)
+    if is_short:
+        reason = "compiling would take longer than it saves (--strategy one-graph compiles)"
+        record = dataclasses.replace(record, skip_reason=reason)
+    return captured, record
 
 
 def _n_calls(ppo: PPOConfig) -> int:
@@ -132,11 +135,11 @@ def _n_calls(ppo: PPOConfig) -> int:
     return ppo.n_updates * (ppo.n_steps + microbatches_per_update)
 
 
-def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
-    """A line that says which strategy is used, and why not another."""
+def describe_strategy(record: StrategyRecord) -> str:
+    """Return a line that says which strategy is used, and why not another."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
-    if is_short:
-        line += "; compiling would take longer than it saves (--strategy one-graph compiles)"
+    if record.skip_reason:
+        line += f"; others not tried: {record.skip_reason}"
     failures = [
         f"not {failure.name}: {failure.error_type}: {failure.message}"
         for failure in record.failures
@@ -148,7 +151,7 @@ def _describe_strategy(record: StrategyRecord, is_short: bool) -> str:
 
 def _begin(
     run: Run,
-    folder: Path,
+    saver: _Saver,
     captured: CapturedStep[TrainState, Metrics],
     on_validation: ProgressCallback,
     monitor: Monitor,
@@ -158,13 +161,13 @@ def _begin(
     Raises:
       ValidationStopped: a validation was due, and `on_validation` stops it.
     """
-    metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run))
+    metrics_log.truncate(saver.folder / METRICS_FILE, last_logged_update(run))
     run = dataclasses.replace(
         run, state=run.state._replace(train_state=captured.state)
     )
     if run.pending_row is None:
         return run
-    return _validate_and_save(run, folder, on_validation, monitor)
+    return _validate_and_save(run, saver, on_validation, monitor)
 
 
 def train(
@@ -174,12 +177,14 @@ def train(
     should_stop: StopRequest,
     monitor: Monitor,
     on_validation: ProgressCallback = ignore_progress,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
     The training state of a yielded run is the buffers of the step, which the next update overwrites. The metrics log
     gets a line at every update, and one before the first update for the validation of the initial parameters. The
-    checkpoint is written before and after every validation, at a stop, and when a KeyboardInterrupt ends an update.
+    checkpoint is written before and after every validation, after an update that ends `checkpoint_seconds` or more
+    after the last one, at a stop, and when a KeyboardInterrupt ends an update.
 
     Args:
       run: the run, at its start or resumed.
@@ -189,6 +194,7 @@ def train(
         resumed run makes the validation anew.
       monitor: times the steps, and reports compilations at each validation.
       on_validation: receives the candidates of a validation that are started, and all of them.
+      checkpoint_seconds: time after which the next update is saved. It does not change what is computed.
 
     Raises:
       DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
@@ -197,8 +203,9 @@ def train(
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
     report_or_stop = partial(_report_or_stop, should_stop, on_validation)
-    try:
-        run = _begin(run, folder, captured, report_or_stop, monitor)
+    saver = _Saver(folder, checkpoint_seconds)
+    with suppress(ValidationStopped):
+        run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
         for update in range(first_update, n_updates + 1):
             with _saved_at_interrupt(update, run, folder, n_bad_updates > 0):
@@ -212,19 +219,41 @@ def train(
             is_due = update % validation_interval == 0 or update == n_updates
             if is_due and not n_bad_updates:
                 run = dataclasses.replace(run, pending_row=row)
-                save_checkpoint(run, folder)
-                run = _validate_and_save(run, folder, report_or_stop, monitor)
+                saver.save(run)
+                run = _validate_and_save(run, saver, report_or_stop, monitor)
             else:
                 metrics_log.append(folder / METRICS_FILE, row)
-            if stopping and not n_bad_updates:
-                save_checkpoint(run, folder)
+            if (stopping or saver.is_due()) and not n_bad_updates:
+                saver.save(run)
 
             yield run, metrics
             _check_divergence(run, folder, update, n_bad_updates)
             if stopping:
                 break
-    except ValidationStopped:
-        return
+
+
+class _Saver:
+    """Writes the checkpoints of a run, and tells when the next one is due by time."""
+
+    def __init__(self, folder: Path, interval: float) -> None:
+        """Begin the time.
+
+        Args:
+          folder: of the run.
+          interval: seconds until a checkpoint is due.
+        """
+        self.folder = folder
+        self._interval = interval
+        self._saved_at = time.monotonic()
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint, and begin the time anew."""
+        save_checkpoint(run, self.folder)
+        self._saved_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is as old as the interval."""
+        return time.monotonic() - self._saved_at >= self._interval
 
 
 def _step(
@@ -278,7 +307,7 @@ def _saved_at_interrupt(
 
 
 def _validate_and_save(
-    run: Run, folder: Path, on_validation: ProgressCallback, monitor: Monitor
+    run: Run, saver: _Saver, on_validation: ProgressCallback, monitor: Monitor
 ) -> Run:
     """The run after the validation that is due, whose metrics complete the pending line of the log.
 
@@ -294,9 +323,9 @@ def _validate_and_save(
     }
     if row["update"] > 0:
         row |= monitor.report()
-    metrics_log.append(folder / METRICS_FILE, row)
+    metrics_log.append(saver.folder / METRICS_FILE, row)
     run = dataclasses.replace(run, pending_row=None)
-    save_checkpoint(run, folder)
+    saver.save(run)
     return run
 
 

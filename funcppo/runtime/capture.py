@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ OutputOf = TypeVar("OutputOf", covariant=True)
 Tree = TypeVar("Tree")
 
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
+_reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
 
 
 class CaptureError(RuntimeError):
@@ -95,7 +97,7 @@ def capture(
       fn: the step, `state -> (state, output)`.
       state: the first state; it is copied, and left as it is.
       strict: raise instead of falling back to calls of `fn`.
-      use_cuda_graph: whether to try a CUDA graph at all.
+      use_cuda_graph: whether to try a CUDA graph at all; `without_cuda_graphs` turns them off for a whole program.
 
     Returns:
       The step and its buffers, with the reason if it is no graph.
@@ -134,6 +136,21 @@ def capture(
     )
 
 
+@contextmanager
+def without_cuda_graphs(reason: str) -> Iterator[None]:
+    """Let no capture of this process record a CUDA graph meanwhile.
+
+    Args:
+      reason: what `fallback_reason` says then.
+    """
+    previous = list(_reasons_to_stay_eager)
+    _reasons_to_stay_eager.append(reason)
+    try:
+        yield
+    finally:
+        _reasons_to_stay_eager[:] = previous
+
+
 def clear_graph_pools() -> None:
     """Let later captures begin with an empty memory pool; existing captures keep theirs."""
     _memory_pools.clear()
@@ -147,6 +164,8 @@ def _clone_contiguous(state: State) -> State:
 
 def _reason_against_graph(leaves: list[Tensor]) -> str:
     """Why a CUDA graph is not even tried; empty if it may be."""
+    if _reasons_to_stay_eager:
+        return _reasons_to_stay_eager[-1]
     devices = {leaf.device for leaf in leaves}
     if not any(device.type == "cuda" for device in devices):
         return "no CUDA tensor in the state"

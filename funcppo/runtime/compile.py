@@ -15,6 +15,7 @@ by one, whatever the strategy. All functions tried are pure, so trials leave the
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,6 +98,8 @@ class StrategyRecord:
     backend: str  # of torch.compile
     # how the compiled step is replayed: see `capture.CapturedStep`
     replay_mode: ReplayMode = "none"
+    # why faster strategies were not tried; empty if all were
+    skip_reason: str = ""
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -104,6 +107,20 @@ class SelectedStrategy(NamedTuple, Generic[Parts]):
 
     parts: Parts  # the parts to run, some of them compiled
     record: StrategyRecord  # the strategy in use, and the failures of others
+
+
+def reason_against_compiling() -> str:
+    """What turns the compiler of PyTorch off: an environment variable or a stance; empty if nothing does."""
+    for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        if os.environ.get(name, "0") == "1":
+            return f"{name}=1"
+    if torch._dynamo.config.disable:
+        return "torch._dynamo.config.disable"
+    # PyTorch has no public function that returns the stance.
+    stance = getattr(torch._dynamo.eval_frame, "_stance", None)
+    if getattr(stance, "stance", "default") == "force_eager":
+        return 'torch.compiler.set_stance("force_eager")'
+    return ""
 
 
 def compile_function(
@@ -114,12 +131,16 @@ def compile_function(
 ) -> Callable[Args, Result]:
     """Compile a function as one graph of fixed shapes; a graph break is an error.
 
+    The function itself is returned where PyTorch's compiler is turned off (`reason_against_compiling`).
+
     Args:
       fn: a pure function of trees of tensors and frozen settings.
       backend: a backend of `torch.compile`; only Inductor's code is cached on disk.
       use_custom_passes: rewrite matrix products (`inductor/matmul_pass.py`), and fuse more than Inductor by default.
       **inductor_options: further options of Inductor.
     """
+    if reason_against_compiling():
+        return fn
     torch._dynamo.config.recompile_limit = max(
         MIN_RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
     )
@@ -179,7 +200,7 @@ def select_strategy(
       record: the strategy in use, and the failures of others.
 
     Raises:
-      ValueError: there is no such strategy.
+      ValueError: there is no such strategy, or it compiles and PyTorch's compiler is turned off.
       Exception: whatever a strategy that is chosen by name raises.
     """
     choices = ("auto", *STRATEGIES)
@@ -189,7 +210,9 @@ def select_strategy(
         )
 
     def make_record(
-        selected: str, failures: tuple[Failure, ...]
+        selected: str,
+        failures: tuple[Failure, ...],
+        skip_reason: str = "",
     ) -> StrategyRecord:
         return StrategyRecord(
             strategy=selected,
@@ -197,10 +220,12 @@ def select_strategy(
             torch_version=torch.__version__,
             device=str(state.key.device),
             backend=backend,
+            skip_reason=skip_reason,
         )
 
-    if strategy == "eager":
-        return SelectedStrategy(parts, make_record(strategy, ()))
+    skip_reason = _reason_to_stay_eager(strategy)
+    if skip_reason:
+        return SelectedStrategy(parts, make_record("eager", (), skip_reason))
 
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
@@ -250,6 +275,22 @@ def with_capture(
     return dataclasses.replace(
         record, replay_mode=captured.replay_mode, failures=failures
     )
+
+
+def _reason_to_stay_eager(strategy: str) -> str:
+    """Why nothing is compiled for a strategy that is asked for; empty if something is.
+
+    Raises:
+      ValueError: the strategy compiles, is asked for by name, and the compiler is turned off.
+    """
+    if strategy == "eager":
+        return "eager was asked for"
+    reason = reason_against_compiling()
+    if reason and strategy != "auto":
+        raise ValueError(
+            f"strategy: expected auto or eager, since {reason} turns the compiler off, got {strategy!r}"
+        )
+    return f"{reason} turns the compiler off" if reason else ""
 
 
 def _may_use_tf32(device: torch.device) -> bool:

@@ -88,3 +88,16 @@ def test_with_quick_it_tries_nothing(monkeypatch, capsys):
         and "strategy" not in report
         and report["torch"] == version("torch")
     )
+
+
+def test_nothing_is_tried_where_the_compiler_is_turned_off(monkeypatch, capsys):
+    """It compiled for minutes; a stance or a variable is obeyed, and the report says which."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    monkeypatch.setattr(compilation, "_record_calls", None)
+    assert doctor("--device", "cpu", "--graphs", "off") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "strategy eager on cpu, replay: none" in output
+    assert (
+        "others not tried: TORCH_COMPILE_DISABLE=1 turns the compiler off"
+        in output
+    )

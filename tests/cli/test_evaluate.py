@@ -43,6 +43,7 @@ def test_the_metrics_are_those_of_the_lines_in_details(
         "score",
     )
     assert all(key in result for key in keys)
+    assert result["graphs"] == "auto" and isinstance(result["notes"], list)
     lines = [json.loads(line) for line in details.read_text().splitlines()]
     expected = [
         np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)])

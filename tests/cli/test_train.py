@@ -58,6 +58,13 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     assert read_config(trained).steps == 128
     results = json.loads((trained / RESULTS_FILE).read_text())
     assert 0 < results["seconds"] < results["total_seconds"]
+    strategy = results["strategy"]
+    assert (strategy["strategy"], strategy["failures"]) == ("eager", [])
+    assert strategy["skip_reason"] == "eager was asked for"
+    assert metrics_log.read_header(trained / METRICS_FILE) == {
+        "strategy": strategy,
+        "versions": results["versions"],
+    }
     assert set(results["test"]) == {
         "exists@1", "max-confidence", "noisy-or", "best-proof, untrained", "best-proof, trained"
     }  # fmt: skip
@@ -65,6 +72,15 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         0.0 < row["mrr"] <= 1.0 and "auc_pr" in row
         for row in results["test"].values()
     )
+
+
+def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
+    """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
+    words = ("countries_s1", "--out", tmp_path, "--graphs", "off", *TRAINED)
+    assert funcppo(monkeypatch, "train", *words) == 0
+    rows = metrics_log.read(tmp_path / METRICS_FILE)
+    assert rows[-1]["fallback_reason"] == "turned off by --graphs off"
+    assert_equal_runs(tmp_path, trained)
 
 
 def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
@@ -467,6 +483,31 @@ def test_a_torn_line_of_metrics_is_dropped_with_a_note(
     assert f"{path}: 1 of the updates 1 to 4 have no line" in results["notes"]
 
 
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """A disk has lost the end of the latest; the note is shown and kept, and the result is that of the whole run."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    path = run / CHECKPOINT_FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    note = "checkpoint.previous.npz is used in its place"
+    words = ("evaluate", run, "--queries", "2", "--json", "-")
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert sum(note in line for line in result["notes"]) == 1
+    assert (
+        path.stat().st_size == (trained / CHECKPOINT_FILE).stat().st_size - 100
+    )
+
+    assert continued(run, monkeypatch) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
+    results = json.loads((run / RESULTS_FILE).read_text())
+    assert sum(note in line for line in results["notes"]) == 1
+    assert_equal_runs(run, trained)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -505,10 +546,12 @@ def test_half_written_files_of_killed_processes_are_removed(
     ]
     for path in (stale, *others):
         path.write_text("")
+    (tmp_path / "run" / "start-x.part").mkdir()
     assert continued(tmp_path / "run", monkeypatch) == 0
     line = f"note: removed {stale.name}, left by a killed process"
     assert line in capsys.readouterr().out
     assert not stale.exists()
+    assert not (tmp_path / "run" / "start-x.part").exists()
     assert all(path.exists() for path in others)
 
 

@@ -233,3 +233,52 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, write)
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def write_two(tmp_path):
+    """A checkpoint and the one before it."""
+    path = tmp_path / "c.npz"
+    for note in ("first", "second"):
+        checkpoint.save(path, state(), {**META, "note": note}, "earlier.npz")
+    return path
+
+
+def test_the_latest_checkpoint_is_read_if_it_can_be(tmp_path):
+    path = write_two(tmp_path)
+    assert checkpoint.find_readable(path, "earlier.npz") == (path, [])
+    assert checkpoint.read(path).meta["note"] == "second"
+    assert checkpoint.read(tmp_path / "earlier.npz").meta["note"] == "first"
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"PK", "cut", "flip"])
+def test_the_one_before_serves_where_the_latest_is_damaged(damage, tmp_path):
+    path = write_two(tmp_path)
+    contents = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        damage = contents[:-100]
+    elif damage == "flip":
+        middle = len(contents) // 2
+        flipped = bytes([contents[middle] ^ 255])
+        damage = contents[:middle] + flipped + contents[middle + 1 :]
+    if damage is not None:
+        path.write_bytes(damage)
+    found, (note,) = checkpoint.find_readable(path, "earlier.npz")
+    assert found == tmp_path / "earlier.npz"
+    assert note.startswith(f"{path}: expected a checkpoint, got ")
+    assert note.endswith("earlier.npz is used in its place")
+
+
+def test_the_error_is_that_of_the_latest_where_both_are_damaged(tmp_path):
+    path = write_two(tmp_path)
+    path.write_bytes(b"x")
+    (tmp_path / "earlier.npz").unlink()
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=r"c\.npz: "):
+        checkpoint.find_readable(path, "earlier.npz")
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):
+    path = write_two(tmp_path)
+    checkpoint.save(path, state(), {**META, "format": 99})
+    with pytest.raises(ValueError, match="format"):
+        checkpoint.find_readable(path, "earlier.npz")

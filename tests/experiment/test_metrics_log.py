@@ -171,3 +171,23 @@ def test_a_bad_line_is_named(line, tmp_path):
     path.write_text(f'{{"format": 2}}\n{{"update": 1}}\n{line}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:3: expected "):
         metrics_log.read(path)
+
+
+def test_the_first_line_keeps_what_it_says_of_the_run(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert metrics_log.read_header(path) == {}
+    metrics_log.truncate(path, 0, {"strategy": "eager"})
+    metrics_log.append(path, {"update": 1, "loss": 1.0})
+    metrics_log.truncate(path, 1)
+    assert metrics_log.read_header(path) == {"strategy": "eager"}
+    assert metrics_log.read(path) == [{"update": 1, "loss": 1.0}]
+    metrics_log.truncate(path, 1, {"strategy": "forward"})
+    assert metrics_log.read_header(path) == {"strategy": "forward"}
+    assert len(metrics_log.read(path)) == 1
+
+
+def test_a_log_without_a_whole_first_line_says_nothing(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for text in ("", '{"format": 2', '{"update": 1}\n'):
+        path.write_text(text)
+        assert metrics_log.read_header(path) == {}

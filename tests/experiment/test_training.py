@@ -20,7 +20,7 @@ from funcppo.experiment.config import (
     RunConfig,
     write_config,
 )
-from funcppo.experiment.run import learner_config
+from funcppo.experiment.run import learner_config, saved_update
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
@@ -36,6 +36,22 @@ def uninterrupted(tmp_path_factory):
     return folder
 
 
+def assert_equal_runs(folder, uninterrupted):
+    """The same checkpoint, and the same metrics but for times."""
+    whole = checkpoint.read(uninterrupted / CHECKPOINT_FILE).arrays
+    arrays = checkpoint.read(folder / CHECKPOINT_FILE).arrays
+    assert set(arrays) == set(whole)
+    for name in whole:
+        assert np.array_equal(arrays[name], whole[name]), name
+    rows = metrics_log.read(folder / METRICS_FILE)
+    whole_rows = metrics_log.read(uninterrupted / METRICS_FILE)
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
+    for name in ("loss", "valid_metric", "best_valid_metric"):
+        assert [row.get(name) for row in rows] == [
+            row.get(name) for row in whole_rows
+        ]
+
+
 @pytest.mark.parametrize("last_update", [1, 2, 3])
 def test_a_run_stopped_anywhere_resumes_bit_for_bit(
     last_update, uninterrupted, run, tmp_path
@@ -46,18 +62,57 @@ def test_a_run_stopped_anywhere_resumes_bit_for_bit(
     _, metrics = trained(resumed, tmp_path)
     assert len(metrics) == N_UPDATES - last_update
 
-    whole = checkpoint.read(uninterrupted / CHECKPOINT_FILE).arrays
-    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE).arrays
-    assert set(arrays) == set(whole)
-    for name in whole:
-        assert np.array_equal(arrays[name], whole[name]), name
-    rows = metrics_log.read(tmp_path / METRICS_FILE)
-    whole_rows = metrics_log.read(uninterrupted / METRICS_FILE)
-    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
-    for name in ("loss", "valid_metric", "best_valid_metric"):
-        assert [row.get(name) for row in rows] == [
-            row.get(name) for row in whole_rows
-        ]
+    assert_equal_runs(tmp_path, uninterrupted)
+
+
+def train_at(times, run, folder, n_updates):
+    """Train under a clock that shows a time for each update; the updates that the checkpoint held after each.
+
+    Args:
+      times: in seconds, of the start and of each update.
+      n_updates: after which the run is left, without a stop that would save it.
+    """
+    captured, _ = training.prepare_train_step(run)
+    updates = training.train(
+        run,
+        folder,
+        captured,
+        lambda: False,
+        Monitor(),
+        checkpoint_seconds=60.0,
+    )
+    saved = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(
+            training.time,
+            "monotonic",
+            lambda: times[int(captured.state.update)],
+        )
+        # The clock on the wall goes backwards, which nothing may read.
+        monkeypatch.setattr(training.time, "time", lambda: -1e9)
+        for _ in range(n_updates):
+            next(updates)
+            saved.append(saved_update(folder))
+    updates.close()
+    return saved
+
+
+def test_an_update_is_saved_a_while_after_the_last_checkpoint(run, tmp_path):
+    """Of four updates, 2 and 4 end with a validation, which saves them and begins the time anew."""
+    times = [0, 59, 61, 122, 122]
+    assert train_at(times, run, tmp_path, N_UPDATES) == [0, 2, 3, 4]
+
+
+def test_a_checkpoint_by_time_does_not_change_the_result(
+    uninterrupted, run, tmp_path
+):
+    """The run is left at update 3 as a killed process leaves it, resumed, and left with update 1 alone likewise."""
+    assert train_at([0, 60], run, tmp_path, 1) == [1]
+    resumed = run_start.prepare_run(CONFIG, tmp_path, resume=True)
+    assert train_at([0, 0, 0, 60], resumed, tmp_path, 2) == [2, 3]
+    resumed = run_start.prepare_run(CONFIG, tmp_path, resume=True)
+    trained(resumed, tmp_path)
+    assert_equal_runs(tmp_path, uninterrupted)
 
 
 def test_validations_are_spread_evenly_and_the_last_update_has_one(
@@ -203,3 +258,12 @@ def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):
         params,
         tree.ravel(run_start.open_run(uninterrupted).state.train_state.params),
     )
+
+
+def test_a_short_run_says_that_faster_strategies_were_not_tried(run):
+    short = replace(run, run_config=replace(CONFIG, strategy="auto"))
+    _, record = training.prepare_train_step(short)
+    assert record.strategy == "eager" and record.failures == ()
+    assert "longer than it saves" in record.skip_reason
+    line = training.describe_strategy(record)
+    assert "others not tried: compiling would take longer" in line

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from funcppo import random, tree
-from funcppo.runtime.capture import CaptureError, capture
+from funcppo.runtime.capture import (
+    CaptureError,
+    capture,
+    without_cuda_graphs,
+)
 from funcppo.runtime.compile import compile_function
 from funcppo.train_step import init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
@@ -191,6 +195,19 @@ def test_strict_raises_if_no_graph_can_be_captured():
 CFG = cartpole_config(
     max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2
 )
+
+
+@devices
+def test_no_graph_is_recorded_where_graphs_are_turned_off(device):
+    with without_cuda_graphs("outer"):
+        with without_cuda_graphs("inner"):
+            captured = capture(swap, pair(device))
+        assert captured.fallback_reason == "inner"
+        assert capture(swap, pair(device)).fallback_reason == "outer"
+        assert captured.n_graphs == 0 and captured.replay_mode == "none"
+    assert "outer" not in capture(swap, pair(device)).fallback_reason
+    captured.step()
+    assert torch.equal(captured.state.a, pair(device).b)
 
 
 @cache

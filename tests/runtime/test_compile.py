@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -15,6 +16,7 @@ from funcppo.config import AdamConfig, PPOConfig
 from funcppo.minibatch import MinibatchParts, UpdateState
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.runtime import compile as compilation
 from funcppo.runtime import parallel_compile
 from funcppo.runtime.compile import (
     STRATEGIES,
@@ -470,3 +472,41 @@ def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
         "CaptureError",
         "it waits for the GPU",
     )
+
+
+@contextmanager
+def compiler_off(way, monkeypatch):
+    """PyTorch's compiler is turned off by an environment variable or by a stance."""
+    if way == "stance":
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        monkeypatch.setenv(way, "1")
+        yield
+
+
+@pytest.mark.parametrize(
+    "way", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "stance"]
+)
+def test_nothing_is_compiled_where_the_compiler_is_turned_off(way, monkeypatch):
+    def forbidden(*args, **kwargs):
+        pytest.fail("it compiles")
+
+    monkeypatch.setattr(torch, "compile", forbidden)
+    monkeypatch.setattr(compilation, "_compile_with_inductor", forbidden)
+    with compiler_off(way, monkeypatch):
+        parts, record = select()
+        assert parts is EAGER_PARTS and record.strategy == "eager"
+        reason = "force_eager" if way == "stance" else f"{way}=1"
+        assert reason in record.skip_reason
+        assert compile_function(math.sin) is math.sin
+        assert compile_function(math.sin, "eager") is math.sin
+        with pytest.raises(ValueError, match=r"expected auto or eager, since"):
+            select(strategy="one-graph")
+
+
+def test_a_record_says_why_others_were_not_tried_or_that_all_were():
+    _, record = select(strategy="eager")
+    assert record.failures == () and record.skip_reason
+    _, record = select()
+    assert record.strategy == "one-graph" and record.skip_reason == ""

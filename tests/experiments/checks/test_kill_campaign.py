@@ -1,0 +1,68 @@
+"""The campaign tells equal files from others, and goes on until its signals are sent."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from experiments.checks import kill_campaign
+from experiments.checks.kill_campaign import Program
+
+# Appends a letter a time, as one that resumes does; the file is what it would be undisturbed.
+HONEST = """
+import sys, time
+path = sys.argv[1]
+while True:
+    with open(path, "a+") as file:
+        file.seek(0)
+        if len(file.read()) >= 40:
+            break
+        file.write("x")
+    time.sleep(0.005)
+"""
+# Begins a line at every start, so that a killed one shows.
+FORGETFUL = 'open(__import__("sys").argv[1], "a").write("start ")\n' + HONEST
+
+
+@pytest.mark.parametrize(
+    ("source", "is_equal"), [(HONEST, True), (FORGETFUL, False)]
+)
+def test_a_program_that_does_not_resume_is_found(
+    source, is_equal, monkeypatch, tmp_path
+):
+    def start(program, work):
+        return subprocess.Popen(
+            [sys.executable, "-c", source, str(work / "out")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    monkeypatch.setattr(kill_campaign, "start_program", start)
+    program = Program(
+        name="p", words=(), resume=(), read=kill_campaign.read_outputs
+    )
+    rows = list(
+        kill_campaign.disturb(program, "SIGKILL", 3, tmp_path, random.Random(0))
+    )
+    disturbed = [row for row in rows if row["n_signals"]]
+    assert kill_campaign.summarise(rows)["n_kills"] >= 3
+    assert all(not row["difference"] for row in rows) == is_equal
+    assert disturbed
+
+
+def test_times_and_notes_are_not_compared():
+    line = '{"loss": 1.0, "seconds": %s, "notes": ["%s"]}'
+    one, other = (
+        kill_campaign.without_times(line % pair)
+        for pair in ((1, "a"), (2, "b"))
+    )
+    assert one == other == b'{"loss": 1.0}'
+
+
+def test_a_file_that_is_missing_or_left_over_is_a_difference():
+    assert kill_campaign.compare({"a": b"1"}, {"a": b"1"}) == ""
+    assert kill_campaign.compare({"a": b"1"}, {"a": b"2"}) == "a"
+    assert kill_campaign.compare({"a": b"1"}, {"b": b"1"}) == "a, b"
