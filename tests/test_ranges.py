@@ -215,6 +215,8 @@ PROGRAMS = {
     "prove": ["countries_s1", "locatedIn(france, europe)"],
     "provable": ["countries_s1"],
     "mine": ["countries_s1", "--out", "{tmp}/x"],
+    "report": ["countries_s1", "--out", "{tmp}/x.html"],
+    "plot": ["countries_s1", "--kind", "curves", "--out", "{tmp}/x.svg"],
     "doctor": [],
     "check": ["countries_s1"],
 }
@@ -226,6 +228,8 @@ OPTIONS = {
     "prove": ["height", "max_atoms", "max_rows", "threads"],
     "provable": ["height", "max_atoms"],
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
+    "report": ["queries", "ranked", "threads"],
+    "plot": ["queries", "ranked", "threads"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed", "threads"],
 }  # fmt: skip
