@@ -60,6 +60,7 @@ from funcppo.logic.proof import Proof
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.report import figures, measurement, page
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
@@ -535,6 +536,29 @@ class Knowledge:
             with_auc=task.is_countries,
         )
         return Evaluation(split, self.score, metrics)
+
+    def report(self, path: str | Path, queries: int = 100) -> None:
+        """Write the page of `funcppo report`: results, learning curves, reliability, rules, and queries with proofs.
+
+            run.report("report.html")
+
+        Args:
+          path: of the HTML file; one that exists is replaced.
+          queries: test queries that are shown, spread over relations.
+
+        Raises:
+          ValueError: it is not a trained run in a folder, or the packages of the extra `plot` are missing.
+        """
+        run = self._subject.policy_run
+        if run is None or self.folder is None:
+            raise ValueError(
+                "report: expected a trained run in a folder, as fit(graph, out=...) or open(folder) give"
+            )
+        figures.check_packages()
+        found = measurement.measure(
+            run, self.folder, n_queries=queries, with_entries=True
+        )
+        Path(path).write_text(page.render([found]), encoding="utf-8")
 
     def _read_atom(self, query: str) -> torch.Tensor:
         """A query without variables as ids.

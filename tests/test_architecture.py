@@ -63,7 +63,8 @@ for later in ("prover", "evaluation", "experiment"):
 for user in ("evaluation", "experiment"):
     MAY_IMPORT[user] |= {"runtime"}
 MAY_IMPORT["learner"] = MAY_IMPORT["core"] | {"runtime"}
-MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "knowledge"}
+MAY_IMPORT["report"] = {*MAY_IMPORT["experiment"], "report"}
+MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "report", "knowledge"}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "cli"}
 MAY_IMPORT["__main__"] = {"cli"}
@@ -76,6 +77,7 @@ BOUNDARY = (
     "__main__",
     "__init__",
     "knowledge",
+    "report",
     "experiment",
     "atomic_io",
     "json_io",

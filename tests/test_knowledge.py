@@ -107,6 +107,17 @@ def test_each_answer_can_be_explained(run):
         assert has_evidence == (run.score == "evidence")
 
 
+def test_a_report_is_a_page_of_the_run(run, graph, tmp_path):
+    run.report(tmp_path / "r.html", queries=1)
+    text = (tmp_path / "r.html").read_text()
+    assert text.count('<details class="query"') == 1
+    mrr = run.evaluate("test")["mrr"]
+    assert f"<td>{mrr:.4f}</td>" in text
+    with pytest.raises(ValueError, match="expected a trained run in a folder"):
+        fp.open(graph).report(tmp_path / "other.html")
+    assert not (tmp_path / "other.html").exists()
+
+
 def test_a_graph_is_scored_without_training(graph):
     untrained = fp.open(graph)
     assert not untrained.trained and untrained.folder is None

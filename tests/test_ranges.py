@@ -216,6 +216,8 @@ PROGRAMS = {
     "provable": ["countries_s1"],
     "data": ["countries_s1"],
     "mine": ["countries_s1", "--out", "{tmp}/x"],
+    "report": ["countries_s1", "--out", "{tmp}/x.html"],
+    "plot": ["countries_s1", "--kind", "curves", "--out", "{tmp}/x.svg"],
     "doctor": [],
     "check": ["countries_s1"],
 }
@@ -228,6 +230,8 @@ OPTIONS = {
     "provable": ["height", "max_atoms"],
     "data": ["height", "max_atoms"],
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
+    "report": ["queries", "ranked", "threads"],
+    "plot": ["queries", "ranked", "threads"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed", "threads"],
 }  # fmt: skip

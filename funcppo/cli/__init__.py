@@ -1,4 +1,4 @@
-"""The programs of the command line: train, evaluate, predict, prove, provable, data, mine, check and doctor.
+"""The programs of the command line, such as train, evaluate and predict.
 
 `main` is the entry point. Bad input is one line on standard error and exit status 2, never a traceback. This module
 imports neither PyTorch nor the programs: `funcppo --help` answers at once.
@@ -46,6 +46,8 @@ PROGRAMS = {
     "provable": "Count the triples of a split that the rules derive from the training facts within height 1, 2, ...",
     "data": "Describe a data set: splits and leaks between them, relations, degrees, and what the rules derive.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
+    "report": "Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.",
+    "plot": "Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }

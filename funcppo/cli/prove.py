@@ -376,24 +376,26 @@ def _failed_rules(
     """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies."""
     from funcppo.logic import query_answering
 
-    matching = query_answering.matching_rules(
-        knowledge_base, sizes, atom, object_identity=options.object_identity
+    # At height 0 no rule is applied.
+    failed = query_answering.failed_rules(
+        knowledge_base,
+        sizes,
+        model,
+        atom,
+        object_identity=options.object_identity,
+        n_rules=0 if options.height == 0 else MAX_FAILED_RULES,
     )
-    rules = []
-    if options.height != 0:  # at height 0 no rule is applied
-        for instance in matching[:MAX_FAILED_RULES]:
-            goals = query_answering.unsatisfied_prefix(model, instance)
-            rule = instance.rule.id
-            rules.append(
-                {
-                    "rule": rule,
-                    "rule_text": format_rule(dataset, dataset.rules[rule]),
-                    "unsatisfied_goals": [
-                        format_atom(dataset, np.array(goal)) for goal in goals
-                    ],
-                }
-            )
-    return _FailedRules(rules, len(matching))
+    rules: list[JsonObject] = [
+        {
+            "rule": rule,
+            "rule_text": format_rule(dataset, dataset.rules[rule]),
+            "unsatisfied_goals": [
+                format_atom(dataset, np.array(goal)) for goal in goals
+            ],
+        }
+        for rule, goals in failed.rules
+    ]
+    return _FailedRules(rules, failed.n_matching)
 
 
 def _headline(result: JsonObject, n_matching: int) -> str:

@@ -660,12 +660,13 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
+    from funcppo.experiment import validation
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
-    test = _test_sample(run)
+    test = task.dataset.test[validation.test_rows(run)]
     notes = list(run.notes)
     if len(test) < len(task.dataset.test):
         notes.append(
@@ -694,20 +695,6 @@ def _evaluate(
         "versions": _versions(),
         "device": run.run_config.device,
     }
-
-
-def _test_sample(run: Run) -> np.ndarray:
-    """The test queries that the end of a run ranks, as many as there is time for."""
-    from funcppo.evaluation import ranking
-    from funcppo.experiment import validation
-
-    test = run.task.dataset.test
-    if not len(test):
-        return test
-    n_queries = validation.count_test_queries(run)
-    if n_queries == len(test):
-        return test
-    return test[ranking.stratified_sample(test, n_queries)]
 
 
 def _test_metrics(

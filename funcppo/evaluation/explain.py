@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from funcppo.prover.task import (
     inference_world,
     with_answers,
 )
+from funcppo.types import F32, I64
 
 
 def most_probable_proof(
@@ -61,6 +63,29 @@ def most_probable_proof(
     if built is not None:
         _check_proof(task, built, program)
     return built
+
+
+class RuleChoices(NamedTuple):
+    """Rules that atoms can be resolved with, of all atoms together."""
+
+    rule: I64[Tensor, "n"]
+    probability: F32[Tensor, "n"]  # that the policy chooses it
+
+
+def rule_choices(
+    task: ProverTask, cfg: Config, params: Params, atoms: I64[Tensor, "B W"]
+) -> RuleChoices:
+    """The rules that a policy may choose as the last step of a proof of each atom, with their probabilities.
+
+    Args:
+      atoms: ground.
+    """
+    world = inference_world(task)
+    with torch.no_grad():
+        state = _initial_state(cfg, world, atoms.to(task.kb.facts.device))
+        policy = _choice_probabilities(cfg, world, params, state)
+    is_rule = state.successors.mask & (state.successors.rule >= 0)
+    return RuleChoices(state.successors.rule[is_rule].long(), policy[is_rule])
 
 
 def build_program(task: ProverTask) -> Program:
@@ -155,8 +180,8 @@ def _prove_by_rule(
     program: Program,
 ) -> Proof | None:
     """The most probable rule that derives the atom, over facts that satisfy its body."""
-    state = _initial_state(cfg, world, atom)
-    policy = _choice_probabilities(cfg, world, params, state)
+    state = _initial_state(cfg, world, atom[None])
+    policy = _choice_probabilities(cfg, world, params, state)[0]
     derives = derivability.rule_derives(
         world.derivability_index,
         task.sizes,
@@ -229,7 +254,7 @@ def _with_probabilities(
 ) -> list[Choice]:
     """The choices of a trace, ("rule" or "fact", id, probability), by following it in the environment."""
     choices: list[Choice] = []
-    state = _initial_state(cfg, world, atom)
+    state = _initial_state(cfg, world, atom[None])
     for choice_id in choice_ids:
         is_rule = choice_id >= 0
         kind = "rule" if is_rule else "fact"
@@ -238,7 +263,7 @@ def _with_probabilities(
             state.successors.rule if is_rule else state.successors.fact
         )
         action = (slot_clauses == clause).int().argmax(1)
-        policy = _choice_probabilities(cfg, world, params, state)
+        policy = _choice_probabilities(cfg, world, params, state)[0]
         probability = float(policy[int(action)])
         choices.append(Choice(kind, clause, probability))
 
@@ -253,24 +278,23 @@ def _with_probabilities(
     return choices
 
 
-def _initial_state(cfg: Config, world: World, atom: Tensor) -> EnvState:
-    """The environment's state before the proof of an atom, one row."""
-    label = torch.tensor([True], device=atom.device)
+def _initial_state(cfg: Config, world: World, atoms: Tensor) -> EnvState:
+    """The environment's state before the proofs of atoms, [B, W]."""
     return prover_env.initial_state(
         cfg.env.cfg,
         world,
-        atom[None].to(torch.int32),
-        label,
+        atoms.to(torch.int32),
+        torch.ones(len(atoms), dtype=torch.bool, device=atoms.device),
     )
 
 
 def _choice_probabilities(
     cfg: Config, world: World, params: Params, state: EnvState
 ) -> Tensor:
-    """The policy's probability of each successor of a one-row state, [S]."""
+    """The policy's probability of each successor, [B, S]."""
     observation = cfg.env.observe(cfg.env.cfg, world, state)
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)
-    return torch.softmax(output.logits, -1)[0, :-1]
+    return torch.softmax(output.logits, -1)[:, :-1]
 
 
 def _to_tuple(atom: Tensor) -> Atom:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from funcppo.evaluation.beam_search import (
 from funcppo.evaluation.ranking import (
     RankedRows,
     RankingProtocol,
+    ScorerBySide,
     ranked_sides,
     selection_metric,
     stratified_sample,
@@ -120,7 +121,7 @@ def validation_quality(
             on_progress=on_progress,
         )
     on_progress(0, len(run.valid_evidence.queries))
-    return _summarise(run, _rank_by_evidence(run, run.questions, params))
+    return summarise(run, _rank_by_evidence(run, run.questions, params))
 
 
 def evidence_quality(
@@ -128,7 +129,7 @@ def evidence_quality(
 ) -> ValidQuality:
     """How well weights of evidence rank the queries of a validation."""
     ranked = _rank_by_evidence(run, setup, params)
-    metrics = _summarise(run, ranked)
+    metrics = summarise(run, ranked)
     return ValidQuality(
         metrics[selection_metric(run.task)],
         rank_metrics.expected_reciprocal_ranks(ranked.counts),
@@ -175,7 +176,8 @@ def evaluate_policy(
     """
     ranking.check_split(run.task, split, ranking_protocol)
     scorer = run_policy_scorer(run, params, score or run.score, on_progress)
-    return _evaluate_scorer(run, scorer, split, ranking_protocol)
+    ranked = ranking.rank_split(run.task, split, scorer, ranking_protocol)
+    return summarise(run, ranked)
 
 
 def evaluate_scores(
@@ -193,30 +195,69 @@ def evaluate_scores(
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
+    parts: dict[str, list[RankedRows]] = {}
+    auc: dict[str, float] = {}
+    for name, ranked in iter_rankings(
+        run, split, protocol, rule_scores, on_phase
+    ):
+        parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
+        if run.task.is_countries:  # which are ranked in one part
+            auc[name] = ranking.auc_pr(ranked)
+    return {
+        name: summarise_parts(run, of_name, auc.get(name))
+        for name, of_name in parts.items()
+    }
+
+
+def summarise_parts(
+    run: Run, parts: Sequence[RankedRows], auc: float | None
+) -> dict[str, Any]:
+    """The metrics of the parts of a ranking.
+
+    Args:
+      auc: the area under the precision-recall curve; None but for Countries.
+    """
+    predicates = list(run.task.dataset.predicates)
+    metrics = ranking.summarise_rows(parts, predicates)
+    return metrics if auc is None else metrics | {"auc_pr": auc}
+
+
+def iter_rankings(
+    run: Run,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    rule_scores: Sequence[str],
+    on_phase: PhaseCallback = ignore_phase,
+) -> Iterator[tuple[str, ranking.Ranking]]:
+    """Yield the rankings that `evaluate_scores` summarises, with the name of the score, the trained policy last.
+
+    A ranking is of the whole split, or where answers are derived by query of a part of it: the same parts for all
+    scores, in the same order.
+
+    Args:
+      rule_scores: names that `scorers.make_untrained_scorer` takes.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
     ranking.check_split(run.task, split, protocol)
     if run.questions is not None and not _has_facts(run, split):
-        return _evaluate_by_evidence(
-            run, split, protocol, rule_scores, on_phase
-        )
+        scorer_of = _evidence_scorers(run, rule_scores, on_phase)
+        yield from _iter_parts(run.task, split, protocol, scorer_of)
+        return
 
-    metrics: dict[str, dict[str, Any]] = {}
     for name in rule_scores:
         on_phase(f"ranking by {name}")
         scorer = scorers.make_untrained_scorer(run.task, name)
-        metrics[name] = _evaluate_scorer(run, scorer, split, protocol)
+        yield name, ranking.rank_split(run.task, split, scorer, protocol)
     if run.questions is not None:
-        return metrics | _evaluate_by_evidence(
-            run, split, protocol, (), on_phase
-        )
+        scorer_of = _evidence_scorers(run, (), on_phase)
+        yield from _iter_parts(run.task, split, protocol, scorer_of)
+        return
     for name, params in policies(run).items():
-        metrics[name] = evaluate_policy(
-            run,
-            params,
-            split,
-            protocol,
-            on_progress=partial(on_phase, f"ranking by {name}"),
-        )
-    return metrics
+        on_progress = partial(on_phase, f"ranking by {name}")
+        policy = run_policy_scorer(run, params, run.score, on_progress)
+        yield name, ranking.rank_split(run.task, split, policy, protocol)
 
 
 def _has_facts(run: Run, split: np.ndarray) -> bool:
@@ -226,40 +267,38 @@ def _has_facts(run: Run, split: np.ndarray) -> bool:
     return bool((fixpoint.atom_height(model, atoms) == 0).any())
 
 
-def _evaluate_by_evidence(
-    run: Run,
-    split: np.ndarray,
-    protocol: RankingProtocol,
-    rule_scores: Sequence[str],
-    on_phase: PhaseCallback,
-) -> dict[str, dict[str, Any]]:
-    """The metrics of a run that learns from questions; the evidence of the split is collected once for all scores."""
+def _evidence_scorers(
+    run: Run, rule_scores: Sequence[str], on_phase: PhaseCallback
+) -> dict[str, ScorerBySide]:
+    """The scorers of a run that learns from questions, by name; evidence is collected once for all of them."""
     assert run.questions is not None, "the run learns from questions"
     judged = policies(run)
-    scorers_by_name = question_run.make_scorers(
+    made = question_run.make_scorers(
         run.task,
         run.questions,
         rule_scores,
         list(judged.values()),
         partial(on_phase, "ranking by evidence"),
     )
-    scorer_of = dict(zip((*rule_scores, *judged), scorers_by_name))
-    if run.task.answers_plan is None:
-        return {
-            name: _evaluate_scorer(run, scorer, split, protocol)
-            for name, scorer in scorer_of.items()
-        }
+    return dict(zip((*rule_scores, *judged), made))
 
-    rows: dict[str, list[RankedRows]] = {name: [] for name in scorer_of}
-    for task, queries in _iter_answered(run.task, split, protocol):
+
+def _iter_parts(
+    task: ProverTask,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    scorer_of: Mapping[str, ScorerBySide],
+) -> Iterator[tuple[str, ranking.Ranking]]:
+    """Yield the rankings of a split by some scorers; of its parts, where answers are derived by query."""
+    parts = [(task, split)]
+    if task.answers_plan is not None:
+        parts = _iter_answered(task, split, protocol)
+    for answered, queries in parts:
         for name, scorer in scorer_of.items():
-            ranked = ranking.rank_split(task, queries, scorer, protocol)
-            rows[name].append(ranking.ranked_rows(ranked))
-    predicates = list(run.task.dataset.predicates)
-    return {
-        name: ranking.summarise_rows(parts, predicates)
-        for name, parts in rows.items()
-    }
+            yield (
+                name,
+                ranking.rank_split(answered, queries, scorer, protocol),
+            )
 
 
 def _iter_answered(
@@ -279,18 +318,7 @@ def _iter_answered(
         size = max(1, size * MAX_CHUNK_ANSWERS // max(n_derived, 1))
 
 
-def _evaluate_scorer(
-    run: Run,
-    scorer: ranking.Scorer | ranking.ScorerBySide,
-    split: np.ndarray,
-    protocol: RankingProtocol,
-) -> dict[str, Any]:
-    """The ranking metrics of a scorer on a split."""
-    ranked = ranking.rank_split(run.task, split, scorer, protocol)
-    return _summarise(run, ranked)
-
-
-def _summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
+def summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
     """The metrics of a ranking, for Countries also "auc_pr"."""
     return ranking.summarise_ranking(
         ranked,
@@ -398,6 +426,14 @@ def count_test_queries(run: Run) -> int:
         factor * question_run.MAX_TEST_FIRINGS,
         factor * question_run.MAX_TEST_ROWS,
     )
+
+
+def test_rows(run: Run) -> np.ndarray:
+    """The rows of test that the end of a run ranks: as many as there is time for, evenly over relations."""
+    test = run.task.dataset.test
+    if not len(test):
+        return np.arange(0)
+    return stratified_sample(test, count_test_queries(run))
 
 
 def max_validation_successors(task: ProverTask) -> int:

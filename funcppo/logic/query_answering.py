@@ -61,6 +61,20 @@ class RuleInstance(NamedTuple):
     inequalities: tuple[Inequality, ...]
 
 
+class FailedRule(NamedTuple):
+    """A rule whose head matches an atom that it does not derive."""
+
+    rule: int
+    goals: tuple[Atom, ...]  # the first of its body that nothing satisfies
+
+
+class FailedRules(NamedTuple):
+    """Why no rule derives an atom."""
+
+    rules: list[FailedRule]  # the first ones that match
+    n_matching: int  # rules whose head matches the atom
+
+
 # -- the verdict
 
 
@@ -245,6 +259,30 @@ def matching_rules(
             instance = substitute_rule(rule, unifier)
             instances.append(RuleInstance(instance, tuple(inequalities)))
     return instances
+
+
+def failed_rules(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    atom: Atom,
+    *,
+    object_identity: bool,
+    n_rules: int,
+) -> FailedRules:
+    """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies.
+
+    Args:
+      model: without the atom, up to a step before the greatest height.
+      atom: padded to the width of the knowledge base.
+      n_rules: the most rules to list.
+    """
+    matching = matching_rules(kb, sizes, atom, object_identity=object_identity)
+    rules = [
+        FailedRule(instance.rule.id, unsatisfied_prefix(model, instance))
+        for instance in matching[:n_rules]
+    ]
+    return FailedRules(rules, len(matching))
 
 
 def unsatisfied_prefix(

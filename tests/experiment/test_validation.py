@@ -14,7 +14,7 @@ from funcppo.experiment import (
     run_start,
     validation,
 )
-from funcppo.logic.triple_index import HEAD
+from funcppo.logic.triple_index import HEAD, TAIL
 from tests.experiment.runs import CONFIG
 
 
@@ -155,3 +155,24 @@ def test_validation_queries_are_a_fixed_sample(run):
     assert {tuple(query) for query in first} <= {
         tuple(query) for query in data.load("countries_s1").valid
     }
+
+
+def test_test_rows_are_all_rows_of_a_run_that_searches_proofs(run):
+    test = run.task.dataset.test
+    assert validation.test_rows(run).tolist() == list(range(len(test)))
+
+
+def test_a_run_without_test_has_no_test_rows(run):
+    dataset = replace(run.task.dataset, test=run.task.dataset.test[:0])
+    without = replace(run, task=replace(run.task, dataset=dataset))
+    assert not len(validation.test_rows(without))
+
+
+def test_rankings_are_those_that_are_summarised(run):
+    split, protocol = run.task.dataset.test, RankingProtocol(sides=(TAIL,))
+    names = ("max-confidence",)
+    metrics = validation.evaluate_scores(run, split, protocol, names)
+    rankings = dict(validation.iter_rankings(run, split, protocol, names))
+    assert list(rankings) == list(metrics)
+    for name, ranked in rankings.items():
+        assert validation.summarise(run, ranked) == metrics[name]

@@ -311,3 +311,21 @@ def test_a_bound_on_the_height_refutes_within_it(max_height):
         Verdict.PROVED if max_height == 3 else Verdict.REFUTED
     )
     assert len(found.model.n_atoms_after_step) <= max(max_height, 1)
+
+
+def test_failed_rules_name_what_no_atom_satisfies():
+    """path(4, 1): no edge leaves 4, so the first rule lacks its goal, and the second its first goal."""
+    found = prove(LOOP, (PATH, 4, 1))
+    assert found.verdict == Verdict.REFUTED
+    base, sizes = kb.build(**LOOP.arrays())
+    failed = query_answering.failed_rules(
+        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=5
+    )
+    assert failed.n_matching == 2
+    assert [rule for rule, _ in failed.rules] == [0, 1]
+    assert failed.rules[0].goals == ((EDGE, 4, 1),)
+    assert [goal[:2] for goal in failed.rules[1].goals] == [(PATH, 4)]
+    first = query_answering.failed_rules(
+        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=1
+    )
+    assert len(first.rules) == 1 and first.n_matching == 2

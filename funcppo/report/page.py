@@ -1,0 +1,309 @@
+"""The page of a report: one HTML file that needs no other. Needs the extra `plot`.
+
+The template escapes every value. Only the pictures, which are SVG of this package, are inserted as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from funcppo.report import figures, tables
+from funcppo.report.measurement import RunReport
+from funcppo.report.names import display
+from funcppo.report.tables import Band, Measured
+
+# rows of a table on a page
+MAX_TABLE_ROWS = 200
+SCORE_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
+TITLES = {
+    "curves": "Learning curves",
+    "ranks": "Ranks of the answers",
+    "relations": "MRR by relation",
+    "reliability": "Reliability of the probabilities",
+    "rules": "Rules",
+}
+TRAINED_BY = {
+    "questions": "questions (which of the candidates that the rules derive is the answer)",
+    "proofs": "proofs (which rules and facts prove an atom)",
+}
+
+
+class Table(NamedTuple):
+    """A table of a page."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    n_rows: int  # of the whole table, of which the first are listed
+
+
+class Section(NamedTuple):
+    """A picture with its table, or the reason why there is none."""
+
+    kind: str
+    title: str
+    svg: str
+    table: Table | None
+    problem: str
+
+
+def render(reports: Sequence[RunReport]) -> str:
+    """The page of some runs on the same data.
+
+    Args:
+      reports: of each run; the queries of the first that has some are shown.
+
+    Raises:
+      ValueError: the runs are on different data.
+    """
+    import jinja2
+
+    runs = [report.measured for report in reports]
+    tables.check_same_data(runs)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("funcppo.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["display"] = display
+    environment.filters["score"] = score_text
+    shown = next((report for report in reports if report.entries), reports[0])
+    return environment.get_template("page.html").render(
+        runs=runs,
+        first=runs[0],
+        warnings=[line for run in runs for line in _warnings(run)],
+        results=results_table(runs) if runs[0].ranked else None,
+        run_tables=[(run, _run_table(run)) for run in runs],
+        sections=[_section(kind, runs) for kind in figures.KINDS],
+        entries=shown.entries,
+        shown_run=shown.measured,
+        version=_version(),
+    )
+
+
+def _version() -> str:
+    """The version of the installed package; empty if it runs without being installed."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("funcppo")
+    return ""
+
+
+def score_text(score: float) -> str:
+    """A score with its leading digits."""
+    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
+
+
+def results_table(runs: Sequence[Measured]) -> Table:
+    """The metrics of each score: means over the runs that have it, with a standard deviation for several."""
+    names = list(dict.fromkeys(name for run in runs for name in run.ranked))
+    by_name = {
+        name: [run.ranked[name].metrics for run in runs if name in run.ranked]
+        for name in names
+    }
+    columns = [
+        column
+        for column in SCORE_COLUMNS
+        if any(
+            column in metrics for found in by_name.values() for metrics in found
+        )
+    ]
+    rows: list[tuple[str, ...]] = []
+    for name, found in by_name.items():
+        values = np.array([[m[column] for column in columns] for m in found])
+        cells = [name, *_band_cells(tables.band(values), len(found))]
+        rows.append((*cells, str(len(found))))
+    return Table(("score", *columns, "runs"), rows, len(rows))
+
+
+def _band_cells(drawn: Band, n_runs: int) -> list[str]:
+    """Means as text, with the deviation of several runs."""
+    if n_runs == 1:
+        return [f"{mean:.4f}" for mean in drawn.mean]
+    return [
+        f"{mean:.4f} ± {high - mean:.4f}"
+        for mean, high in zip(drawn.mean, drawn.high)
+    ]
+
+
+def _warnings(run: Measured) -> list[str]:
+    """What a reader must know before the numbers."""
+    lines: list[str] = []
+    if run.update < run.n_updates:
+        lines.append(
+            f"unfinished: the run stands at update {run.update:,} of {run.n_updates:,}"
+        )
+    elif not run.results:
+        lines.append("the run has not been evaluated at its end")
+    if run.best_update == 0:
+        start = (
+            "the weights that it started from (the listwise fit, or the confidences)"
+            if run.score == "evidence"
+            else "the untrained policy"
+        )
+        lines.append(
+            f"no update of PPO ranked valid better than {start}: 'trained' is what it started from"
+        )
+
+    if not run.n_test:
+        lines.append(
+            "the data have no test split: nothing is ranked, and no query is shown"
+        )
+    elif run.n_ranked < run.n_test:
+        lines.append(
+            f"{run.n_ranked:,} of {run.n_test:,} test queries are ranked, evenly over relations"
+        )
+    return [f"{display(run.name)}: {line}" for line in lines]
+
+
+def _run_table(run: Measured) -> Table:
+    """How a run was made."""
+    sizes = run.dataset
+    versions: dict[str, str] = run.results.get("versions", {})
+    rows = [
+        ("data set", display(str(sizes["name"]))),
+        (
+            "size",
+            f"{sizes['entities']:,} entities, {sizes['relations']:,} relations, {sizes['train']:,} train / "
+            f"{sizes['valid']:,} valid / {sizes['test']:,} test triples",
+        ),
+        ("rules", f"{sizes['rules']:,}, proofs up to height {sizes['height']}"),
+        (
+            "learnt from",
+            TRAINED_BY.get(run.config.learner, run.config.learner),
+        ),
+        ("score", run.score),
+        ("seed", str(run.config.seed)),
+        (
+            "updates",
+            f"{run.update:,} of {run.n_updates:,}; parameters of update {run.best_update:,}, the best on valid"
+            if sizes["valid"]
+            else f"{run.update:,} of {run.n_updates:,}; there is no valid split to choose parameters by",
+        ),
+        ("device", f"{run.config.device}, {run.config.precision} precision"),
+        (
+            "versions",
+            ", ".join(f"{k} {v}" for k, v in versions.items()) or "not known",
+        ),
+    ]
+    if "seconds" in run.results:
+        rows.append(("training time", f"{run.results['seconds']:,.0f} s"))
+
+    settings = tables.changed_settings(run)
+    rows += [
+        (f"--{name.replace('_', '-')}", display(v)) for name, v in settings
+    ]
+    return Table(("setting", "value"), rows, len(rows))
+
+
+def _section(kind: str, runs: Sequence[Measured]) -> Section:
+    """A picture of the runs with its table, or why there is none."""
+    title = TITLES[kind]
+    try:
+        picture = figures.draw(kind, runs)
+    except ValueError as error:
+        return Section(kind, title, "", None, display(str(error)))
+    svg = figures.to_inline_svg(picture, kind, title)
+    return Section(kind, title, svg, _TABLES[kind](runs), "")
+
+
+def _no_table(runs: Sequence[Measured]) -> None:
+    """Curves have too many numbers for a table."""
+
+
+def _ranks_table(runs: Sequence[Measured]) -> Table:
+    table = tables.ranks(runs)
+    columns = [
+        _band_cells(tables.band(shares), len(runs))
+        for shares in (table.untrained, table.trained)
+    ]
+    return _table(("rank", "untrained", "trained"), zip(table.bins, *columns))
+
+
+def _relations_table(runs: Sequence[Measured]) -> Table:
+    table = tables.relations(runs)
+    columns = [
+        _band_cells(tables.band(values), len(runs))
+        for values in (table.untrained, table.trained, table.ceiling)
+    ]
+    return _table(
+        ("relation", "queries and sides", "untrained", "trained", "ceiling"),
+        zip(
+            map(display, table.names),
+            (f"{n:,}" for n in table.n_rows),
+            *columns,
+        ),
+    )
+
+
+def _reliability_table(runs: Sequence[Measured]) -> Table:
+    table = tables.reliability(runs)
+    edges = [f"{low:.1f} to {high:.1f}" for low, high in _pairs(table.edges)]
+    n = table.n.sum(0)
+    rows: list[tuple[str, ...]] = []
+    for i in np.flatnonzero((table.n > 0).all(0)):
+        rows.append(
+            (
+                edges[i],
+                f"{n[i]:,}",
+                f"{table.probability[:, i].mean():.4f}",
+                f"{table.frequency[:, i].mean():.4f}",
+                f"{table.low[i]:.4f} to {table.high[i]:.4f}",
+            )
+        )
+    interval = "95 % interval" if len(runs) == 1 else "± standard deviation"
+    columns = ("probability", "candidates", "mean", "are the answer", interval)
+    return _table(columns, rows)
+
+
+def _pairs(edges: np.ndarray) -> Iterable[tuple[float, float]]:
+    """The ends of each bin."""
+    return zip(edges[:-1].tolist(), edges[1:].tolist())
+
+
+def _rules_table(runs: Sequence[Measured]) -> Table:
+    table = tables.rules(runs)
+    columns = (
+        "rule",
+        "right in train",
+        "confidence",
+        "before",
+        "after",
+        "weighed for",
+        "last step of",
+    )
+
+    rows = zip(
+        map(display, table.texts),
+        (
+            f"{s:,} of {pairs:,.0f}"
+            for s, pairs in zip(table.support, table.body_pairs)
+        ),
+        *(
+            [f"{value:.3f}" for value in values]
+            for values in (table.confidence, table.before, table.after)
+        ),
+        (f"{n:,}" for n in table.n_firings),
+        (f"{n:,}" for n in table.n_proofs),
+    )
+    return _table(columns, rows)
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    """A table with its first rows."""
+    listed = list(rows)
+    return Table(columns, listed[:MAX_TABLE_ROWS], len(listed))
+
+
+_TABLES = {
+    "curves": _no_table,
+    "ranks": _ranks_table,
+    "relations": _relations_table,
+    "reliability": _reliability_table,
+    "rules": _rules_table,
+}

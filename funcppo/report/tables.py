@@ -1,0 +1,409 @@
+"""The tables that reports and pictures show, as arrays with a row for each run.
+
+`Measured` is what one run gives; the functions make tables of the runs that are shown together. Axes: K runs, U
+updates, B bins, P relations, Q rows (a query and a side), R rules. `Band` is what is drawn of K runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from funcppo.experiment.config import RunConfig
+from funcppo.json_io import Json
+from funcppo.types import F64, I64, Bool
+
+# upper ends of the bins of ranks; a rank of tied answers is their mean
+RANK_BINS = (1, 3, 10, 30, 100, 300, 1000)
+NOT_DERIVABLE = "not derivable"
+N_PROBABILITY_BINS = 10
+# quantile of the normal distribution for an interval of 95 %
+NORMAL_95 = 1.959963984540054
+
+
+class ScoreRanks(NamedTuple):
+    """How one score ranks the rows of a split."""
+
+    rank: F64[np.ndarray, "Q"]  # mean rank of ties
+    reciprocal_rank: F64[np.ndarray, "Q"]  # its expectation over ties
+    metrics: Json  # what `funcppo evaluate` reports
+
+
+class Bins(NamedTuple):
+    """Candidates by the probability that they have."""
+
+    n: I64[np.ndarray, "B"]
+    n_right: I64[np.ndarray, "B"]  # candidates that are the answer
+    probability_sum: F64[np.ndarray, "B"]
+
+
+class RuleUse(NamedTuple):
+    """What a run makes of a rule, over the queries that are shown."""
+
+    text: str
+    support: int
+    body_pairs: float
+    before: float  # the probability that stands for it, untrained
+    after: float  # and trained
+    n_firings: int  # answers that it was weighed for
+    n_proofs: int  # proofs of answers in which it is the last step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a report needs of one run; plain numbers and texts."""
+
+    name: str
+    """Folder of the run."""
+    config: RunConfig
+    """Settings."""
+    score: str
+    """Name of the score."""
+    dataset: Json
+    """Name and sizes of the data set."""
+    data_fingerprint: str
+    """Tells data sets apart, whatever the rules."""
+    results: Json
+    """The content of results.json; empty without one."""
+    notes: tuple[str, ...]
+    """What was chosen, dropped or fallen back from, one line each."""
+    update: int
+    """Updates made."""
+    n_updates: int
+    """Updates of the whole run."""
+    best_update: int
+    """The update whose parameters are judged."""
+    metric_name: str
+    """What valid is judged by."""
+    log: tuple[Json, ...]
+    """Lines of metrics.jsonl."""
+    predicates: tuple[str, ...]
+    """Names of the relations."""
+    n_test: int
+    """Queries of the test split."""
+    n_ranked: int
+    """Those that were ranked."""
+    relation: I64[np.ndarray, "Q"]
+    """Predicate of each row, from 1."""
+    provable: Bool[np.ndarray, "Q"]
+    """Whether the rules derive the answer."""
+    ranked: dict[str, ScoreRanks]
+    """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
+    bins: Bins
+    """Candidates by the probability that the trained policy gives them."""
+    rules: tuple[RuleUse, ...]
+    """The rules that were used."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all updates were made, and the run was evaluated."""
+        return self.update >= self.n_updates and bool(self.results)
+
+    @property
+    def trained(self) -> ScoreRanks:
+        """The ranks by the trained policy, the last of its scores."""
+        return list(self.ranked.values())[-1]
+
+    @property
+    def untrained(self) -> ScoreRanks:
+        """The ranks by the policy before any training."""
+        return self.ranked[f"{self.score}, untrained"]
+
+
+class Band(NamedTuple):
+    """The mean over runs with a standard deviation on both sides; without width for one run."""
+
+    mean: F64[np.ndarray, "n"]
+    low: F64[np.ndarray, "n"]
+    high: F64[np.ndarray, "n"]
+
+
+class Curve(NamedTuple):
+    """A quantity of the metrics log, at the updates at which all runs have it."""
+
+    name: str
+    update: I64[np.ndarray, "U"]
+    value: F64[np.ndarray, "K U"]
+    n_left_out: int  # updates at which only some runs have it
+
+
+class Ranks(NamedTuple):
+    """Shares of answers by rank; the last bin holds those that the rules do not derive."""
+
+    bins: tuple[str, ...]
+    untrained: F64[np.ndarray, "K B"]
+    trained: F64[np.ndarray, "K B"]
+
+
+class Relations(NamedTuple):
+    """MRR by relation, the one with the most queries first."""
+
+    names: tuple[str, ...]
+    n_rows: I64[np.ndarray, "P"]  # queries and sides
+    untrained: F64[np.ndarray, "K P"]
+    trained: F64[np.ndarray, "K P"]
+    ceiling: F64[np.ndarray, "K P"]
+
+
+class Reliability(NamedTuple):
+    """How often candidates of a probability are the answer; NaN for a bin without any."""
+
+    edges: F64[np.ndarray, "B1"]
+    n: I64[np.ndarray, "K B"]
+    probability: F64[np.ndarray, "K B"]  # mean over the candidates of a bin
+    frequency: F64[np.ndarray, "K B"]
+    # of 95 % for one run, a standard deviation for several
+    low: F64[np.ndarray, "B"]
+    high: F64[np.ndarray, "B"]
+
+
+class Rules(NamedTuple):
+    """Rules that were used, the one with the most proofs first; means over the runs that have a rule."""
+
+    texts: tuple[str, ...]
+    n_runs: I64[np.ndarray, "R"]
+    support: I64[np.ndarray, "R"]
+    body_pairs: F64[np.ndarray, "R"]
+    confidence: F64[np.ndarray, "R"]
+    before: F64[np.ndarray, "R"]
+    after: F64[np.ndarray, "R"]
+    n_firings: I64[np.ndarray, "R"]
+    n_proofs: I64[np.ndarray, "R"]
+
+
+def check_same_data(runs: Sequence[Measured]) -> None:
+    """Check that runs can be shown together.
+
+    Raises:
+      ValueError: two are on different data.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if run.data_fingerprint != first.data_fingerprint:
+            raise ValueError(
+                f"{run.name}: expected a run on the data of {first.name} ({first.dataset['name']}), got one on "
+                f"{run.dataset['name']}, with other triples"
+            )
+
+
+def band(values: F64[np.ndarray, "K n"]) -> Band:
+    """Mean and standard deviation over runs, column by column."""
+    mean = values.mean(0)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
+    return Band(mean, mean - spread, mean + spread)
+
+
+def curve(runs: Sequence[Measured], name: str) -> Curve:
+    """A quantity of the metrics log, such as valid_metric or loss; a line without it, or with null, is no point."""
+    points = [
+        {
+            int(row["update"]): float(row[name])
+            for row in run.log
+            if row.get(name) is not None
+        }
+        for run in runs
+    ]
+    common = set.intersection(*(set(of_run) for of_run in points))
+    update = sorted(common)
+    return Curve(
+        name=name,
+        update=np.array(update, dtype=np.int64),
+        value=np.array(
+            [[of_run[u] for u in update] for of_run in points], dtype=np.float64
+        ),
+        n_left_out=len(set().union(*points)) - len(common),
+    )
+
+
+def ranks(runs: Sequence[Measured]) -> Ranks:
+    """The histogram of ranks, for runs with ranked queries."""
+    lower = (1, *(edge + 1 for edge in RANK_BINS[:-1]))
+    bins = [
+        f"{low}" if low == high else f"{low}-{high}"
+        for low, high in zip(lower, RANK_BINS)
+    ]
+    return Ranks(
+        bins=(*bins, f"> {RANK_BINS[-1]}", NOT_DERIVABLE),
+        untrained=np.stack([_rank_shares(r, r.untrained) for r in runs]),
+        trained=np.stack([_rank_shares(r, r.trained) for r in runs]),
+    )
+
+
+def _rank_shares(run: Measured, rows: ScoreRanks) -> np.ndarray:
+    """The share of rows in each bin of ranks."""
+    place = np.searchsorted(RANK_BINS, rows.rank)
+    place = np.where(run.provable, place, len(RANK_BINS) + 1)
+    counts = np.bincount(place, minlength=len(RANK_BINS) + 2)
+    return counts / len(place)
+
+
+def relations(runs: Sequence[Measured]) -> Relations:
+    """MRR by relation, for runs with ranked queries; a relation counts if all of them ranked queries of it."""
+    n_predicates = len(runs[0].predicates)
+    counts = np.stack(
+        [np.bincount(r.relation - 1, minlength=n_predicates) for r in runs]
+    )
+    n_rows = counts.min(0)
+    order = np.argsort(-n_rows, kind="stable")
+    order = order[n_rows[order] > 0]
+
+    def means(values: Sequence[np.ndarray]) -> np.ndarray:
+        sums = [
+            np.bincount(r.relation - 1, weights=v, minlength=n_predicates)
+            for r, v in zip(runs, values)
+        ]
+        return np.stack(sums)[:, order] / counts[:, order]
+
+    return Relations(
+        names=tuple(runs[0].predicates[i] for i in order),
+        n_rows=n_rows[order],
+        untrained=means([r.untrained.reciprocal_rank for r in runs]),
+        trained=means([r.trained.reciprocal_rank for r in runs]),
+        ceiling=means([r.provable.astype(np.float64) for r in runs]),
+    )
+
+
+def bin_probabilities(
+    probability: F64[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"]
+) -> Bins:
+    """Count candidates by their probability, in bins of equal width."""
+    place = (probability * N_PROBABILITY_BINS).astype(np.int64)
+    place = place.clip(0, N_PROBABILITY_BINS - 1)
+
+    def count(weights: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(place, weights, minlength=N_PROBABILITY_BINS)
+
+    return Bins(
+        n=count(),
+        n_right=count(is_right.astype(np.float64)).astype(np.int64),
+        probability_sum=count(probability),
+    )
+
+
+def wilson(
+    n_right: I64[np.ndarray, "B"], n: I64[np.ndarray, "B"]
+) -> tuple[F64[np.ndarray, "B"], F64[np.ndarray, "B"]]:
+    """The 95 % interval of a share of `n_right` among `n` independent cases; NaN where there is none.
+
+        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    Source: Wilson 1927, JASA 22.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = n_right / n
+        z2 = NORMAL_95**2 / n
+        middle = share + z2 / 2
+        width = NORMAL_95 * np.sqrt(share * (1 - share) / n + z2 / n / 4)
+        return (middle - width) / (1 + z2), (middle + width) / (1 + z2)
+
+
+def reliability(runs: Sequence[Measured]) -> Reliability:
+    """How often candidates are the answer, by their probability.
+
+    Raises:
+      ValueError: the scores of the runs are of different kinds.
+    """
+    scores = sorted({run.score for run in runs})
+    if len(scores) > 1:
+        raise ValueError(
+            f"reliability: expected runs with one kind of score, got {' and '.join(scores)}"
+        )
+    n = np.stack([run.bins.n for run in runs])
+    n_right = np.stack([run.bins.n_right for run in runs])
+    sums = np.stack([run.bins.probability_sum for run in runs])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        frequency, probability = n_right / n, sums / n
+
+    if len(runs) == 1:
+        low, high = wilson(n_right[0], n[0])
+    else:
+        _, low, high = band(frequency)
+    return Reliability(
+        edges=np.linspace(0.0, 1.0, N_PROBABILITY_BINS + 1),
+        n=n,
+        probability=probability,
+        frequency=frequency,
+        low=low,
+        high=high,
+    )
+
+
+def rules(runs: Sequence[Measured]) -> Rules:
+    """The rules that were used, by their text."""
+    uses: dict[str, list[RuleUse]] = {}
+    for run in runs:
+        for rule in run.rules:
+            uses.setdefault(rule.text, []).append(rule)
+    listed = sorted(
+        uses.values(),
+        key=lambda of_rule: (
+            -sum(use.n_proofs for use in of_rule),
+            -sum(use.n_firings for use in of_rule),
+            of_rule[0].text,
+        ),
+    )
+
+    def mean(name: str) -> np.ndarray:
+        return np.array(
+            [np.mean([getattr(u, name) for u in rule]) for rule in listed],
+            dtype=np.float64,
+        )
+
+    def total(name: str) -> np.ndarray:
+        return np.array(
+            [sum(getattr(u, name) for u in rule) for rule in listed],
+            dtype=np.int64,
+        )
+
+    support = mean("support")
+    body_pairs = mean("body_pairs")
+    return Rules(
+        texts=tuple(of_rule[0].text for of_rule in listed),
+        n_runs=np.array([len(rule) for rule in listed], dtype=np.int64),
+        support=support.astype(np.int64),
+        body_pairs=body_pairs,
+        confidence=support / np.maximum(body_pairs, 1.0),
+        before=mean("before"),
+        after=mean("after"),
+        n_firings=total("n_firings"),
+        n_proofs=total("n_proofs"),
+    )
+
+
+def to_json(value: object) -> Any:
+    """A table or a tuple of tables as JSON values; NaN is null."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    names: tuple[str, ...] = getattr(value, "_fields", ())
+    if isinstance(value, tuple) and names:
+        return {name: to_json(field) for name, field in zip(names, value)}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def changed_settings(run: Measured) -> list[tuple[str, str]]:
+    """The settings of a run that differ from the defaults, by name."""
+    default = RunConfig(dataset=run.config.dataset)
+    changed = _flat(dataclasses.asdict(run.config))
+    defaults = _flat(dataclasses.asdict(default))
+    return [
+        (name, str(value))
+        for name, value in changed.items()
+        if value != defaults[name]
+    ]
+
+
+def _flat(settings: Json, prefix: str = "") -> Json:
+    """Nested settings by their names with dots."""
+    flat: Json = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,123 @@
+"""Pictures draw the tables that they return; SVG of hostile names is well-formed and asks for nothing."""
+
+import dataclasses
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from funcppo.report import figures, tables
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(params=[1, 2], ids=["one run", "two runs"])
+def shown(request, reports):
+    return [reports[name].measured for name in ("questions", "other")][
+        : request.param
+    ]
+
+
+def equal(a, b):
+    """Whether two tables hold the same numbers."""
+    return all(
+        np.array_equal(x, y, equal_nan=True)
+        if isinstance(x, np.ndarray) and x.dtype.kind == "f"
+        else np.array_equal(x, y)
+        for x, y in zip(a, b)
+    )
+
+
+@pytest.mark.parametrize("kind", ["ranks", "relations", "reliability", "rules"])
+def test_a_picture_returns_the_table_that_it_draws(shown, kind):
+    picture = figures.draw(kind, shown)
+    assert equal(picture.table, getattr(tables, kind)(shown))
+
+
+def test_curves_draw_mean_and_band(shown):
+    picture = figures.draw("curves", shown)
+    names = [curve.name for curve in picture.table]
+    assert names == [name for name, _ in figures.CURVES]
+    axes = picture.figure.axes[0]
+    curve = picture.table[0]
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), curve.update)
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), curve.value.mean(0))
+
+
+def test_bars_of_ranks_are_the_shares(shown):
+    picture = figures.draw("ranks", shown)
+    heights = [bar.get_height() for bar in picture.figure.axes[0].patches]
+    drawn = np.concatenate(
+        [picture.table.untrained.mean(0), picture.table.trained.mean(0)]
+    )
+    np.testing.assert_allclose(heights, drawn)
+
+
+@pytest.mark.parametrize("kind", figures.KINDS)
+def test_svg_holds_hostile_names_as_text(shown, kind):
+    picture = figures.draw(kind, shown)
+    for text in (
+        figures.to_svg(picture).decode(),
+        figures.to_inline_svg(picture, kind, 'a "title" <x>'),
+    ):
+        root = ElementTree.fromstring(text)
+        tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+        assert not tags & {"script", "image", "foreignObject", "b", "metadata"}
+        for element in root.iter():
+            for key, value in element.attrib.items():
+                assert not key.lower().startswith("on")
+                assert "http" not in value
+    if kind == "relations":
+        texts = {element.text for element in root.iter(f"{SVG}text")}
+        assert {"<b>likes</b>", '$p$ "q"', "rel\\u202e x"} <= texts
+
+
+def test_inline_pictures_share_no_ids_and_have_the_colour_of_the_page(shown):
+    ids = []
+    for kind in ("ranks", "rules"):
+        text = figures.to_inline_svg(figures.draw(kind, shown), kind, "t")
+        root = ElementTree.fromstring(text)
+        own = [e.get("id") for e in root.iter() if e.get("id")]
+        assert len(set(own)) == len(own)
+        ids += own
+        links = [
+            v
+            for e in root.iter()
+            for k, v in e.attrib.items()
+            if k.endswith("href")
+        ]
+        assert links and all(link[1:] in own for link in links)
+        assert "currentColor" in text and figures.INK not in text
+    assert len(set(ids)) == len(ids)
+
+
+def test_png(shown):
+    content = figures.to_png(figures.draw("ranks", shown))
+    assert content.startswith(b"\x89PNG")
+
+
+def test_nothing_to_draw_is_an_error_of_one_line(shown):
+    run = shown[0]
+    empty = dataclasses.replace(run, log=(), ranked={}, rules=())
+    for kind, words in {
+        "curves": "expected lines in metrics.jsonl",
+        "ranks": "expected a test split",
+        "relations": "expected a test split",
+        "reliability": "expected a test split",
+        "rules": "expected test queries that rules derive",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            figures.draw(kind, [empty])
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    find = figures.importlib.util.find_spec
+    monkeypatch.setattr(
+        figures.importlib.util,
+        "find_spec",
+        lambda name: None if name == "jinja2" else find(name),
+    )
+    with pytest.raises(
+        ValueError, match=r"jinja2 \(pip install 'funcppo\[plot\]'\)"
+    ):
+        figures.check_packages()
