@@ -112,9 +112,9 @@ def prepare_run(
     if not resume:
         return _choose_run(run_config, dataset, on_phase)
 
-    _check_unchanged(folder, run_config, dataset)
-    run = build_run(with_stored_height(run_config, dataset), dataset, on_phase)
     path, damage_notes = find_checkpoint(folder)
+    _check_unchanged(path, run_config, dataset)
+    run = build_run(with_stored_height(run_config, dataset), dataset, on_phase)
     state, meta = checkpoint.restore(
         path,
         run.state,
@@ -137,18 +137,21 @@ def prepare_run(
 
 
 def _check_unchanged(
-    folder: Path, run_config: RunConfig, dataset: Dataset
+    path: Path, run_config: RunConfig, dataset: Dataset
 ) -> None:
     """Check that the data set of a run is the one that it was trained on.
+
+    Args:
+      path: of the run's checkpoint.
 
     Raises:
       ValueError: it is not; names the run, the data set and the rule file.
     """
-    expected = checkpoint.read(folder / CHECKPOINT_FILE)[1].get("fingerprint")
+    expected = checkpoint.read(path)[1].get("fingerprint")
     if expected != dataset.fingerprint:
         rules = "" if run_config.rules is None else f" or {run_config.rules}"
         raise ValueError(
-            f"{folder}: the run was trained on other data: {run_config.dataset}{rules} has changed since; expected "
+            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; expected "
             f"fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
             f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
         )
