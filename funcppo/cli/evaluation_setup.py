@@ -187,9 +187,10 @@ def prepare_evaluation(
         _check_memory(memory_limit, options.device)
     else:
         on_phase("choosing the batch size")
-        scorer, notes = _make_policy_scorer(
+        scorer, batch_notes = _make_policy_scorer(
             policy_run, score, split, memory_limit, search_stats
         )
+        notes = [*notes, *batch_notes]
         fallback_reasons = partial(
             scorers.graph_fallback_notes, policy_run.search_step
         )

@@ -151,8 +151,8 @@ def _check_unchanged(
     if expected != dataset.fingerprint:
         rules = "" if run_config.rules is None else f" or {run_config.rules}"
         raise ValueError(
-            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; expected "
-            f"fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
+            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; "
+            f"expected fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
             f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
         )
 

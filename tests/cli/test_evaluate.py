@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from funcppo.cli import common
+from funcppo.cli import common, evaluation_setup
 from funcppo.evaluation import evaluator, ranking
 from tests.cli.runner import contains, funcppo
 
@@ -54,6 +54,21 @@ def test_the_metrics_are_those_of_the_lines_in_details(
     assert proved and all(
         0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved
     )
+
+
+def test_the_notes_on_a_run_and_on_its_search_are_told(
+    trained, monkeypatch, capsys
+):
+    load = evaluation_setup.load_subject
+
+    def with_note(*args, **kwargs):
+        subject = load(*args, **kwargs)
+        return subject._replace(notes=[*subject.notes, "the run stands"])
+
+    monkeypatch.setattr(evaluation_setup, "load_subject", with_note)
+    assert funcppo(monkeypatch, "evaluate", trained, "--json", "-") == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert "the run stands" in notes
 
 
 @pytest.mark.parametrize(
