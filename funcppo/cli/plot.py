@@ -28,7 +28,7 @@ class Plot:
     runs: RunArguments
     """Folders of training runs on the same data."""
     kind: Literal["curves", "ranks", "relations", "reliability", "rules"]
-    """What is drawn."""
+    """Which of the pictures is drawn."""
     out: Annotated[str, arg(metavar="FILE")]
     """File to write, FILE.svg or FILE.png; one that exists is replaced."""
     queries: NonNegativeInt = 100

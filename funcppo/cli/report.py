@@ -33,8 +33,8 @@ class Report:
     """Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.
 
     The page is one HTML file that needs no other and asks no server. Several runs on the same data give means, with a
-    standard deviation as a band; the queries are those of the first run. Ranks, scores and proofs are those of
-    `funcppo evaluate` and `funcppo predict`.
+    standard deviation as a band; the queries are those of the first run. Ranks, scores and proofs are those of the
+    programs evaluate and predict.
 
     An unfinished run and one without a test split have a page that says so. Needs the extra `plot`.
 

@@ -28,7 +28,7 @@ METAVARS = {
     "BYTES",
     "NAME",
 }
-METAVARS |= {"all|N", "N|fixpoint", "H,R,T", "X,X,X"}
+METAVARS |= {"RUN...", "all|N", "N|fixpoint", "H,R,T", "X,X,X"}
 
 
 def read_help(text: str) -> dict[str, str]:
