@@ -42,7 +42,7 @@ class Data:
     """Describe a data set: splits and leaks between them, relations, degrees, and what the rules derive.
 
     Facts are those of train and facts.txt. Of a relation are shown the mean number of tails of a head and of heads of a
-    tail, the share of its heads that have one tail (functional), the share of its facts whose inverse it has (symmetric),
+    tail, the share of its heads that have one tail (functional), the share of facts whose inverse it has (symmetric),
     and the other relation that has most of its facts with exchanged arguments. A pair is linked if a fact has both
     entities, either way round; of train, if another fact has.
 

@@ -25,7 +25,10 @@ from funcppo.ranges import NonNegativeInt, PositiveInt
 if TYPE_CHECKING:
     from funcppo.report.measurement import RunReport
 
-RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
+RunArguments = Annotated[
+    Positional[tuple[str, ...]],
+    arg(metavar="RUN...", help_behavior_hint="(required)"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
