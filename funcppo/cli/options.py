@@ -173,6 +173,8 @@ def _default_hint(describe: Callable[[], str | None]) -> Callable[[str], str]:
     def hint(default: str) -> str:
         if "Default" in (describe() or ""):
             return ""
+        if not default:  # of arguments of which there may be several
+            return "(required)"
         return f"(default: {DEFAULT_NAMES.get(default, default)})"
 
     return hint

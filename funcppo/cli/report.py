@@ -25,10 +25,7 @@ from funcppo.ranges import NonNegativeInt, PositiveInt
 if TYPE_CHECKING:
     from funcppo.report.measurement import RunReport
 
-RunArguments = Annotated[
-    Positional[tuple[str, ...]],
-    arg(metavar="RUN...", help_behavior_hint="(required)"),
-]
+RunArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")]
 
 
 @dataclass(frozen=True, kw_only=True)
