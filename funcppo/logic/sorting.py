@@ -50,12 +50,14 @@ def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
     least, most = (int(bound) for bound in torch.aminmax(key))
     if least < 0 or most.bit_length() + position_bits > KEY_BITS:
         return SortedKeys(*torch.sort(key, stable=True))
-    position = torch.arange(len(key), dtype=torch.int64)
-    packed = sort_values(key.to(torch.int64) << position_bits | position)
-    return SortedKeys(
-        (packed >> position_bits).to(key.dtype),
-        packed & ((1 << position_bits) - 1),
-    )
+    # In place, because tables may have tens of millions of rows.
+    packed = key.numpy().astype(np.int64)
+    packed <<= position_bits
+    packed |= np.arange(len(key))
+    packed.sort()
+    order = packed & ((1 << position_bits) - 1)
+    packed >>= position_bits
+    return SortedKeys(_from_numpy(packed).to(key.dtype), _from_numpy(order))
 
 
 def argsort_floats(value: F32[Tensor, "n"]) -> I64[Tensor, "n"]:
