@@ -224,7 +224,8 @@ def keep_holdable(
     n_kept = max(1, n_kept)
     path = mined.path.with_suffix(".holdable.tsv")
     text = "\n".join([header, *lines[:n_kept], ""])
-    text = with_counts_line(text, dataset)
+    if dataset.rule_counts is not None:  # read from the other file
+        text = with_counts_line(text, dataset)
     write_atomically(path, lambda file: file.write(text.encode()))
     note = (
         f"the last {len(lines) - n_kept:,} of {len(lines):,} mined rules are left out: valid and test would need about "

@@ -1,4 +1,4 @@
-"""Sorting of integer keys: on the host by numpy, whose sort of values alone takes a tenth of the time of torch's.
+"""Sorting of integer keys: on the host by numpy, which sorts values alone much faster than torch does.
 
 A sort that must tell where each value came from packs the position into the low bits of its key, where 63 bits hold
 both.
