@@ -53,7 +53,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, required=True, help="record to write"
     )
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="timed iterations, two or more"
+    )
     parser.add_argument(
         "--work", nargs="*", default=list(WORK), choices=list(WORK)
     )

@@ -48,8 +48,12 @@ SETTINGS = {
             *("--seconds", "900"),
         ],
         [
-            *("--questions.seconds", "60", "--listwise.max-steps", "2000"),
-            *("--questions.max-firings", "80000000"),
+            *("--questions.seconds", "120", "--listwise.max-steps", "3000"),
+            *("--questions.max-firings", "160000000"),
+            *("--listwise.n-epochs", "6", "--listwise.max-gradients", "2e9"),
+            *("--n-validation-queries", "3034", "--steps", "20480"),
+            *("--prover.max-height", "1", "--prover.smoothing", "5"),
+            *("--prover.object-identity", "False"),
         ],
     ),
 }

@@ -18,11 +18,12 @@ from funcppo.prover.aggregation import AggregationConfig
 from funcppo.prover.question_config import ListwiseConfig
 from funcppo.prover.questions import PolicyConfig, QuestionWorld
 
-# firings and links whose gradients the listwise fits take together, about 80 seconds on one core
+# firings and links whose gradients the listwise fits take together where the user sets no bound, about 80 seconds on one
+# core
 MAX_FIT_FIRINGS = 5e7
 # weighed firings of PPO in a run whose steps are not set, about a minute or two on one core
 MAX_PPO_FIRINGS = 6e8
-# how much more of both a GPU does in the same time
+# how much more of both, and of the evidence of a validation, a GPU does in the same time
 GPU_FACTOR = 16
 # what the gradient of a firing costs, in forward passes
 GRADIENT_COST = 3
@@ -61,7 +62,9 @@ def plan_fit(
         / WEIGHTS_PER_GRADIENT
         for uses_degrees in degrees
     }
-    budget = work_factor(world.question.device) * MAX_FIT_FIRINGS
+    budget = cfg.max_gradients or (
+        work_factor(world.question.device) * MAX_FIT_FIRINGS
+    )
     most = budget / len(degrees)
     if len(degrees) > 1 and n_epochs * cost_of_steps[True] > most:
         n_weights = _n_weights(policy.aggregation, True)
@@ -79,7 +82,7 @@ def plan_fit(
     n_within = max(1, int(budget / max(cost, 1)))
     if n_within < n_epochs:
         n_epochs = n_within
-        reason = f"the time of {budget:.0e} gradients of firings"
+        reason = f"the time of {budget:.0e} gradients of firings (--listwise.max-gradients)"
     if n_epochs < cfg.n_epochs:
         notes.append(
             f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"

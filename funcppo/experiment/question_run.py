@@ -32,7 +32,8 @@ from funcppo.prover.questions import Params, PolicyConfig, QuestionWorld
 from funcppo.prover.task import PhaseCallback, ProverTask, with_answers
 from funcppo.types import F64
 
-# firings of the valid queries that every validation scores, about 35 bytes each
+# firings of the valid queries that every validation scores, about 35 bytes each; a GPU holds more of both, by
+# `question_bounds.GPU_FACTOR`
 MAX_VALID_FIRINGS = 4_000_000
 # rows that joins make for them, a minute or less on one core
 MAX_VALID_ROWS = 100_000_000

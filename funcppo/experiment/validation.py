@@ -456,20 +456,18 @@ def with_valid_evidence(run: Run) -> Run:
         return run
     queries = validation_queries(run)
     sides = ranked_sides(run.task)
+    factor = question_bounds.work_factor(setup.facts.degree.device)
+    max_firings = factor * question_run.MAX_VALID_FIRINGS
+    max_rows = factor * question_run.MAX_VALID_ROWS
     n_queries = evidence_ranking.count_queries_within(
-        run.task,
-        setup.facts,
-        queries,
-        sides,
-        question_run.MAX_VALID_FIRINGS,
-        question_run.MAX_VALID_ROWS,
+        run.task, setup.facts, queries, sides, max_firings, max_rows
     )
 
     notes: list[str] = []
     if n_queries < len(queries):
         notes = [
             f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would have over "
-            f"{question_run.MAX_VALID_FIRINGS:,} firings or {question_run.MAX_VALID_ROWS:,} rows of joins"
+            f"{max_firings:,} firings or {max_rows:,} rows of joins"
         ]
         run = dataclasses.replace(run, n_validation_queries=n_queries)
         queries = validation_queries(run)

@@ -70,6 +70,9 @@ def test_the_firings_and_links_bound_the_epochs(collected, monkeypatch):
     assert both.cfg.n_epochs == 1 and both.degrees == (False, True)
     monkeypatch.setattr(question_bounds, "MAX_FIT_FIRINGS", 1)
     assert plan(collected, cfg).cfg.n_epochs == 1
+    # A bound that the user sets takes its place.
+    set_bound = replace(cfg, max_gradients=bound)
+    assert plan(collected, set_bound).cfg.n_epochs == 3
 
 
 def test_degrees_are_not_weighed_where_moving_their_weights_takes_long(
