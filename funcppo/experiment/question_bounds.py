@@ -18,8 +18,7 @@ from funcppo.prover.aggregation import AggregationConfig
 from funcppo.prover.question_config import ListwiseConfig
 from funcppo.prover.questions import PolicyConfig, QuestionWorld
 
-# firings and links whose gradients the listwise fits take together where the user sets no bound, about 80 seconds on one
-# core
+# firings and links whose gradients the listwise fits take together if no bound is set, about 80 seconds on one core
 MAX_FIT_FIRINGS = 5e7
 # weighed firings of PPO in a run whose steps are not set, about a minute or two on one core
 MAX_PPO_FIRINGS = 6e8

@@ -37,6 +37,7 @@ from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
+from funcppo.runtime.reasons import FailureCode
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
 
 # it imports Dynamo, which the evaluation of a run does without
@@ -123,7 +124,9 @@ def prepare_train_step(
     record = with_capture(record, captured)
     if is_short:
         reason = "compiling would take longer than it saves (--strategy one-graph compiles)"
-        record = dataclasses.replace(record, skip_reason=reason)
+        record = dataclasses.replace(
+            record, skip_reason=reason, skip_code=FailureCode.SHORT_RUN
+        )
     return captured, record
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.runtime.protocols import ReplayMode
+from funcppo.runtime.reasons import FallbackCode
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -40,7 +41,13 @@ _reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
 
 
 class CaptureError(RuntimeError):
-    """A function cannot be captured; the message says why."""
+    """A function cannot be captured; the message says why, and so does a stable code."""
+
+    def __init__(
+        self, message: str, code: FallbackCode = FallbackCode.OTHER
+    ) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class StateMismatchError(CaptureError):
@@ -66,6 +73,7 @@ class CapturedStep(Generic[State, Output]):
     # "none": the function is called, and its new state copied over the buffers
     replay_mode: ReplayMode
     fallback_reason: str  # why the step is no CUDA graph; empty if it is one
+    fallback_code: FallbackCode | None  # the same as a code; None if it is one
     n_graphs: int  # CUDA graphs recorded
     # time to record, without the warm-up and its compilations; 0 if nothing was recorded
     capture_ms: float
@@ -106,30 +114,31 @@ def capture(
       CaptureError: `fn` returns a state of other shapes than it was given; or `strict`, and no graph can be captured.
     """
     buffers = _clone_contiguous(state)
-    reason = (
+    reason, code = (
         _reason_against_graph(tree.leaves(buffers))
         if use_cuda_graph
-        else "disabled by use_cuda_graph=False"
+        else ("disabled by use_cuda_graph=False", FallbackCode.DISABLED)
     )
 
-    if not reason:
+    if code is None:
         try:
             return _capture_cuda_graph(fn, buffers)
         except StateMismatchError:
             raise
         except Exception as error:
-            reason = _root_cause(error)
+            reason, code = _root_cause(error)
             # A broken capture may have spoilt the pool and the buffers: start from new ones.
             _memory_pools.pop(torch.cuda.current_device(), None)
             buffers = _clone_contiguous(state)
 
     if strict:
-        raise CaptureError(reason)
+        raise CaptureError(reason, code)
     return CapturedStep(
         state=buffers,
         step=partial(_call_and_write_back, fn, buffers),
         replay_mode="none",
         fallback_reason=reason,
+        fallback_code=code,
         n_graphs=0,
         capture_ms=0.0,
         fn=fn,
@@ -162,17 +171,20 @@ def _clone_contiguous(state: State) -> State:
     )
 
 
-def _reason_against_graph(leaves: list[Tensor]) -> str:
-    """Why a CUDA graph is not even tried; empty if it may be."""
+def _reason_against_graph(
+    leaves: list[Tensor],
+) -> tuple[str, FallbackCode | None]:
+    """Why a CUDA graph is not even tried, as text and as code; empty and None if it may be."""
     if _reasons_to_stay_eager:
-        return _reasons_to_stay_eager[-1]
+        return _reasons_to_stay_eager[-1], FallbackCode.DISABLED
     devices = {leaf.device for leaf in leaves}
     if not any(device.type == "cuda" for device in devices):
-        return "no CUDA tensor in the state"
+        return "no CUDA tensor in the state", FallbackCode.NO_GPU
     if len(devices) > 1:
         names = ", ".join(sorted(str(device) for device in devices))
-        return f"the state lies on several devices: {names}"
-    return ""
+        reason = f"the state lies on several devices: {names}"
+        return reason, FallbackCode.SEVERAL_DEVICES
+    return "", None
 
 
 def _capture_cuda_graph(
@@ -204,6 +216,7 @@ def _capture_cuda_graph(
         step=partial(_replay_graph, graph, out, (fn, buffers)),
         replay_mode="cuda-graph",
         fallback_reason="",
+        fallback_code=None,
         n_graphs=1,
         capture_ms=capture_ms,
         fn=fn,
@@ -228,7 +241,7 @@ def _captured_region(fn: PureStep[State, Output], buffers: State) -> Output:
         return _write_back(buffers, new_state, out)
     except Exception as error:
         # Explained here, because the end of a broken capture raises another error.
-        raise CaptureError(_explain(error)) from error
+        raise CaptureError(_explain(error), _code_of(error)) from error
 
 
 def _call_and_write_back(fn: PureStep[State, Output], buffers: State) -> Output:
@@ -305,27 +318,51 @@ def _check_capturable(buffers: State, new_state: State, out: object) -> None:
         if leaf.device != device:
             raise CaptureError(
                 f"output {name}: expected a tensor on {device}, got one on {leaf.device}; "
-                "a graph cannot write to the host"
+                "a graph cannot write to the host",
+                FallbackCode.CPU_TENSOR,
             )
 
 
-def _root_cause(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> tuple[str, FallbackCode]:
     """The first failure, explained: the end of a broken capture raises an error of its own on top of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CaptureError):
         cause = cause.__context__
-    return str(cause) if cause is not None else _explain(error)
+    if cause is None:
+        return _explain(error), _code_of(error)
+    return str(cause), cause.code
+
+
+def _code_of(error: BaseException) -> FallbackCode:
+    """The code of an exception in a warm-up or a capture."""
+    line = _first_line(error)
+    if isinstance(error, CaptureError):
+        return error.code
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return FallbackCode.OUT_OF_MEMORY
+    if _is_about_a_generator(line):
+        return FallbackCode.GENERATOR
+    return (
+        FallbackCode.HOST_SYNC
+        if "captur" in line.lower()
+        else FallbackCode.OTHER
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _is_about_a_generator(line: str) -> bool:
+    return "enerator" in line or "offset increment" in line.lower()
 
 
 def _explain(error: BaseException) -> str:
     """One line that says what cannot be captured, and where in the user's code."""
-    lines = str(error).strip().splitlines()
-    line = lines[0] if lines else ""
-    is_generator_error = (
-        "enerator" in line or "offset increment" in line.lower()
-    )
+    line = _first_line(error)
     is_capture_error = "captur" in line.lower()
-    if is_generator_error:
+    if _is_about_a_generator(line):
         line = f"it draws from a torch.Generator that the graph does not know ({line})"
     elif is_capture_error:
         line = f"it waits for the GPU, or copies from or to the host ({line})"

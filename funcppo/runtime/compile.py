@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime import parallel_compile, stacked
+from funcppo.runtime import parallel_compile, reasons, stacked
 from funcppo.runtime.compile_cache import (
     CachedFunction,
     InductorOptions,
@@ -49,6 +49,7 @@ from funcppo.runtime.protocols import (
     TrainingParts,
     TrainingState,
 )
+from funcppo.runtime.reasons import FailureCode, FallbackCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
@@ -84,6 +85,7 @@ class Failure:
     error_type: str  # class of the exception
     message: str  # first line of its text
     torch_version: str
+    code: FailureCode = FailureCode.OTHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +102,9 @@ class StrategyRecord:
     replay_mode: ReplayMode = "none"
     # why faster strategies were not tried; empty if all were
     skip_reason: str = ""
+    skip_code: FailureCode | None = None  # the same as a code
+    # why a step on a GPU is not replayed; None if it is, and on a CPU
+    fallback_code: FallbackCode | None = None
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -221,6 +226,7 @@ def select_strategy(
             device=str(state.key.device),
             backend=backend,
             skip_reason=skip_reason,
+            skip_code=FailureCode.DISABLED if skip_reason else None,
         )
 
     skip_reason = _reason_to_stay_eager(strategy)
@@ -263,18 +269,20 @@ def with_capture(
     record: StrategyRecord, captured: CaptureOutcome
 ) -> StrategyRecord:
     """The record of a strategy, extended by how its step is replayed, and why not as a CUDA graph if it is on a GPU."""
-    failures = record.failures
     if captured.replay_mode == "none" and record.device.startswith("cuda"):
         failure = Failure(
             name="cuda-graph",
             error_type="CaptureError",
             message=captured.fallback_reason,
             torch_version=torch.__version__,
+            code=FailureCode.NOT_CAPTURED,
         )
-        failures = (*failures, failure)
-    return dataclasses.replace(
-        record, replay_mode=captured.replay_mode, failures=failures
-    )
+        record = dataclasses.replace(
+            record,
+            failures=(*record.failures, failure),
+            fallback_code=captured.fallback_code,
+        )
+    return dataclasses.replace(record, replay_mode=captured.replay_mode)
 
 
 def _reason_to_stay_eager(strategy: str) -> str:
@@ -678,4 +686,5 @@ def _failure(name: str, error: Exception) -> Failure:
         error_type=type(error).__name__,
         message=lines[0] if lines else "",
         torch_version=torch.__version__,
+        code=reasons.failure_code(error),
     )

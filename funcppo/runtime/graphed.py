@@ -270,10 +270,12 @@ def capture_loop_bodies(
 
     reasons = scan.fallback_reasons()
     captures = scan.captures()
+    codes = [body.fallback_code for body in captures if body.fallback_code]
     return dataclasses.replace(
         captured,
         replay_mode="none" if reasons else "cuda-graph-per-loop-body",
         fallback_reason="; ".join(reasons),
+        fallback_code=codes[0] if codes else None,
         n_graphs=sum(body.n_graphs for body in captures),
         capture_ms=sum(body.capture_ms for body in captures),
     )

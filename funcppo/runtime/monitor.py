@@ -17,7 +17,7 @@ import logging
 import statistics
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -32,8 +32,9 @@ from torch._dynamo.callback import (
 from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
 from funcppo import tree
-from funcppo.runtime import compile_cache
+from funcppo.runtime import compile_cache, reasons
 from funcppo.runtime.protocols import CaptureOutcome
+from funcppo.runtime.reasons import FallbackCode
 
 # most recent times of each name that count in its median
 TIMING_WINDOW_SIZE = 512
@@ -97,6 +98,7 @@ class Monitor(logging.Handler):
         # why CUDAGraph Trees ran graphs without recording them
         self.cudagraph_skip_reasons: list[str] = []
         self.fallback_reason = ""  # why the step in use is no CUDA graph
+        self.fallback_code: FallbackCode | None = None  # the same as a code
         self._times: dict[str, deque[float | _GpuInterval]] = {}
         self._addresses: dict[str, int] = {}
         self._warmup_counts = _Counts(0, 0, 0)
@@ -187,6 +189,7 @@ class Monitor(logging.Handler):
     def record_capture(self, captured: CaptureOutcome) -> None:
         """Count the graphs of a captured step, and store why it is none."""
         self.fallback_reason = captured.fallback_reason
+        self.fallback_code = captured.fallback_code
         self.cudagraph_recordings += captured.n_graphs
         if captured.n_graphs:
             self._times_of("capture").append(captured.capture_ms)
@@ -268,6 +271,14 @@ class Monitor(logging.Handler):
             f"{n_recordings + n_rerecordings} times after its first iteration, which costs seconds each time{reason}"
         )
 
+    def recompile_codes(self) -> dict[str, int]:
+        """How often functions were compiled again, by code."""
+        return Counter(map(reasons.recompile_code, self.recompile_reasons))
+
+    def cudagraph_skip_codes(self) -> dict[str, int]:
+        """How often CUDAGraph Trees recorded nothing, by code."""
+        return Counter(map(reasons.skip_code, self.cudagraph_skip_reasons))
+
     def report(self) -> dict[str, object]:
         """All counts, median times and recent reasons, as `metrics.jsonl` and `--log-compiles` show them."""
         self.poll()
@@ -285,13 +296,16 @@ class Monitor(logging.Handler):
             report["recompile_reasons"] = self.recompile_reasons[
                 -N_REPORTED_REASONS:
             ]
+            report["recompile_codes"] = self.recompile_codes()
         if self.cudagraph_skip_reasons:
             report["cudagraph_skip_reasons"] = self.cudagraph_skip_reasons[
                 -N_REPORTED_REASONS:
             ]
+            report["cudagraph_skip_codes"] = self.cudagraph_skip_codes()
         if compile_cache.uncached_reasons:
             report["uncached_reasons"] = dict(compile_cache.uncached_reasons)
         report["fallback_reason"] = self.fallback_reason
+        report["fallback_code"] = self.fallback_code
         return report
 
 

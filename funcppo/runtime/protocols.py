@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
+from funcppo.runtime.reasons import FallbackCode
+
 Result = TypeVar("Result", covariant=True)
 
 
@@ -170,6 +172,11 @@ class CaptureOutcome(Protocol):
     @property
     def fallback_reason(self) -> str:
         """Why the step is no CUDA graph; empty if it is one."""
+        ...
+
+    @property
+    def fallback_code(self) -> FallbackCode | None:
+        """The same as a code; None if the step is one."""
         ...
 
     @property

@@ -1,0 +1,107 @@
+"""Codes of reasons: from the texts and exceptions that PyTorch raises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from funcppo.runtime import reasons
+from funcppo.runtime.capture import CaptureError
+from funcppo.runtime.equivalence import EquivalenceError
+from funcppo.runtime.reasons import FailureCode, RecompileCode, SkipCode
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "skipping cudagraphs due to mutated inputs (3 instances)",
+            SkipCode.MUTATED_INPUTS,
+        ),
+        (
+            "skipping cudagraphs due to cpu device (arg1_1)",
+            SkipCode.CPU_OPERATOR,
+        ),
+        (
+            "skipping cudagraphs due to multiple devices: cuda:0, cuda:1",
+            SkipCode.SEVERAL_DEVICES,
+        ),
+        (
+            "skipping cudagraphs due to graph with symbolic shapes inputs",
+            SkipCode.DYNAMIC_SHAPES,
+        ),
+        ("skipping cudagraphs due to unbacked symint", SkipCode.DYNAMIC_SHAPES),
+        (
+            "disabling cudagraphs due to incompatible op aten.nonzero",
+            SkipCode.INCOMPATIBLE_OPERATOR,
+        ),
+        ("skipping cudagraphs due to bisector", SkipCode.OTHER),
+    ],
+)
+def test_a_skipped_graph_has_the_code_of_its_reason(text, code):
+    assert reasons.skip_code(text) is code
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "tensor 'x' size mismatch at index 0. expected 3, actual 4",
+            RecompileCode.SHAPE,
+        ),
+        (
+            "tensor 'x' dtype mismatch. expected Float, actual Double",
+            RecompileCode.DTYPE,
+        ),
+        (
+            "tensor 'x' requires_grad mismatch. expected requires_grad=0",
+            RecompileCode.GRAD_MODE,
+        ),
+        ("GLOBAL_STATE changed: grad_mode ", RecompileCode.GRAD_MODE),
+        ("n == 3", RecompileCode.VALUE),
+        ("", RecompileCode.OTHER),
+    ],
+)
+def test_a_recompilation_has_the_code_of_its_guard(text, code):
+    assert reasons.recompile_code(text) is code
+
+
+def test_real_recompilations_have_a_code():
+    from funcppo.runtime.monitor import Monitor
+
+    torch._dynamo.reset()
+    with Monitor() as monitor:
+        compiled = torch.compile(
+            lambda x: x + 1, backend="eager", dynamic=False
+        )
+        for x in (torch.zeros(2), torch.zeros(3), torch.zeros(2).double()):
+            compiled(x)
+        report = monitor.report()
+    assert report["recompile_codes"] == {"shape": 1, "dtype": 1}
+
+
+def unsupported() -> BaseException:
+    try:
+        torch.compile(
+            lambda x: torch._dynamo.graph_break() or x,
+            backend="eager",
+            fullgraph=True,
+        )(torch.zeros(1))
+    except Exception as error:
+        return error
+    raise AssertionError("a graph break is an error under fullgraph")
+
+
+def test_a_failure_has_the_code_of_its_exception():
+    codes = {
+        FailureCode.WRONG_RESULT: EquivalenceError(""),
+        FailureCode.NOT_CAPTURED: CaptureError(""),
+        FailureCode.OUT_OF_MEMORY: torch.cuda.OutOfMemoryError(""),
+        FailureCode.UNSUPPORTED: unsupported(),
+        FailureCode.COMPILER_ERROR: torch._inductor.exc.LoweringException(
+            ValueError(""), "target", (), {}
+        ),
+        FailureCode.OTHER: KeyError(""),
+    }
+    for code, error in codes.items():
+        assert reasons.failure_code(error) is code
