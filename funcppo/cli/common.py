@@ -14,9 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
+
+# PyTorch takes seconds to import, and --help does not wait for it.
+if TYPE_CHECKING:
+    from funcppo.experiment.telemetry import Exporter
 
 # version of the keys in results.json and in the output of every --json; 1 had no version
 JSON_FORMAT = 2
@@ -165,6 +169,26 @@ def graphs_allowed(graphs: Literal["auto", "off"]) -> Iterator[None]:
 
     with without_cuda_graphs("turned off by --graphs off"):
         yield
+
+
+@contextmanager
+def metrics_exported(
+    port: int | None, file: str | None, program: str
+) -> Iterator[Exporter | None]:
+    """Export metrics of a program meanwhile, as --metrics-port and --metrics-file ask for; None if they do not.
+
+    Raises:
+      ValueError: the port is taken, or prometheus-client is missing.
+    """
+    if port is None and file is None:
+        yield None
+        return
+
+    from funcppo.experiment import telemetry
+
+    path = Path(file) if file else None
+    with telemetry.export(port, path, program) as exporter:
+        yield exporter
 
 
 def set_threads(n_threads: int) -> None:

@@ -16,6 +16,7 @@ from funcppo.cli.common import (
     check_overwrites,
     defer_interrupt,
     graphs_allowed,
+    metrics_exported,
     write_json,
 )
 from funcppo.cli.console import (
@@ -33,6 +34,8 @@ from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
     JsonOutput,
+    MetricsFile,
+    MetricsPort,
     OptionalFile,
     TargetArgument,
 )
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from funcppo.data import Dataset
     from funcppo.evaluation.evaluator import Evaluator
     from funcppo.evaluation.result_log import Record, ResultLog
+    from funcppo.experiment.telemetry import Exporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,10 @@ class Evaluate:
     """Include a proof of each proved answer in the --details FILE. Default: on."""
     all_scores: bool = False
     """Include the scores of all scored candidates in the --details FILE. Default: off."""
+    metrics_port: MetricsPort = None
+    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: no."""
+    metrics_file: MetricsFile = None
+    """Write the same metrics to FILE, every second or at the next queries after it. Default: no."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -126,10 +134,16 @@ class Evaluate:
           The exit status.
         """
         self._check_outputs()
-        with lock_output(self.details), graphs_allowed(self.graphs):
-            return self._run()
+        with (
+            lock_output(self.details),
+            graphs_allowed(self.graphs),
+            metrics_exported(
+                self.metrics_port, self.metrics_file, "evaluate"
+            ) as exporter,
+        ):
+            return self._run(exporter)
 
-    def _run(self) -> int:
+    def _run(self, exporter: Exporter | None) -> int:
         """Rank with a --details FILE that no other process writes; the exit status."""
         from funcppo.runtime import memory
 
@@ -148,7 +162,9 @@ class Evaluate:
         rows = self._query_rows(evaluator.task.dataset)
         log = self._open_log(setup)
         with defer_interrupt() as interrupt:
-            records = self._rank(evaluator, rows, log, console, interrupt)
+            records = self._rank(
+                evaluator, rows, log, console, interrupt, exporter
+            )
 
         n_sides = len(evaluator.protocol.sides)
         n_done = len(records) // n_sides
@@ -165,6 +181,8 @@ class Evaluate:
 
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
+        if exporter:
+            exporter.telemetry.finish()
         write_json(self.json, result)
         self._print_result(console, setup, result)
         return 0
@@ -173,7 +191,11 @@ class Evaluate:
         """Check the files to write, before any work."""
         from funcppo.evaluation import result_log
 
-        outputs = [("--json", self.json), ("--details", self.details)]
+        outputs = [
+            ("--json", self.json),
+            ("--details", self.details),
+            ("--metrics-file", self.metrics_file),
+        ]
         if self.details is not None:
             settings_path = result_log.settings_path(Path(self.details))
             outputs.append(("--details", str(settings_path)))
@@ -226,6 +248,7 @@ class Evaluate:
         log: ResultLog | None,
         console: Console,
         interrupt: Interrupt,
+        exporter: Exporter | None,
     ) -> list[Record]:
         """The records of all queries, or of those ranked before an interrupt."""
         import numpy as np
@@ -253,7 +276,12 @@ class Evaluate:
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
-                n_scored += sum(record["n_scored"] for record in query)
+                n_scored_now = sum(record["n_scored"] for record in query)
+                n_scored += n_scored_now
+                if exporter:
+                    exporter.telemetry.record_ranked(len(query), n_scored_now)
+                    exporter.telemetry.record_memory()
+                    exporter.write()
                 note = _speed_text(n_scored, start)
                 n_done = len(records) // n_sides
                 status.update("ranking", n_done, n_all, note)

@@ -24,6 +24,7 @@ from funcppo.cli.common import (
     check_overwrites,
     defer_interrupt,
     graphs_allowed,
+    metrics_exported,
     option_name,
     package_version,
     set_threads,
@@ -41,6 +42,8 @@ from funcppo.cli.options import (
     DataOptions,
     DatasetArgument,
     JsonOutput,
+    MetricsFile,
+    MetricsPort,
     OptionalFile,
 )
 from funcppo.cli.target import data_files
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.experiment.run import Run
+    from funcppo.experiment.telemetry import Exporter
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
@@ -172,6 +176,11 @@ class Train:
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
     $XDG_CACHE_HOME/funcppo."""
+    metrics_port: MetricsPort = None
+    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: no."""
+    metrics_file: MetricsFile = None
+    """Write the same metrics to FILE, every second or at the next update after it, as the textfile collector of the
+    node exporter reads them. Default: no."""
     log_compiles: bool = False
     """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
     (ms). Default: off."""
@@ -192,10 +201,16 @@ class Train:
         """
         self._set_caches()
         self._check_outputs()
-        with lock_folder(self.out), graphs_allowed(self.graphs):
-            return self._run()
+        with (
+            lock_folder(self.out),
+            graphs_allowed(self.graphs),
+            metrics_exported(
+                self.metrics_port, self.metrics_file, "train"
+            ) as exporter,
+        ):
+            return self._run(exporter)
 
-    def _run(self) -> int:
+    def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
         from funcppo.experiment import (
             run_build,
@@ -214,7 +229,7 @@ class Train:
         with show_status(console, "listing questions") as status:
             run = run_build.with_training_data(run, status.update)
 
-        trained = self._train(run, console)
+        trained = self._train(run, console, exporter)
         if not trained.is_finished:
             self._print_interrupted(console)
             return trained.exit_status
@@ -228,6 +243,8 @@ class Train:
             self._print_interrupted(console)
             raise
         results["total_seconds"] = time.perf_counter() - start
+        if exporter:
+            exporter.telemetry.finish()
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
         _print_results(trained.run, results, console)
@@ -259,7 +276,11 @@ class Train:
             for name in RUN_FILES
             if name != MINED_RULES_FILE
         ]
-        outputs = [*run_files, ("--json", self.json)]
+        outputs = [
+            *run_files,
+            ("--json", self.json),
+            ("--metrics-file", self.metrics_file),
+        ]
         check_overwrites(outputs, data_files(self.dataset, self.rules))
 
     def _resume_run(self, on_phase: PhaseCallback) -> Run:
@@ -449,7 +470,9 @@ class Train:
         print_notes(console, [mined.message, *mined.notes])
         return mined.path
 
-    def _train(self, run: Run, console: Console) -> _TrainingResult:
+    def _train(
+        self, run: Run, console: Console, exporter: Exporter | None
+    ) -> _TrainingResult:
         """Train until the last update or an interrupt, which takes effect after the update in progress."""
         import torch
 
@@ -465,7 +488,11 @@ class Train:
         with Monitor() as monitor:
             captured, record = _prepare_train_step(run, monitor, console)
             _write_header(run, self.out, record)
-            logger = _CompileLogger(monitor, console, self.log_compiles)
+            if exporter:
+                _describe_run(exporter, run, record, captured)
+            logger = _CompileLogger(
+                monitor, console, self.log_compiles, exporter
+            )
 
             with (
                 show_status(console, "training") as status,
@@ -479,6 +506,7 @@ class Train:
                     monitor,
                     partial(status.update, "validating"),
                     self.checkpoint_every,
+                    exporter and exporter.telemetry,
                 )
                 # A repeated signal ends the update or validation in progress.
                 with suppress(KeyboardInterrupt):
@@ -491,6 +519,27 @@ class Train:
         is_last = int(run.state.train_state.update) >= n_updates
         is_finished = is_last and not interrupt.requested
         return _TrainingResult(run, is_finished, interrupt.exit_status, record)
+
+
+def _describe_run(
+    exporter: Exporter,
+    run: Run,
+    record: StrategyRecord,
+    captured: CapturedStep[TrainState, Metrics],
+) -> None:
+    """Tell the metrics what runs, and how."""
+    telemetry = exporter.telemetry
+    telemetry.describe(
+        "run",
+        program="train",
+        dataset=run.task.dataset.name,
+        device=record.device,
+        strategy=record.strategy,
+        replay=record.replay_mode,
+        precision=run.run_config.precision,
+    )
+    telemetry.record_strategy(record, captured)
+    exporter.write(at_once=True)
 
 
 def _training_note(run: Run, numbers: dict[str, float]) -> str:
@@ -581,9 +630,14 @@ class _CompileLogger:
     """
 
     def __init__(
-        self, monitor: Monitor, console: Console, log_compiles: bool
+        self,
+        monitor: Monitor,
+        console: Console,
+        log_compiles: bool,
+        exporter: Exporter | None,
     ) -> None:
         self.monitor = monitor
+        self.exporter = exporter
         self.console = console
         self.log_compiles = log_compiles
         self.counts: JsonObject = {}
@@ -605,6 +659,9 @@ class _CompileLogger:
         self._print_warnings(state, numbers)
         if self.log_compiles:
             self._print_counts()
+        if self.exporter:
+            self.exporter.telemetry.record_monitor(self.monitor)
+            self.exporter.write()
 
     def _print_warnings(
         self, state: TrainState, numbers: dict[str, float]
@@ -619,6 +676,8 @@ class _CompileLogger:
         if moved:
             warnings.append(f"moved in memory: {', '.join(moved)}")
             self.monitor.watch_addresses(state)
+            if self.exporter:
+                self.exporter.telemetry.record_moved_leaves(len(moved))
 
         n_skipped = numbers["n_nonfinite_minibatches"]
         if n_skipped:

@@ -69,6 +69,39 @@ class StopRequest(Protocol):
         ...
 
 
+class TrainingObserver(Protocol):
+    """Is told what happens in a run: see `telemetry.Telemetry`."""
+
+    def record_update(self, row: metrics_log.Row, n_env_steps: int, /) -> None:
+        """An update was made, of so many environment steps; its line of the metrics log."""
+        ...
+
+    def record_validation(
+        self, row: metrics_log.Row, seconds: float, /
+    ) -> None:
+        """A validation was made, in so many seconds; the line of the metrics log that it completes."""
+        ...
+
+    def record_checkpoint(self, seconds: float, path: Path, /) -> None:
+        """A checkpoint was written, in so many seconds."""
+        ...
+
+
+class _NoObserver:
+    """Is told, and does nothing."""
+
+    def record_update(self, row: metrics_log.Row, n_env_steps: int, /) -> None:
+        """Do nothing."""
+
+    def record_validation(
+        self, row: metrics_log.Row, seconds: float, /
+    ) -> None:
+        """Do nothing."""
+
+    def record_checkpoint(self, seconds: float, path: Path, /) -> None:
+        """Do nothing."""
+
+
 class ValidationStopped(Exception):
     """A validation was asked to stop before its end."""
 
@@ -181,6 +214,7 @@ def train(
     monitor: Monitor,
     on_validation: ProgressCallback = ignore_progress,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    observer: TrainingObserver | None = None,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
@@ -198,6 +232,7 @@ def train(
       monitor: times the steps, and reports compilations at each validation.
       on_validation: receives the candidates of a validation that are started, and all of them.
       checkpoint_seconds: time after which the next update is saved. It does not change what is computed.
+      observer: is told of updates, validations and checkpoints.
 
     Raises:
       DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
@@ -206,13 +241,15 @@ def train(
     validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
     report_or_stop = partial(_report_or_stop, should_stop, on_validation)
-    saver = _Saver(folder, checkpoint_seconds)
+    saver = _Saver(folder, checkpoint_seconds, observer or _NoObserver())
+    n_env_steps = run.cfg.ppo.n_envs * run.cfg.ppo.n_steps
     with suppress(ValidationStopped):
         run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
         for update in range(first_update, n_updates + 1):
             with _saved_at_interrupt(update, run, folder, n_bad_updates > 0):
                 row, metrics = _step(update, captured, monitor)
+            saver.observer.record_update(row, n_env_steps)
             stopping = should_stop()
             n_bad_updates = (
                 n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
@@ -238,21 +275,29 @@ def train(
 class _Saver:
     """Writes the checkpoints of a run, and tells when the next one is due by time."""
 
-    def __init__(self, folder: Path, interval: float) -> None:
+    def __init__(
+        self, folder: Path, interval: float, observer: TrainingObserver
+    ) -> None:
         """Begin the time.
 
         Args:
           folder: of the run.
           interval: seconds until a checkpoint is due.
+          observer: is told of checkpoints.
         """
         self.folder = folder
+        self.observer = observer
         self._interval = interval
         self._saved_at = time.monotonic()
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, and begin the time anew."""
+        start = time.monotonic()
         save_checkpoint(run, self.folder)
         self._saved_at = time.monotonic()
+        self.observer.record_checkpoint(
+            self._saved_at - start, self.folder / CHECKPOINT_FILE
+        )
 
     def is_due(self) -> bool:
         """Whether the last checkpoint is as old as the interval."""
@@ -318,12 +363,15 @@ def _validate_and_save(
       ValidationStopped: `on_validation` stops it.
     """
     row = dict(run.pending_row or {})
+    start = time.monotonic()
     run, valid_metric = validate(run, on_validation)
+    seconds = time.monotonic() - start
     row |= {
         "valid_metric": valid_metric,
         "best_valid_metric": float(run.state.best_valid_metric),
         "best_update": int(run.state.best_update),
     }
+    saver.observer.record_validation(row, seconds)
     if row["update"] > 0:
         row |= monitor.report()
     metrics_log.append(saver.folder / METRICS_FILE, row)

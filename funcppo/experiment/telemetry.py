@@ -1,0 +1,281 @@
+"""Metrics of a running program in Prometheus' format, over HTTP or in a file: see `metric_specs`.
+
+Numbers are those that the program has read on the host anyway: nothing here waits for a device. prometheus-client is
+needed (`pip install "funcppo[metrics]"`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from funcppo import __version__, atomic_io
+from funcppo.experiment.metric_specs import (
+    COUNTERS_OF_ROW,
+    GAUGES_OF_ROW,
+    LOSSES,
+    METRICS,
+    MetricSpec,
+)
+from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.protocols import CaptureOutcome
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics import MetricWrapperBase
+
+    from funcppo.runtime.monitor import Monitor
+
+HOST = "127.0.0.1"
+SECONDS_BETWEEN_FILES = 1.0
+
+
+class Telemetry:
+    """The metrics of one process, in a registry of their own. Every series exists from the start, with value 0."""
+
+    def __init__(self) -> None:
+        """Begin at 0.
+
+        Raises:
+          ValueError: prometheus-client is missing.
+        """
+        try:
+            import prometheus_client as client
+        except ModuleNotFoundError:
+            raise ValueError(
+                "--metrics-port, --metrics-file: expected prometheus-client, which is not installed: pip install "
+                '"funcppo[metrics]"'
+            ) from None
+
+        self.registry: CollectorRegistry = client.CollectorRegistry()
+        client.ProcessCollector(registry=self.registry)
+        self._metrics = {
+            spec.name: _make_metric(spec, self.registry) for spec in METRICS
+        }
+        self._totals: dict[tuple[str, str], float] = {}
+        for name in ("last_update", "checkpoint"):
+            self._set(f"{name}_timestamp_seconds", time.time())
+
+    def describe(self, kind: Literal["build", "run"], **labels: str) -> None:
+        """Set the labels of the build or the run."""
+        self._metrics[f"funcppo_{kind}_info"].info(labels)  # pyright: ignore
+
+    def record_strategy(
+        self, record: StrategyRecord, captured: CaptureOutcome
+    ) -> None:
+        """Count what the training step fell back from, and how it is replayed."""
+        for failure in record.failures:
+            self._add("strategy_failures", 1, failure.code)
+        if record.skip_code:
+            self._add("strategy_failures", 1, record.skip_code)
+        if captured.fallback_code:
+            self._add("graph_fallbacks", 1, captured.fallback_code)
+        self._set("graph_enabled", captured.replay_mode != "none")
+        self._set("graph_capture_seconds", captured.capture_ms / 1e3)
+
+    def record_update(
+        self, row: Mapping[str, object], n_env_steps: int
+    ) -> None:
+        """Record one update.
+
+        Args:
+          row: its line of metrics.jsonl.
+          n_env_steps: environment steps of the update.
+        """
+        self._add("updates", 1)
+        self._add("env_steps", n_env_steps)
+        self._observe("update", _number(row["seconds"]))
+        self._set("last_update_timestamp_seconds", time.time())
+        for name, key in COUNTERS_OF_ROW.items():
+            self._add(name, _number(row[key]))
+        for part, key in LOSSES.items():
+            self._set("loss", _number(row.get(key)), part)
+        for name, key in GAUGES_OF_ROW.items():
+            if row.get(key) is not None:
+                self._set(name, _number(row[key]))
+
+    def record_validation(
+        self, row: Mapping[str, object], seconds: float
+    ) -> None:
+        """Record one validation: its time, and the metrics that it adds to a line of metrics.jsonl."""
+        self._observe("validation", seconds)
+        for name in ("valid_score_ratio", "best_valid_score_ratio"):
+            self._set(name, _number(row.get(GAUGES_OF_ROW[name])))
+        self._set("best_update", _number(row.get("best_update")))
+
+    def record_checkpoint(self, seconds: float, path: Path) -> None:
+        """Record that a checkpoint was written."""
+        self._observe("checkpoint", seconds)
+        self._set("checkpoint_timestamp_seconds", time.time())
+        self._set("checkpoint_bytes", path.stat().st_size)
+
+    def record_monitor(self, monitor: Monitor) -> None:
+        """Record compilations and graphs counted since the monitor was opened, and the memory of the GPU."""
+        monitor.poll()
+        self._raise_to("compiles", monitor.compiles)
+        self._raise_to("compile_cache_hits", monitor.cache_hits)
+        self._raise_to("graph_recordings", monitor.cudagraph_recordings)
+        self._raise_to("graph_rerecordings", monitor.cudagraph_rerecordings)
+        for code, count in monitor.recompile_codes().items():
+            self._raise_to("recompiles", count, code)
+        for code, count in monitor.cudagraph_skip_codes().items():
+            self._raise_to("graph_skips", count, code)
+        replay_ms = monitor.median_ms("replay")
+        if replay_ms is not None:
+            self._set("graph_replay_seconds", replay_ms / 1e3)
+        self.record_memory()
+
+    def record_memory(self) -> None:
+        """Record the memory of the current GPU, as its allocator counts it; nothing without one."""
+        if not torch.cuda.is_available():
+            return
+        memory = {
+            "allocated": torch.cuda.memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(),
+            "peak": torch.cuda.max_memory_allocated(),
+            "total": torch.cuda.get_device_properties(0).total_memory,
+        }
+        for kind, n_bytes in memory.items():
+            self._set("device_memory_bytes", n_bytes, kind)
+
+    def record_moved_leaves(self, n_leaves: int) -> None:
+        """Record leaves of the state that are at other addresses."""
+        self._add("leaves_moved", n_leaves)
+
+    def record_ranked(self, n_queries: int, n_candidates: int) -> None:
+        """Record queries and sides that were ranked, and the candidates scored for them."""
+        self._add("queries_ranked", n_queries)
+        self._add("candidates_scored", n_candidates)
+
+    def finish(self) -> None:
+        """Record that the program has done its work."""
+        self._set("finished", 1.0)
+
+    def _set(self, name: str, value: float, label: str = "") -> None:
+        self._child(f"funcppo_{name}", label).set(value)  # pyright: ignore
+
+    def _observe(self, name: str, seconds: float) -> None:
+        self._child(f"funcppo_{name}_seconds", "").observe(seconds)  # pyright: ignore
+
+    def _add(self, name: str, value: float, label: str = "") -> None:
+        self._child(f"funcppo_{name}_total", label).inc(value)  # pyright: ignore
+
+    def _raise_to(self, name: str, total: float, label: str = "") -> None:
+        """Raise a counter to a count that somebody else keeps."""
+        before = self._totals.get((name, label), 0)
+        self._totals[name, label] = total
+        self._add(name, max(0.0, total - before), label)
+
+    def _child(self, name: str, label: str) -> MetricWrapperBase:
+        metric = self._metrics[name]
+        return metric.labels(label) if label else metric
+
+
+def _make_metric(
+    spec: MetricSpec, registry: CollectorRegistry
+) -> MetricWrapperBase:
+    """The metric of a specification, with all its series."""
+    import prometheus_client as client
+
+    labels = (spec.label,) if spec.label else ()
+    if spec.kind == "histogram":
+        return client.Histogram(
+            spec.name, spec.text, buckets=spec.buckets, registry=registry
+        )
+    if spec.kind == "info":
+        name = spec.name.removesuffix("_info")
+        return client.Info(name, spec.text, registry=registry)
+
+    make = client.Counter if spec.kind == "counter" else client.Gauge
+    metric = make(spec.name, spec.text, labels, registry=registry)
+    for value in spec.values:
+        metric.labels(value)
+    return metric
+
+
+def _number(value: object) -> float:
+    """A number of a row; NaN for what was not measured."""
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+class Exporter:
+    """Where the metrics of a process can be read."""
+
+    def __init__(self, telemetry: Telemetry, file: Path | None) -> None:
+        self.telemetry = telemetry
+        self._file = file
+        self._written_at = float("-inf")
+
+    def write(self, *, at_once: bool = False) -> None:
+        """Write the file, if there is one and the last was written a second ago; readers see a whole file.
+
+        Raises:
+          OSError: names the file.
+        """
+        from prometheus_client import write_to_textfile
+
+        is_due = time.monotonic() - self._written_at >= SECONDS_BETWEEN_FILES
+        if self._file is None or not (at_once or is_due):
+            return
+        self._written_at = time.monotonic()
+        # It renames a whole file; these numbers need not outlive a power failure.
+        with atomic_io.named_errors(self._file):
+            write_to_textfile(str(self._file), self.telemetry.registry)
+
+
+@contextmanager
+def export(
+    port: int | None, file: Path | None, program: str
+) -> Iterator[Exporter]:
+    """Export metrics over HTTP on the loopback address, to a file, or both, until the block ends.
+
+    Args:
+      port: of http://127.0.0.1:PORT/metrics; None for no server.
+      file: in the format of the node exporter's textfile collector; None for no file.
+      program: the name of the program.
+
+    Raises:
+      ValueError: the port is taken, or prometheus-client is missing.
+    """
+    telemetry = Telemetry()
+    telemetry.describe(
+        "build",
+        version=__version__,
+        torch=torch.__version__,
+        cuda=str(torch.version.cuda or "none"),
+    )
+    telemetry.describe("run", program=program)
+    exporter = Exporter(telemetry, file)
+    server = _serve(telemetry, port) if port is not None else None
+    try:
+        exporter.write(at_once=True)
+        yield exporter
+    finally:
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+        exporter.write(at_once=True)
+
+
+def _serve(telemetry: Telemetry, port: int) -> WSGIServer:
+    """Answer requests for the metrics in a thread of its own.
+
+    Raises:
+      ValueError: the port is taken.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port, HOST, telemetry.registry)
+    except OSError as error:
+        raise ValueError(
+            f"--metrics-port: expected a free port of {HOST}, got {port}: {error.strerror}"
+        ) from None
+    return server

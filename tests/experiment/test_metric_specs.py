@@ -1,0 +1,114 @@
+"""The list of metrics, and the alerts, the dashboard and the documents that use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from funcppo.experiment.metric_specs import METRICS
+from funcppo.runtime import reasons
+
+ROOT = Path(__file__).parents[2]
+OPS = ROOT / "ops"
+RULES = (OPS / "prometheus" / "funcppo.rules.yml").read_text()
+RULE_TESTS = (OPS / "prometheus" / "funcppo.test.yml").read_text()
+ALERTS = re.findall(r"- alert: (\w+)", RULES)
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+UNITS = r"_(seconds|bytes|ratio|nats|total|info|rate|norm|return|update|loss|finished|enabled)$"
+
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="promtool is not installed (Debian package prometheus)",
+)
+
+
+def series():
+    """All names that Prometheus stores."""
+    names = {"process_resident_memory_bytes"}
+    for spec in METRICS:
+        suffixes = ("_sum", "_count", "_bucket")
+        is_histogram = spec.kind == "histogram"
+        names |= {spec.name + s for s in (suffixes if is_histogram else ("",))}
+    return names
+
+
+def names_in(text):
+    return set(re.findall(r"\b(?:funcppo|process)_\w+", text))
+
+
+def test_names_are_unique_and_end_in_a_unit():
+    names = [spec.name for spec in METRICS]
+    assert len(set(names)) == len(names)
+    for spec in METRICS:
+        assert re.search(UNITS, spec.name), spec.name
+        assert (spec.kind == "counter") == spec.name.endswith("_total")
+        assert spec.text.endswith(".") and bool(spec.label) == bool(spec.values)
+
+
+def test_alerts_and_dashboard_use_metrics_that_exist():
+    dashboard = (OPS / "grafana" / "funcppo.json").read_text()
+    for text in (re.sub(r"#.*", "", RULES), RULE_TESTS, dashboard):
+        found = names_in(text) - {"funcppo_"}
+        assert found and found <= series()
+
+
+def test_the_dashboard_is_what_its_script_writes(tmp_path):
+    script = OPS / "grafana" / "build_dashboard.py"
+    scope = {"__name__": "dashboard", "__file__": str(script)}
+    exec(compile(script.read_text(), str(script), "exec"), scope)
+    committed = (OPS / "grafana" / "funcppo.json").read_text()
+    assert scope["to_text"]() == committed
+    panels = json.loads(committed)["panels"]
+    places = [tuple(panel["gridPos"].values()) for panel in panels]
+    assert len(set(places)) == len(places) > 15
+
+
+def test_every_alert_has_a_firing_and_a_silent_case_and_a_section():
+    for alert in ALERTS:
+        assert f"name: {alert} fires" in RULE_TESTS
+        assert f"name: {alert} is silent" in RULE_TESTS
+        assert f"docs/runbook.md#{alert.lower()}" in RULES
+    assert re.findall(r"^## (\w+)$", RUNBOOK, re.M) == ALERTS
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        reasons.FallbackCode,
+        reasons.FailureCode,
+        reasons.SkipCode,
+        reasons.RecompileCode,
+    ],
+)
+def test_the_runbook_names_every_code(codes):
+    for code in codes:
+        assert f"`{code}`" in RUNBOOK, code
+
+
+def test_every_metric_is_documented():
+    text = (ROOT / "docs" / "operate.md").read_text()
+    for spec in METRICS:
+        assert f"`{spec.name}`" in text, spec.name
+
+
+@promtool
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "rules", "funcppo.rules.yml"],
+        ["test", "rules", "funcppo.test.yml"],
+    ],
+)
+def test_promtool_accepts_the_rules(command):
+    done = subprocess.run(
+        ["promtool", *command],
+        cwd=OPS / "prometheus",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,178 @@
+"""Metrics of real runs, over HTTP and in a file."""
+
+from __future__ import annotations
+
+import builtins
+import socket
+import urllib.request
+from dataclasses import replace
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from funcppo.experiment import run_start, telemetry, training
+from funcppo.experiment.metric_specs import METRICS
+from funcppo.experiment.telemetry import Telemetry
+from funcppo.runtime import reasons
+from funcppo.runtime.compile import Failure
+from funcppo.runtime.monitor import Monitor
+from tests.experiment.runs import CONFIG, N_UPDATES
+
+
+def samples(text):
+    """The value of each series, by name and labels."""
+    return {
+        (s.name, *sorted(s.labels.values())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def train(folder, observer):
+    folder.mkdir()
+    run = run_start.prepare_run(CONFIG, folder, resume=False)
+    captured, record = training.prepare_train_step(run)
+    with Monitor() as monitor:
+        if observer:
+            observer.record_strategy(record, captured)
+        for _ in training.train(
+            run, folder, captured, lambda: False, monitor, observer=observer
+        ):
+            if observer:
+                observer.record_monitor(monitor)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The series after a run, as a file has them."""
+    folder = tmp_path_factory.mktemp("telemetry")
+    path = folder / "funcppo.prom"
+    with telemetry.export(None, path, "train") as exporter:
+        train(folder / "run", exporter.telemetry)
+        exporter.telemetry.finish()
+    checkpoint = (folder / "run" / "checkpoint.npz").stat()
+    return samples(path.read_text()), checkpoint
+
+
+def test_a_run_emits_what_it_did(trained):
+    values, checkpoint = trained
+    ppo = CONFIG.ppo
+    assert values["funcppo_updates_total",] == N_UPDATES
+    steps = N_UPDATES * ppo.n_envs * ppo.n_steps
+    assert values["funcppo_env_steps_total",] == steps
+    n_minibatches = N_UPDATES * ppo.n_epochs * ppo.n_minibatches
+    assert values["funcppo_minibatches_total",] == n_minibatches
+    assert values["funcppo_update_seconds_count",] == N_UPDATES
+    assert values["funcppo_validation_seconds_count",] == 3
+    assert values["funcppo_checkpoint_bytes",] == checkpoint.st_size
+    written = values["funcppo_checkpoint_timestamp_seconds",]
+    assert abs(written - checkpoint.st_mtime) < 5
+    assert 0 < values["funcppo_valid_score_ratio",] <= 1
+    assert values["funcppo_finished",] == 1
+    assert values["funcppo_strategy_failures_total", "disabled"] == 1
+    assert values["funcppo_graph_fallbacks_total", "no_gpu"] == (
+        not torch.cuda.is_available()
+    )
+
+
+def test_every_series_is_there_from_the_start(trained):
+    values, _ = trained
+    names = {name for name, *_ in values}
+    for spec in METRICS:
+        suffix = {"histogram": "_count", "info": ""}.get(spec.kind, "")
+        assert spec.name + suffix in names
+        for value in spec.values:
+            assert (spec.name, value) in values
+
+
+def test_an_observed_run_does_not_wait_for_the_device_more_often(
+    tmp_path, monkeypatch
+):
+    """Every way to read a tensor on the host is counted, with the observer and without."""
+    counts = {"": 0}
+
+    def count(name):
+        plain = getattr(torch.Tensor, name)
+
+        def counted(self, *args, **kwargs):
+            counts[""] += 1
+            return plain(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+
+    for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
+        count(name)
+    train(tmp_path / "plain", None)
+    n_plain, counts[""] = counts[""], 0
+    train(tmp_path / "observed", Telemetry())
+    assert n_plain > 0 and counts[""] == n_plain
+
+
+def test_failures_are_counted_by_code(tmp_path):
+    run = run_start.prepare_run(CONFIG, tmp_path / "run", resume=False)
+    captured, record = training.prepare_train_step(run)
+    failure = Failure(
+        name="one-graph",
+        error_type="EquivalenceError",
+        message="",
+        torch_version="",
+        code=reasons.FailureCode.WRONG_RESULT,
+    )
+    path = tmp_path / "m.prom"
+    with telemetry.export(None, path, "train") as exporter:
+        exporter.telemetry.record_strategy(
+            replace(record, failures=(failure, failure)), captured
+        )
+    values = samples(path.read_text())
+    assert values["funcppo_strategy_failures_total", "wrong_result"] == 2
+
+
+def test_counts_of_a_monitor_never_fall():
+    monitor = Monitor()
+    observer = Telemetry()
+    for n in (2, 5, 5):
+        monitor.compiles = n
+        observer.record_monitor(monitor)
+    read = observer.registry.get_sample_value
+    assert read("funcppo_compiles_total") == 5
+
+
+def test_metrics_are_served_until_the_program_ends():
+    with socket.create_server((telemetry.HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"http://{telemetry.HOST}:{port}/metrics"
+    with telemetry.export(port, None, "train") as exporter:
+        exporter.telemetry.record_ranked(2, 7)
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            values = samples(answer.read().decode())
+        assert values["funcppo_candidates_scored_total",] == 7
+        with (
+            pytest.raises(ValueError, match=f"expected a free port .* {port}"),
+            telemetry.export(port, None, "train"),
+        ):
+            pass
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_without_the_package_a_line_says_what_to_install(monkeypatch):
+    plain = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name == "prometheus_client":
+            raise ModuleNotFoundError(name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ValueError, match=r"pip install \"funcppo\[metrics\]\""):
+        Telemetry()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / "missing" / "m.prom"
+    with (
+        pytest.raises(OSError, match="missing"),
+        telemetry.export(None, path, "train"),
+    ):
+        pass
