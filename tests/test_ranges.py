@@ -223,8 +223,8 @@ PROGRAMS = {
 }
 OPTIONS = {
     "train": ["steps", "seed", "threads", "n_validations", "n_validation_queries", "checkpoint_every",
-        "max_nonfinite_updates", "mining_seconds"],
-    "evaluate": ["height", "smoothing", "queries", "seed", "threads"],
+        "max_nonfinite_updates", "mining_seconds", "metrics_port"],
+    "evaluate": ["height", "smoothing", "queries", "seed", "threads", "metrics_port"],
     "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],
     "provable": ["height", "max_atoms"],

@@ -187,7 +187,8 @@ def metrics_exported(
     from funcppo.experiment import telemetry
 
     path = Path(file) if file else None
-    with telemetry.export(port, path, program) as exporter:
+    versions = {name: package_version(name) for name in ("funcppo", "torch")}
+    with telemetry.export(port, path, program, versions) as exporter:
         yield exporter
 
 

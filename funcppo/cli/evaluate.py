@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,10 @@ class Evaluate:
                 self.metrics_port, self.metrics_file, "evaluate"
             ) as exporter,
         ):
-            return self._run(exporter)
+            status = self._run(exporter)
+            if exporter and status == 0:
+                exporter.telemetry.finish()
+            return status
 
     def _run(self, exporter: Exporter | None) -> int:
         """Rank with a --details FILE that no other process writes; the exit status."""
@@ -181,8 +185,6 @@ class Evaluate:
 
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
-        if exporter:
-            exporter.telemetry.finish()
         write_json(self.json, result)
         self._print_result(console, setup, result)
         return 0
@@ -276,12 +278,7 @@ class Evaluate:
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
-                n_scored_now = sum(record["n_scored"] for record in query)
-                n_scored += n_scored_now
-                if exporter:
-                    exporter.telemetry.record_ranked(len(query), n_scored_now)
-                    exporter.telemetry.record_memory()
-                    exporter.write()
+                n_scored += _count_scored(query, exporter)
                 note = _speed_text(n_scored, start)
                 n_done = len(records) // n_sides
                 status.update("ranking", n_done, n_all, note)
@@ -328,6 +325,16 @@ def _notes(setup: EvaluationSetup) -> list[str]:
     """What was chosen, left out or fallen back from, one line each."""
     task_notes = setup.evaluator.task.notes
     return [*task_notes, *setup.notes, *setup.fallback_reasons()]
+
+
+def _count_scored(query: Sequence[Record], exporter: Exporter | None) -> int:
+    """The number of candidates scored for a query; the metrics are told of them."""
+    n_scored = sum(record["n_scored"] for record in query)
+    if exporter:
+        exporter.telemetry.record_ranked(len(query), n_scored)
+        exporter.telemetry.record_memory()
+        exporter.write()
+    return n_scored
 
 
 def _speed_text(n_scored: int, start: float) -> str:

@@ -208,7 +208,10 @@ class Train:
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
         ):
-            return self._run(exporter)
+            status = self._run(exporter)
+            if exporter and status == 0:
+                exporter.telemetry.finish()
+            return status
 
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
@@ -243,8 +246,6 @@ class Train:
             self._print_interrupted(console)
             raise
         results["total_seconds"] = time.perf_counter() - start
-        if exporter:
-            exporter.telemetry.finish()
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
         _print_results(trained.run, results, console)

@@ -73,7 +73,7 @@ def _info(name: str, text: str) -> MetricSpec:
 
 
 METRICS = (
-    _info("build", "Versions of funcppo, PyTorch and Python."),
+    _info("build", "Versions of funcppo and PyTorch."),
     _info("run", "Program, data set, device, strategy and replay mode."),
     _gauge("finished", "1 once the program has done its work, before that 0."),
     _counter("updates", "Updates of PPO made by this process."),

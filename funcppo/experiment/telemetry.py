@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from funcppo import __version__, atomic_io
+from funcppo import atomic_io
 from funcppo.experiment.metric_specs import (
     COUNTERS_OF_ROW,
     GAUGES_OF_ROW,
@@ -232,7 +232,10 @@ class Exporter:
 
 @contextmanager
 def export(
-    port: int | None, file: Path | None, program: str
+    port: int | None,
+    file: Path | None,
+    program: str,
+    versions: Mapping[str, str],
 ) -> Iterator[Exporter]:
     """Export metrics over HTTP on the loopback address, to a file, or both, until the block ends.
 
@@ -240,17 +243,13 @@ def export(
       port: of http://127.0.0.1:PORT/metrics; None for no server.
       file: in the format of the node exporter's textfile collector; None for no file.
       program: the name of the program.
+      versions: by package, the labels of `funcppo_build_info`.
 
     Raises:
       ValueError: the port is taken, or prometheus-client is missing.
     """
     telemetry = Telemetry()
-    telemetry.describe(
-        "build",
-        version=__version__,
-        torch=torch.__version__,
-        cuda=str(torch.version.cuda or "none"),
-    )
+    telemetry.describe("build", **versions)
     telemetry.describe("run", program=program)
     exporter = Exporter(telemetry, file)
     server = _serve(telemetry, port) if port is not None else None

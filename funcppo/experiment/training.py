@@ -242,14 +242,12 @@ def train(
     n_bad_updates = 0  # consecutive updates with a number that is not finite
     report_or_stop = partial(_report_or_stop, should_stop, on_validation)
     saver = _Saver(folder, checkpoint_seconds, observer or _NoObserver())
-    n_env_steps = run.cfg.ppo.n_envs * run.cfg.ppo.n_steps
     with suppress(ValidationStopped):
         run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
         for update in range(first_update, n_updates + 1):
             with _saved_at_interrupt(update, run, folder, n_bad_updates > 0):
-                row, metrics = _step(update, captured, monitor)
-            saver.observer.record_update(row, n_env_steps)
+                row, metrics = _step(update, run, captured, saver, monitor)
             stopping = should_stop()
             n_bad_updates = (
                 n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
@@ -305,7 +303,11 @@ class _Saver:
 
 
 def _step(
-    update: int, captured: CapturedStep[TrainState, Metrics], monitor: Monitor
+    update: int,
+    run: Run,
+    captured: CapturedStep[TrainState, Metrics],
+    saver: _Saver,
+    monitor: Monitor,
 ) -> tuple[metrics_log.Row, dict[str, float]]:
     """Make one update; its line of the metrics log, and its metrics alone."""
     start = time.perf_counter()
@@ -313,7 +315,10 @@ def _step(
         device_metrics = captured.step()
     metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
     seconds = time.perf_counter() - start
-    return {"update": update, "seconds": seconds} | metrics, metrics
+    row = {"update": update, "seconds": seconds} | metrics
+    ppo = run.cfg.ppo
+    saver.observer.record_update(row, ppo.n_envs * ppo.n_steps)
+    return row, metrics
 
 
 def _report_or_stop(

@@ -56,6 +56,17 @@ def test_the_metrics_are_those_of_the_lines_in_details(
     )
 
 
+def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "funcppo.prom"
+    words = ("evaluate", trained, "--metrics-file", path, "--json", "-")
+    assert funcppo(monkeypatch, *words) == 0
+    result = json.loads(capsys.readouterr().out)
+    lines = set(path.read_text().splitlines())
+    assert f"funcppo_queries_ranked_total {result['n_queries']:.1f}" in lines
+    assert f"funcppo_candidates_scored_total {result['n_scored']:.1f}" in lines
+    assert "funcppo_finished 1.0" in lines
+
+
 def test_the_notes_on_a_run_and_on_its_search_are_told(
     trained, monkeypatch, capsys
 ):

@@ -26,6 +26,7 @@ METAVARS = {
     "X",
     "SECONDS",
     "BYTES",
+    "PORT",
     "NAME",
 }
 METAVARS |= {"RUN...", "all|N", "N|fixpoint", "H,R,T", "X,X,X"}

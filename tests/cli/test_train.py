@@ -74,6 +74,18 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     )
 
 
+def test_metrics_are_in_a_file_while_it_trains_and_after(monkeypatch, tmp_path):
+    path = tmp_path / "funcppo.prom"
+    words = ("countries_s1", "--out", tmp_path / "run", *TRAINED)
+    assert funcppo(monkeypatch, "train", *words, "--metrics-file", path) == 0
+    lines = path.read_text().splitlines()
+    assert {"funcppo_updates_total 4.0", "funcppo_finished 1.0"} <= set(lines)
+    info = next(x for x in lines if x.startswith("funcppo_run_info{"))
+    for label in ('program="train"', 'strategy="eager"', 'device="cpu"'):
+        assert label in info
+    assert [path.name for path in tmp_path.glob("funcppo*")] == [path.name]
+
+
 def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
     """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
     words = ("countries_s1", "--out", tmp_path, "--graphs", "off", *TRAINED)

@@ -19,6 +19,8 @@ from funcppo.runtime.compile import Failure
 from funcppo.runtime.monitor import Monitor
 from tests.experiment.runs import CONFIG, N_UPDATES
 
+VERSIONS = {"funcppo": "1"}
+
 
 def samples(text):
     """The value of each series, by name and labels."""
@@ -48,7 +50,7 @@ def trained(tmp_path_factory):
     """The series after a run, as a file has them."""
     folder = tmp_path_factory.mktemp("telemetry")
     path = folder / "funcppo.prom"
-    with telemetry.export(None, path, "train") as exporter:
+    with telemetry.export(None, path, "train", VERSIONS) as exporter:
         train(folder / "run", exporter.telemetry)
         exporter.telemetry.finish()
     checkpoint = (folder / "run" / "checkpoint.npz").stat()
@@ -120,7 +122,7 @@ def test_failures_are_counted_by_code(tmp_path):
         code=reasons.FailureCode.WRONG_RESULT,
     )
     path = tmp_path / "m.prom"
-    with telemetry.export(None, path, "train") as exporter:
+    with telemetry.export(None, path, "train", VERSIONS) as exporter:
         exporter.telemetry.record_strategy(
             replace(record, failures=(failure, failure)), captured
         )
@@ -142,14 +144,14 @@ def test_metrics_are_served_until_the_program_ends():
     with socket.create_server((telemetry.HOST, 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://{telemetry.HOST}:{port}/metrics"
-    with telemetry.export(port, None, "train") as exporter:
+    with telemetry.export(port, None, "train", VERSIONS) as exporter:
         exporter.telemetry.record_ranked(2, 7)
         with urllib.request.urlopen(url, timeout=10) as answer:
             values = samples(answer.read().decode())
         assert values["funcppo_candidates_scored_total",] == 7
         with (
             pytest.raises(ValueError, match=f"expected a free port .* {port}"),
-            telemetry.export(port, None, "train"),
+            telemetry.export(port, None, "train", VERSIONS),
         ):
             pass
     with pytest.raises(OSError):
@@ -173,6 +175,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
     path = tmp_path / "missing" / "m.prom"
     with (
         pytest.raises(OSError, match="missing"),
-        telemetry.export(None, path, "train"),
+        telemetry.export(None, path, "train", VERSIONS),
     ):
         pass
