@@ -635,7 +635,7 @@ class _CompileLogger:
         monitor: Monitor,
         console: Console,
         log_compiles: bool,
-        exporter: Exporter | None,
+        exporter: Exporter | None = None,
     ) -> None:
         self.monitor = monitor
         self.exporter = exporter

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 from unittest.mock import Mock
 
@@ -72,6 +74,16 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         0.0 < row["mrr"] <= 1.0 and "auc_pr" in row
         for row in results["test"].values()
     )
+
+
+def test_every_field_of_the_files_is_documented(trained):
+    text = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
+    documented = set(re.findall(r"`([^`]+)`", text))
+    rows = metrics_log.read(trained / METRICS_FILE)
+    header = metrics_log.read_header(trained / METRICS_FILE)
+    results = json.loads((trained / RESULTS_FILE).read_text())
+    written = {*header, *results, *(name for row in rows for name in row)}
+    assert "loss" in written and written <= documented
 
 
 def test_metrics_are_in_a_file_while_it_trains_and_after(monkeypatch, tmp_path):
