@@ -53,7 +53,7 @@ SETTINGS = {
             *("--questions.degrees", "True"),
             *("--listwise.n-epochs", "5", "--listwise.max-gradients", "2e9"),
             *("--listwise.penalty.rule-weight", "1e-5"),
-            *("--listwise.penalty.degree-weight", "1e-4"),
+            *("--listwise.penalty.degree-weight", "1e-3"),
             *("--n-validation-queries", "3034", "--steps", "20480"),
             *("--prover.max-height", "1", "--prover.smoothing", "5"),
             *("--prover.object-identity", "False"),
