@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from experiments.paths import ROOT
+
 CAUSES = {
     "autograd engine not traced": (
         "Tensor.backward()",
@@ -33,7 +35,7 @@ def describe(error: BaseException, dtype: str) -> dict[str, str]:
         error = inner
     return {
         "type": type(error).__name__,
-        "message": first_line(str(error)),
+        "message": first_line(str(error)).replace(f"{ROOT}/", ""),
         "cause": cause(text),
         "dtype": dtype,
     }

@@ -248,13 +248,16 @@ def _timed(of: Record, approach: str, variant: str, mode: str) -> Record:
 
 
 def _time(of: Record, cell: Record) -> str:
-    base = of["cells"].get(BASELINE, {}).get("step_us")
-    if "step_us" not in cell or not base:
+    base = of["cells"].get(BASELINE, {})
+    if "step_us" not in cell or "step_us" not in base:
         return outcome(cell) if cell else ""
-    ratio = f"{base / cell['step_us']:.1f}x"
-    words = [
-        ratio if of["device"] == "cpu" else f"{cell['step_us']:.0f} µs, {ratio}"
-    ]
+    words: list[str] = []
+    # Machines differ from day to day: there is no ratio to a time of another commit.
+    is_comparable = cell["commit"] == base["commit"]
+    if of["device"] != "cpu" or not is_comparable:
+        words.append(f"{cell['step_us']:.0f} µs")
+    if is_comparable:
+        words.append(f"{base['step_us'] / cell['step_us']:.1f}x")
     if cell["mode"] == "default" and cell["backend"] != "none":
         words.append(f"{cell['compile_s']:.0f} s")
     return ", ".join(words)

@@ -54,6 +54,7 @@ class Telemetry:
                 '"funcppo[metrics]"'
             ) from None
 
+        client.disable_created_metrics()  # a second series for each counter
         self.registry: CollectorRegistry = client.CollectorRegistry()
         client.ProcessCollector(registry=self.registry)
         self._metrics = {

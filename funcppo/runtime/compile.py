@@ -680,7 +680,9 @@ def fused_adam(
 
 
 def _failure(name: str, error: Exception) -> Failure:
-    lines = str(error).strip().splitlines()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines[:1] == ["from user code:"]:  # Dynamo, of an error without a text
+        lines = [" ".join(lines[:3])]
     return Failure(
         name=name,
         error_type=type(error).__name__,
