@@ -512,11 +512,12 @@ def tuned() -> str:
         training = " ".join(words["training"])
         programs = f"mine {mining}".rstrip(), f"train {training}".rstrip()
         options.append(f"- {label}: `{programs[0]}`, `{programs[1]}`")
-        machine = runs[0]["machine"]
-        torch_version = machine["torch"].split("+")[0]
-        machines[
-            f"{machine['device']}; torch {torch_version}; {runs[0]['commit']}"
-        ] = None
+        for run in runs:
+            machine = run["machine"]
+            torch_version = machine["torch"].split("+")[0]
+            machines[
+                f"{machine['device']}; torch {torch_version}; {run['commit']}"
+            ] = None
     return (
         table(head, rows)
         + "\n"
