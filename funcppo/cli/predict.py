@@ -49,6 +49,7 @@ from funcppo.data.lexer import (
 )
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
+from funcppo.report.names import score_text
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -436,7 +437,7 @@ class Predict:
         for fact in facts:
             names = [_term_text(fact[name]) for name in ("head", "tail")]
             atom = f"{relation}({', '.join(names)})"
-            print(f"  {fact['rank']:>4}  {_score_text(fact['score'])}  {atom}")
+            print(f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}")
         if n_facts > len(facts):
             print(f"  ... and {n_facts - len(facts):,} more (--out FILE)")
 
@@ -484,11 +485,6 @@ def _term_text(name: str) -> str:
     return name if is_bare_name(name) else quote(name)
 
 
-def _score_text(score: float) -> str:
-    """A score with its leading digits."""
-    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
-
-
 def _answers_text(answers: QueryAnswers, score: str, with_known: bool) -> str:
     """The answers of a query as lines."""
     n_shown = sum(not answer.known for answer in answers.answers)
@@ -510,7 +506,7 @@ def _answer_lines(answer: Answer, width: int) -> list[str]:
     """An answer as lines, with its proof if it has one."""
     status = "known" if answer.known else "new  "
     lines = [
-        f"  {answer.rank:>4}  {_term_text(answer.entity):<{width}}  {_score_text(answer.score):<6}  {status}  "
+        f"  {answer.rank:>4}  {_term_text(answer.entity):<{width}}  {score_text(answer.score):<6}  {status}  "
         f"{answer.verdict}"
     ]
     if answer.explanation is not None:
