@@ -97,7 +97,9 @@ class KnownFacts:
         found: list[FactGroupRows] = []
         for place in self._order:
             rows = self._rows_of(place, entity)
-            relations, starts = np.unique(self.atoms[rows, 0], return_index=True)
+            relations, starts = np.unique(
+                self.atoms[rows, 0], return_index=True
+            )
             parts = np.split(rows, starts[1:])
             for relation, part in zip(relations.tolist(), parts):
                 group = FactGroupRows(relation=relation, place=place, rows=part)
