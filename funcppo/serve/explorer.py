@@ -1,6 +1,7 @@
 """What the explorer answers: names, facts, ranked answers and why, by one method each.
 
-Scores, ranks and proofs are those of `Answerer`, which `funcppo predict` asks. Every list is bounded; its length is said.
+Scores, ranks and proofs are those of `Answerer`, which `funcppo predict` asks. Every list is bounded, and its whole
+length is said.
 """
 
 from __future__ import annotations
