@@ -40,7 +40,7 @@ from funcppo.serve.resources import (
 from funcppo.serve.worker import Worker
 
 MAX_WAITING = 16
-# of the JSON of an answer, which a page is made of too
+# of an answer in JSON; pages cut names that are very long
 MAX_ANSWER_BYTES = 4_000_000
 STATIC_TYPES = {
     "explorer.css": "text/css",

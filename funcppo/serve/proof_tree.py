@@ -1,4 +1,4 @@
-"""A proof as a page draws it: its nodes in the order of the drawing, nested by marks of where a part begins and ends."""
+"""A proof as a page draws it: its goals in the order of the drawing, with marks of where subgoals end."""
 
 from __future__ import annotations
 

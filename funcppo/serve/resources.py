@@ -373,8 +373,8 @@ def openapi(version: str) -> Json:
         "info": {
             "title": "funcppo serve",
             "version": version,
-            "description": "Ranked, explained answers over a knowledge graph. Every request is a GET. Names may be given "
-            "by their ids. An error is one line.",
+            "description": "Ranked, explained answers over a knowledge graph. "
+            "Every request is a GET. Names may be given by their ids. An error is one line.",
         },
         "paths": {f"/api/{r.name}": {"get": _operation(r)} for r in RESOURCES},
         "components": {"schemas": schemas},
