@@ -26,7 +26,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.evaluation_setup import load_subject
+from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
@@ -36,7 +36,6 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import (
     data_files,
-    is_run_folder,
     print_notes_to_stderr,
     set_target_threads,
 )
@@ -146,7 +145,18 @@ class Predict:
     def _run(self) -> int:
         """Answer with an --out FILE that no other process writes; the exit status."""
         set_target_threads(self.target, self.threads)
-        answerer = self._open()
+        answerer = open_answerer(
+            self.target,
+            self.rules,
+            self.data,
+            ProverTaskConfig(
+                max_height=self.height,
+                smoothing=self.smoothing,
+                object_identity=self.object_identity,
+            ),
+            self.score,
+            self.device,
+        )
         if self.new:
             return self._list_new_facts(answerer)
         return self._answer_queries(answerer)
@@ -187,36 +197,6 @@ class Predict:
             if path is not None and path != "-":
                 check_output_path(option, Path(path))
         check_overwrites([*files, ("--json", self.json)], inputs)
-
-    def _open(self) -> Answerer:
-        """The answerer of the target, whose score it says."""
-        from funcppo.experiment.answers import Answerer
-
-        with show_status(
-            make_console(use_stderr=True), "reading data"
-        ) as status:
-            subject = load_subject(
-                self.target,
-                self.rules,
-                self.data,
-                ProverTaskConfig(
-                    max_height=self.height,
-                    smoothing=self.smoothing,
-                    object_identity=self.object_identity,
-                ),
-                self.score,
-                self.device,
-                status.update,
-            )
-            status.update("indexing answers")
-            answerer = Answerer(subject)
-        notes = [*subject.task.notes, *subject.notes]
-        if not is_run_folder(self.target):
-            notes.append(
-                f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
-            )
-        print_notes_to_stderr(notes)
-        return answerer
 
     # -- queries
 

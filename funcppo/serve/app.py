@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 from typing import Any
@@ -15,7 +13,6 @@ import jinja2
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -23,6 +20,7 @@ from starlette.responses import (
     Response,
 )
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 import funcppo
 from funcppo.report.names import display, score_text
@@ -71,7 +69,7 @@ class Site:
         self._templates = _make_templates(explorer)
         self._openapi = openapi(funcppo.__version__)
 
-    def make_app(self, host: str) -> Starlette:
+    def make_app(self, host: str) -> ASGIApp:
         """The application.
 
         Args:
@@ -91,15 +89,15 @@ class Site:
             if resource.name == "search":
                 page = self._search
             routes.append(Route(f"/{resource.name}", page))
-        return Starlette(
+        app = Starlette(
             routes=routes,
-            middleware=[Middleware(Guard, host=host, problem=self.problem)],
             exception_handlers={
                 RequestError: self._on_request_error,
                 HTTPException: self._on_http_error,
                 Exception: self._on_error,
             },
         )
+        return Guard(app, host, self.problem)
 
     def problem(self, status: int, line: str, is_api: bool) -> Response:
         """The response of a request without an answer."""
@@ -258,8 +256,7 @@ class Site:
         return self.problem(error.status_code, line, is_api(request.scope))
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
-        """One line for a defect, which standard error has in full."""
-        traceback.print_exception(error, file=sys.stderr)
+        """One line for a defect, of which the server prints the traceback."""
         line = "internal error: the terminal of the server has the details"
         return self.problem(500, line, is_api(request.scope))
 
