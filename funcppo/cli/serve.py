@@ -116,7 +116,8 @@ class Serve:
             if self.json != "-":
                 print(f"{address}  (Ctrl-C ends it)")
             sys.stdout.flush()
-            server.serve(site.make_app(self.host), site.worker, listener)
+            app = site.make_app(self.host)
+            server.make_server(app, site.worker).run(sockets=[listener])
         return 0
 
     def _warn(self) -> None:

@@ -317,6 +317,7 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
         "graph_name": explorer.dataset.name,
         "is_trained": subject.policy_run is not None,
         "score_name": subject.score,
+        "smoothing": subject.task.cfg.smoothing or 0.0,
         "version": funcppo.__version__,
     }
     return environment

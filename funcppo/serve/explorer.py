@@ -145,17 +145,17 @@ class Explorer:
         }
         names: list[FoundName] = []
         for name, index in kinds.items():
-            if kind in (name, "any") and q.strip():
-                ids = index.find(q.strip(), limit + 1)
-                names += [
-                    {
-                        "kind": name,
-                        "id": i,
-                        "name": index.names[i - 1],
-                        "text": display(index.names[i - 1]),
-                    }
-                    for i in ids
-                ]
+            if kind not in (name, "any") or not q.strip():
+                continue
+            for i in index.find(q.strip(), limit + 1):
+                text = index.names[i - 1]
+                found: FoundName = {
+                    "kind": name,
+                    "id": i,
+                    "name": text,
+                    "text": display(text),
+                }
+                names.append(found)
         return {
             "query": q,
             "names": names[:limit],

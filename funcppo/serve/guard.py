@@ -111,7 +111,9 @@ def is_loopback(host: str) -> bool:
 
 
 def is_allowed_host(header: str, host: str) -> bool:
-    """Whether a Host header names this server: a site whose name was made to lead here (DNS rebinding) has its own name.
+    """Whether a Host header names this server.
+
+    A site of others whose name was made to lead here (DNS rebinding) still has its own name in the header.
 
     Args:
       header: name or address, perhaps with a port, which a tunnel may have changed.

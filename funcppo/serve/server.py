@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
 
     from funcppo.serve.worker import Worker
@@ -82,13 +83,12 @@ def url(listener: socket.socket, host: str) -> str:
     return f"http://{name}:{port}/"
 
 
-def serve(app: ASGIApp, worker: Worker, listener: socket.socket) -> None:
-    """Answer requests until Ctrl-C or SIGTERM, whose signal is raised again at the end.
+def make_server(app: ASGIApp, worker: Worker) -> uvicorn.Server:
+    """A server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end.
 
     Args:
       app: the application.
       worker: whose work ends first.
-      listener: what `open_socket` returns.
     """
     import uvicorn
 
@@ -115,4 +115,4 @@ def serve(app: ASGIApp, worker: Worker, listener: socket.socket) -> None:
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    Server(config).run(sockets=[listener])
+    return Server(config)
