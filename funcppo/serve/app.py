@@ -97,6 +97,7 @@ class Site:
                 Exception: self._on_error,
             },
         )
+        app.router.redirect_slashes = False
         return Guard(app, host, self.problem)
 
     def problem(self, status: int, line: str, is_api: bool) -> Response:

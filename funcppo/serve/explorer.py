@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 import numpy as np
@@ -363,25 +364,26 @@ class Explorer:
 
     def _add_reasons(self, why: Why, atom: Tensor, place: int) -> None:
         """Add the verdict on an atom with its proof, or with the rules that fail."""
+        if why["score"] > 0:
+            self._add_proof(why, atom, place)
+            return
+
+        # A search may miss what the rules derive, and a rule may have the confidence 0.
         task = self.answerer.subject.task
-        try:
+        found = None
+        with suppress(RowBudgetExceeded):
             found = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
-        except RowBudgetExceeded:
+        if found is None or found.verdict is Verdict.UNKNOWN:
             why["note"] = (
                 f"stopped: a proof from other facts takes more than {MAX_FACT_PROOF_ROWS:,} rows of joins "
                 "(`funcppo prove` allows more)"
             )
             return
-        why["verdict"] = found.verdict.name.lower()
         if found.verdict is Verdict.PROVED:
-            # JSON alone has lists where Python has tuples
-            reasons = json.loads(
-                json.dumps(self.answerer.explain(atom, place).to_json())
-            )
-            why["proof"] = reasons["proof"]
-            why["evidence"] = reasons.get("evidence")
+            self._add_proof(why, atom, place)
             return
 
+        why["verdict"] = Verdict.REFUTED.name.lower()
         failed = query_entries.failed_rules(task, found, atom)
         why["n_matching_rules"] = failed.n_matching
         for rule, goals in failed.rules:
@@ -393,6 +395,14 @@ class Explorer:
                 "goals": [format_atom(self.dataset, goal) for goal in goals],
             }
             why["failed_rules"].append(failed_rule)
+
+    def _add_proof(self, why: Why, atom: Tensor, place: int) -> None:
+        """Add the proof of an atom that the rules derive, and its evidence."""
+        reasons = self.answerer.explain(atom, place).to_json()
+        why["verdict"] = Verdict.PROVED.name.lower()
+        # JSON alone has lists where Python has tuples
+        why["proof"] = json.loads(json.dumps(reasons["proof"]))
+        why["evidence"] = reasons.get("evidence")
 
     def read(self, query: str) -> tuple[int, int | None, int | None]:
         """The relation, head and tail of a query as text; None in the place of a variable.

@@ -75,6 +75,8 @@ class KnownFacts:
           relation: None for any.
           arguments: entities by their place, from 1.
         """
+        if any(place not in self._order for place in arguments):
+            return np.arange(0)
         if arguments:
             rows = self._rows_of(*next(iter(arguments.items())))
         elif relation is not None:
@@ -108,8 +110,6 @@ class KnownFacts:
 
     def _rows_of(self, place: int, entity: int) -> np.ndarray:
         """The rows with an entity in a place, in lexicographic order."""
-        if place not in self._order:
-            return np.arange(0)
         start, stop = np.searchsorted(
             self._arguments[place], [entity, entity + 1]
         )
