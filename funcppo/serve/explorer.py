@@ -26,7 +26,6 @@ from funcppo.experiment.answers import (
     format_query,
     prove_from_other_facts,
     read_open_query,
-    score_atoms,
 )
 from funcppo.logic.fixpoint import Verdict
 from funcppo.logic.joins import RowBudgetExceeded
@@ -344,7 +343,7 @@ class Explorer:
         atom = torch.zeros(width, dtype=torch.int64)
         atom = torch.cat([torch.tensor([relation, head, tail]), atom[3:]])
         query = OpenQuery(relation, place, int(atom[HEAD + TAIL - place]))
-        (score,) = score_atoms(subject, atom[None], place)
+        (score,) = self.answerer.score(atom[None], place)
         why: Why = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],

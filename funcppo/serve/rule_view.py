@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from functools import lru_cache
 from typing import NamedTuple
@@ -68,6 +67,11 @@ class RuleView:
         self._head = self._dataset.rules[:, 0, 0]
         self._order = np.argsort(-self._confidence, kind="stable")
         self._smoothing = float(task.cfg.smoothing or 0.0)
+        # Where T_P is held in part, other proofs apply all rules of a relation.
+        run = answerer.subject.policy_run
+        self._proves_quickly = answerer.predictor.derivable is not None or (
+            run is not None and run.questions is not None
+        )
         self._sample = lru_cache(KEPT_SAMPLES)(self._draw_sample)
 
     def count(self, relation: int) -> int:
@@ -163,8 +167,10 @@ class RuleView:
             table = table[table[:, 0] == relation]
             if len(table):
                 break
-        arity = dataset.arities[relation - 1]
-        n_sampled = min(MAX_SAMPLED, len(table)) if arity == TAIL else 0
+        is_binary = dataset.arities[relation - 1] == TAIL
+        n_sampled = 0
+        if is_binary and self._proves_quickly:
+            n_sampled = min(MAX_SAMPLED, len(table))
         places = np.linspace(0, len(table) - 1, n_sampled).astype(int)
         atoms = torch.from_numpy(table[places]).long()
 
@@ -184,10 +190,6 @@ class RuleView:
         run = self._answerer.subject.policy_run
         if run is None or not len(atoms):
             return {}
-        # Atoms of other queries are not indexed where T_P is held in part.
-        ascending = torch.unique(atoms, dim=0)
-        task = self._answerer.predictor.task_for(ascending)
-        run = dataclasses.replace(run, task=task)
         return rule_uses.uses_by_rule(run, atoms, proofs)
 
     def _relation_name(self, relation: int) -> Name:

@@ -64,8 +64,7 @@ def site(explorers):
 def clients(explorers, site):
     """Clients of the sites, by what their score has learnt from."""
     sites = {
-        name: Site(explorer, seconds=60)
-        for name, explorer in explorers.items()
+        name: Site(explorer, seconds=60) for name, explorer in explorers.items()
     }
     sites["questions"] = site
     return {

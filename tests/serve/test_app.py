@@ -151,13 +151,13 @@ def test_scores_on_the_page_are_those_of_predict(
         assert display(answer["entity"]) in page.words
 
 
-def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(
-    clients, explorers
-):
+def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(clients, explorers):
     explorer = explorers["proofs"]
     relation = explorer.relation_id(INVERSE)
     found = explorer.answers(relation, None, 20, 1, True, 0.0)["answers"][0]
-    path = f"/why?relation_id={relation}&head_id={found['entity_id']}&tail_id=20"
+    path = (
+        f"/why?relation_id={relation}&head_id={found['entity_id']}&tail_id=20"
+    )
     text = clients["proofs"].get(path).text
     tree = text[text.index('<ul class="tree">') : text.index("</section>")]
     page = Page(tree)

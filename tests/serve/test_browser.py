@@ -189,7 +189,11 @@ def test_all_of_a_tree_opens_and_closes(watched, url, explorers):
     explorer = explorers["questions"]
     relation = explorer.relation_id(INVERSE)
     found = explorer.answers(relation, 20, None, 1, True, 0.0)["answers"][0]
-    ids = {"relation_id": relation, "head_id": 20, "tail_id": found["entity_id"]}
+    ids = {
+        "relation_id": relation,
+        "head_id": 20,
+        "tail_id": found["entity_id"],
+    }
     page.goto(f"{url}/why?{urlencode(ids)}")
     page.get_by_role("button", name="Close all").click()
     assert page.locator(".tree details[open]").count() == 0

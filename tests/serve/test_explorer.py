@@ -44,7 +44,10 @@ def test_a_proof_holds_and_its_score_is_that_of_the_ranking(explorers):
     for explorer in explorers.values():
         relation = explorer.relation_id(INVERSE)
         entity = explorer.entity_id("e5")
-        for head, tail, side in ((entity, None, "tail"), (None, entity, "head")):
+        for head, tail, side in (
+            (entity, None, "tail"),
+            (None, entity, "head"),
+        ):
             found = explorer.answers(relation, head, tail, 3, True, 0.0)
             assert found["side"] == side
             proved = [a for a in found["answers"] if a["verdict"] == "proved"]
@@ -162,7 +165,9 @@ def test_a_graph_says_what_it_is(explorers):
     graph = graphs["untrained"]
     assert graph["score"] == "max-confidence"
     assert sum(r["n_rules"] for r in graph["relations"]) == graph["n_rules"]
-    assert explorers["untrained"].graph(2)["relations"] == graph["relations"][2:]
+    assert (
+        explorers["untrained"].graph(2)["relations"] == graph["relations"][2:]
+    )
 
 
 def test_relations_of_other_arities_are_shown_and_not_ranked(tmp_path):

@@ -52,9 +52,7 @@ def test_groups_of_an_entity_hold_each_of_its_facts_by_place(dataset):
     index = KnownFacts(dataset)
     for entity in range(1, dataset.n_constants + 1):
         groups = index.groups_of(entity)
-        pairs = [
-            (group.place, row) for group in groups for row in group.rows
-        ]
+        pairs = [(group.place, row) for group in groups for row in group.rows]
         expected = np.argwhere(index.atoms[:, 1:] == entity)
         assert sorted(pairs) == sorted((p + 1, i) for i, p in expected)
         for group in groups:
