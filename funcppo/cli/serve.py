@@ -117,7 +117,8 @@ class Serve:
                 print(f"{address}  (Ctrl-C ends it)")
             sys.stdout.flush()
             app = site.make_app(self.host)
-            server.make_server(app, site.worker).run(sockets=[listener])
+            workers = (site.worker, site.lookups)
+            server.make_server(app, workers).run(sockets=[listener])
         return 0
 
     def _warn(self) -> None:

@@ -55,7 +55,8 @@ class Site:
 
     Attributes:
       explorer: answers.
-      worker: does the work of answers.
+      worker: ranks and proves.
+      lookups: looks up names and facts meanwhile.
     """
 
     def __init__(self, explorer: Explorer, seconds: float) -> None:
@@ -66,6 +67,7 @@ class Site:
         """
         self.explorer = explorer
         self.worker = Worker(seconds, MAX_WAITING)
+        self.lookups = Worker(seconds, MAX_WAITING)
         self._templates = _make_templates(explorer)
         self._openapi = openapi(funcppo.__version__)
 
@@ -111,7 +113,7 @@ class Site:
     async def _answer(
         self, resource: Resource, fields: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """The answer of a resource, by the worker unless it is light.
+        """The answer of a resource.
 
         Raises:
           RequestError: a parameter is wrong, or the work is too much.
@@ -121,9 +123,8 @@ class Site:
             arguments = read_arguments(resource, self.explorer, fields)
             return resource.answer(self.explorer, **arguments)
 
-        if resource.is_light:
-            return await run_in_threadpool(work)
-        return await asyncio.wrap_future(self.worker.submit(work))
+        worker = self.lookups if resource.is_lookup else self.worker
+        return await asyncio.wrap_future(worker.submit(work))
 
     def _api_of(self, resource: Resource) -> Endpoint:
         """The endpoint of a resource that answers with JSON."""
@@ -169,7 +170,7 @@ class Site:
         if value["names"] or "(" not in text:
             return await self._page(resource, value, fields)
         asked = await asyncio.wrap_future(
-            self.worker.submit(lambda: self.explorer.read(text))
+            self.lookups.submit(lambda: self.explorer.read(text))
         )
         return _question_response(*asked)
 
@@ -190,7 +191,7 @@ class Site:
                 )
             return relation, head, tail
 
-        asked = await asyncio.wrap_future(self.worker.submit(read))
+        asked = await asyncio.wrap_future(self.lookups.submit(read))
         return _question_response(*asked)
 
     def _typed(self, fields: Mapping[str, str], kind: str) -> int | None:

@@ -62,8 +62,8 @@ class Resource:
     """The method of `Explorer`, with the parameters by name."""
     value: type
     parameters: tuple[Parameter, ...]
-    is_light: bool = False
-    """Whether it is answered beside the work of others."""
+    is_lookup: bool = False
+    """Whether it neither ranks nor proves, and so does not wait for that."""
 
 
 _OFFSET = Parameter(
@@ -90,6 +90,7 @@ def _required(parameter: Parameter) -> Parameter:
 RESOURCES = (
     Resource(
         name="graph",
+        is_lookup=True,
         summary="What is explored: sizes, score, notes, relations",
         answer=Explorer.graph,
         value=values.Graph,
@@ -97,6 +98,7 @@ RESOURCES = (
     ),
     Resource(
         name="search",
+        is_lookup=True,
         summary="Names that contain a text",
         answer=Explorer.search,
         value=values.Found,
@@ -123,7 +125,6 @@ RESOURCES = (
                 maximum=MAX_FOUND,
             ),
         ),
-        is_light=True,
     ),
     Resource(
         name="answers",
@@ -177,6 +178,7 @@ RESOURCES = (
     ),
     Resource(
         name="entity",
+        is_lookup=True,
         summary="An entity and its neighbours, by relation",
         answer=Explorer.entity,
         value=values.Entity,
@@ -191,6 +193,7 @@ RESOURCES = (
     ),
     Resource(
         name="relation",
+        is_lookup=True,
         summary="A relation with its first facts and its best rules",
         answer=Explorer.relation,
         value=values.Relation,
@@ -198,6 +201,7 @@ RESOURCES = (
     ),
     Resource(
         name="facts",
+        is_lookup=True,
         summary="Known facts with some names in their places",
         answer=Explorer.facts,
         value=values.Facts,
@@ -205,6 +209,7 @@ RESOURCES = (
     ),
     Resource(
         name="rules",
+        is_lookup=True,
         summary="Rules, the most confident first",
         answer=Explorer.rules,
         value=values.Rules,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -83,12 +84,12 @@ def url(listener: socket.socket, host: str) -> str:
     return f"http://{name}:{port}/"
 
 
-def make_server(app: ASGIApp, worker: Worker) -> uvicorn.Server:
+def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
     """A server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end.
 
     Args:
       app: the application.
-      worker: whose work ends first.
+      workers: whose work ends first.
     """
     import uvicorn
 
@@ -98,7 +99,8 @@ def make_server(app: ASGIApp, worker: Worker) -> uvicorn.Server:
         async def shutdown(
             self, sockets: list[socket.socket] | None = None
         ) -> None:
-            worker.stop()
+            for worker in workers:
+                worker.stop()
             await super().shutdown(sockets)
 
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""One thread that does the work of requests, one after the other, with a bound on the queue and on the time of each.
+"""A thread that does the work of requests, one after the other, with a bound on the queue and on the time of each.
 
 The caches of a run are not made for several threads, and an operation of PyTorch uses all cores that it may use.
 """
@@ -19,7 +19,10 @@ from funcppo.serve.errors import RequestError
 T = TypeVar("T")
 
 
-class _TimeBudgetExceeded(BaseException):
+STOPPED = "stopped: the server ends"
+
+
+class _Interrupted(BaseException):
     """Raised in the thread; no handler of `Exception` in the work catches it."""
 
 
@@ -50,6 +53,7 @@ class Worker:
         # guards which job a deadline belongs to
         self._lock = threading.Lock()
         self._running: _Job | None = None
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -78,8 +82,8 @@ class Worker:
         while not self._queue.empty():
             job = self._queue.get_nowait()
             if job.future.set_running_or_notify_cancel():
-                error = RequestError(503, "the server stops")
-                job.future.set_exception(error)
+                job.future.set_exception(RequestError(503, STOPPED))
+        self._is_stopping = True
         with self._lock:
             running = self._running
         if running is not None:
@@ -117,12 +121,10 @@ class Worker:
             finally:
                 self._finish()
                 timer.cancel()
-        except _TimeBudgetExceeded:
-            error = RequestError(
-                503,
-                f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)",
-            )
-            job.future.set_exception(error)
+        except _Interrupted:
+            too_long = f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)"
+            line = STOPPED if self._is_stopping else too_long
+            job.future.set_exception(RequestError(503, line))
         except Exception as error:
             job.future.set_exception(error)
         else:
@@ -138,7 +140,7 @@ class Worker:
         """End a job if it is still running: between two instructions of Python, so not within an operation."""
         with self._lock:
             if self._running is job:
-                _raise_in_thread(self._thread, _TimeBudgetExceeded)
+                _raise_in_thread(self._thread, _Interrupted)
 
 
 def _raise_in_thread(

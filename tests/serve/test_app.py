@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+import threading
 import time
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -263,7 +264,18 @@ def test_work_that_takes_too_long_is_one_line(explorers, monkeypatch):
     assert response.headers["retry-after"] == "5"
     page_of(client, f"/answers?{query}", 503)
     site.worker.seconds = 60
-    assert client.get("/api/rules").status_code == 200
+    assert client.get("/api/rule?rule=0").status_code == 200
+
+
+def test_names_are_looked_up_while_others_rank(explorers):
+    site = Site(explorers["untrained"], seconds=60)
+    client = TestClient(site.make_app("127.0.0.1"), base_url=BASE)
+    may_end = threading.Event()
+    ranking = site.worker.submit(lambda: may_end.wait(60))
+    for path in ("search?q=e1", "entity?entity=e1", "facts", "rules", "graph"):
+        assert client.get(f"/api/{path}").status_code == 200
+    assert not ranking.done()
+    may_end.set()
 
 
 def test_an_answer_that_is_too_long_is_one_line(client, monkeypatch):

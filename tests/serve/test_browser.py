@@ -28,7 +28,7 @@ if CHROMIUM is None:
 def url(site):
     """The address of a running explorer."""
     listener = server.open_socket("127.0.0.1", 0)
-    running = server.make_server(site.make_app("127.0.0.1"), site.worker)
+    running = server.make_server(site.make_app("127.0.0.1"), [site.worker])
     thread = threading.Thread(target=running.run, args=([listener],))
     thread.start()
     yield server.url(listener, "127.0.0.1").rstrip("/")

@@ -124,7 +124,7 @@ def test_every_name_is_found_by_itself(explorers):
 
 def test_unknown_names_have_suggestions(explorers):
     explorer = explorers["untrained"]
-    with pytest.raises(RequestError, match="unknown entity 'e111'.*'e11'"):
+    with pytest.raises(RequestError, match=r"unknown entity 'e111'.*'e11'"):
         explorer.entity_id("e111")
     with pytest.raises(RequestError, match="unknown relation 'nothing'"):
         explorer.relation_id("nothing")

@@ -18,7 +18,7 @@ def test_a_free_port_is_chosen_and_listened_on():
 def test_a_port_in_use_is_one_line():
     with server.open_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--port {port}: expected a free"):
+        with pytest.raises(ValueError, match="expected a free port"):
             server.open_socket("127.0.0.1", port)
 
 
@@ -26,7 +26,7 @@ def test_a_port_in_use_is_one_line():
     "host", ["192.0.2.1", "no host", "x" * 300, "\u202e", ""]
 )
 def test_a_host_that_is_none_of_this_machine_is_one_line(host):
-    with pytest.raises(ValueError, match="^--host "):
+    with pytest.raises(ValueError, match=r"^--host .*expected"):
         server.open_socket(host, 0).close()
 
 

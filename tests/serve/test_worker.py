@@ -96,5 +96,5 @@ def test_stopping_ends_the_work_and_refuses_what_waits():
     assert started.wait(60)
     worker.stop(seconds=60)
     for future in (running, waiting):
-        with pytest.raises(RequestError):
+        with pytest.raises(RequestError, match="the server ends"):
             future.result(60)
