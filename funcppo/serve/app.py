@@ -91,6 +91,7 @@ class Site:
             if resource.name == "search":
                 page = self._search
             routes.append(Route(f"/{resource.name}", page))
+
         app = Starlette(
             routes=routes,
             exception_handlers={
@@ -313,6 +314,7 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
     environment.filters["display"] = display
     environment.filters["score"] = score_text
     environment.filters["draw"] = proof_tree.draw
+
     subject = explorer.answerer.subject
     environment.globals |= {
         "link": _link,

@@ -156,6 +156,7 @@ class Explorer:
                     "text": display(text),
                 }
                 names.append(found)
+
         return {
             "query": q,
             "names": names[:limit],
@@ -168,6 +169,7 @@ class Explorer:
         """What is explored, with a page of its relations."""
         dataset, subject = self.dataset, self.answerer.subject
         last = min(offset + PAGE_ROWS, dataset.n_predicates)
+
         return {
             "name": dataset.name,
             "source": self.source,
@@ -235,6 +237,7 @@ class Explorer:
             place: self.entity_name(entity)
             for place, entity in arguments.items()
         }
+
         rows = self.facts_index.find(relation, arguments)
         return {
             "relation": None
@@ -338,12 +341,14 @@ class Explorer:
         for entity in (head, tail):
             self.entity_name(entity)
         place = HEAD if side == "head" else TAIL
+
         subject = self.answerer.subject
         width = subject.task.sizes.atom_width
         atom = torch.zeros(width, dtype=torch.int64)
         atom = torch.cat([torch.tensor([relation, head, tail]), atom[3:]])
         query = OpenQuery(relation, place, int(atom[HEAD + TAIL - place]))
         (score,) = self.answerer.score(atom[None], place)
+
         why: Why = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],

@@ -42,6 +42,7 @@ def draw(proof: Proof) -> list[Drawn]:
             drawn.append(_END)
             continue
         position, depth = place
+
         node = proof["nodes"][position]
         kind = RULE
         if node["rule"] is None:
@@ -51,6 +52,7 @@ def draw(proof: Proof) -> list[Drawn]:
         elif depth >= MAX_DEPTH or len(drawn) >= MAX_NODES:
             kind = CUT
         visited.add(position)
+
         drawn.append(_drawn(proof, position, kind))
         if kind == RULE:
             stack.append(None)

@@ -257,6 +257,7 @@ def read_fields(query_string: bytes) -> dict[str, str]:
         raise RequestError(
             400, f"query string: expected at most {MAX_FIELDS} fields"
         ) from None
+
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
@@ -396,6 +397,7 @@ def _operation(resource: Resource) -> Json:
         "404": ("A name or an id is unknown.", problem),
         "503": ("It takes too much work, or others wait.", problem),
     }
+
     return {
         "operationId": resource.name,
         "summary": resource.summary,

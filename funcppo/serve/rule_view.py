@@ -112,6 +112,7 @@ class RuleView:
             for atom, proof in zip(sample.atoms.tolist(), sample.proofs)
             if proof is not None and proof.nodes[0].rule == rule
         ]
+
         use = sample.uses.get(rule)
         learning: Learning | None = None
         if use is not None and use.n_firings:
@@ -120,6 +121,7 @@ class RuleView:
                 "after": use.after,
                 "n_weighed": use.n_firings,
             }
+
         detail = Detail(
             learning=learning,
             sampled_from=sample.split,

@@ -52,6 +52,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise ValueError(
             f"--host {host}: expected a name or an address of this machine"
         ) from None
+
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
