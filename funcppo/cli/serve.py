@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from funcppo.cli.common import (
@@ -109,7 +108,7 @@ class Serve:
             from funcppo.serve.app import Site
             from funcppo.serve.explorer import Explorer
 
-            explorer = Explorer(answerer, Path(self.target).name)
+            explorer = Explorer(answerer)
             site = Site(explorer, self.seconds)
             address = server.url(listener, self.host)
             write_json(self.json, {"url": address})

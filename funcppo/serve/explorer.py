@@ -68,13 +68,13 @@ class Explorer:
 
     Attributes:
       answerer: ranks and proves.
-      source: what was opened, as it is shown.
+      dataset: the names.
+      facts_index: the known facts.
     """
 
-    def __init__(self, answerer: Answerer, source: str) -> None:
+    def __init__(self, answerer: Answerer) -> None:
         """Index the names and the known facts."""
         self.answerer = answerer
-        self.source = source
         self.dataset = answerer.dataset
         self.facts_index = KnownFacts(self.dataset)
         self._entity_index = NameIndex(self.dataset.entities)
@@ -172,7 +172,6 @@ class Explorer:
 
         return {
             "name": dataset.name,
-            "source": self.source,
             "trained": subject.policy_run is not None,
             "score": subject.score,
             "height": subject.task.max_height,

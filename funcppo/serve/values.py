@@ -62,7 +62,6 @@ class Graph(TypedDict):
     """What is explored; relations are a page of them."""
 
     name: str
-    source: str
     trained: bool
     score: str
     height: int

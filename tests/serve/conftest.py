@@ -49,8 +49,7 @@ def explorers(graph, runs):
     for learner, folder in runs.items():
         subjects[learner] = open_run_subject(folder)
     return {
-        name: Explorer(Answerer(subject), "graph")
-        for name, subject in subjects.items()
+        name: Explorer(Answerer(subject)) for name, subject in subjects.items()
     }
 
 

@@ -182,7 +182,7 @@ def test_relations_of_other_arities_are_shown_and_not_ranked(tmp_path):
     )
     dataset = data.load(str(path))
     subject = dataset_subject(dataset, settings, "max-confidence")
-    explorer = Explorer(Answerer(subject), "p")
+    explorer = Explorer(Answerer(subject))
     path_id, big, route = map(explorer.relation_id, ("path", "big", "route"))
     a, c = explorer.entity_id("a"), explorer.entity_id("c")
     for relation in (big, route):
