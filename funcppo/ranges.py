@@ -71,6 +71,7 @@ Size: TypeAlias = Annotated[int, Range(1, INT32_MAX)]
 Port: TypeAlias = Annotated[int, Range(1, 65_535)]
 PositiveInt: TypeAlias = Annotated[int, Range(1, INT64_MAX)]
 NonNegativeInt: TypeAlias = Annotated[int, Range(0, INT64_MAX)]
+Port: TypeAlias = Annotated[int, Range(0, 65535)]  # 0: any that is free
 # A seed is taken modulo 2**64.
 Seed: TypeAlias = Annotated[int, Range(-INT64_MAX - 1, INT64_MAX)]
 PositiveFloat: TypeAlias = Annotated[

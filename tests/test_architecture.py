@@ -64,9 +64,10 @@ for user in ("evaluation", "experiment"):
     MAY_IMPORT[user] |= {"runtime"}
 MAY_IMPORT["learner"] = MAY_IMPORT["core"] | {"runtime"}
 MAY_IMPORT["report"] = {*MAY_IMPORT["experiment"], "report"}
+MAY_IMPORT["serve"] = {*MAY_IMPORT["report"], "serve", "__init__"}
 MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "report", "knowledge"}
 MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner"}
-MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "cli"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "serve", "cli"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 # Modules that talk to the machine: files, devices, compilers, the terminal. All others are maths.
@@ -78,6 +79,7 @@ BOUNDARY = (
     "__init__",
     "knowledge",
     "report",
+    "serve",
     "experiment",
     "atomic_io",
     "json_io",

@@ -218,6 +218,7 @@ PROGRAMS = {
     "mine": ["countries_s1", "--out", "{tmp}/x"],
     "report": ["countries_s1", "--out", "{tmp}/x.html"],
     "plot": ["countries_s1", "--kind", "curves", "--out", "{tmp}/x.svg"],
+    "serve": ["countries_s1"],
     "doctor": [],
     "check": ["countries_s1"],
 }
@@ -232,6 +233,7 @@ OPTIONS = {
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
     "report": ["queries", "ranked", "threads"],
     "plot": ["queries", "ranked", "threads"],
+    "serve": ["port", "seconds", "height", "smoothing", "threads"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed", "threads"],
 }  # fmt: skip

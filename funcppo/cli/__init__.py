@@ -48,6 +48,7 @@ PROGRAMS = {
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
     "report": "Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.",
     "plot": "Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.",
+    "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 from funcppo.cli.common import JsonObject, check_device
-from funcppo.cli.target import check_read_as_trained, is_run_folder
+from funcppo.cli.console import make_console, show_status
+from funcppo.cli.target import (
+    check_read_as_trained,
+    is_run_folder,
+    print_notes_to_stderr,
+)
 from funcppo.data.config import DataConfig
 from funcppo.data.lexer import shorten
 from funcppo.prover.config import ProverTaskConfig
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
         Scorer,
         ScorerBySide,
     )
+    from funcppo.experiment.answers import Answerer
     from funcppo.experiment.run import Run
     from funcppo.experiment.subject import Subject
     from funcppo.logic.proof import Proof
@@ -370,6 +376,32 @@ def load_subject(
         device,
         on_phase,
     )
+
+
+def open_answerer(
+    target: str,
+    rules: str | None,
+    data_config: DataConfig,
+    prover: ProverTaskConfig,
+    score: str,
+    device: str,
+) -> Answerer:
+    """The answerer of a command line, as `load_subject` loads it; its notes are printed on standard error."""
+    from funcppo.experiment.answers import Answerer
+
+    with show_status(make_console(use_stderr=True), "reading data") as status:
+        subject = load_subject(
+            target, rules, data_config, prover, score, device, status.update
+        )
+        status.update("indexing answers")
+        answerer = Answerer(subject)
+    notes = [*subject.task.notes, *subject.notes]
+    if not is_run_folder(target):
+        notes.append(
+            f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
+        )
+    print_notes_to_stderr(notes)
+    return answerer
 
 
 def _make_policy_scorer(

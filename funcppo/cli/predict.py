@@ -26,7 +26,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.evaluation_setup import load_subject
+from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
@@ -36,7 +36,6 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import (
     data_files,
-    is_run_folder,
     print_notes_to_stderr,
     set_target_threads,
 )
@@ -49,6 +48,7 @@ from funcppo.data.lexer import (
 )
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
+from funcppo.report.names import score_text
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -145,7 +145,18 @@ class Predict:
     def _run(self) -> int:
         """Answer with an --out FILE that no other process writes; the exit status."""
         set_target_threads(self.target, self.threads)
-        answerer = self._open()
+        answerer = open_answerer(
+            self.target,
+            self.rules,
+            self.data,
+            ProverTaskConfig(
+                max_height=self.height,
+                smoothing=self.smoothing,
+                object_identity=self.object_identity,
+            ),
+            self.score,
+            self.device,
+        )
         if self.new:
             return self._list_new_facts(answerer)
         return self._answer_queries(answerer)
@@ -186,36 +197,6 @@ class Predict:
             if path is not None and path != "-":
                 check_output_path(option, Path(path))
         check_overwrites([*files, ("--json", self.json)], inputs)
-
-    def _open(self) -> Answerer:
-        """The answerer of the target, whose score it says."""
-        from funcppo.experiment.answers import Answerer
-
-        with show_status(
-            make_console(use_stderr=True), "reading data"
-        ) as status:
-            subject = load_subject(
-                self.target,
-                self.rules,
-                self.data,
-                ProverTaskConfig(
-                    max_height=self.height,
-                    smoothing=self.smoothing,
-                    object_identity=self.object_identity,
-                ),
-                self.score,
-                self.device,
-                status.update,
-            )
-            status.update("indexing answers")
-            answerer = Answerer(subject)
-        notes = [*subject.task.notes, *subject.notes]
-        if not is_run_folder(self.target):
-            notes.append(
-                f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
-            )
-        print_notes_to_stderr(notes)
-        return answerer
 
     # -- queries
 
@@ -436,7 +417,7 @@ class Predict:
         for fact in facts:
             names = [_term_text(fact[name]) for name in ("head", "tail")]
             atom = f"{relation}({', '.join(names)})"
-            print(f"  {fact['rank']:>4}  {_score_text(fact['score'])}  {atom}")
+            print(f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}")
         if n_facts > len(facts):
             print(f"  ... and {n_facts - len(facts):,} more (--out FILE)")
 
@@ -484,11 +465,6 @@ def _term_text(name: str) -> str:
     return name if is_bare_name(name) else quote(name)
 
 
-def _score_text(score: float) -> str:
-    """A score with its leading digits."""
-    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
-
-
 def _answers_text(answers: QueryAnswers, score: str, with_known: bool) -> str:
     """The answers of a query as lines."""
     n_shown = sum(not answer.known for answer in answers.answers)
@@ -510,7 +486,7 @@ def _answer_lines(answer: Answer, width: int) -> list[str]:
     """An answer as lines, with its proof if it has one."""
     status = "known" if answer.known else "new  "
     lines = [
-        f"  {answer.rank:>4}  {_term_text(answer.entity):<{width}}  {_score_text(answer.score):<6}  {status}  "
+        f"  {answer.rank:>4}  {_term_text(answer.entity):<{width}}  {score_text(answer.score):<6}  {status}  "
         f"{answer.verdict}"
     ]
     if answer.explanation is not None:

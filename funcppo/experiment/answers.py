@@ -264,6 +264,16 @@ class Answerer:
             quantised_score=None if is_zero else score,
         )
 
+    def score(self, atoms: Tensor, side: int) -> list[float]:
+        """The scores of ground atoms of two arguments as answers about a side, of facts without themselves.
+
+        Args:
+          atoms: [n, W].
+        """
+        log_odds = self.predictor.score(atoms, side)
+        scores = rank_metrics.quantise(log_odds).tolist()
+        return [probability(score) for score in scores]
+
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
         """The proof of a derivable atom and, of a run that weighs evidence, what it weighs for one side.
 
@@ -271,7 +281,9 @@ class Answerer:
           atom: ground and of two arguments [W]; a known fact is proved from other facts.
         """
         run = self.subject.policy_run
-        task = self.predictor.task_for(atom[None])
+        task = self.subject.task
+        if run is None or run.questions is None:
+            task = self.predictor.task_for(atom[None])
         evidence = None
         if run is not None:
             run = dataclasses.replace(run, task=task)
@@ -360,7 +372,4 @@ def format_query(dataset: Dataset, query: OpenQuery) -> str:
 
 def score_atoms(subject: Subject, atoms: Tensor, side: int) -> list[float]:
     """The scores of ground atoms of two arguments as answers about a side, of facts without themselves."""
-    log_odds = make_subject_predictor(subject).score(atoms, side)
-    return [
-        probability(score) for score in rank_metrics.quantise(log_odds).tolist()
-    ]
+    return Answerer(subject).score(atoms, side)

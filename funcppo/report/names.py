@@ -1,4 +1,4 @@
-"""Names of entities, relations and rules as they are shown: on one line, of bounded length, nothing invisible."""
+"""Names and scores as they are shown: names on one line, of bounded length, nothing invisible."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def label(text: str, width: int = MAX_LABEL) -> str:
     """
     text = display(text)
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def score_text(score: float) -> str:
+    """A score with its leading digits."""
+    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
 
 
 def _cut_word(match: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from funcppo.report import figures, tables
 from funcppo.report.measurement import RunReport
-from funcppo.report.names import display
+from funcppo.report.names import display, score_text
 from funcppo.report.tables import Band, Measured
 
 # rows of a table on a page
@@ -92,11 +92,6 @@ def _version() -> str:
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("funcppo")
     return ""
-
-
-def score_text(score: float) -> str:
-    """A score with its leading digits."""
-    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
 
 
 def results_table(runs: Sequence[Measured]) -> Table:

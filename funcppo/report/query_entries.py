@@ -31,6 +31,7 @@ from funcppo.experiment.answers import (
 from funcppo.logic import query_answering
 from funcppo.logic.joins import RowBudgetExceeded
 from funcppo.logic.proof import Proof
+from funcppo.logic.query_answering import FailedRules, QueryResult
 from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.report.names import display
@@ -238,15 +239,7 @@ def why_not(task: ProverTask, atom: Tensor) -> list[str]:
             f"why not: more than {MAX_FACT_PROOF_ROWS:,} rows of joins (`funcppo prove` allows more)"
         ]
 
-    failed = query_answering.failed_rules(
-        task.kb,
-        task.sizes,
-        found.model,
-        tuple(atom.tolist()),
-        object_identity=task.least_model.object_identity,
-        n_rules=MAX_FAILED_RULES,
-    )
-
+    failed = failed_rules(task, found, atom)
     if not failed.n_matching:
         return ["no rule's head matches it"]
     lines: list[str] = []
@@ -260,6 +253,25 @@ def why_not(task: ProverTask, atom: Tensor) -> list[str]:
     if n_more:
         lines.append(f"... and {n_more} more of {failed.n_matching} rules")
     return lines
+
+
+def failed_rules(
+    task: ProverTask, found: QueryResult, atom: Tensor
+) -> FailedRules:
+    """The first rules whose head matches an atom that is not proved, each with the goals that nothing satisfies.
+
+    Args:
+      found: what the attempt to prove it has found.
+      atom: ground [W].
+    """
+    return query_answering.failed_rules(
+        task.kb,
+        task.sizes,
+        found.model,
+        tuple(atom.tolist()),
+        object_identity=task.least_model.object_identity,
+        n_rules=MAX_FAILED_RULES,
+    )
 
 
 def _atom_text(dataset: Dataset, atom: Tensor) -> str:

@@ -41,14 +41,21 @@ class _Weighed(NamedTuple):
 def rule_uses(
     run: Run, atoms: I64[Tensor, "n W"], proofs: Sequence[Proof | None]
 ) -> tuple[RuleUse, ...]:
-    """What a run makes of the rules that derive answers to some atoms, in the order of rules.
+    """What a run makes of the rules that derive answers to some atoms, in the order of rules; see `uses_by_rule`."""
+    return tuple(uses_by_rule(run, atoms, proofs).values())
+
+
+def uses_by_rule(
+    run: Run, atoms: I64[Tensor, "n W"], proofs: Sequence[Proof | None]
+) -> dict[int, RuleUse]:
+    """What a run makes of the rules that derive answers to some atoms, by the id of the rule, ascending.
 
     Args:
       atoms: ground and of two arguments.
       proofs: of these atoms, which count the last steps.
     """
     if not len(atoms):
-        return ()
+        return {}
     n_rules = len(run.task.dataset.rules)
     sums = torch.zeros(n_rules, 3, dtype=torch.float64)
     parts = (
@@ -63,10 +70,10 @@ def rule_uses(
     kb = run.task.kb
     smoothing = float(run.task.cfg.smoothing or 0.0)
     n_proofs = Counter(proof.nodes[0].rule for proof in proofs if proof)
-    uses: list[RuleUse] = []
+    uses: dict[int, RuleUse] = {}
     for rule, (n, before, after) in enumerate(sums.tolist()):
         if n or n_proofs[rule]:
-            use = RuleUse(
+            uses[rule] = RuleUse(
                 text=format_rule(
                     run.task.dataset, run.task.dataset.rules[rule]
                 ),
@@ -77,8 +84,7 @@ def rule_uses(
                 n_firings=int(n),
                 n_proofs=n_proofs[rule],
             )
-            uses.append(use)
-    return tuple(uses)
+    return uses
 
 
 def _weigh_evidence(

@@ -2,7 +2,14 @@
 
 import pytest
 
-from funcppo.report.names import MAX_LABEL, MAX_TEXT, MAX_WORD, display, label
+from funcppo.report.names import (
+    MAX_LABEL,
+    MAX_TEXT,
+    MAX_WORD,
+    display,
+    label,
+    score_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +40,9 @@ def test_a_label_is_short():
     assert label("a" * MAX_LABEL) == "a" * MAX_LABEL
     assert label("a" * 37) == "a" * (MAX_LABEL - 1) + "…"
     assert label("abcdef", 3) == "ab…"
+
+
+def test_small_scores_keep_their_digits():
+    assert score_text(0.12345) == "0.1235"
+    assert score_text(1.23e-7) == "1.2e-07"
+    assert score_text(0.0) == "0.0000"

@@ -148,9 +148,3 @@ def test_what_a_run_lacks_is_said(reports):
     sampled = dataclasses.replace(run, n_test=900)
     text = page.render([RunReport(sampled, [])])
     assert "14 of 900 test queries are ranked" in text
-
-
-def test_small_scores_keep_their_digits():
-    assert page.score_text(0.12345) == "0.1235"
-    assert page.score_text(1.23e-7) == "1.2e-07"
-    assert page.score_text(0.0) == "0.0000"

@@ -1,0 +1,132 @@
+"""`funcppo serve`: a local explorer of a run or a data set for a browser."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from funcppo.cli.common import (
+    check_device,
+    check_overwrites,
+    write_json,
+)
+from funcppo.cli.evaluation_setup import open_answerer
+from funcppo.cli.options import (
+    DataOptions,
+    JsonOutput,
+    OptionalFile,
+    TargetArgument,
+)
+from funcppo.cli.target import data_files, set_target_threads
+from funcppo.data.config import DEFAULT_CONFIG
+from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import (
+    NonNegativeFloat,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Size,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.
+
+    Answers, scores and proofs are those of `funcppo predict`. A data set without training is ranked by rule
+    confidences, and every page says so.
+
+    By default only programs of this machine can connect. Another host lets everybody in who reaches it: there is no
+    password. Requests other than GET, requests under another name in the Host header, and work of more than --seconds
+    are refused with one line.
+
+    Ctrl-C ends it. Needs the extra `serve`.
+
+    Exit status: 2 bad input, 130 ended by Ctrl-C, 143 by SIGTERM.
+    """
+
+    target: TargetArgument
+    """Folder of a training run, or a data set: an embedded name, a folder with train.txt, a file of triples
+    (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
+    port: Port = 8080
+    """Port to listen on; 0 chooses a free one."""
+    host: str = "127.0.0.1"
+    """Name or address to listen on, such as 0.0.0.0 for all of this machine."""
+    seconds: PositiveFloat = 20.0
+    """Time that the work of a request may take, and that it may wait for others."""
+    score: str = "auto"
+    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the run's own score; for a data set the
+    one that ranks its valid split best."""
+    rules: OptionalFile = None
+    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
+    height: Size | None = None
+    """Maximum height of a proof (data sets only). Default: chosen on the valid split."""
+    smoothing: NonNegativeFloat | Literal["auto"] | None = "auto"
+    """Pseudo-count of wrong predictions of each rule (data sets only). Default: auto, chosen on the valid split."""
+    object_identity: bool | Literal["auto"] = "auto"
+    """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
+    split."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device to score on."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
+    json: JsonOutput = None
+    """Write the address as JSON to FILE once it answers; - writes it to standard output in place of the text. Default:
+    no JSON."""
+
+    def run(self) -> int:
+        """Serve until a signal.
+
+        Returns:
+          The exit status; a signal raises instead.
+        """
+        from funcppo.serve import server
+
+        server.check_packages()
+        check_device(self.device)
+        inputs = data_files(self.target, self.rules)
+        check_overwrites([("--json", self.json)], inputs)
+        listener = server.open_socket(self.host, self.port)
+        with listener:
+            self._warn()
+            set_target_threads(self.target, self.threads)
+            answerer = open_answerer(
+                self.target,
+                self.rules,
+                self.data,
+                ProverTaskConfig(
+                    max_height=self.height,
+                    smoothing=self.smoothing,
+                    object_identity=self.object_identity,
+                ),
+                self.score,
+                self.device,
+            )
+            from funcppo.serve.app import Site
+            from funcppo.serve.explorer import Explorer
+
+            explorer = Explorer(answerer)
+            site = Site(explorer, self.seconds)
+            address = server.url(listener, self.host)
+            write_json(self.json, {"url": address})
+            if self.json != "-":
+                print(f"{address}  (Ctrl-C ends it)")
+            sys.stdout.flush()
+            app = site.make_app(self.host)
+            workers = (site.worker, site.lookups)
+            server.make_server(app, workers).run(sockets=[listener])
+        return 0
+
+    def _warn(self) -> None:
+        """Warn of a host that others reach."""
+        from funcppo.serve.guard import is_loopback
+
+        if not is_loopback(self.host):
+            print(
+                f"warning: --host {self.host}: everybody who reaches this machine can read the data and use its time; "
+                "there is no password",
+                file=sys.stderr,
+            )

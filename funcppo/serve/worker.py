@@ -1,0 +1,152 @@
+"""A thread that does the work of requests, one after the other, with a bound on the queue and on the time of each.
+
+The caches of a run are not made for several threads, and an operation of PyTorch uses all cores that it may use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from funcppo.serve.errors import RequestError
+
+T = TypeVar("T")
+
+
+STOPPED = "stopped: the server ends"
+
+
+class _Interrupted(BaseException):
+    """Raised in the thread; no handler of `Exception` in the work catches it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """Work that waits for the thread."""
+
+    work: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+    submitted: float = field(default_factory=time.monotonic)
+
+
+class Worker:
+    """The thread and its queue.
+
+    Attributes:
+      seconds: that a request may wait, and that its work may take.
+    """
+
+    def __init__(self, seconds: float, max_waiting: int) -> None:
+        """Start the thread.
+
+        Args:
+          max_waiting: requests that wait while one is worked on; more are refused.
+        """
+        self.seconds = seconds
+        self._queue: queue.Queue[_Job] = queue.Queue(max_waiting)
+        # guards which job a deadline belongs to
+        self._lock = threading.Lock()
+        self._running: _Job | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """The future result of work.
+
+        Raises:
+          RequestError: too many requests wait.
+        """
+        job = _Job(work)
+        try:
+            self._queue.put_nowait(job)
+        except queue.Full:
+            raise RequestError(
+                503,
+                f"busy: {self._queue.maxsize} requests wait already; try again in some seconds",
+            ) from None
+        return job.future
+
+    def stop(self, seconds: float = 0.5) -> None:
+        """End the running work and refuse what waits.
+
+        Args:
+          seconds: that the running work may take to notice.
+        """
+        while not self._queue.empty():
+            job = self._queue.get_nowait()
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(RequestError(503, STOPPED))
+        self._is_stopping = True
+        with self._lock:
+            running = self._running
+        if running is not None:
+            self._interrupt(running)
+            end = time.monotonic() + seconds
+            while not running.future.done() and time.monotonic() < end:
+                time.sleep(0.01)
+
+    def _run(self) -> None:
+        """Do one job after another."""
+        while True:
+            job = self._queue.get()
+            # The client may have gone.
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            if time.monotonic() - job.submitted > self.seconds:
+                error = RequestError(
+                    503,
+                    f"busy: waited for {self.seconds:g} s behind other requests; try again",
+                )
+                job.future.set_exception(error)
+            else:
+                self._do(job)
+
+    def _do(self, job: _Job) -> None:
+        """Do a job within its time."""
+        timer = threading.Timer(self.seconds, self._interrupt, [job])
+        timer.daemon = True
+        try:
+            with self._lock:
+                self._running = job
+            timer.start()
+            try:
+                result = job.work()
+            finally:
+                self._finish()
+                timer.cancel()
+        except _Interrupted:
+            too_long = f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)"
+            line = STOPPED if self._is_stopping else too_long
+            job.future.set_exception(RequestError(503, line))
+        except Exception as error:
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(result)
+
+    def _finish(self) -> None:
+        """No deadline interrupts the thread after this, not even one that has passed and is not yet noticed."""
+        with self._lock:
+            self._running = None
+            _raise_in_thread(self._thread, None)
+
+    def _interrupt(self, job: _Job) -> None:
+        """End a job if it is still running: between two instructions of Python, so not within an operation."""
+        with self._lock:
+            if self._running is job:
+                _raise_in_thread(self._thread, _Interrupted)
+
+
+def _raise_in_thread(
+    thread: threading.Thread, error: type[BaseException] | None
+) -> None:
+    """Have CPython raise an error in a thread; None takes back one that has not been raised yet."""
+    identifier = ctypes.c_ulong(thread.ident or 0)
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(identifier, raised)
