@@ -68,7 +68,7 @@ class Range:
 
 # Sizes of tensors and counts that are multiplied.
 Size: TypeAlias = Annotated[int, Range(1, INT32_MAX)]
-Port: TypeAlias = Annotated[int, Range(1, 65_535)]
+FixedPort: TypeAlias = Annotated[int, Range(1, 65_535)]
 PositiveInt: TypeAlias = Annotated[int, Range(1, INT64_MAX)]
 NonNegativeInt: TypeAlias = Annotated[int, Range(0, INT64_MAX)]
 Port: TypeAlias = Annotated[int, Range(0, 65535)]  # 0: any that is free

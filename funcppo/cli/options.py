@@ -33,7 +33,7 @@ from tyro.constructors import (
 
 from funcppo.config import PPOConfig
 from funcppo.data.config import DataConfig
-from funcppo.ranges import Port, check_fields
+from funcppo.ranges import FixedPort, check_fields
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
 TargetArgument: TypeAlias = Annotated[
@@ -43,7 +43,7 @@ OptionalFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
 # its options have no prefix
 DataOptions: TypeAlias = Annotated[DataConfig, arg(name="")]
 JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
-MetricsPort: TypeAlias = Annotated[Port | None, arg(metavar="PORT")]
+MetricsPort: TypeAlias = Annotated[FixedPort | None, arg(metavar="PORT")]
 MetricsFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
 
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
