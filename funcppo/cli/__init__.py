@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -24,6 +25,7 @@ from funcppo.cli.common import (
     EXIT_BAD_INPUT,
     EXIT_CLOSED_PIPE,
     EXIT_INTERRUPTED,
+    EXIT_STALLED,
     EXIT_TERMINATED,
     Terminated,
     check_output_path,
@@ -33,6 +35,7 @@ from funcppo.cli.common import (
     raise_terminated,
 )
 from funcppo.ranges import FieldError
+from funcppo.runtime import distributed
 
 if TYPE_CHECKING:
     from funcppo.cli.options import Program
@@ -52,6 +55,9 @@ PROGRAMS = {
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
+
+# Programs whose work several processes share; the others run in one.
+SHARED_PROGRAMS = ("evaluate", "predict")
 
 
 # what tyro calls the kinds of numbers
@@ -96,21 +102,26 @@ def _discard_output() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status."""
-    if not arguments or arguments[0] not in PROGRAMS:
-        _print_overview(arguments)
-        return 0
-
     try:
+        if distributed.launched_rank() > 0:
+            _silence()
+        if not arguments or arguments[0] not in PROGRAMS:
+            _print_overview(arguments)
+            return 0
+        _join(arguments)
         program = _parse_program(arguments[0], arguments[1:])
         if program is None:
             return 0
-        if program.json is not None and program.json != "-":
+        is_main = distributed.launched_rank() == 0
+        if is_main and program.json is not None and program.json != "-":
             check_output_path(
                 "--json",
                 Path(program.json),
                 "expected a file in a folder that exists, or -",
             )
         return program.run()
+    except distributed.StalledError as error:
+        exit_with_error(str(error), status=EXIT_STALLED)
     except FieldError as error:
         exit_with_error(f"{option_name(error.field)}: {error.problem}")
     except (ValueError, OSError) as error:
@@ -124,6 +135,34 @@ def _run(arguments: Sequence[str]) -> int:
         exit_with_error(
             f"out of memory: expected smaller sizes, got: {_error_line(error)}"
         )
+
+
+def _join(arguments: Sequence[str]) -> None:
+    """Connect with the other processes of torchrun, if it started this one.
+
+    Raises:
+      ValueError: there are others, and the program runs in one process.
+    """
+    distributed.join(
+        {
+            "funcppo": package_version("funcppo"),
+            "command line": list(arguments),
+        }
+    )
+    size, name = distributed.launched_size(), arguments[0]
+    if size > 1 and name not in SHARED_PROGRAMS:
+        raise ValueError(
+            f"{name}: expected one process, got {size}: several processes can share {', '.join(SHARED_PROGRAMS)}"
+        )
+
+
+def _silence() -> None:
+    """Discard what a process other than rank 0 prints, but for errors of its own and tracebacks."""
+    stream = sys.__stderr__
+    sys.excepthook = lambda *error: traceback.print_exception(
+        *error, file=stream
+    )
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 class _OverviewParser(argparse.ArgumentParser):

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
+from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_TERMINATED = 143  # 128 + SIGTERM
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
+EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: another process did not answer
 
 # after a signal, work in progress may end by itself for so long
 GRACE_SECONDS = 0.5
@@ -36,8 +38,18 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
-    """Print one line on standard error and exit."""
-    print(f"funcppo: {message}", file=sys.stderr)
+    """Print one line on standard error and exit; of several processes, rank 0 prints it for all."""
+    if distributed.launched_rank() == 0:
+        print(f"funcppo: {message}", file=sys.stderr)
+
+    processes = distributed.joined()
+    is_signal = status in (EXIT_INTERRUPTED, EXIT_TERMINATED)
+    if processes is not None and not is_signal:
+        is_told = processes.fail(message)
+        if not is_told:
+            # What other processes print is discarded, but for this.
+            line = f"funcppo: rank {processes.rank}: {message}"
+            print(line, file=sys.__stderr__)
     sys.exit(status)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,8 @@ from funcppo.cli.options import (
 from funcppo.cli.target import data_files, set_target_threads
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Seed, Size
+from funcppo.runtime import distributed
+from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -134,6 +136,10 @@ class Evaluate:
         Returns:
           The exit status.
         """
+        processes = distributed.joined()
+        if processes is not None and not processes.is_main:
+            with graphs_allowed(self.graphs):
+                return self._rank_for_main(processes)
         self._check_outputs()
         with (
             lock_output(self.details),
@@ -153,22 +159,14 @@ class Evaluate:
 
         start = time.perf_counter()
         console = make_console(self.json == "-")
-        set_target_threads(self.target, self.threads)
-        with show_status(console, "reading data") as status:
-            setup = prepare_evaluation(
-                self,
-                with_proofs=self.details is not None and self.proofs,
-                on_phase=status.update,
-            )
+        setup = self._prepare(console)
         evaluator = setup.evaluator
         memory.reset_peak(self.device)
 
         rows = self._query_rows(evaluator.task.dataset)
         log = self._open_log(setup)
         with defer_interrupt() as interrupt:
-            records = self._rank(
-                evaluator, rows, log, console, interrupt, exporter
-            )
+            records = self._rank(setup, rows, log, console, interrupt, exporter)
 
         n_sides = len(evaluator.protocol.sides)
         n_done = len(records) // n_sides
@@ -188,6 +186,36 @@ class Evaluate:
         write_json(self.json, result)
         self._print_result(console, setup, result)
         return 0
+
+    def _rank_for_main(self, processes: Processes) -> int:
+        """Rank windows of the split, whose records rank 0 writes; the exit status."""
+        from funcppo.cli import shared_evaluation
+
+        setup = self._prepare(make_console(use_stderr=True))
+        rows = self._query_rows(setup.evaluator.task.dataset)
+        split = getattr(setup.evaluator.task.dataset, self.split)
+        done = processes.share("done")
+        for _ in shared_evaluation.iter_queries(
+            processes, setup, split, rows, set(done)
+        ):
+            pass  # rank 0 has the records
+        return 0
+
+    def _prepare(self, console: Console) -> EvaluationSetup:
+        """The evaluator, on which all processes agree."""
+        set_target_threads(self.target, self.threads)
+        with show_status(console, "reading data") as status:
+            setup = prepare_evaluation(
+                self,
+                with_proofs=self.details is not None and self.proofs,
+                on_phase=status.update,
+            )
+        processes = distributed.joined()
+        if processes is not None:
+            from funcppo.cli import shared_evaluation
+
+            shared_evaluation.check_same_setup(processes, setup, self.device)
+        return setup
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -245,7 +273,7 @@ class Evaluate:
 
     def _rank(
         self,
-        evaluator: Evaluator,
+        setup: EvaluationSetup,
         rows: np.ndarray,
         log: ResultLog | None,
         console: Console,
@@ -253,18 +281,15 @@ class Evaluate:
         exporter: Exporter | None,
     ) -> list[Record]:
         """The records of all queries, or of those ranked before an interrupt."""
-        import numpy as np
-
-        from funcppo.evaluation import evaluator as evaluation
         from funcppo.evaluation import result_log
 
         records = list(log.complete_records) if log else []
-        rows = rows[~np.isin(rows, [record["query_row"] for record in records])]
-        split = getattr(evaluator.task.dataset, self.split)
-        n_sides = len(evaluator.protocol.sides)
-        n_all = len(records) // n_sides + len(rows)
+        done = {record["query_row"] for record in records}
+        n_sides = len(setup.evaluator.protocol.sides)
 
-        _print_work(console, evaluator, split[rows])
+        split = getattr(setup.evaluator.task.dataset, self.split)
+        left = split[_rows_left(rows, done)]
+        _print_work(console, setup.evaluator, left)
         n_scored = 0
         start = time.perf_counter()
         # A repeated signal ends the queries in progress; those before stay.
@@ -272,7 +297,7 @@ class Evaluate:
             suppress(KeyboardInterrupt),
             show_status(console, "ranking") as status,
         ):
-            for query in evaluation.evaluate_queries(evaluator, split, rows):
+            for query in self._iter_queries(setup, rows, done):
                 if log:
                     result_log.append(log, query)
                 # Proofs are in the file, and large.
@@ -281,12 +306,30 @@ class Evaluate:
                 n_scored += _count_scored(query, exporter)
                 note = _speed_text(n_scored, start)
                 n_done = len(records) // n_sides
-                status.update("ranking", n_done, n_all, note)
+                status.update("ranking", n_done, len(rows), note)
                 if interrupt.requested:
                     break
         if log:
             result_log.close(log)
         return records
+
+    def _iter_queries(
+        self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]
+    ) -> Iterator[list[Record]]:
+        """Yield the records of each query without records, by this process alone or with others."""
+        from funcppo.cli import shared_evaluation
+        from funcppo.evaluation import evaluator as evaluation
+
+        split = getattr(setup.evaluator.task.dataset, self.split)
+        processes = distributed.joined()
+        if processes is None:
+            return evaluation.evaluate_queries(
+                setup.evaluator, split, _rows_left(rows, done)
+            )
+        processes.share("done", sorted(done))
+        return shared_evaluation.iter_queries(
+            processes, setup, split, rows, done
+        )
 
     def _summarise(
         self, setup: EvaluationSetup, records: list[Record]
@@ -307,7 +350,10 @@ class Evaluate:
             "dataset": task.dataset.name,
             **setup.search_stats.as_metrics(),
             "memory_limit_bytes": setup.memory_limit,
-            "peak_bytes": memory.peak_bytes(self.device),
+            "peak_bytes": max(
+                memory.peak_bytes(self.device), *setup.peer_peak_bytes, 0
+            ),
+            "processes": _n_processes(),
             "graphs": self.graphs,
             "notes": _notes(setup),
         }
@@ -319,6 +365,19 @@ class Evaluate:
         print_notes(console, [*result["notes"], *search_notes(result)])
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
         console.print(metrics_table(title, {setup.score: result}))
+
+
+def _n_processes() -> int:
+    """The number of processes that share the evaluation."""
+    processes = distributed.joined()
+    return 1 if processes is None else processes.world_size
+
+
+def _rows_left(rows: np.ndarray, done: set[int]) -> np.ndarray:
+    """The rows of the queries that have no records yet."""
+    import numpy as np
+
+    return rows[~np.isin(rows, list(done))]
 
 
 def _notes(setup: EvaluationSetup) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
@@ -23,6 +23,7 @@ from funcppo.cli.target import (
 from funcppo.data.config import DataConfig
 from funcppo.data.lexer import shorten
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 # queries of the split on which the batch size is tuned
 TUNING_SAMPLE_SIZE = 2048
+# fields of SearchConfig that are tuned
+TUNED_SIZES = ("slots", "rows_per_step", "chunk_size")
 # bytes of each unit
 MEMORY_UNITS = {
     "": 1,
@@ -109,6 +112,10 @@ class EvaluationSetup:
     """Bytes."""
     policy_run: Run | None
     """The run whose policy gives the scores; None for a score without a policy."""
+    device: str
+    """Device to score on."""
+    peer_peak_bytes: list[int] = field(default_factory=list)
+    """Memory peaks that other processes of the evaluation reported."""
     fallback_reasons: Callable[[], list[str]]
     """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
 
@@ -135,6 +142,15 @@ class SearchStats:
         if result is not None:
             self.n_pruned += int(result.pruned_log_mass.isfinite().sum())
             self.n_overflowed += int(result.overflow_log_mass.isfinite().sum())
+
+    def counts(self) -> dict[str, int]:
+        """All counts by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Add counts by name, such as those of another process."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
 
     def as_metrics(self) -> JsonObject:
         """Return the counts for the JSON of --json; empty if nothing was computed."""
@@ -218,6 +234,7 @@ def prepare_evaluation(
         notes=notes,
         memory_limit=memory_limit,
         policy_run=policy_run,
+        device=options.device,
         fallback_reasons=fallback_reasons,
     )
 
@@ -288,11 +305,12 @@ def parse_memory(text: str, option: str = "--memory") -> int:
 
 
 def _memory_limit(options: EvaluationOptions) -> int:
-    """The bytes that --memory allows; by default three quarters of what the device has."""
+    """The bytes that --memory allows; by default three quarters of what the device has, a share of it each process."""
     from funcppo.runtime import memory
 
     if options.memory is None:
-        return memory.total_bytes(options.device) * 3 // 4
+        n_sharing = distributed.local_size() if options.device == "cpu" else 1
+        return memory.total_bytes(options.device) * 3 // 4 // n_sharing
     return parse_memory(options.memory)
 
 
@@ -414,7 +432,7 @@ def _make_policy_scorer(
     """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit."""
     from funcppo.evaluation import scorers
 
-    cfg, notes = _tune_batch_size(
+    cfg, notes = _choose_batch_size(
         run, cast("ScoreName", score), split, memory_limit
     )
     scorer = scorers.make_policy_scorer(
@@ -425,6 +443,24 @@ def _make_policy_scorer(
         on_scored=search_stats.add,
     )
     return _PolicyScorer(scorer, notes)
+
+
+def _choose_batch_size(
+    run: Run, score: ScoreName, split: np.ndarray, memory_limit: int
+) -> tuple[SearchConfig, list[str]]:
+    """The settings that score fastest, which rank 0 measures for all processes, and a note on them."""
+    from funcppo.experiment import validation
+
+    processes = distributed.joined()
+    if processes is not None and not processes.is_main:
+        cfg = validation.run_search_config(run, score)
+        return replace(cfg, **processes.share("batch sizes")), []
+
+    cfg, notes = _tune_batch_size(run, score, split, memory_limit)
+    if processes is not None:
+        sizes = {name: getattr(cfg, name) for name in TUNED_SIZES}
+        processes.share("batch sizes", sizes)
+    return cfg, notes
 
 
 def _tune_batch_size(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
@@ -49,6 +49,8 @@ from funcppo.data.lexer import (
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.ranges import NonNegativeFloat, PositiveInt, Size
 from funcppo.report.names import score_text
+from funcppo.runtime import distributed
+from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -60,6 +62,17 @@ if TYPE_CHECKING:
 FIRST_BATCH_QUERIES = 1
 MAX_BATCH_QUERIES = 4096
 BATCH_SECONDS = 1.0
+# queries of a task where processes share a file of queries
+SHARED_BATCH_QUERIES = 64
+
+
+class _AnsweredQuery(NamedTuple):
+    """What is written and printed of the answers of a query; JSON values."""
+
+    text: str
+    fields: JsonObject  # of --json
+    csv_rows: list[list[object]]
+    has_answers: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +151,16 @@ class Predict:
         Returns:
           The exit status.
         """
+        processes = distributed.joined()
+        if processes is not None and not processes.is_main:
+            return self._run()
         self._check_options()
         with lock_output(self.out):
             return self._run()
 
     def _run(self) -> int:
         """Answer with an --out FILE that no other process writes; the exit status."""
+        self._check_shareable()
         set_target_threads(self.target, self.threads)
         answerer = open_answerer(
             self.target,
@@ -157,9 +174,26 @@ class Predict:
             self.score,
             self.device,
         )
+        self._check_same_setup(answerer)
         if self.new:
             return self._list_new_facts(answerer)
         return self._answer_queries(answerer)
+
+    def _check_shareable(self) -> None:
+        """Raise ValueError if several processes are to list new facts."""
+        if self.new and distributed.launched_size() > 1:
+            raise ValueError(
+                f"--new: expected one process, got {distributed.launched_size()}: several can share --queries FILE"
+            )
+
+    def _check_same_setup(self, answerer: Answerer) -> None:
+        """Check that all processes answer from the same data with the same scores."""
+        from funcppo.cli.shared_evaluation import gpu_facts
+
+        processes = distributed.joined()
+        if processes is not None:
+            facts = self._answer_settings(answerer) | gpu_facts(self.device)
+            processes.check_equal("setup", facts)
 
     def _check_options(self) -> None:
         """Check options and outputs, before any work."""
@@ -204,17 +238,29 @@ class Predict:
         """Answer the queries, some at a time, until all are answered or an interrupt."""
         queries = self._read_queries(answerer)
         is_quiet = "-" in (self.csv, self.json)
-        answered: list[QueryAnswers] = []
+        processes = distributed.joined()
+        if processes is not None and not processes.is_main:
+            for _ in self._iter_shared(processes, answerer, queries):
+                pass  # rank 0 has the answers
+            return 0
+
+        answered: list[_AnsweredQuery] = []
         start = time.perf_counter()
         with (
             defer_interrupt() as interrupt,
             suppress(KeyboardInterrupt),
             show_status(make_console(use_stderr=True), "answering") as bar,
         ):
-            for batch in self._iter_batches(answerer, queries):
+            batches = (
+                self._iter_batches(answerer, queries)
+                if processes is None
+                else self._iter_shared(processes, answerer, queries)
+            )
+            for batch in batches:
                 answered += batch
                 if not is_quiet:
-                    self._print_answers(batch, answerer.subject.score)
+                    sys.stdout.write("".join(query.text for query in batch))
+                    sys.stdout.flush()
                 speed = len(answered) / (time.perf_counter() - start)
                 note = f"{speed:,.1f} queries/s"
                 bar.update("answering", len(answered), len(queries), note)
@@ -222,46 +268,77 @@ class Predict:
                     break
         seconds = time.perf_counter() - start
 
-        write_json(self.json, self._to_json(answerer, answered, seconds))
-        self._write_csv(answered)
-        n_empty = sum(not answers.answers for answers in answered)
-        if self.queries is not None:
-            speed = len(answered) / max(seconds, 1e-9)
-            print_notes_to_stderr(
-                [
-                    f"{len(answered):,} of {len(queries):,} queries in {seconds:.1f} s, {speed:,.1f} queries/s; "
-                    f"{n_empty:,} have no answer to list"
-                ]
-            )
+        self._write_answers(answerer, answered, seconds)
+        self._print_speed(answered, len(queries), seconds)
         return interrupt.exit_status if len(answered) < len(queries) else 0
+
+    def _print_speed(
+        self, answered: Sequence[_AnsweredQuery], n_queries: int, seconds: float
+    ) -> None:
+        """Print how many queries of a file were answered, and how fast."""
+        if self.queries is None:
+            return
+        n_empty = sum(not query.has_answers for query in answered)
+        speed = len(answered) / max(seconds, 1e-9)
+        print_notes_to_stderr(
+            [
+                f"{len(answered):,} of {n_queries:,} queries in {seconds:.1f} s, {speed:,.1f} queries/s; "
+                f"{n_empty:,} have no answer to list"
+            ]
+        )
 
     def _iter_batches(
         self, answerer: Answerer, queries: Sequence[OpenQuery]
-    ) -> Iterator[list[QueryAnswers]]:
+    ) -> Iterator[list[_AnsweredQuery]]:
         """Yield the answers of some queries after others, about a second's work at a time."""
         first, size = 0, FIRST_BATCH_QUERIES
         while first < len(queries):
             start = time.perf_counter()
             batch = queries[first : first + size]
-            yield answerer.answer(
-                batch,
-                k=self.k,
-                with_known=self.known,
-                min_score=self.min_score,
-                with_explanations=self.explain,
-            )
+            yield self._answer(answerer, batch)
             first += len(batch)
             seconds = time.perf_counter() - start
             fitting = len(batch) * BATCH_SECONDS / max(seconds, 1e-3)
             size = max(1, int(min(4 * size, fitting, MAX_BATCH_QUERIES)))
 
-    def _print_answers(
-        self, answered: Sequence[QueryAnswers], score: str
-    ) -> None:
-        """Print answers as text."""
-        for answers in answered:
-            sys.stdout.write(_answers_text(answers, score, self.known))
-        sys.stdout.flush()
+    def _iter_shared(
+        self,
+        processes: Processes,
+        answerer: Answerer,
+        queries: Sequence[OpenQuery],
+    ) -> Iterator[list[_AnsweredQuery]]:
+        """Answer the batches that this process takes; on rank 0, yield the answers of all in order."""
+
+        def answer(task: int) -> bytes:
+            first = task * SHARED_BATCH_QUERIES
+            batch = queries[first : first + SHARED_BATCH_QUERIES]
+            answered = self._answer(answerer, batch)
+            return jsonlib.dumps(answered, ensure_ascii=False).encode()
+
+        n_tasks = -(-len(queries) // SHARED_BATCH_QUERIES)
+        for block in processes.iter_results("batch", n_tasks, answer):
+            yield [_AnsweredQuery(*fields) for fields in jsonlib.loads(block)]
+
+    def _answer(
+        self, answerer: Answerer, queries: Sequence[OpenQuery]
+    ) -> list[_AnsweredQuery]:
+        """The answers of some queries."""
+        score = answerer.subject.score
+        return [
+            _AnsweredQuery(
+                text=_answers_text(answers, score, self.known),
+                fields=answers.to_json(),
+                csv_rows=_csv_rows(answers),
+                has_answers=bool(answers.answers),
+            )
+            for answers in answerer.answer(
+                queries,
+                k=self.k,
+                with_known=self.known,
+                min_score=self.min_score,
+                with_explanations=self.explain,
+            )
+        ]
 
     def _read_queries(self, answerer: Answerer) -> list[OpenQuery]:
         """The queries of the command line or of the file.
@@ -290,25 +367,27 @@ class Predict:
             raise ValueError(f"{path}: expected a query a line, got none")
         return queries
 
-    def _to_json(
+    def _write_answers(
         self,
         answerer: Answerer,
-        answered: Sequence[QueryAnswers],
+        answered: Sequence[_AnsweredQuery],
         seconds: float,
-    ) -> JsonObject:
-        """The JSON of --json."""
+    ) -> None:
+        """Write the answers of --json and of --csv."""
         subject = answerer.subject
-        return {
+        result: JsonObject = {
             "dataset": answerer.dataset.name,
             "score": subject.score,
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
             "notes": subject.notes,
-            "queries": [answers.to_json() for answers in answered],
+            "queries": [query.fields for query in answered],
             "seconds": seconds,
         }
+        write_json(self.json, result)
+        self._write_csv(answered)
 
-    def _write_csv(self, answered: Sequence[QueryAnswers]) -> None:
+    def _write_csv(self, answered: Sequence[_AnsweredQuery]) -> None:
         """Write the answers of --csv."""
         if self.csv is None:
             return
@@ -376,14 +455,23 @@ class Predict:
 
     def _relation_file(self, answerer: Answerer, path: Path) -> RelationFile:
         """The file with what its lines depend on."""
-        from funcppo.cli.evaluation_setup import digest
         from funcppo.experiment.relation_facts import RelationFile
+
+        settings: JsonObject = {
+            "relation": self.relation,
+            **self._answer_settings(answerer),
+            "is_csv": path.suffix == ".csv",
+        }
+        return RelationFile(path=path, settings=settings)
+
+    def _answer_settings(self, answerer: Answerer) -> JsonObject:
+        """What the answers depend on, beside what is asked."""
+        from funcppo.cli.evaluation_setup import digest
 
         subject = answerer.subject
         run = subject.policy_run
         cfg = subject.task.cfg
-        settings: JsonObject = {
-            "relation": self.relation,
+        return {
             "fingerprint": answerer.dataset.fingerprint,
             "score": subject.score,
             "height": subject.task.max_height,
@@ -391,9 +479,7 @@ class Predict:
             "object_identity": cfg.object_identity,
             "min_score": self.min_score,
             "params_digest": run and digest(run.state.best_params),
-            "is_csv": path.suffix == ".csv",
         }
-        return RelationFile(path=path, settings=settings)
 
     def _print_facts(
         self, answerer: Answerer, file: RelationFile, n_facts: int
@@ -422,20 +508,28 @@ class Predict:
             print(f"  ... and {n_facts - len(facts):,} more (--out FILE)")
 
 
-def _csv_text(answered: Sequence[QueryAnswers]) -> str:
-    """The rows of --csv; a query without a listed answer has one row with its text alone."""
-    from funcppo.experiment.answers import CSV_COLUMNS, csv_row
+def _csv_text(answered: Sequence[_AnsweredQuery]) -> str:
+    """The rows of --csv."""
+    from funcppo.experiment.answers import CSV_COLUMNS
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    for answers in answered:
-        for answer in answers.answers:
-            fields = {"query": answers.query, **answer._asdict()}
-            writer.writerow(csv_row(fields))
-        if not answers.answers:
-            writer.writerow([answers.query, *[""] * (len(CSV_COLUMNS) - 1)])
+    for query in answered:
+        writer.writerows(query.csv_rows)
     return text.getvalue()
+
+
+def _csv_rows(answers: QueryAnswers) -> list[list[object]]:
+    """The rows of --csv of a query; one without a listed answer has one row with its text alone."""
+    from funcppo.experiment.answers import CSV_COLUMNS, csv_row
+
+    if not answers.answers:
+        return [[answers.query, *[""] * (len(CSV_COLUMNS) - 1)]]
+    return [
+        csv_row({"query": answers.query, **answer._asdict()})
+        for answer in answers.answers
+    ]
 
 
 def _find_relation(answerer: Answerer, name: str) -> int:

@@ -33,6 +33,9 @@ TARGET_CHUNK_SECONDS = 1.0
 # listed candidates of a chunk, which bound its memory
 MAX_CHUNK_CANDIDATES = 1 << 20
 MAX_CHUNK_GROWTH = 4  # factor from one chunk to the next
+# Where processes share a split, they take windows of it: candidates of one, and windows of a split at least.
+WINDOW_CANDIDATES = 1 << 15
+MIN_WINDOWS = 64
 # tie policies under which a query has one rank
 RANK_POLICIES = rank_metrics.TIE_POLICIES[:3]
 
@@ -94,6 +97,50 @@ def evaluate_queries(
         start += size
         size = _next_chunk_size(size, seconds, len(ranked.listed_score))
         size = max(size, evaluator.min_chunk_queries)
+
+
+def plan_windows(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> list[np.ndarray]:
+    """Cut queries of a split into windows that are ranked together, whoever ranks them.
+
+    The windows depend on the queries and their candidates alone, not on the number of processes or their speed.
+
+    Args:
+      split: atoms [n, W].
+      rows: rows of the split to rank.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
+    n_candidates = ranking.estimate_candidates(
+        evaluator.task, split[rows], evaluator.protocol
+    )
+    per_query = max(n_candidates // max(len(rows), 1), 1)
+    for_sharing = -(-len(rows) // MIN_WINDOWS)
+    size = max(1, min(WINDOW_CANDIDATES // per_query, for_sharing))
+    size = max(size, evaluator.min_chunk_queries)
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def rank_window(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> list[list[Record]]:
+    """The records of queries that are ranked together, as `evaluate_queries` yields them.
+
+    Args:
+      split: atoms [n, W].
+      rows: rows of the split, one of the windows of `plan_windows`.
+    """
+    ranked = ranking.rank_split(
+        evaluator.task,
+        split[rows],
+        evaluator.scorer,
+        evaluator.protocol,
+        rows,
+    )
+    return list(_iter_records(evaluator, ranked, rows))
 
 
 def _next_chunk_size(size: int, seconds: float, n_listed: int) -> int:

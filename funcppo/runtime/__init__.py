@@ -16,6 +16,7 @@ The runtime receives the functions of a training step as arguments. From this pa
     host_transfer.py     copies between host and GPU that overlap with computation
     monitor.py           counts of compilations and recordings, times, and one warning when they repeat
     memory.py            memory in use on a device
+    distributed.py       the processes that torchrun started: agreement, tasks, results in order
     inductor/            rewrites and kernels that Inductor uses
 
 Tensors are overwritten in this folder only, and in four places of it. `capture.py` copies the new state of a step over

@@ -240,3 +240,42 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
         )["n_near_boundary"]
         == near
     )
+
+
+# -- windows, which processes share
+
+
+def test_windows_hold_every_query_once_and_their_records_are_those_of_chunks():
+    dataset = data.load("family_tree:30:1")
+    evaluator_ = make_evaluator(dataset, "noisy-or")
+    rows = np.arange(len(dataset.test))
+    windows = evaluator.plan_windows(evaluator_, dataset.test, rows)
+    assert np.concatenate(windows).tolist() == rows.tolist()
+    records = [
+        record
+        for window in windows
+        for query in evaluator.rank_window(evaluator_, dataset.test, window)
+        for record in query
+    ]
+    assert records == all_records(evaluator_, dataset.test)
+
+
+@pytest.mark.parametrize(
+    "candidates, min_windows, at_least, size",
+    [(1 << 30, 4, 1, 5), (1 << 30, 100, 1, 1), (1, 4, 1, 1), (1, 4, 10, 10)],
+)
+def test_a_window_is_bounded_by_candidates_and_by_a_share_of_the_queries(
+    monkeypatch, candidates, min_windows, at_least, size
+):
+    monkeypatch.setattr(evaluator, "WINDOW_CANDIDATES", candidates)
+    monkeypatch.setattr(evaluator, "MIN_WINDOWS", min_windows)
+    dataset = data.load("family_tree:30:1")
+    evaluator_ = dataclasses.replace(
+        make_evaluator(dataset, "noisy-or"), min_chunk_queries=at_least
+    )
+    rows = np.arange(20)
+    windows = evaluator.plan_windows(evaluator_, dataset.test, rows)
+    assert [len(window) for window in windows[:-1]] == [size] * (
+        len(windows) - 1
+    )
+    assert sum(map(len, windows)) == 20 and len(windows[-1]) <= size

@@ -1,0 +1,346 @@
+"""The processes that torchrun started for one program: who is first, what all agree on, results in order.
+
+`join` connects a process with the others. Work is a list of tasks, the same for every number of processes: each process
+takes the next one that nobody has taken, and rank 0 receives the results in the order of the tasks. What the processes
+tell each other goes through the key-value store of torchrun, on the CPU and on GPUs alike.
+
+This module imports PyTorch when a process joins: before, it chooses the GPU that PyTorch sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+# JSON values
+Facts: TypeAlias = Mapping[str, Any]
+
+# What a launcher such as torchrun sets for each process.
+LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Sets the seconds without progress of any process after which one that waits gives up.
+STALL_VARIABLE = "FUNCPPO_STALL_SECONDS"
+DEFAULT_STALL_SECONDS = 600.0
+POLL_SECONDS = 0.02
+# for rank 0 to print the error of another process
+TELL_SECONDS = 10.0
+# The store takes values of less than 8 MiB.
+MAX_VALUE_BYTES = 4 << 20
+
+_FAILURE, _TOLD = "failure", "told"
+
+
+class PeerError(ValueError):
+    """Another process has ended with an error; the message names it."""
+
+
+class StalledError(RuntimeError):
+    """No process has made progress for too long; the message says how far each is."""
+
+
+class Work(Protocol):
+    """Does one of the tasks."""
+
+    def __call__(self, task: int, /) -> bytes:
+        """The result of a task."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Processes:
+    """This process among those of the program."""
+
+    store: Store
+    """What all processes read and write."""
+    rank: int
+    """Number of this process, from 0."""
+    world_size: int
+    """Number of processes."""
+    stall_seconds: float = DEFAULT_STALL_SECONDS
+    """Time without progress of any process after which one that waits gives up."""
+    _seen_progress: list[str] = field(default_factory=list)
+    _progress_time: float = 0.0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    def report(self, text: str) -> None:
+        """Say how far this process is."""
+        self.store.set(f"progress/{self.rank}", text)
+
+    def share(self, name: str, value: Any = None) -> Any:
+        """The value that rank 0 gives, a JSON value.
+
+        Args:
+          name: not used before.
+          value: of rank 0; ignored elsewhere.
+
+        Raises:
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
+        """
+        if self.is_main:
+            self._put(name, json.dumps(value).encode())
+            return value
+        self._wait(name)
+        return json.loads(self._get(name))
+
+    def check_equal(self, name: str, facts: Facts) -> None:
+        """Check that all processes hold equal facts; a barrier.
+
+        Args:
+          name: not used before.
+          facts: JSON values.
+
+        Raises:
+          ValueError: a process holds others than rank 0, on every process; the message names both.
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
+        """
+        self._put(f"{name}/{self.rank}", json.dumps(facts).encode())
+        all_facts: list[Facts] = []
+        for rank in range(self.world_size):
+            self._wait(f"{name}/{rank}")
+            all_facts.append(json.loads(self._get(f"{name}/{rank}")))
+        for rank, others in enumerate(all_facts):
+            for key, expected in all_facts[0].items():
+                if others.get(key) != expected:
+                    raise ValueError(
+                        f"rank {rank}: expected {key} {expected}, as rank 0 has, got {others.get(key)}"
+                    )
+
+    def iter_results(
+        self, name: str, n_tasks: int, work: Work
+    ) -> Iterator[bytes]:
+        """Do the tasks that nobody has taken; on rank 0, yield the results of all in the order of the tasks.
+
+        Args:
+          name: of a task, in reports of progress; not used before.
+          work: does a task; its result must not depend on the process.
+
+        Raises:
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
+        """
+        own: dict[int, bytes] = {}
+        n_yielded, n_done = 0, 0
+        while (task := self.store.add(f"{name}/next", 1) - 1) < n_tasks:
+            self.report(f"{n_done} done, at {name} {task + 1} of {n_tasks}")
+            result = work(task)
+            n_done += 1
+            self._raise_failure()
+            if not self.is_main:
+                self._put(f"{name}/{task}", result)
+                continue
+            own[task] = result
+            while n_yielded in own or self.store.check([f"{name}/{n_yielded}"]):
+                yield self._take(name, n_yielded, own)
+                n_yielded += 1
+
+        self.report(f"{n_done} done, no {name} left")
+        if not self.is_main:
+            self.store.set(f"{name}/end/{self.rank}", "")
+            return
+        while n_yielded < n_tasks:
+            if n_yielded not in own:
+                self._wait(f"{name}/{n_yielded}")
+            yield self._take(name, n_yielded, own)
+            n_yielded += 1
+        # The store may be a part of this process, which must not end first.
+        for rank in range(1, self.world_size):
+            self._wait(f"{name}/end/{rank}")
+
+    def fail(self, message: str) -> bool:
+        """Tell the others that this process ends with an error. Rank 0 calls this when it has printed the error.
+
+        Args:
+          message: one line.
+
+        Returns:
+          Whether rank 0 has printed an error; the others wait for it.
+        """
+        try:
+            if not self.store.check([_FAILURE]):
+                failure = {"rank": self.rank, "message": message}
+                self.store.set(_FAILURE, json.dumps(failure))
+            if self.is_main:
+                self.store.set(_TOLD, "")
+            stop = time.monotonic() + TELL_SECONDS
+            while not self.store.check([_TOLD]):
+                if time.monotonic() > stop:
+                    return False
+                time.sleep(POLL_SECONDS)
+        except RuntimeError:  # the store has gone
+            return self.is_main
+        return True
+
+    def _take(self, name: str, task: int, own: dict[int, bytes]) -> bytes:
+        """The result of a task, which is there, and nowhere afterwards."""
+        if task in own:
+            return own.pop(task)
+        key = f"{name}/{task}"
+        result = self._get(key)
+        for i in range(int(self.store.get(key))):
+            self.store.delete_key(f"{key}/part/{i}")
+        return result
+
+    def _put(self, key: str, value: bytes) -> None:
+        """Write a value of any size; its key comes last."""
+        starts = range(0, len(value), MAX_VALUE_BYTES)
+        for i, start in enumerate(starts):
+            part = value[start : start + MAX_VALUE_BYTES]
+            self.store.set(f"{key}/part/{i}", part)  # pyright: ignore[reportArgumentType]
+        self.store.set(key, str(len(starts)))
+
+    def _get(self, key: str) -> bytes:
+        """Read a value that `_put` wrote."""
+        n_parts = int(self.store.get(key))
+        return b"".join(
+            self.store.get(f"{key}/part/{i}") for i in range(n_parts)
+        )
+
+    def _wait(self, key: str) -> None:
+        """Wait until a key is there."""
+        self._progress_time = time.monotonic()
+        while not self.store.check([key]):
+            self._raise_failure()
+            progress = self._progress()
+            if progress != self._seen_progress:
+                self._seen_progress = progress
+                self._progress_time = time.monotonic()
+            if time.monotonic() - self._progress_time > self.stall_seconds:
+                raise StalledError(
+                    f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _progress(self) -> list[str]:
+        """How far each process is."""
+        lines: list[str] = []
+        for rank in range(self.world_size):
+            key = f"progress/{rank}"
+            is_there = self.store.check([key])
+            text = self.store.get(key).decode() if is_there else "not joined"
+            lines.append(f"rank {rank}: {text}")
+        return lines
+
+    def _raise_failure(self) -> None:
+        """Raise the error that another process has ended with."""
+        if self.store.check([_FAILURE]):
+            failure = json.loads(self.store.get(_FAILURE))
+            raise PeerError(f"rank {failure['rank']}: {failure['message']}")
+
+
+def launched_size() -> int:
+    """The number of processes that a launcher started for this program; 0 where it was not started by one."""
+    return _number("WORLD_SIZE") if _is_launched() else 0
+
+
+def launched_rank() -> int:
+    """The number of this process among those that a launcher started; 0 where it was not started by one."""
+    return _number("RANK") if _is_launched() else 0
+
+
+def local_size() -> int:
+    """The number of processes that share the memory of this host, at least 1."""
+    return max(1, _number("LOCAL_WORLD_SIZE")) if _is_launched() else 1
+
+
+def _is_launched() -> bool:
+    """Whether a launcher has set the variables of this process."""
+    return all(name in os.environ for name in LAUNCH_VARIABLES)
+
+
+def _number(variable: str) -> int:
+    """The number in an environment variable, 0 if it holds none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
+
+
+_joined: list[Processes] = []
+
+
+def joined() -> Processes | None:
+    """The processes that this one has joined; None where it works alone."""
+    return _joined[0] if _joined else None
+
+
+def join(facts: Facts) -> Processes | None:
+    """Connect with the other processes of the program; a process joins once.
+
+    The GPU with the number of the process on its host becomes the only one that PyTorch sees.
+
+    Args:
+      facts: what must be the same for all, beside the versions of Python and PyTorch; JSON values.
+
+    Returns:
+      The processes; None where no launcher started this one.
+
+    Raises:
+      ValueError: versions or facts differ, or the time in the environment is no number.
+      StalledError: some process does not come.
+    """
+    if not launched_size() or _joined:
+        return joined()
+    stall_seconds = _stall_seconds()
+    _choose_gpu()
+
+    from datetime import timedelta
+
+    import torch
+    from torch import distributed
+
+    timeout = timedelta(seconds=stall_seconds)
+    meetings = distributed.rendezvous("env://", timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
+    store, rank, world_size = next(meetings)
+    # Some versions keep the keys of an attempt that torchrun has ended.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"funcppo/{attempt}"
+    processes = Processes(
+        store=distributed.PrefixStore(prefix, store),  # pyright: ignore[reportPrivateImportUsage]
+        rank=rank,
+        world_size=world_size,
+        stall_seconds=stall_seconds,
+    )
+    _joined.append(processes)
+    processes.report("joined")
+    versions = {
+        "Python": platform.python_version(),
+        "PyTorch": torch.__version__,
+    }
+    processes.check_equal("join", {**versions, **facts})
+    return processes
+
+
+def _stall_seconds() -> float:
+    """The time without progress after which a process that waits gives up."""
+    text = os.environ.get(STALL_VARIABLE, str(DEFAULT_STALL_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError(
+            f"{STALL_VARIABLE}: expected seconds above 0, got {text!r}"
+        )
+    return seconds
+
+
+def _choose_gpu() -> None:
+    """Let PyTorch see one GPU of those that it may see: that with the number of this process on its host."""
+    local_rank = _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "RANK")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [] if visible is None else visible.split(",")
+    name = str(local_rank)
+    if visible is not None:
+        name = names[local_rank] if local_rank < len(names) else ""
+    os.environ["CUDA_VISIBLE_DEVICES"] = name

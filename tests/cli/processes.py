@@ -1,0 +1,88 @@
+"""Programs run by several processes, forked from this one, which has imported PyTorch already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from funcppo import cli
+
+
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    status: int  # negative: the signal that killed it
+    out: str
+    err: str
+
+
+def run_processes(
+    n: int,
+    folder: Path,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    prepare: Callable[[int], object] = lambda rank: None,
+) -> list[Ended]:
+    """Run a command line in some processes that know of each other as those of torchrun do.
+
+    Args:
+      folder: for what they print.
+      env: more variables.
+      prepare: called in each process with its rank before the program starts.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launch = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        **(env or {}),
+    }
+    files = [
+        [folder / f"{rank}.{x}" for x in ("out", "err")] for rank in range(n)
+    ]
+    children: list[int] = []
+    for rank in range(n):
+        pid = os.fork()
+        if pid == 0:
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os.environ.update(launch | ranks)
+            _run_child(files[rank], list(map(str, args)), rank, prepare)
+        children.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(x, 0)[1]) for x in children]
+    texts = [[file.read_text() for file in pair] for pair in files]
+    return [Ended(code, *pair) for code, pair in zip(codes, texts)]
+
+
+def _run_child(
+    files: list[Path],
+    args: list[str],
+    rank: int,
+    prepare: Callable[[int], object],
+) -> None:
+    """Run a command line in this process and end it."""
+    status = 1
+    try:
+        for number, file in enumerate(files, 1):
+            os.dup2(
+                os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number
+            )
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
+            2, "w", buffering=1, closefd=False
+        )
+        sys.argv = ["funcppo", *args]
+        prepare(rank)
+        cli.main()
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(status)

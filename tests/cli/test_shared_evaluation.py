@@ -1,0 +1,201 @@
+"""Evaluations, and answers to a file of queries, that several processes share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from funcppo.data import load
+from funcppo.evaluation import evaluator as evaluation
+from tests.cli.processes import run_processes
+
+DATA = "family_tree:30:1"
+EVALUATE = ("evaluate", DATA, "--score", "noisy-or", "--height", "2")
+EVALUATE += ("--smoothing", "None", "--object-identity", "False")
+
+
+def evaluate(n, folder, name, *args, **kwargs):
+    """What the processes print, and the bytes of the details and of their settings."""
+    details = folder / name
+    ended = run_processes(
+        n, folder, *EVALUATE, "--details", details, *args, **kwargs
+    )
+    settings = folder / f"{name}.settings.json"
+    return ended, details.read_bytes() + settings.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The files of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    ended, files = evaluate(1, folder, "details.jsonl")
+    assert [x.status for x in ended] == [0]
+    return files
+
+
+def test_files_and_text_are_equal_for_every_number_of_processes(
+    tmp_path, alone
+):
+    for n in (2, 3):
+        ended, files = evaluate(n, tmp_path, f"{n}.jsonl", "--json", "-")
+        assert [x.status for x in ended] == [0] * n
+        assert files == alone
+        result = json.loads(ended[0].out)
+        assert result["processes"] == n
+        assert result["n_queries"] == 2 * len(load(DATA).test)
+        # the others print nothing
+        assert all((x.out, x.err) == ("", "") for x in ended[1:])
+
+
+def test_files_are_those_of_a_program_that_no_launcher_started(
+    tmp_path, alone, monkeypatch
+):
+    from tests.cli.runner import funcppo
+
+    details = tmp_path / "details.jsonl"
+    assert funcppo(monkeypatch, *EVALUATE, "--details", details) == 0
+    settings = tmp_path / "details.jsonl.settings.json"
+    assert details.read_bytes() + settings.read_bytes() == alone
+
+
+def end_at_the_third_window(folder, action):
+    """Do something to rank 1 at its third window; rank 0 ranks one window before, and waits in its second."""
+    reached = folder / "reached"
+
+    def prepare(rank):
+        rank_window, calls = evaluation.rank_window, []
+
+        def rank_or_end(*args):
+            calls.append(args)
+            if rank == 1 and len(calls) == 3:
+                reached.touch()
+                action()
+            while rank == 0 and len(calls) == 2 and not reached.exists():
+                time.sleep(0.01)
+            return rank_window(*args)
+
+        evaluation.rank_window = rank_or_end
+
+    return prepare
+
+
+def test_an_evaluation_goes_on_from_a_killed_process_to_the_same_files(
+    tmp_path, alone
+):
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ended, files = evaluate(
+        2,
+        tmp_path,
+        "details.jsonl",
+        env={"FUNCPPO_STALL_SECONDS": "0.5"},
+        prepare=end_at_the_third_window(tmp_path, kill),
+    )
+    # Nobody restarts them here: rank 0 waits for the window in vain.
+    assert [x.status for x in ended] == [75, -signal.SIGKILL]
+    assert "rank 0: " in ended[0].err
+    assert "rank 1: 2 done, at window " in ended[0].err
+    assert len(ended[0].err.strip().split("\n")[-1].split("funcppo: ")) == 2
+    n_lines = files.count(b'"query_row"')
+    assert 0 < n_lines < alone.count(b'"query_row"')
+
+    ended, files = evaluate(3, tmp_path, "details.jsonl", "--resume")
+    assert [x.status for x in ended] == [0, 0, 0]
+    assert files == alone
+
+
+def test_an_error_of_one_process_is_one_line_of_rank_0(tmp_path):
+    def fail():
+        raise ValueError("the disk is gone")
+
+    ended, _ = evaluate(
+        2,
+        tmp_path,
+        "details.jsonl",
+        prepare=end_at_the_third_window(tmp_path, fail),
+    )
+    assert [x.status for x in ended] == [2, 2]
+    assert ended[0].err.endswith("funcppo: rank 1: the disk is gone\n")
+    assert ended[1].err == ""
+
+
+def test_processes_that_hold_other_data_end_with_one_line(tmp_path):
+    def other_data(rank):
+        if rank == 1:
+            from funcppo import data
+
+            data.load = lambda *args, **kwargs: load("family_tree:30:2")
+
+    details = tmp_path / "details.jsonl"
+    args = (*EVALUATE, "--details", details)
+    ended = run_processes(2, tmp_path, *args, prepare=other_data)
+    assert [x.status for x in ended] == [2, 2]
+    lines = [x for x in ended[0].err.split("\n") if x.startswith("funcppo: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("funcppo: rank 1: expected ")
+    assert ended[1].err == ""
+
+
+@pytest.mark.parametrize("name", ["train", "data"])
+def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path, name):
+    out = ("--out", tmp_path / "run") if name == "train" else ()
+    ended = run_processes(2, tmp_path, name, DATA, *out)
+    assert [x.status for x in ended] == [2, 2]
+    assert ended[0].err == (
+        f"funcppo: {name}: expected one process, got 2: several processes can share evaluate, predict\n"
+    )
+    assert ended[1].err == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_answers_to_a_file_of_queries_are_equal_for_every_number(
+    tmp_path, monkeypatch
+):
+    from funcppo.cli import predict
+
+    monkeypatch.setattr(predict, "SHARED_BATCH_QUERIES", 4)
+    dataset = load(DATA)
+    queries = [
+        f"'{dataset.predicates[r - 1]}'('{dataset.entities[h - 1]}', ?x)"
+        for r, h, _ in dataset.test.tolist()
+    ]
+    file = tmp_path / "queries.txt"
+    file.write_text("\n".join(queries) + "\n")
+    outputs = []
+    for n in (1, 2):
+        csv = tmp_path / f"{n}.csv"
+        args = ("--queries", file, "--known", "--csv", csv, "--height", "2")
+        args += ("--smoothing", "None", "--object-identity", "False")
+        ended = run_processes(n, tmp_path, "predict", DATA, *args)
+        assert [x.status for x in ended] == [0] * n, ended
+        assert all((x.out, x.err) == ("", "") for x in ended[1:])
+        outputs.append((csv.read_bytes(), ended[0].out))
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1].count("new answers, score") == len(queries)
+
+
+def test_new_facts_are_listed_by_one_process(tmp_path):
+    args = ("--relation", "mother", "--new")
+    ended = run_processes(2, tmp_path, "predict", DATA, *args)
+    assert [x.status for x in ended] == [2, 2]
+    assert "--new: expected one process, got 2" in ended[0].err
+
+
+def test_a_run_that_searches_is_evaluated_with_the_batch_sizes_of_rank_0(
+    tmp_path, trained
+):
+    files, results = [], []
+    for n in (1, 2):
+        details = tmp_path / f"{n}.jsonl"
+        args = ("evaluate", trained, "--details", details, "--json", "-")
+        ended = run_processes(n, tmp_path, *args)
+        assert [x.status for x in ended] == [0] * n, ended
+        files.append(details.read_bytes())
+        results.append(json.loads(ended[0].out))
+    assert files[0] == files[1]
+    assert results[0]["mrr"] == results[1]["mrr"]

@@ -1,0 +1,210 @@
+"""Processes of one program; here threads that share a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from funcppo.runtime import distributed
+from funcppo.runtime.distributed import (
+    PeerError,
+    Processes,
+    StalledError,
+)
+
+
+def run_ranks(n, function, **settings):
+    """What a function returns or raises for each rank, all at once."""
+    store = HashStore()
+    results = [None] * n
+
+    def run(rank):
+        processes = Processes(store=store, rank=rank, world_size=n, **settings)
+        try:
+            results[rank] = function(processes)
+        except (ValueError, RuntimeError) as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_results_come_in_the_order_of_the_tasks_whoever_is_fast(n):
+    def work(processes):
+        def square(task):
+            # later tasks are ready before earlier ones
+            time.sleep(0.002 * (7 - task))
+            return f"{task * task}".encode()
+
+        return list(processes.iter_results("square", 7, square))
+
+    results = run_ranks(n, work)
+    assert results[0] == [b"0", b"1", b"4", b"9", b"16", b"25", b"36"]
+    assert results[1:] == [[]] * (n - 1)
+
+
+def test_every_task_is_done_once():
+    done = []
+
+    def work(processes):
+        def note(task):
+            done.append(task)
+            return b""
+
+        return list(processes.iter_results("note", 20, note))
+
+    assert run_ranks(3, work)[0] == [b""] * 20
+    assert sorted(done) == list(range(20))
+
+
+def test_a_result_may_be_larger_than_a_value_of_the_store(monkeypatch):
+    monkeypatch.setattr(distributed, "MAX_VALUE_BYTES", 3)
+    blocks = [b"", b"abc", b"abcd", bytes(range(256))]
+
+    def work(processes):
+        return list(processes.iter_results("block", 4, lambda i: blocks[i]))
+
+    assert run_ranks(2, work)[0] == blocks
+
+
+def test_all_receive_what_rank_0_shares():
+    results = run_ranks(
+        3, lambda x: x.share("sizes", {"slots": 8} if x.is_main else None)
+    )
+    assert results == [{"slots": 8}] * 3
+
+
+def test_all_hear_who_holds_other_facts():
+    def check(processes):
+        torch = "2.11.0" if processes.rank == 1 else "2.13.0"
+        processes.check_equal("join", {"PyTorch": torch})
+
+    for error in run_ranks(3, check):
+        assert isinstance(error, ValueError)
+        assert str(error) == (
+            "rank 1: expected PyTorch 2.13.0, as rank 0 has, got 2.11.0"
+        )
+
+
+def test_equal_facts_pass():
+    check = {"GPU": "H200", "seed": 0}
+    assert run_ranks(2, lambda x: x.check_equal("join", check)) == [None] * 2
+
+
+class Clock:
+    """Time that passes when somebody sleeps, by a part of the deadline of 1 s."""
+
+    def __init__(self, on_sleep):
+        self.now = 0.0
+        self.on_sleep = on_sleep
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, _):
+        self.now += 0.6
+        self.on_sleep(self.now)
+
+
+def test_who_waits_too_long_hears_how_far_each_is(monkeypatch):
+    clock = Clock(on_sleep=lambda now: None)
+    monkeypatch.setattr(distributed, "time", clock)
+    store = HashStore()
+    main, peer = (
+        Processes(store=store, rank=i, world_size=3, stall_seconds=1.0)
+        for i in range(2)
+    )
+    peer.report("3 done, at window 5 of 9")
+    main.report("4 done, no window left")
+    with pytest.raises(StalledError) as error:
+        main.check_equal("facts", {})
+    assert str(error.value) == (
+        "expected progress within 1 s, got none: rank 0: 4 done, no window left; "
+        "rank 1: 3 done, at window 5 of 9; rank 2: not joined"
+    )
+    assert clock.now < 3
+
+
+def test_progress_of_others_moves_the_deadline(monkeypatch):
+    store = HashStore()
+    main, peer = (
+        Processes(store=store, rank=i, world_size=2, stall_seconds=1.0)
+        for i in range(2)
+    )
+
+    def go_on(now):
+        peer.report(f"at {now}")
+        if now > 5:
+            peer._put("facts/1", b"{}")
+
+    clock = Clock(go_on)
+    monkeypatch.setattr(distributed, "time", clock)
+    main.check_equal("facts", {})
+    assert clock.now > 5
+
+
+def test_who_waits_hears_the_error_of_another():
+    def fail(processes):
+        if processes.rank == 1:
+            return processes.fail("the disk is full")
+        try:
+            return processes.check_equal("facts", {})
+        except PeerError as error:
+            processes.fail(str(error))
+            return str(error)
+
+    assert run_ranks(2, fail) == ["rank 1: the disk is full", True]
+
+
+def test_an_error_that_rank_0_does_not_print_is_left_to_its_process(
+    monkeypatch,
+):
+    monkeypatch.setattr(distributed, "TELL_SECONDS", 0.05)
+    lonely = Processes(store=HashStore(), rank=1, world_size=2)
+    assert not lonely.fail("the disk is full")
+
+
+@pytest.mark.parametrize(
+    "visible, local_rank, expected",
+    [
+        (None, 0, "0"),
+        (None, 3, "3"),
+        ("4,6", 1, "6"),
+        ("4,6", 2, ""),
+        ("", 0, ""),
+    ],
+)
+def test_a_process_sees_the_gpu_of_its_number(
+    monkeypatch, visible, local_rank, expected
+):
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    distributed._choose_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_a_process_that_no_launcher_started_joins_nobody(monkeypatch):
+    for name in distributed.LAUNCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert distributed.join({}) is None
+    assert distributed.joined() is None
+    assert distributed.launched_size() == distributed.launched_rank() == 0
+    assert distributed.local_size() == 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf"])
+def test_a_deadline_is_a_number_of_seconds(monkeypatch, text):
+    monkeypatch.setenv(distributed.STALL_VARIABLE, text)
+    with pytest.raises(ValueError, match="FUNCPPO_STALL_SECONDS: expected"):
+        distributed._stall_seconds()
