@@ -18,7 +18,7 @@ Learn:
     fp.PPOConfig, fp.Schedule, fp.AdamConfig  the options and their defaults
 
 Environments and networks:
-    fp.envs      cartpole, pendulum
+    fp.envs      make("CartPole-v1"), cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
     fp.nets      mlp
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
     fp.MaskedObservation                                           where some actions are illegal

@@ -17,7 +17,9 @@ import pytest
 from funcppo import cli, ranges
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.data.config import DataConfig
+from funcppo.envs.classic_control.acrobot import AcrobotConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
+from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
@@ -163,6 +165,8 @@ def configs():
         DataConfig(split_ratios="0.8,0.1,0.1"),
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
+        AcrobotConfig(),
+        MountainCarConfig(),
         PendulumConfig(),
         cfg.env.cfg,
         cfg.env.cfg.resolve,

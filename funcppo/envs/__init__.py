@@ -1,26 +1,49 @@
-"""Environments: `cartpole` and `pendulum` here, the contract of one of your own in `funcppo.interfaces`."""
+"""Environments, by function or by name (`make`); the contract of one of your own is in `funcppo.interfaces`.
+
+make(name)                              an environment by Gymnasium's id, e.g. "CartPole-v1"
+cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from funcppo.envs.classic_control.acrobot import acrobot
     from funcppo.envs.classic_control.cartpole import cartpole
+    from funcppo.envs.classic_control.mountain_car import (
+        mountain_car,
+        mountain_car_continuous,
+    )
     from funcppo.envs.classic_control.pendulum import pendulum
+    from funcppo.envs.registry import make
 
-__all__ = ["cartpole", "pendulum"]
+__all__ = [
+    "acrobot",
+    "cartpole",
+    "make",
+    "mountain_car",
+    "mountain_car_continuous",
+    "pendulum",
+]
+
+# Where each name is defined.
+_SOURCES = {
+    "acrobot": "classic_control.acrobot",
+    "cartpole": "classic_control.cartpole",
+    "make": "registry",
+    "mountain_car": "classic_control.mountain_car",
+    "mountain_car_continuous": "classic_control.mountain_car",
+    "pendulum": "classic_control.pendulum",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import an environment when it is first used, so that `import funcppo` stays light."""
-    if name == "cartpole":
-        from funcppo.envs.classic_control.cartpole import cartpole
-
-        return cartpole
-    if name == "pendulum":
-        from funcppo.envs.classic_control.pendulum import pendulum
-
-        return pendulum
+    if name in _SOURCES:
+        module = importlib.import_module(f"funcppo.envs.{_SOURCES[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

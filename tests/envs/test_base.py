@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from funcppo import random, tree
+from funcppo import envs, random, tree
 from funcppo.envs.base import (
     Timestep,
     autoreset,
     sample_reset,
     step_with_autoreset,
 )
-from funcppo.envs.classic_control import cartpole
 from tests.learning import (
     WORLD,
     assert_trees_equal,
@@ -29,15 +28,18 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 ENVS = {
     "cartpole": cartpole_config(max_steps=7).env,
     "pendulum": pendulum_config(max_steps=7).env,
+    "acrobot": envs.acrobot(max_steps=7),
+    "mountain_car": envs.mountain_car(max_steps=7),
+    "mountain_car_continuous": envs.mountain_car_continuous(max_steps=7),
 }
 
 
 def actions(env, key, n):
     unit = random.uniform(key, (n,))
     return (
-        (unit < 0.5).long()
-        if env.cfg.__class__ is cartpole.CartPoleConfig
-        else 6 * unit[:, None] - 3
+        6 * unit[:, None] - 3
+        if env.spec.continuous_actions
+        else (unit * env.spec.action_size).long()
     )
 
 
