@@ -19,6 +19,8 @@ Learn:
 
 Environments and networks:
     fp.envs      make("CartPole-v1"), cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+    fp.envs.wrappers    time limit, normalisation, frame stack, sticky actions, statistics
+    fp.check(env)       raises an error that names what is wrong with an environment
     fp.nets      mlp
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
     fp.MaskedObservation                                           where some actions are illegal
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, random, train_step, tree
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
     from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
+    from funcppo.envs.laws import check
     from funcppo.interfaces import (
         Agent,
         Environment,
@@ -92,6 +95,7 @@ __all__ = [
     "Timestep",
     "TrainState",
     "__version__",
+    "check",
     "compile",
     "envs",
     "fit",
@@ -132,6 +136,7 @@ _SOURCES = {
     "Knowledge": "funcppo.knowledge",
     "Predictions": "funcppo.knowledge",
     "ProofResult": "funcppo.knowledge",
+    "check": "funcppo.envs.laws",
     "compile": "funcppo.learner",
     "fit": "funcppo.knowledge",
     "load": "funcppo.knowledge",

@@ -21,6 +21,13 @@ from funcppo.envs.classic_control.acrobot import AcrobotConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs.wrappers import (
+    ActionRangeConfig,
+    FrameStackConfig,
+    MomentsConfig,
+    StickyActionsConfig,
+    TimeLimitConfig,
+)
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
 from funcppo.mining.config import MiningConfig
@@ -166,6 +173,11 @@ def configs():
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
         AcrobotConfig(),
+        TimeLimitConfig(max_steps=1),
+        MomentsConfig(),
+        FrameStackConfig(n_frames=1),
+        StickyActionsConfig(probability=0.0),
+        ActionRangeConfig(low=-1.0, high=1.0),
         MountainCarConfig(),
         PendulumConfig(),
         cfg.env.cfg,

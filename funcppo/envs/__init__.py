@@ -1,7 +1,10 @@
-"""Environments, by function or by name (`make`); the contract of one of your own is in `funcppo.interfaces`.
+"""Environments; the contract of one of your own is in `funcppo.interfaces`.
 
-make(name)                              an environment by Gymnasium's id, e.g. "CartPole-v1"
-cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+Names:
+    make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
+    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+    wrappers      time limit, normalisation, frame stack, sticky actions, statistics
+    check(env)    raises an error that names what is wrong with an environment
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from funcppo.envs import wrappers
     from funcppo.envs.classic_control.acrobot import acrobot
     from funcppo.envs.classic_control.cartpole import cartpole
     from funcppo.envs.classic_control.mountain_car import (
@@ -17,21 +21,25 @@ if TYPE_CHECKING:
         mountain_car_continuous,
     )
     from funcppo.envs.classic_control.pendulum import pendulum
+    from funcppo.envs.laws import check
     from funcppo.envs.registry import make
 
 __all__ = [
     "acrobot",
     "cartpole",
+    "check",
     "make",
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
+    "wrappers",
 ]
 
 # Where each name is defined.
 _SOURCES = {
     "acrobot": "classic_control.acrobot",
     "cartpole": "classic_control.cartpole",
+    "check": "laws",
     "make": "registry",
     "mountain_car": "classic_control.mountain_car",
     "mountain_car_continuous": "classic_control.mountain_car",
@@ -41,6 +49,8 @@ _SOURCES = {
 
 def __getattr__(name: str) -> object:
     """Import an environment when it is first used, so that `import funcppo` stays light."""
+    if name == "wrappers":
+        return importlib.import_module("funcppo.envs.wrappers")
     if name in _SOURCES:
         module = importlib.import_module(f"funcppo.envs.{_SOURCES[name]}")
         return getattr(module, name)

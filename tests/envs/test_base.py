@@ -9,8 +9,7 @@ import torch
 
 from funcppo import envs, random, tree
 from funcppo.envs.base import (
-    Timestep,
-    autoreset,
+    restart,
     sample_reset,
     step_with_autoreset,
 )
@@ -103,15 +102,12 @@ def test_an_episode_ends_for_one_reason_at_the_limit_and_before_it(name):
             assert not timestep.terminated.any()
 
 
-def test_autoreset_replaces_finished_rows_only():
+def test_a_restart_replaces_finished_rows_only():
     env = ENVS["cartpole"]
     state, keys = play(env, 6, 4, 3)[-1][2], random.split(random.key(7), 4)
-    flags = (
-        torch.tensor([True, False, False, False]),
-        torch.tensor([False, False, True, False]),
-    )
+    finished = torch.tensor([True, False, True, False])
     fresh = env.reset(env.cfg, WORLD, keys)
-    after = autoreset(state, Timestep(torch.zeros(4), *flags), fresh)
+    after = restart(env, WORLD, state, finished, fresh)
     assert torch.equal(after.motion[::2], fresh.motion[::2]) and torch.equal(
         after.motion[1::2], state.motion[1::2]
     )

@@ -132,7 +132,7 @@ def _derivative(
 
 def _bound(motion: F32[Tensor, "B 4"]) -> F32[Tensor, "B 4"]:
     """Angles wrapped to [-pi, pi], angular velocities clipped to their limits."""
-    angles, velocities = motion.split(2, -1)
+    angles, velocities = motion[:, :2], motion[:, 2:]
     turn = 2 * math.pi
     turns_above = torch.ceil((angles - math.pi) / turn).clamp_min(0)
     turns_below = torch.ceil((-math.pi - angles) / turn).clamp_min(0)
