@@ -21,6 +21,7 @@ from funcppo.envs.classic_control.acrobot import AcrobotConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs.minatar.game import GameConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
     FrameStackConfig,
@@ -173,6 +174,7 @@ def configs():
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
         AcrobotConfig(),
+        GameConfig(),
         TimeLimitConfig(max_steps=1),
         MomentsConfig(),
         FrameStackConfig(n_frames=1),

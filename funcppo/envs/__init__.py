@@ -3,6 +3,7 @@
 Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+    asterix, breakout, freeway, space_invaders (MinAtar)
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
     check(env)    raises an error that names what is wrong with an environment
 """
@@ -22,22 +23,34 @@ if TYPE_CHECKING:
     )
     from funcppo.envs.classic_control.pendulum import pendulum
     from funcppo.envs.laws import check
+    from funcppo.envs.minatar.asterix import asterix
+    from funcppo.envs.minatar.breakout import breakout
+    from funcppo.envs.minatar.freeway import freeway
+    from funcppo.envs.minatar.space_invaders import space_invaders
     from funcppo.envs.registry import make
 
 __all__ = [
     "acrobot",
+    "asterix",
+    "breakout",
     "cartpole",
     "check",
+    "freeway",
     "make",
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
+    "space_invaders",
     "wrappers",
 ]
 
 # Where each name is defined.
 _SOURCES = {
     "acrobot": "classic_control.acrobot",
+    "asterix": "minatar.asterix",
+    "breakout": "minatar.breakout",
+    "freeway": "minatar.freeway",
+    "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
     "check": "laws",
     "make": "registry",

@@ -19,14 +19,23 @@ ENVIRONMENTS = {
         "classic_control.mountain_car",
         "mountain_car_continuous",
     ),
+    # Version 0 has all six actions, version 1 those that do something.
+    "MinAtar/Asterix-v1": ("minatar.asterix", "asterix"),
+    "MinAtar/Breakout-v1": ("minatar.breakout", "breakout"),
+    "MinAtar/Freeway-v1": ("minatar.freeway", "freeway"),
+    "MinAtar/SpaceInvaders-v1": ("minatar.space_invaders", "space_invaders"),
+    "MinAtar/Asterix-v0": ("minatar.asterix", "asterix"),
+    "MinAtar/Breakout-v0": ("minatar.breakout", "breakout"),
+    "MinAtar/Freeway-v0": ("minatar.freeway", "freeway"),
+    "MinAtar/SpaceInvaders-v0": ("minatar.space_invaders", "space_invaders"),
 }
 
 
 def make(name: str, **options: Any) -> AnyEnvironment:
-    """The environment of a name, such as `CartPole-v1`.
+    """The environment of a name, such as `CartPole-v1` or `MinAtar/Breakout-v1`.
 
     Args:
-      name: Gymnasium's id of the environment.
+      name: Gymnasium's id of the environment, or MinAtar's.
       options: keyword arguments of the function that builds it, e.g. `max_steps=200`.
 
     Raises:
@@ -45,6 +54,8 @@ def make(name: str, **options: Any) -> AnyEnvironment:
             raise TypeError(
                 f"{option}: expected one of the options {', '.join(known)} of {name}"
             )
+    if name.startswith("MinAtar/"):
+        options = {"minimal_actions": name.endswith("-v1")} | options
     return build(**options)
 
 

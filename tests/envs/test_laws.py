@@ -50,7 +50,7 @@ def environment(**changes):
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_the_environments_of_the_package_keep_the_laws(name):
-    fp.check(fp.envs.make(name), n_steps=12)
+    fp.check(fp.envs.make(name), n_steps=4)
 
 
 def test_wrapped_environments_keep_the_laws():

@@ -35,6 +35,7 @@ def test_an_unknown_option_is_named():
         ("CartPole-v0", "CartPole-v1"),
         ("cartpole", "CartPole-v1"),
         ("acrobot-v1", "Acrobot-v1"),
+        ("MinAtar/Breakout", "MinAtar/Breakout-v[01]"),
         ("MountainCarContinous-v0", "MountainCarContinuous-v0"),
     ],
 )
