@@ -65,7 +65,8 @@ for user in ("evaluation", "experiment"):
 MAY_IMPORT["learner"] = MAY_IMPORT["core"] | {"runtime"}
 MAY_IMPORT["report"] = {*MAY_IMPORT["experiment"], "report"}
 MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "report", "knowledge"}
-MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner"}
+MAY_IMPORT["trainer"] = {*MAY_IMPORT["experiment"], "learner", "trainer"}
+MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner", "trainer"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "cli"}
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -84,6 +85,7 @@ BOUNDARY = (
     "ranges",
     "config",
     "learner",
+    "trainer",
     "prover.task",
 )
 BOUNDARY += (
