@@ -13,12 +13,17 @@ Knowledge graphs:
 Learn:
     fp.ppo(env=..., network=..., **options)   a learner: init(key) -> state, step(state) -> (state, metrics)
     fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
+    fp.train(learner, total_steps)            the whole run: callbacks, evaluation, checkpoints
+    fp.evaluate_policy(learner, state)        returns of whole episodes, greedy and sampled, with intervals
     fp.Learner, fp.CompiledLearner            what these two return
     fp.TrainState, fp.Metrics                 what a step threads and returns
     fp.PPOConfig, fp.Schedule, fp.AdamConfig  the options and their defaults
 
 Environments and networks:
-    fp.envs      cartpole, pendulum
+    fp.envs      make("CartPole-v1"), cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous,
+                 asterix, breakout, freeway, space_invaders
+    fp.envs.wrappers    time limit, normalisation, frame stack, sticky actions, statistics
+    fp.check(env)       raises an error that names what is wrong with an environment
     fp.nets      mlp
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
     fp.MaskedObservation                                           where some actions are illegal
@@ -42,6 +47,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, random, train_step, tree
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
     from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
+    from funcppo.envs.laws import check
     from funcppo.interfaces import (
         Agent,
         Environment,
@@ -64,6 +70,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo.learner import CompiledLearner, Learner, compile, ppo
     from funcppo.nets.base import GaussianPolicyValue, PolicyValue
     from funcppo.train_step import Metrics, TrainState
+    from funcppo.trainer import evaluate_policy, train
 
 __version__ = "0.2.0"
 
@@ -92,8 +99,10 @@ __all__ = [
     "Timestep",
     "TrainState",
     "__version__",
+    "check",
     "compile",
     "envs",
+    "evaluate_policy",
     "fit",
     "load",
     "mine",
@@ -101,6 +110,7 @@ __all__ = [
     "open",
     "ppo",
     "random",
+    "train",
     "train_step",
     "tree",
 ]
@@ -132,12 +142,15 @@ _SOURCES = {
     "Knowledge": "funcppo.knowledge",
     "Predictions": "funcppo.knowledge",
     "ProofResult": "funcppo.knowledge",
+    "check": "funcppo.envs.laws",
     "compile": "funcppo.learner",
+    "evaluate_policy": "funcppo.trainer",
     "fit": "funcppo.knowledge",
     "load": "funcppo.knowledge",
     "mine": "funcppo.knowledge",
     "open": "funcppo.knowledge",
     "ppo": "funcppo.learner",
+    "train": "funcppo.trainer",
 }
 
 

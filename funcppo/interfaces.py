@@ -132,6 +132,20 @@ class StepWithAutoresetFn(Protocol[World, State, ResetSample]):
     ) -> tuple[State, Timestep, State]: ...
 
 
+class RestartFn(Protocol[World, State]):
+    """Replaces finished rows of a state by those of a state after a reset, and keeps what outlives an episode."""
+
+    def __call__(
+        self,
+        cfg: Settings,
+        world: World,
+        state: State,
+        finished: Bool[Tensor, "B"],
+        reset_state: State,
+        /,
+    ) -> State: ...
+
+
 class AutoresetStep(NamedTuple, Generic[State]):
     """A transition after which finished rows start again."""
 
@@ -147,6 +161,13 @@ class EnvironmentSpec:
     observation_size: int  # numbers in an observation of one row
     action_size: int  # discrete actions, or components of a continuous action
     continuous_actions: bool = False
+    # of one row's observation, where it is no vector: (height, width, channels) of an image
+    observation_shape: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row's observation."""
+        return self.observation_shape or (self.observation_size,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +193,9 @@ class Environment(Generic[World, State, Obs, ResetSample]):
     step_with_autoreset: (
         StepWithAutoresetFn[World, State, ResetSample] | None
     ) = None
+
+    # For a state of which something outlives an episode, such as running moments. None: nothing does.
+    restart: RestartFn[World, State] | None = None
 
     # For networks that are built from it, such as `nets.mlp`. That one reads an observation of one tensor [B, F], or a
     # `MaskedObservation`.

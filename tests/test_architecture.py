@@ -66,7 +66,8 @@ MAY_IMPORT["learner"] = MAY_IMPORT["core"] | {"runtime"}
 MAY_IMPORT["report"] = {*MAY_IMPORT["experiment"], "report"}
 MAY_IMPORT["serve"] = {*MAY_IMPORT["report"], "serve", "__init__"}
 MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "report", "knowledge"}
-MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner"}
+MAY_IMPORT["trainer"] = {*MAY_IMPORT["experiment"], "learner", "trainer"}
+MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner", "trainer"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "serve", "cli"}
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -86,6 +87,7 @@ BOUNDARY = (
     "ranges",
     "config",
     "learner",
+    "trainer",
     "prover.task",
 )
 BOUNDARY += (

@@ -17,8 +17,18 @@ import pytest
 from funcppo import cli, ranges
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
 from funcppo.data.config import DataConfig
+from funcppo.envs.classic_control.acrobot import AcrobotConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
+from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs.minatar.game import GameConfig
+from funcppo.envs.wrappers import (
+    ActionRangeConfig,
+    FrameStackConfig,
+    MomentsConfig,
+    StickyActionsConfig,
+    TimeLimitConfig,
+)
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
 from funcppo.mining.config import MiningConfig
@@ -163,6 +173,14 @@ def configs():
         DataConfig(split_ratios="0.8,0.1,0.1"),
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
+        AcrobotConfig(),
+        GameConfig(),
+        TimeLimitConfig(max_steps=1),
+        MomentsConfig(),
+        FrameStackConfig(n_frames=1),
+        StickyActionsConfig(probability=0.0),
+        ActionRangeConfig(low=-1.0, high=1.0),
+        MountainCarConfig(),
         PendulumConfig(),
         cfg.env.cfg,
         cfg.env.cfg.resolve,

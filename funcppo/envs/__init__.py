@@ -1,26 +1,72 @@
-"""Environments: `cartpole` and `pendulum` here, the contract of one of your own in `funcppo.interfaces`."""
+"""Environments; the contract of one of your own is in `funcppo.interfaces`.
+
+Names:
+    make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
+    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+    asterix, breakout, freeway, space_invaders (MinAtar)
+    wrappers      time limit, normalisation, frame stack, sticky actions, statistics
+    check(env)    raises an error that names what is wrong with an environment
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from funcppo.envs import wrappers
+    from funcppo.envs.classic_control.acrobot import acrobot
     from funcppo.envs.classic_control.cartpole import cartpole
+    from funcppo.envs.classic_control.mountain_car import (
+        mountain_car,
+        mountain_car_continuous,
+    )
     from funcppo.envs.classic_control.pendulum import pendulum
+    from funcppo.envs.laws import check
+    from funcppo.envs.minatar.asterix import asterix
+    from funcppo.envs.minatar.breakout import breakout
+    from funcppo.envs.minatar.freeway import freeway
+    from funcppo.envs.minatar.space_invaders import space_invaders
+    from funcppo.envs.registry import make
 
-__all__ = ["cartpole", "pendulum"]
+__all__ = [
+    "acrobot",
+    "asterix",
+    "breakout",
+    "cartpole",
+    "check",
+    "freeway",
+    "make",
+    "mountain_car",
+    "mountain_car_continuous",
+    "pendulum",
+    "space_invaders",
+    "wrappers",
+]
+
+# Where each name is defined.
+_SOURCES = {
+    "acrobot": "classic_control.acrobot",
+    "asterix": "minatar.asterix",
+    "breakout": "minatar.breakout",
+    "freeway": "minatar.freeway",
+    "space_invaders": "minatar.space_invaders",
+    "cartpole": "classic_control.cartpole",
+    "check": "laws",
+    "make": "registry",
+    "mountain_car": "classic_control.mountain_car",
+    "mountain_car_continuous": "classic_control.mountain_car",
+    "pendulum": "classic_control.pendulum",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import an environment when it is first used, so that `import funcppo` stays light."""
-    if name == "cartpole":
-        from funcppo.envs.classic_control.cartpole import cartpole
-
-        return cartpole
-    if name == "pendulum":
-        from funcppo.envs.classic_control.pendulum import pendulum
-
-        return pendulum
+    if name == "wrappers":
+        return importlib.import_module("funcppo.envs.wrappers")
+    if name in _SOURCES:
+        module = importlib.import_module(f"funcppo.envs.{_SOURCES[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

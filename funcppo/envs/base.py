@@ -18,7 +18,15 @@ from funcppo.interfaces import (
     NoWorld,
     Timestep,
 )
-from funcppo.types import I64, Obs, ResetSample, State, World, check_tensor
+from funcppo.types import (
+    I64,
+    Bool,
+    Obs,
+    ResetSample,
+    State,
+    World,
+    check_tensor,
+)
 
 __all__ = [
     "AutoresetStep",
@@ -26,7 +34,7 @@ __all__ = [
     "EnvironmentSpec",
     "NoWorld",
     "Timestep",
-    "autoreset",
+    "restart",
     "sample_reset",
     "step_with_autoreset",
 ]
@@ -77,7 +85,15 @@ def step_with_autoreset(
     else:
         reset_state = cast(Any, reset_sample)
     return AutoresetStep(
-        reached_state, timestep, autoreset(reached_state, timestep, reset_state)
+        reached_state,
+        timestep,
+        restart(
+            env,
+            world,
+            reached_state,
+            timestep.terminated | timestep.truncated,
+            reset_state,
+        ),
     )
 
 
@@ -102,8 +118,14 @@ def _check_step(
             )
 
 
-def autoreset(state: State, timestep: Timestep, reset_state: State) -> State:
-    """The state with every finished row replaced by that of `reset_state`."""
-    return tree.where(
-        timestep.terminated | timestep.truncated, reset_state, state
-    )
+def restart(
+    env: Environment[World, State, Obs, ResetSample],
+    world: World,
+    state: State,
+    finished: Bool[Tensor, "B"],
+    reset_state: State,
+) -> State:
+    """The state with every finished row replaced by that of `reset_state`, except for what outlives an episode."""
+    if env.restart is not None:
+        return env.restart(env.cfg, world, state, finished, reset_state)
+    return tree.where(finished, reset_state, state)

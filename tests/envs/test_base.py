@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from funcppo import random, tree
+from funcppo import envs, random, tree
 from funcppo.envs.base import (
-    Timestep,
-    autoreset,
+    restart,
     sample_reset,
     step_with_autoreset,
 )
-from funcppo.envs.classic_control import cartpole
 from tests.learning import (
     WORLD,
     assert_trees_equal,
@@ -29,15 +27,18 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 ENVS = {
     "cartpole": cartpole_config(max_steps=7).env,
     "pendulum": pendulum_config(max_steps=7).env,
+    "acrobot": envs.acrobot(max_steps=7),
+    "mountain_car": envs.mountain_car(max_steps=7),
+    "mountain_car_continuous": envs.mountain_car_continuous(max_steps=7),
 }
 
 
 def actions(env, key, n):
     unit = random.uniform(key, (n,))
     return (
-        (unit < 0.5).long()
-        if env.cfg.__class__ is cartpole.CartPoleConfig
-        else 6 * unit[:, None] - 3
+        6 * unit[:, None] - 3
+        if env.spec.continuous_actions
+        else (unit * env.spec.action_size).long()
     )
 
 
@@ -101,15 +102,12 @@ def test_an_episode_ends_for_one_reason_at_the_limit_and_before_it(name):
             assert not timestep.terminated.any()
 
 
-def test_autoreset_replaces_finished_rows_only():
+def test_a_restart_replaces_finished_rows_only():
     env = ENVS["cartpole"]
     state, keys = play(env, 6, 4, 3)[-1][2], random.split(random.key(7), 4)
-    flags = (
-        torch.tensor([True, False, False, False]),
-        torch.tensor([False, False, True, False]),
-    )
+    finished = torch.tensor([True, False, True, False])
     fresh = env.reset(env.cfg, WORLD, keys)
-    after = autoreset(state, Timestep(torch.zeros(4), *flags), fresh)
+    after = restart(env, WORLD, state, finished, fresh)
     assert torch.equal(after.motion[::2], fresh.motion[::2]) and torch.equal(
         after.motion[1::2], state.motion[1::2]
     )

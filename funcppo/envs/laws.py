@@ -1,0 +1,358 @@
+"""The laws of an environment, tried on one: `check`.
+
+fp.check(env)
+ValueError: step_functional: state.position: expected torch.float32 [4], got torch.float64 [4]
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnnecessaryIsInstance=false
+# What a user's functions return is of any type until it is checked.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from funcppo import random, tree
+from funcppo.envs import base
+from funcppo.envs.wrappers import evaluation_env
+from funcppo.interfaces import (
+    AnyEnvironment,
+    Environment,
+    MaskedObservation,
+    NoWorld,
+    Timestep,
+)
+from funcppo.types import I64, Bool
+
+N_ROWS = 4
+N_STEPS = 64
+TOLERANCE = 1e-5  # between rows alone, vectorised, and among others
+
+
+class SampleActionFn(Protocol):
+    """Returns an action of each row for a key and an observation."""
+
+    def __call__(self, key: I64[Tensor, "2"], obs: Any, /) -> Tensor: ...
+
+
+def check(
+    env: AnyEnvironment,
+    world: object = None,
+    *,
+    sample_action: SampleActionFn | None = None,
+    n_steps: int = N_STEPS,
+    seed: int = 0,
+) -> None:
+    """Run the laws of an environment on random steps of four rows; silent if it keeps them all.
+
+    A state, an observation and a timestep are trees of tensors with the leading axis B, and keep structure, shapes and
+    dtypes. The functions write to no argument, repeat their results for the same key, run under `torch.vmap`, and treat
+    each row alone. A finished row stays as it is, with reward 0.
+
+    Args:
+      env: the environment.
+      world: the tensors that it reads and no step changes.
+      sample_action: random actions [B, ...] for a key and an observation; None: by `env.spec` and the action mask.
+      n_steps: how many steps to try.
+      seed: of states and actions.
+
+    Raises:
+      TypeError: `env` is no environment.
+      ValueError: one line that names the function, and the tensor, that breaks a law.
+    """
+    if not isinstance(env, Environment):
+        raise TypeError(
+            f"env: expected an Environment, got {type(env).__name__}"
+        )
+    if sample_action is None:
+        if env.spec is None:
+            raise ValueError(
+                "env.spec: expected an EnvironmentSpec to sample actions by, got None; or hand in sample_action"
+            )
+        sample_action = partial(_sample_action, env)
+    world = NoWorld() if world is None else world
+
+    keys = random.split(random.key(seed), n_steps + 1)
+    row_keys = random.split(keys[0], N_ROWS)
+    state = _check_reset(env, world, row_keys)
+    finished = torch.zeros(N_ROWS, dtype=torch.bool)
+    for t in range(n_steps):
+        action_key, step_key = random.split(keys[t + 1]).unbind()
+        obs = _check_observe(env, world, state)
+        action = sample_action(action_key, obs)
+        arguments = _Arguments(state, action, random.split(step_key, N_ROWS))
+        state, finished = _check_step(env, world, arguments, finished, t == 0)
+
+
+class _Arguments(NamedTuple):
+    """What `step_functional` takes beside settings and world."""
+
+    state: Any
+    action: Tensor
+    key: I64[Tensor, "B 2"]
+
+
+def _sample_action(
+    env: AnyEnvironment, key: I64[Tensor, "2"], obs: Any
+) -> Tensor:
+    """Normal numbers, or one of the legal actions with equal probability."""
+    spec = cast(Any, env.spec)
+    shape = (N_ROWS, spec.action_size)
+    if spec.continuous_actions:
+        return random.normal(key, shape)
+    logits = torch.zeros(shape)
+    if isinstance(obs, MaskedObservation):
+        logits = torch.where(obs.action_mask, logits, -torch.inf)
+    return random.categorical(key, logits)
+
+
+def _check_reset(
+    env: AnyEnvironment, world: object, key: I64[Tensor, "B 2"]
+) -> Any:
+    """A state after a reset."""
+    reset = partial(env.reset, env.cfg)
+    state = _call("reset", reset, world, key)
+    _check_tree("reset", "state", state)
+    _check_vmap("reset", lambda k: reset(world, k), key)
+    _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
+
+    if env.reset_from_sample is not None:
+        sample = base.sample_reset(env, world, key)
+        _check_tree("sample_reset", "sample", sample)
+        in_parts = env.reset_from_sample(env.cfg, world, sample)
+        _check_like("reset_from_sample", "state", in_parts, state)
+        _check_equal("reset_from_sample of sample_reset", in_parts, state, 0.0)
+    return state
+
+
+def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
+    """The observation of a state."""
+    obs = _call("observe", partial(env.observe, env.cfg), world, state)
+    _check_tree("observe", "observation", obs)
+    spec = env.spec
+    features = obs.features if isinstance(obs, MaskedObservation) else obs
+    if (
+        spec is not None
+        and isinstance(features, Tensor)
+        and tuple(features.shape[1:]) != spec.shape
+    ):
+        raise ValueError(
+            f"observe: observation: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
+        )
+    if isinstance(obs, MaskedObservation) and not obs.action_mask.any(-1).all():
+        raise ValueError(
+            "observe: observation.action_mask: expected a legal action in each row, got none"
+        )
+    return obs
+
+
+def _check_step(
+    env: AnyEnvironment,
+    world: object,
+    arguments: _Arguments,
+    finished: Bool[Tensor, "B"],
+    is_first: bool,
+) -> tuple[Any, Bool[Tensor, "B"]]:
+    """The state after a step, and which rows have finished."""
+    name = "step_functional"
+    step = partial(env.step_functional, env.cfg)
+    result: Any = _call(name, step, world, *arguments)
+    if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
+        raise ValueError(
+            f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
+        )
+    state, timestep = cast(tuple[Any, Any], result)
+    _check_like(name, "state", state, arguments.state)
+    _check_timestep(env, timestep)
+    before = env.observe(env.cfg, world, arguments.state)
+    after = env.observe(env.cfg, world, state)
+    _check_like("observe", "observation after a step", after, before)
+    _check_finished(arguments.state, state, timestep, finished)
+
+    if is_first:  # tracing is slow, and does not depend on values
+        _check_vmap(name, lambda *x: step(world, *x), *arguments)
+        _check_vmap(
+            "observe",
+            lambda s: env.observe(env.cfg, world, s),
+            arguments.state,
+        )
+    _check_rows(
+        env,
+        name,
+        lambda e, *x: e.step_functional(e.cfg, world, *x),
+        arguments,
+    )
+    return state, timestep.terminated | timestep.truncated
+
+
+def _check_timestep(env: AnyEnvironment, timestep: Any) -> None:
+    if not isinstance(timestep, Timestep):
+        raise ValueError(
+            f"step_functional: expected (state, fp.Timestep), got {type(timestep).__name__} for the latter"
+        )
+    dtypes = (torch.float32, torch.bool, torch.bool)
+    for field, value, dtype in zip(Timestep._fields, timestep, dtypes):
+        expected = torch.empty(N_ROWS, dtype=dtype)
+        _check_like("step_functional", f"Timestep.{field}", value, expected)
+    if not timestep.reward.isfinite().all():
+        raise ValueError(
+            f"step_functional: Timestep.reward: expected finite numbers, got {timestep.reward.tolist()}"
+        )
+    if not env.truncates and timestep.truncated.any():
+        raise ValueError(
+            "step_functional: Timestep.truncated: expected false as env.truncates is, got true"
+        )
+
+
+def _check_finished(
+    before: Any,
+    after: Any,
+    timestep: Timestep,
+    finished: Bool[Tensor, "B"],
+) -> None:
+    """A row that had finished before the step is as it was, and finished still."""
+    if not finished.any():
+        return
+    rows = finished.nonzero().flatten()
+    name = "step_functional of a finished row"
+    _check_equal(name, _take(after, rows), _take(before, rows), 0.0)
+    if timestep.reward[rows].any():
+        raise ValueError(
+            f"{name}: Timestep.reward: expected 0, got {timestep.reward[rows].tolist()}"
+        )
+    still = timestep.terminated | timestep.truncated
+    if not still[rows].all():
+        raise ValueError(
+            f"{name}: Timestep.terminated, Timestep.truncated: expected one of them to stay true, got false"
+        )
+
+
+def _call(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function that writes to no argument, and gives the same result again."""
+    leaves = tree.leaves(arguments)
+    values = [leaf.clone() for leaf in leaves]
+    result = fn(*arguments)
+    for path, leaf, value in zip(_paths(arguments), leaves, values):
+        if not _is_equal(leaf, value, 0.0):
+            raise ValueError(
+                f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
+            )
+
+    again = fn(*arguments)
+    if tree.structure(again) == tree.structure(result) and _all_tensors(result):
+        _check_equal(
+            f"{name} a second time with the same key", again, result, 0.0
+        )
+    return result
+
+
+def _paths(arguments: tuple[Any, ...]) -> list[str]:
+    """Names of the leaves of the arguments (world, state, action, key), (world, key) or (world, state)."""
+    names = {4: ("world", "state", "action", "key")}.get(len(arguments))
+    if names is None:
+        is_key = isinstance(arguments[1], Tensor)
+        names = ("world", "key" if is_key else "state")
+    return [
+        f"{name}.{path}".rstrip(".")
+        for name, argument in zip(names, arguments)
+        for path in tree.paths(argument)
+    ]
+
+
+def _all_tensors(value: Any) -> bool:
+    return all(isinstance(leaf, Tensor) for leaf in tree.leaves(value))
+
+
+def _check_tree(name: str, part: str, value: Any) -> None:
+    """Check that a value is a tree of tensors, each with the leading axis B."""
+    try:
+        tree.check_tree(value, f"{name}: {part}")
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    for path, leaf in zip(tree.paths(value), tree.leaves(value)):
+        if leaf.shape[:1] != (N_ROWS,):
+            place = f"{part}.{path}".rstrip(".")
+            raise ValueError(
+                f"{name}: {place}: expected the leading axis B = {N_ROWS}, got {leaf.dtype} {list(leaf.shape)}"
+            )
+
+
+def _check_like(name: str, part: str, value: Any, like: Any) -> None:
+    """Check that a value has the structure, shapes and dtypes of another."""
+    _check_tree(name, part, value)
+    if tree.structure(value) != tree.structure(like):
+        raise ValueError(
+            f"{name}: {part}: expected the tensors {', '.join(tree.paths(like))}, got {', '.join(tree.paths(value))}"
+        )
+    leaves = zip(tree.paths(like), tree.leaves(value), tree.leaves(like))
+    for path, got, expected in leaves:
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            place = f"{part}.{path}".rstrip(".")
+            raise ValueError(
+                f"{name}: {place}: expected {expected.dtype} {list(expected.shape)}, "
+                f"got {got.dtype} {list(got.shape)}"
+            )
+
+
+def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.dtype.is_floating_point:
+        return torch.equal(a, b)
+    return torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
+
+
+def _check_equal(name: str, got: Any, want: Any, tolerance: float) -> None:
+    leaves = zip(tree.paths(want), tree.leaves(got), tree.leaves(want))
+    for path, a, b in leaves:
+        if not _is_equal(a, b, tolerance):
+            place = f"{path}: " if path else ""
+            raise ValueError(
+                f"{name}: {place}expected {b.tolist()}, got {a.tolist()}"
+            )
+
+
+def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:
+    """Check a function of rows under vmap over two sets of rows."""
+    twice = tree.map(lambda x: torch.stack([x, x.flip(0)]), arguments)
+    try:
+        mapped = torch.vmap(fn)(*twice)
+    except Exception as error:  # whatever a function of a user's raises
+        reason = str(error).strip().splitlines()
+        raise ValueError(
+            f"{name}: expected a function that torch.vmap can map, got "
+            f"{type(error).__name__}: {reason[0] if reason else ''}"
+        ) from None
+    one_by_one = [fn(*tree.map(lambda x, i=i: x[i], twice)) for i in range(2)]
+    stacked = tree.map(lambda *x: torch.stack(x), *one_by_one)
+    _check_equal(f"{name} under torch.vmap", mapped, stacked, TOLERANCE)
+
+
+def _take(value: Any, rows: I64[Tensor, "..."]) -> Any:
+    return tree.map(lambda x: x[rows], value)
+
+
+def _check_rows(
+    env: AnyEnvironment,
+    name: str,
+    fn: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    """Check that two rows in another order, without the others, give what they give among all.
+
+    Running moments that rows share are left as they are, by `evaluation_env`.
+    """
+    env = evaluation_env(env)
+    if name == "reset" and env.restart is not None:
+        return  # it begins the moments that rows share
+    rows = torch.tensor([N_ROWS - 1, 0])
+    among_all = _take(fn(env, *arguments), rows)
+    alone = fn(env, *_take(arguments, rows))
+    _check_equal(
+        f"{name} of rows {rows.tolist()} alone", alone, among_all, TOLERANCE
+    )

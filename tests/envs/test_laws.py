@@ -1,0 +1,213 @@
+"""The laws of an environment: ours keep them, and each that is broken is named."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo.envs import wrappers
+from funcppo.envs.registry import ENVIRONMENTS
+from tests.learning import one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+class State(NamedTuple):
+    cell: torch.Tensor
+    heat: torch.Tensor
+
+
+def reset(cfg, world, key):
+    return State(torch.zeros_like(key[:, 0]), fp.random.uniform(key, ()))
+
+
+def step(cfg, world, state, action, key):
+    active = state.cell < 3
+    cell = torch.where(active, state.cell + action, state.cell)
+    warm = state.heat + fp.random.uniform(key, ())
+    heat = torch.where(active, warm, state.heat)
+    done = cell >= 3
+    timestep = fp.Timestep(active.float(), done, torch.zeros_like(done))
+    return State(cell, heat), timestep
+
+
+def observe(cfg, world, state):
+    return state.heat.unsqueeze(-1)
+
+
+SPEC = fp.EnvironmentSpec(observation_size=1, action_size=2)
+
+
+def environment(**changes):
+    fields = {"reset": reset, "step_functional": step, "observe": observe}
+    fields |= {"cfg": None, "spec": SPEC, "truncates": False}
+    return fp.Environment(**(fields | changes))
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_environments_of_the_package_keep_the_laws(name):
+    fp.check(fp.envs.make(name), n_steps=4)
+
+
+def test_wrapped_environments_keep_the_laws():
+    env = wrappers.time_limit(fp.envs.pendulum(), 5)
+    env = wrappers.sticky_actions(wrappers.clip_action(env))
+    env = wrappers.normalize_observation(wrappers.episode_statistics(env))
+    env = wrappers.normalize_reward(wrappers.frame_stack(env, 2))
+    fp.check(env, n_steps=8)
+    fp.check(environment())
+
+
+def changed(change):
+    """The step with its result changed."""
+    return lambda *arguments: change(*step(*arguments))
+
+
+def overwriting(cfg, world, state, action, key):
+    state.heat.add_(1.0)
+    return step(cfg, world, state, action, key)
+
+
+def branching(cfg, world, state, action, key):
+    if state.cell.sum() > 0:
+        return step(cfg, world, state, action, key)
+    return step(cfg, world, state, action, key)
+
+
+COUNTER = itertools.count()
+
+
+def counting(cfg, world, state, action, key):
+    after, timestep = step(cfg, world, state, action, key)
+    return after._replace(heat=after.heat + next(COUNTER)), timestep
+
+
+def mixing(cfg, world, state, action, key):
+    after, timestep = step(cfg, world, state, action, key)
+    return after._replace(heat=after.heat - after.heat.mean()), timestep
+
+
+BROKEN = {
+    "dtype": (
+        changed(lambda s, t: (s._replace(heat=s.heat.double()), t)),
+        r"step_functional: state.heat: expected torch.float32 \[4\], got torch.float64 \[4\]",
+    ),
+    "shape": (
+        changed(lambda s, t: (s._replace(heat=s.heat[:, None]), t)),
+        r"step_functional: state.heat: expected torch.float32 \[4\], got torch.float32 \[4, 1\]",
+    ),
+    "structure": (
+        changed(lambda s, t: ((s.cell, s.heat), t)),
+        "step_functional: state: expected the tensors cell, heat, got 0, 1",
+    ),
+    "a Python number in the state": (
+        changed(lambda s, t: (s._replace(heat=0.5), t)),
+        "step_functional: state: expected a tensor.*, got float at .heat",
+    ),
+    "a Python number in the timestep": (
+        changed(lambda s, t: (s, t._replace(reward=1.0))),
+        "step_functional: Timestep.reward: expected a tensor.*, got float",
+    ),
+    "a flag of numbers": (
+        changed(lambda s, t: (s, t._replace(terminated=t.reward))),
+        r"step_functional: Timestep.terminated: expected torch.bool \[4\], got torch.float32 \[4\]",
+    ),
+    "no timestep": (
+        changed(lambda s, t: (s, t.reward, t.terminated)),
+        r"step_functional: expected \(state, fp.Timestep\), got tuple",
+    ),
+    "an overwritten argument": (
+        overwriting,
+        "step_functional: state.heat: expected an argument that stays as it is, got one that is overwritten",
+    ),
+    "a global generator": (
+        changed(lambda s, t: (s._replace(heat=torch.rand(4)), t)),
+        "step_functional a second time with the same key: .*heat: expected",
+    ),
+    "a global counter": (
+        counting,
+        "step_functional a second time with the same key: .*heat: expected",
+    ),
+    "a branch on values": (
+        branching,
+        "step_functional: expected a function that torch.vmap can map, got RuntimeError: ",
+    ),
+    "rows that mix": (
+        mixing,
+        r"step_functional of rows \[3, 0\] alone: .*heat: expected",
+    ),
+    "a finished row that moves": (
+        lambda c, w, s, a, k: (s._replace(cell=s.cell + 1), step(c, w, s, a, k)[1]),
+        "step_functional of a finished row: cell: expected",
+    ),
+    "a finished row that is paid": (
+        changed(lambda s, t: (s, t._replace(reward=torch.ones_like(t.reward)))),
+        "step_functional of a finished row: Timestep.reward: expected 0",
+    ),
+    "a truncation that was ruled out": (
+        changed(lambda s, t: (s, t._replace(truncated=t.terminated))),
+        "step_functional: Timestep.truncated: expected false",
+    ),
+    "a reward that is not finite": (
+        changed(lambda s, t: (s, t._replace(reward=t.reward / 0))),
+        "step_functional: Timestep.reward: expected finite numbers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_law_that_a_step_breaks_is_named_in_one_line(name):
+    step_functional, problem = BROKEN[name]
+    with pytest.raises(ValueError, match=f"^{problem}") as error:
+        fp.check(environment(step_functional=step_functional))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"reset": lambda cfg, world, key: {"cell": key[:, 0]}},
+            "reset: state: expected a tensor.*, got dict",
+        ),
+        (
+            {"reset": lambda cfg, world, key: torch.zeros(7)},
+            r"reset: state: expected the leading axis B = 4, got torch.float32 \[7\]",
+        ),
+        (
+            {"observe": lambda cfg, world, state: state.heat},
+            r"observe: observation: expected rows of \[1\] by env.spec, got \[\]",
+        ),
+        (
+            {
+                "observe": lambda cfg, world, state: fp.MaskedObservation(
+                    state.heat[:, None], torch.zeros(4, 2, dtype=torch.bool)
+                )
+            },
+            "observe: observation.action_mask: expected a legal action",
+        ),
+        ({"spec": None}, "env.spec: expected an EnvironmentSpec"),
+        (
+            {
+                "sample_reset": lambda cfg, world, key: key,
+                "reset_from_sample": lambda cfg, world, key: State(
+                    key[:, 0], fp.random.uniform(key, ())
+                ),
+            },
+            "reset_from_sample of sample_reset: cell: expected",
+        ),
+    ],
+)
+def test_a_law_that_another_function_breaks_is_named(changes, problem):
+    with pytest.raises(ValueError, match=f"^{problem}") as error:
+        fp.check(environment(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_environment_is_named():
+    with pytest.raises(TypeError, match=r"^env: expected an Environment"):
+        fp.check(reset)

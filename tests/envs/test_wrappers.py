@@ -1,0 +1,327 @@
+"""Wrappers beside Gymnasium's, on the same trajectory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import wrappers as reference
+
+import funcppo as fp
+from funcppo import random, tree
+from funcppo.envs import base, wrappers
+from tests.learning import WORLD, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+CARTPOLE = fp.envs.cartpole(max_steps=12)
+
+
+class Step(NamedTuple):
+    before: object
+    action: torch.Tensor
+    reached: object
+    timestep: fp.Timestep
+    after: object
+
+
+def actions(env, key, n):
+    unit = random.uniform(key, (n,))
+    if env.spec.continuous_actions:
+        return 6 * unit[:, None] - 3
+    return (unit * env.spec.action_size).long()
+
+
+def play(env, seed, n, steps):
+    """Random steps of n rows with restarts."""
+    reset_key, *keys = random.split(random.key(seed), steps + 1)
+    state, out = env.reset(env.cfg, WORLD, random.split(reset_key, n)), []
+    for key in keys:
+        action_key, step_key, sample_key = random.split(key, 3)
+        action = actions(env, action_key, n)
+        step = base.step_with_autoreset(
+            env,
+            WORLD,
+            state,
+            action,
+            random.split(step_key, n),
+            base.sample_reset(env, WORLD, random.split(sample_key, n)),
+        )
+        out.append(Step(state, action, *step))
+        state = step.next_state
+    return out
+
+
+def observe(env, state):
+    return env.observe(env.cfg, WORLD, state)
+
+
+class Replay(gymnasium.Env):
+    """Row 0 of recorded steps as an environment of Gymnasium; actions are ignored."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, env, history, row=0):
+        self.env, self.history, self.row, self.t = env, history, row, 0
+
+    def obs(self, state):
+        return observe(self.env, state)[self.row].double().numpy()
+
+    def reset(self, *, seed=None, options=None):
+        if self.t == len(self.history):
+            return self.obs(self.history[-1].after), {}
+        return self.obs(self.history[self.t].before), {}
+
+    def step(self, action):
+        step = self.history[self.t]
+        self.t += 1
+        values = [float(x[self.row]) for x in step.timestep]
+        obs = self.obs(step.reached)
+        return obs, values[0], bool(values[1]), bool(values[2]), {}
+
+
+def replayed(wrapped, history):
+    """What Gymnasium's wrapper returns: observations of each step, rewards, and observations to go on from."""
+    obs, _ = wrapped.reset()
+    out = []
+    for _ in history:
+        reached, reward, terminated, truncated, _ = wrapped.step(0)
+        after = wrapped.reset()[0] if terminated or truncated else reached
+        out.append((obs, reward, reached))
+        obs = after
+    return out
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_observations_are_normalised_as_gymnasium_does(row):
+    """Moments of each row alone, over several episodes; observations are float32."""
+    env = wrappers.normalize_observation(CARTPOLE, shared=False)
+    plain, history = play(CARTPOLE, 1, 3, 60), play(env, 1, 3, 60)
+    assert sum(bool(s.timestep.truncated[row]) for s in plain) > 1
+    theirs = reference.NormalizeObservation(Replay(CARTPOLE, plain, row))
+    for step, (obs, _, reached) in zip(history, replayed(theirs, plain)):
+        got = observe(env, step.before)[row], observe(env, step.reached)[row]
+        np.testing.assert_allclose(got[0], obs, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got[1], reached, rtol=1e-5, atol=1e-6)
+    moments = history[-1].after.moments
+    np.testing.assert_allclose(moments.mean[row], theirs.obs_rms.mean)
+    np.testing.assert_allclose(moments.variance[row], theirs.obs_rms.var)
+
+
+def test_shared_moments_are_those_of_all_observations():
+    env = wrappers.normalize_observation(CARTPOLE)
+    history = play(env, 2, 5, 40)
+    seen = [observe(CARTPOLE, history[0].before.inner)]
+    for step in history:
+        seen.append(observe(CARTPOLE, step.reached.inner))
+        ended = step.timestep.terminated | step.timestep.truncated
+        seen.append(observe(CARTPOLE, step.after.inner)[ended])
+    seen = torch.cat(seen).double()
+    moments = history[-1].after.moments
+    # The prior has a weight of 1e-4 in a few hundred observations.
+    torch.testing.assert_close(
+        moments.mean, seen.mean(0).expand(5, 4), rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(
+        moments.variance[0], seen.var(0, correction=0), rtol=1e-3, atol=1e-6
+    )
+
+
+def test_rewards_are_normalised_as_gymnasium_does():
+    pendulum = fp.envs.pendulum(max_steps=15)
+    env = wrappers.normalize_reward(pendulum, gamma=0.9, shared=False)
+    plain, history = play(pendulum, 3, 2, 50), play(env, 3, 2, 50)
+    theirs = reference.NormalizeReward(Replay(pendulum, plain, 1), gamma=0.9)
+    for step, (_, reward, _) in zip(history, replayed(theirs, plain)):
+        np.testing.assert_allclose(
+            float(step.timestep.reward[1]), float(reward), rtol=1e-6
+        )
+
+
+def test_rewards_of_rows_that_share_moments_are_gymnasiums_of_vectors():
+    """Its vector of environments updates the moments by all rows at once."""
+    pendulum = fp.envs.pendulum(max_steps=100)
+    env = wrappers.normalize_reward(pendulum)
+    plain, history = play(pendulum, 3, 4, 30), play(env, 3, 4, 30)
+    moments = reference.utils.RunningMeanStd(shape=())
+    total = np.zeros(4)
+    for step, raw in zip(history, plain):
+        reward = raw.timestep.reward.double().numpy()
+        total = 0.99 * total + reward
+        moments.update(total)
+        want = reward / np.sqrt(moments.var + 1e-8)
+        np.testing.assert_allclose(step.timestep.reward, want, rtol=1e-6)
+
+
+def test_a_stack_holds_the_last_observations_as_gymnasiums():
+    env = wrappers.frame_stack(CARTPOLE, 3)
+    assert env.spec.shape == (12,)
+    plain, history = play(CARTPOLE, 4, 2, 30), play(env, 4, 2, 30)
+    theirs = reference.FrameStackObservation(
+        Replay(CARTPOLE, plain), 3, padding_type="reset"
+    )
+    for step, (obs, _, reached) in zip(history, replayed(theirs, plain)):
+        assert np.array_equal(observe(env, step.before)[0], obs.ravel())
+        assert np.array_equal(observe(env, step.reached)[0], reached.ravel())
+
+
+def test_a_time_limit_cuts_what_has_not_ended():
+    """CartPole falls after about 20 random steps; its own limit is out of reach."""
+    env = wrappers.time_limit(fp.envs.cartpole(), 20)
+    theirs = gymnasium.wrappers.TimeLimit
+    assert theirs is reference.TimeLimit
+    length, n_cut, n_fallen = torch.zeros(16), 0, 0
+    for step in play(env, 5, 16, 80):
+        length = length + 1
+        terminated, truncated = (
+            step.timestep.terminated,
+            step.timestep.truncated,
+        )
+        assert torch.equal(truncated, (length == 20) & ~terminated)
+        n_cut, n_fallen = n_cut + truncated.sum(), n_fallen + terminated.sum()
+        length = torch.where(terminated | truncated, 0, length)
+    assert n_cut > 0 and n_fallen > 0
+
+
+def test_sticky_actions_repeat_the_last_one():
+    """The share of repeats of 0 to 1 actions; the first action of an episode is never replaced."""
+    env = wrappers.sticky_actions(fp.envs.pendulum(max_steps=50), 0.25)
+    repeats = chances = 0
+    for step in play(env, 6, 64, 45):
+        executed = step.reached.last_action
+        had_acted = step.before.has_acted
+        repeated = (executed != step.action).any(-1)
+        assert not repeated[~had_acted].any()
+        assert torch.equal(
+            executed[repeated], step.before.last_action[repeated]
+        )
+        repeats, chances = repeats + repeated.sum(), chances + had_acted.sum()
+    # A binomial of 2816 trials: five standard deviations are 0.04.
+    assert float(repeats / chances) == pytest.approx(0.25, abs=0.04)
+
+
+def test_actions_are_clipped_and_rescaled():
+    pendulum = fp.envs.pendulum()
+    keys = random.split(random.key(0), 3)
+    state = pendulum.reset(pendulum.cfg, WORLD, keys)
+    action = torch.tensor([[-1.5], [0.25], [1.0]])
+
+    def stepped(env, a):
+        first = env.reset(env.cfg, WORLD, keys)
+        return env.step_functional(env.cfg, WORLD, first, a, keys)[0].inner
+
+    def plain(a):
+        return pendulum.step_functional(pendulum.cfg, WORLD, state, a, keys)[0]
+
+    for env, executed in [
+        (wrappers.clip_action(pendulum, -1.0, 0.5), action.clamp(-1.0, 0.5)),
+        (wrappers.rescale_action(pendulum, -2.0, 2.0), 2 * action),
+        (wrappers.rescale_action(pendulum, 0.0, 2.0), action + 1),
+    ]:
+        assert torch.equal(stepped(env, action).motion, plain(executed).motion)
+
+
+def test_statistics_outlive_an_episode():
+    env = wrappers.episode_statistics(CARTPOLE)
+    total, ends = torch.zeros(8), torch.zeros(8)
+    last = torch.full((8,), torch.nan)
+    for step in play(env, 7, 8, 40):
+        total = total + step.timestep.reward
+        done = step.timestep.terminated | step.timestep.truncated
+        last, ends = torch.where(done, total, last), ends + done
+        total = torch.where(done, 0.0, total)
+        after = step.after
+        assert torch.equal(
+            after.last_return.nan_to_num(-1), last.nan_to_num(-1)
+        )
+        assert torch.equal(after.last_length, last.nan_to_num(0).long())
+        assert torch.equal(after.episode_return, total)
+        assert torch.equal(after.n_episodes, ends.long())
+    assert (ends > 1).all()
+
+
+def test_an_image_is_flattened_to_numbers():
+    env = wrappers.flatten_observation(wrappers.frame_stack(CARTPOLE, 2))
+    state = env.reset(env.cfg, WORLD, random.split(random.key(0), 3))
+    assert observe(env, state).shape == (3, env.spec.observation_size) == (3, 8)
+
+
+NESTED = wrappers.normalize_reward(
+    wrappers.frame_stack(
+        wrappers.normalize_observation(
+            wrappers.sticky_actions(
+                wrappers.episode_statistics(
+                    wrappers.time_limit(fp.envs.cartpole(), 9)
+                )
+            )
+        ),
+        2,
+    )
+)
+
+
+def test_a_stack_of_wrappers_keeps_what_each_remembers_through_a_restart():
+    history = play(NESTED, 8, 4, 30)
+    state = history[-1].after
+    normalizer = state.inner.inner
+    n_ends = normalizer.inner.inner.n_episodes.sum()
+    assert n_ends >= 12
+    # All first observations, all steps, all restarts.
+    assert float(normalizer.moments.n[0]) == pytest.approx(4 + 120 + n_ends)
+    assert float(state.moments.n[0]) == pytest.approx(120)
+    # The first stack of an episode is made with the moments that the restart left.
+    done = history[8].timestep.terminated | history[8].timestep.truncated
+    first, second = observe(NESTED, history[8].after).chunk(2, -1)
+    assert done.any() and torch.equal(first[done], second[done])
+
+
+def test_evaluation_leaves_moments_and_rewards_as_they_are():
+    env = wrappers.evaluation_env(NESTED)
+    state = play(NESTED, 9, 4, 30)[-1].after
+    keys = random.split(random.key(0), 4)
+    action = torch.zeros(4, dtype=torch.int64)
+    after, timestep = env.step_functional(env.cfg, WORLD, state, action, keys)
+    assert torch.equal(
+        after.inner.inner.moments.mean, state.inner.inner.moments.mean
+    )
+    assert torch.equal(timestep.reward, torch.ones(4))
+    assert wrappers.evaluation_env(CARTPOLE) is CARTPOLE
+
+
+def test_a_learner_learns_in_a_wrapped_environment():
+    learner = fp.ppo(
+        env=NESTED, network=fp.nets.mlp(8), n_envs=4, n_steps=8, n_epochs=1
+    )
+    state = learner.init(fp.random.key(0))
+    for _ in range(2):
+        state, metrics = learner.step(state)
+    assert int(metrics.n_applied_minibatches) == 4
+    assert tree.paths(state.env_state)[-1] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("build", "problem"),
+    [
+        (lambda: wrappers.time_limit(CARTPOLE, 0), "max_steps: expected 1"),
+        (lambda: wrappers.frame_stack(CARTPOLE, 0), "n_frames: expected 1"),
+        (
+            lambda: wrappers.sticky_actions(CARTPOLE, 1.5),
+            "probability: expected 0 to 1",
+        ),
+        (
+            lambda: wrappers.rescale_action(CARTPOLE, 2.0, 1.0),
+            "high: expected more than low",
+        ),
+        (
+            lambda: wrappers.normalize_reward(CARTPOLE, gamma=2.0),
+            "gamma: expected 0 to 1",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_named(build, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        build()

@@ -1,0 +1,200 @@
+"""The loop above the training step: evaluation, checkpoints, callbacks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import tree
+from funcppo.envs import wrappers
+from funcppo.trainer import bootstrap_interval, print_progress
+from tests.learning import assert_trees_equal, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+ENV = wrappers.normalize_reward(
+    wrappers.normalize_observation(fp.envs.cartpole(max_steps=20))
+)
+SIZES = {"n_envs": 4, "n_steps": 8, "n_epochs": 1, "n_minibatches": 2}
+LEARNER = fp.ppo(env=ENV, network=fp.nets.mlp(8), **SIZES)
+N_UPDATES = 6
+TOTAL_STEPS = N_UPDATES * 32
+
+
+@pytest.fixture(scope="module")
+def whole_run():
+    """A run without a stop."""
+    return fp.train(LEARNER, TOTAL_STEPS, seed=3)
+
+
+def test_training_is_the_step_again_and_again(whole_run):
+    ppo = replace(LEARNER.cfg.ppo, n_updates=N_UPDATES)
+    learner = replace(LEARNER, cfg=replace(LEARNER.cfg, ppo=ppo))
+    state = learner.init(fp.random.key(3))
+    for _ in range(N_UPDATES):
+        state, _ = learner.step(state)
+    assert_trees_equal(whole_run.state, state, rtol=0, atol=0)
+    assert whole_run.update == N_UPDATES and not whole_run.is_stopped
+
+
+def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
+    whole_run, tmp_path
+):
+    path = tmp_path / "run.npz"
+    stopped = fp.train(
+        LEARNER,
+        TOTAL_STEPS,
+        seed=3,
+        checkpoint=path,
+        callbacks=[lambda progress: progress.update == 2],
+    )
+    assert stopped.is_stopped and stopped.update == 2
+    seen = []
+    rest = fp.train(
+        LEARNER,
+        TOTAL_STEPS,
+        seed=99,  # the state is that of the checkpoint
+        checkpoint=str(path),
+        checkpoint_every=2,
+        evaluate_every=3,
+        n_episodes=2,
+        callbacks=[lambda progress: seen.append(progress.update)],
+    )
+    assert seen == [3, 4, 5, 6]
+    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
+    again = fp.train(LEARNER, TOTAL_STEPS, checkpoint=path)
+    assert again.update == N_UPDATES
+    assert_trees_equal(again.state, whole_run.state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"learning_rate": 1e-3}, "learning_rate: expected 0.001, got 0.00025"),
+        ({"env": fp.envs.cartpole()}, "env.cfg: expected CartPoleConfig"),
+        ({"network": fp.nets.mlp(9)}, "agent.cfg: expected MLPConfig"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused(options, problem, tmp_path):
+    path = tmp_path / "run.npz"
+    fp.train(LEARNER, 32, checkpoint=path, checkpoint_every=1)
+    before = path.read_bytes()
+    given = {"env": ENV, "network": fp.nets.mlp(8)} | SIZES | options
+    with pytest.raises(ValueError, match=f"other settings: {problem}") as error:
+        fp.train(fp.ppo(**given), 32, checkpoint=path)
+    assert "\n" not in str(error.value) and path.read_bytes() == before
+
+
+def test_a_checkpoint_is_written_at_the_end_without_an_interval(tmp_path):
+    path = tmp_path / "run.npz"
+    fp.train(LEARNER, 32, checkpoint=path)
+    assert path.exists()
+
+
+def test_evaluation_changes_nothing_and_repeats_itself(whole_run):
+    evaluated = fp.train(
+        LEARNER, TOTAL_STEPS, seed=3, evaluate_every=4, n_episodes=5
+    )
+    assert_trees_equal(evaluated.state, whole_run.state, rtol=0, atol=0)
+    assert [e.update for e in evaluated.evaluations] == [4, 6]
+    again = fp.evaluate_policy(LEARNER, whole_run.state, n_episodes=5, seed=3)
+    assert again == evaluated.evaluations[-1]
+
+
+def test_an_evaluation_counts_rewards_before_normalisation():
+    """A return of CartPole is the number of its steps."""
+    state = LEARNER.init(fp.random.key(0))
+    for estimate in fp.evaluate_policy(LEARNER, state, n_episodes=16)[1:]:
+        assert estimate.mean == estimate.mean_length <= 20
+        assert estimate.low <= estimate.mean <= estimate.high
+        assert (estimate.n_episodes, estimate.n_unfinished) == (16, 0)
+
+
+def test_episodes_that_do_not_end_are_counted():
+    state = LEARNER.init(fp.random.key(0))
+    evaluation = fp.evaluate_policy(LEARNER, state, n_episodes=3, max_steps=2)
+    assert evaluation.greedy.n_unfinished == 3
+    assert str(evaluation.sampled) == "2.0 [2.0, 2.0], 3 unfinished"
+
+
+def test_a_greedy_policy_takes_the_most_probable_action():
+    """Pushing right for ever, a pole falls in 8 to 11 steps; a policy that samples keeps it longer."""
+    state = LEARNER.init(fp.random.key(0))
+    params = tree.map(torch.zeros_like, state.params)
+    bias = params.heads.bias + torch.tensor([[[0.0, 0.1]], [[0.0, 0.0]]])
+    params = params._replace(heads=params.heads._replace(bias=bias))
+    evaluation = fp.evaluate_policy(
+        LEARNER, state._replace(params=params), n_episodes=32
+    )
+    assert 8 <= evaluation.greedy.mean <= 11 < evaluation.sampled.mean
+
+
+def test_moments_of_training_serve_in_evaluation():
+    """With the moments of training a policy sees other observations than with those of one reset."""
+    state = LEARNER.init(fp.random.key(0))
+    seen = []
+
+    def spy(cfg, world, params, obs):
+        seen.append(obs)
+        return LEARNER.cfg.agent.apply(cfg, world, params, obs)
+
+    agent = replace(LEARNER.cfg.agent, apply=spy)
+    learner = replace(LEARNER, cfg=replace(LEARNER.cfg, agent=agent))
+    inner = state.env_state.inner
+    shifted = inner.moments._replace(mean=inner.moments.mean + 100.0)
+    env_state = state.env_state._replace(inner=inner._replace(moments=shifted))
+    state = state._replace(env_state=env_state)
+    fp.evaluate_policy(learner, state, n_episodes=6, max_steps=1)
+    assert all(bool((obs < -50).all()) for obs in seen)
+
+
+def test_progress_is_told_in_a_line(capsys):
+    lines = []
+
+    def record(progress):
+        lines.append(progress)
+        assert progress.n_steps == 32 * progress.update
+        assert progress.n_updates == 3 and progress.steps_per_second > 0
+
+    fp.train(
+        LEARNER,
+        65,  # the third update is made whole
+        evaluate_every=3,
+        n_episodes=2,
+        callbacks=[record, print_progress],
+    )
+    assert [progress.update for progress in lines] == [1, 2, 3]
+    assert math.isnan(lines[0].mean_return) or lines[0].mean_return > 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3 and "greedy" in printed[2]
+    assert printed[2].startswith("update 3/3  steps 96  ")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"total_steps": 0}, "total_steps: expected an integer of 1 or more"),
+        ({"evaluate_every": 0}, "evaluate_every: expected an integer of 1"),
+        ({"n_episodes": 1.5}, "n_episodes: expected an integer of 1"),
+        ({"checkpoint_every": -1}, "checkpoint_every: expected an integer"),
+    ],
+)
+def test_numbers_out_of_range_are_named(options, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        fp.train(LEARNER, **({"total_steps": 32} | options))
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
+    """100 samples of 40 numbers: 95 %, three standard deviations to either side."""
+    keys = fp.random.split(fp.random.key(0), 100)
+    n_covered = 0
+    for key in keys:
+        sample_key, resample_key = fp.random.split(key).unbind()
+        values = fp.random.normal(sample_key, (40,)).double()
+        low, high = bootstrap_interval(resample_key, values)
+        n_covered += low <= 0.0 <= high
+    assert 88 <= n_covered < 100
