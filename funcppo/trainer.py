@@ -150,21 +150,16 @@ def train(
     Raises:
       ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
     """
-    counts = {
-        "total_steps": total_steps,
-        "evaluate_every": evaluate_every,
-        "n_episodes": n_episodes,
-        "checkpoint_every": checkpoint_every,
-    }
-    for name, count in counts.items():
-        _check_positive(name, count)
+    _check_positive(
+        total_steps=total_steps,
+        evaluate_every=evaluate_every,
+        n_episodes=n_episodes,
+        checkpoint_every=checkpoint_every,
+    )
     learner = _with_length(learner, total_steps)
     n_updates = learner.cfg.ppo.n_updates
     path = None if checkpoint is None else Path(checkpoint)
-
-    state = learner.init(random.key(seed, device))
-    if path is not None and path.exists():
-        state = _restore(path, learner, state)
+    state = _first_state(learner, random.key(seed, device), path)
     first_update = int(state.update)
     stepper: Learner[Any, Any] | CompiledLearner[Any, Any] = learner
     if compile_step and first_update < n_updates:
@@ -181,19 +176,27 @@ def train(
                 learner, state, n_episodes=n_episodes, seed=seed
             )
             evaluations.append(evaluation)
-        if path is not None and (
-            update == n_updates or _is_due(update, checkpoint_every, n_updates)
-        ):
-            _save(path, learner, state)
         progress = _progress(
             learner, state, metrics, update, first_update, start, evaluation
         )
         is_stopped = any([bool(callback(progress)) for callback in callbacks])
-
-    if path is not None and is_stopped:
-        _save(path, learner, state)
+        is_last = is_stopped or update == n_updates
+        if is_last or _is_due(update, checkpoint_every, n_updates):
+            _save(path, learner, state)
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
+
+
+def _first_state(
+    learner: Learner[Any, Any], key: Tensor, path: Path | None
+) -> State:
+    """The state of the checkpoint if there is one, otherwise a new one."""
+    state = learner.init(key)
+    return (
+        _restore(path, learner, state)
+        if path is not None and path.exists()
+        else state
+    )
 
 
 def _progress(
@@ -219,13 +222,14 @@ def _progress(
     )
 
 
-def _check_positive(name: str, count: object) -> None:
-    if count is None:
-        return
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(
-            f"{name}: expected an integer of 1 or more, got {count!r}"
-        )
+def _check_positive(**counts: object) -> None:
+    for name, count in counts.items():
+        if count is None:
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(
+                f"{name}: expected an integer of 1 or more, got {count!r}"
+            )
 
 
 def _batch_size(ppo: PPOConfig) -> int:
@@ -278,7 +282,10 @@ def _describe(value: object) -> str:
     return repr(value)
 
 
-def _save(path: Path, learner: Learner[Any, Any], state: State) -> None:
+def _save(path: Path | None, learner: Learner[Any, Any], state: State) -> None:
+    """Write the checkpoint, if there is to be one."""
+    if path is None:
+        return
     meta: Any = {"fingerprint": "", "settings": _settings(learner.cfg)}
     previous = PREVIOUS_NAME.format(name=path.name)
     checkpoints.save(path, state, meta, previous)
@@ -317,8 +324,7 @@ def evaluate_policy(
     Raises:
       ValueError: a number is out of range.
     """
-    _check_positive("n_episodes", n_episodes)
-    _check_positive("max_steps", max_steps)
+    _check_positive(n_episodes=n_episodes, max_steps=max_steps)
     key = random.key(seed, state.key.device)
     estimates = [
         _estimate_return(learner, state, key, n_episodes, max_steps, greedy)
