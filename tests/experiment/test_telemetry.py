@@ -130,11 +130,11 @@ def test_failures_are_counted_by_code(tmp_path):
 
 
 def test_counts_of_a_monitor_never_fall():
-    monitor = Monitor()
     observer = Telemetry()
-    for n in (2, 5, 5):
-        monitor.compiles = n
-        observer.record_monitor(monitor)
+    with Monitor() as monitor:
+        for n in (2, 5, 5):
+            monitor.compiles = n
+            observer.record_monitor(monitor)
     read = observer.registry.get_sample_value
     assert read("funcppo_compiles_total") == 5
 

@@ -29,6 +29,7 @@ from funcppo.runtime.compile import (
 )
 from funcppo.runtime.equivalence import DEFAULT_TOLERANCE, EquivalenceError
 from funcppo.runtime.inductor.matmul_pass import MatmulPass
+from funcppo.runtime.reasons import FailureCode, FallbackCode
 from funcppo.train_step import EAGER_PARTS, Parts, collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
@@ -446,6 +447,7 @@ class Outcome:
     fallback_reason: str = ""
     n_graphs: int = 0
     capture_ms: float = 0.0
+    fallback_code: Any = None
 
 
 def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
@@ -464,9 +466,13 @@ def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
     assert with_capture(on_gpu, Outcome("cuda-graph")) == replace(
         on_gpu, replay_mode="cuda-graph"
     )
-    (failure,) = with_capture(
-        on_gpu, Outcome("none", "it waits for the GPU")
-    ).failures
+    waits = Outcome(
+        "none", "it waits for the GPU", fallback_code=FallbackCode.HOST_SYNC
+    )
+    record = with_capture(on_gpu, waits)
+    assert record.fallback_code is FallbackCode.HOST_SYNC
+    (failure,) = record.failures
+    assert failure.code is FailureCode.NOT_CAPTURED
     assert (failure.name, failure.error_type, failure.message) == (
         "cuda-graph",
         "CaptureError",

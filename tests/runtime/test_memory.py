@@ -66,14 +66,20 @@ def test_an_allocated_tensor_counts_until_it_is_freed():
     reason="the peak cannot be reset here",
 )
 def test_the_peak_counts_from_its_reset():
-    x = torch.ones(SIZE, dtype=torch.uint8)
-    del x
-    memory.reset_peak("cpu")
-    low = memory.peak_bytes("cpu")
-    assert low == pytest.approx(memory.used_bytes("cpu"), abs=SIZE // 8)
-    x = torch.ones(SIZE, dtype=torch.uint8)
-    del x
-    assert memory.peak_bytes("cpu") - low == pytest.approx(SIZE, abs=SIZE // 8)
+    """Threads that other tests leave behind may free memory meanwhile: measured up to five times."""
+    expected = pytest.approx([0, SIZE], abs=SIZE // 8)
+    for _ in range(5):
+        x = torch.ones(SIZE, dtype=torch.uint8)
+        del x
+        memory.reset_peak("cpu")
+        low = memory.peak_bytes("cpu")
+        above = low - memory.used_bytes("cpu")
+        x = torch.ones(SIZE, dtype=torch.uint8)
+        del x
+        found = [above, memory.peak_bytes("cpu") - low]
+        if found == expected:
+            break
+    assert found == expected
 
 
 @on_linux

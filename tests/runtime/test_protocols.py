@@ -38,7 +38,7 @@ def fields(record: type) -> set[str]:
         (protocols.UpdateSettings, PPOConfig, 1),
         (protocols.TrainingState, TrainState, 2),
         (protocols.CollectedData, RolloutResult, 4),
-        (protocols.CaptureOutcome, CapturedStep, 4),
+        (protocols.CaptureOutcome, CapturedStep, 5),
     ],
 )
 def test_each_record_has_the_members_of_its_protocol(
