@@ -1,4 +1,4 @@
-"""A thread that does the work of requests, one after the other, with a bound on the queue and on the time of each.
+"""One thread that does the work of requests, one after the other, with a bound on the queue and on the time of each.
 
 The caches of a run are not made for several threads, and an operation of PyTorch uses all cores that it may use.
 """
@@ -10,16 +10,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from funcppo.serve.errors import RequestError
 
 T = TypeVar("T")
-
-
-STOPPED = "stopped: the server ends"
 
 
 class _Interrupted(BaseException):
@@ -53,7 +51,6 @@ class Worker:
         # guards which job a deadline belongs to
         self._lock = threading.Lock()
         self._running: _Job | None = None
-        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -73,24 +70,17 @@ class Worker:
             ) from None
         return job.future
 
-    def stop(self, seconds: float = 0.5) -> None:
-        """End the running work and refuse what waits.
-
-        Args:
-          seconds: that the running work may take to notice.
-        """
-        while not self._queue.empty():
-            job = self._queue.get_nowait()
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(RequestError(503, STOPPED))
-        self._is_stopping = True
-        with self._lock:
-            running = self._running
+    def stop(self) -> None:
+        """End the running work and refuse what waits."""
+        error = RequestError(503, "stopped: the server ends")
+        with suppress(queue.Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(error)
+        running = self._running
         if running is not None:
-            self._interrupt(running)
-            end = time.monotonic() + seconds
-            while not running.future.done() and time.monotonic() < end:
-                time.sleep(0.01)
+            self._interrupt(running, error)
 
     def _run(self) -> None:
         """Do one job after another."""
@@ -110,25 +100,27 @@ class Worker:
 
     def _do(self, job: _Job) -> None:
         """Do a job within its time."""
-        timer = threading.Timer(self.seconds, self._interrupt, [job])
+        late = RequestError(
+            503,
+            f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)",
+        )
+        timer = threading.Timer(self.seconds, self._interrupt, [job, late])
         timer.daemon = True
-        try:
-            with self._lock:
-                self._running = job
-            timer.start()
+        # The future of interrupted work has its error already.
+        with suppress(_Interrupted, InvalidStateError):
             try:
-                result = job.work()
-            finally:
-                self._finish()
-                timer.cancel()
-        except _Interrupted:
-            too_long = f"stopped: the answer takes longer than {self.seconds:g} s (`--seconds` of `funcppo serve`)"
-            line = STOPPED if self._is_stopping else too_long
-            job.future.set_exception(RequestError(503, line))
-        except Exception as error:
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(result)
+                with self._lock:
+                    self._running = job
+                timer.start()
+                try:
+                    result = job.work()
+                finally:
+                    self._finish()
+                    timer.cancel()
+            except Exception as error:
+                job.future.set_exception(error)
+            else:
+                job.future.set_result(result)
 
     def _finish(self) -> None:
         """No deadline interrupts the thread after this, not even one that has passed and is not yet noticed."""
@@ -136,10 +128,15 @@ class Worker:
             self._running = None
             _raise_in_thread(self._thread, None)
 
-    def _interrupt(self, job: _Job) -> None:
-        """End a job if it is still running: between two instructions of Python, so not within an operation."""
+    def _interrupt(self, job: _Job, error: RequestError) -> None:
+        """Answer a job that is still running with an error at once, and end its work.
+
+        It ends between two instructions of Python; an operation of PyTorch goes on to its end, and other work waits.
+        """
         with self._lock:
             if self._running is job:
+                self._running = None
+                job.future.set_exception(error)
                 _raise_in_thread(self._thread, _Interrupted)
 
 

@@ -46,6 +46,29 @@ def test_work_that_takes_too_long_is_ended_in_one_line():
     assert worker.submit(lambda: 2).result(60) == 2
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_operation_that_goes_on_keeps_no_client_waiting(is_stopped):
+    worker = Worker(60 if is_stopped else 0.05, 8)
+    started, may_end = threading.Event(), threading.Event()
+
+    def operation():
+        started.set()
+        # one call into C, which no error of another thread ends
+        return may_end.wait(60)
+
+    running = worker.submit(operation)
+    assert started.wait(60)
+    if is_stopped:
+        worker.stop()
+    with pytest.raises(RequestError, match=r"server ends|longer than"):
+        running.result(30)
+    assert not may_end.is_set()
+    worker.stop()
+    worker.seconds = 60
+    may_end.set()
+    assert worker.submit(lambda: 2).result(60) == 2
+
+
 def test_a_full_queue_refuses_more():
     worker = Worker(60, 1)
     started, may_end = threading.Event(), threading.Event()
@@ -94,7 +117,7 @@ def test_stopping_ends_the_work_and_refuses_what_waits():
     running = worker.submit(lambda: spin(started))
     waiting = worker.submit(lambda: 1)
     assert started.wait(60)
-    worker.stop(seconds=60)
+    worker.stop()
     for future in (running, waiting):
         with pytest.raises(RequestError, match="the server ends"):
             future.result(60)
