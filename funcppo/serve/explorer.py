@@ -252,7 +252,13 @@ class Explorer:
     # -- rules
 
     def rules(self, relation: int | None, offset: int) -> Rules:
-        """A page of the rules, of one relation or of all."""
+        """A page of the rules, of one relation or of all.
+
+        Raises:
+          RequestError: there is no relation with this id.
+        """
+        if relation is not None:
+            self.relation_name(relation)
         return self._rules.page(relation, offset, PAGE_ROWS)
 
     def rule(self, rule: int) -> RuleDetail:

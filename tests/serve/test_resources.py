@@ -110,3 +110,21 @@ def test_a_proof_and_evidence_fit_the_document(client, explorer):
     why = client.get("/api/why", params=fields).json()
     assert why["proof"] and why["evidence"]
     assert problems(why, {"$ref": "#/components/schemas/Why"}, schemas) == []
+
+
+def test_every_id_out_of_range_is_one_line(client):
+    for resource in RESOURCES:
+        ids = [
+            field
+            for parameter in resource.parameters
+            for field in parameter.fields
+            if field.endswith("_id")
+        ]
+        for unknown in ids:
+            given = dict.fromkeys(ids, 1) | {unknown: 999}
+            if resource.name == "answers":
+                # one of the two is asked for
+                del given["tail_id" if unknown == "head_id" else "head_id"]
+            response = client.get(f"/api/{resource.name}", params=given)
+            assert response.status_code == 404, (resource.name, unknown)
+            assert "_id: expected 1 to" in response.json()["error"]
