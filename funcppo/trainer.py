@@ -26,7 +26,7 @@ from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.experiment import checkpoint as checkpoints
 from funcppo.interfaces import AnyEnvironment
-from funcppo.learner import CompiledLearner, Learner, compile
+from funcppo.learner import Learner, compile
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 
@@ -161,9 +161,8 @@ def train(
     path = None if checkpoint is None else Path(checkpoint)
     state = _first_state(learner, random.key(seed, device), path)
     first_update = int(state.update)
-    stepper: Learner[Any, Any] | CompiledLearner[Any, Any] = learner
-    if compile_step and first_update < n_updates:
-        stepper = compile(learner, state)
+    is_compiled = compile_step and first_update < n_updates
+    stepper = compile(learner, state) if is_compiled else learner
 
     evaluations: list[PolicyEvaluation] = []
     is_stopped, update, start = False, first_update, time.perf_counter()
@@ -176,13 +175,15 @@ def train(
                 learner, state, n_episodes=n_episodes, seed=seed
             )
             evaluations.append(evaluation)
+        # before the callbacks, one of which may raise
+        if _is_due(update, checkpoint_every or n_updates, n_updates):
+            _save(path, learner, state)
         progress = _progress(
             learner, state, metrics, update, first_update, start, evaluation
         )
         is_stopped = any([bool(callback(progress)) for callback in callbacks])
-        is_last = is_stopped or update == n_updates
-        if is_last or _is_due(update, checkpoint_every, n_updates):
-            _save(path, learner, state)
+    if is_stopped:
+        _save(path, learner, state)
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
 

@@ -95,6 +95,17 @@ def test_a_checkpoint_is_written_at_the_end_without_an_interval(tmp_path):
     assert path.exists()
 
 
+def test_a_callback_that_raises_loses_no_update_that_was_due(tmp_path):
+    path = tmp_path / "run.npz"
+
+    def fail(progress):
+        raise KeyError(progress.update)
+
+    with pytest.raises(KeyError):
+        fp.train(LEARNER, 32, checkpoint=path, callbacks=[fail])
+    assert path.exists()
+
+
 def test_evaluation_changes_nothing_and_repeats_itself(whole_run):
     evaluated = fp.train(
         LEARNER, TOTAL_STEPS, seed=3, evaluate_every=4, n_episodes=5

@@ -391,8 +391,7 @@ def _count_scored(query: Sequence[Record], exporter: Exporter | None) -> int:
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:
         exporter.telemetry.record_ranked(len(query), n_scored)
-        exporter.telemetry.record_memory()
-        exporter.write()
+        exporter.refresh()
     return n_scored
 
 

@@ -490,6 +490,7 @@ class Train:
             captured, record = _prepare_train_step(run, monitor, console)
             _write_header(run, self.out, record)
             if exporter:
+                exporter.monitor = monitor
                 _describe_run(exporter, run, record, captured)
             logger = _CompileLogger(
                 monitor, console, self.log_compiles, exporter
@@ -540,7 +541,7 @@ def _describe_run(
         precision=run.run_config.precision,
     )
     telemetry.record_strategy(record, captured)
-    exporter.write(at_once=True)
+    exporter.refresh(at_once=True)
 
 
 def _training_note(run: Run, numbers: dict[str, float]) -> str:
@@ -661,8 +662,7 @@ class _CompileLogger:
         if self.log_compiles:
             self._print_counts()
         if self.exporter:
-            self.exporter.telemetry.record_monitor(self.monitor)
-            self.exporter.write()
+            self.exporter.refresh()
 
     def _print_warnings(
         self, state: TrainState, numbers: dict[str, float]

@@ -89,8 +89,8 @@ METRICS = (
     _histogram("validation", "Time of a validation.", _LONG_SECONDS),
     _histogram("checkpoint", "Time to write a checkpoint.", _SECONDS),
     _gauge(
-        "last_update_timestamp_seconds",
-        "Unix time of the end of the latest update, or of the start.",
+        "progress_timestamp_seconds",
+        "Unix time of the latest update or ranked query, or of the start.",
     ),
     _gauge(
         "checkpoint_timestamp_seconds",

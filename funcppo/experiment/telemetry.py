@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from funcppo.runtime.monitor import Monitor
 
 HOST = "127.0.0.1"
-SECONDS_BETWEEN_FILES = 1.0
+SECONDS_BETWEEN_REFRESHES = 1.0
 
 
 class Telemetry:
@@ -61,7 +61,7 @@ class Telemetry:
             spec.name: _make_metric(spec, self.registry) for spec in METRICS
         }
         self._totals: dict[tuple[str, str], float] = {}
-        for name in ("last_update", "checkpoint"):
+        for name in ("progress", "checkpoint"):
             self._set(f"{name}_timestamp_seconds", time.time())
 
     def describe(self, kind: Literal["build", "run"], **labels: str) -> None:
@@ -93,7 +93,7 @@ class Telemetry:
         self._add("updates", 1)
         self._add("env_steps", n_env_steps)
         self._observe("update", _number(row["seconds"]))
-        self._set("last_update_timestamp_seconds", time.time())
+        self._set("progress_timestamp_seconds", time.time())
         for name, key in COUNTERS_OF_ROW.items():
             self._add(name, _number(row[key]))
         for part, key in LOSSES.items():
@@ -118,7 +118,7 @@ class Telemetry:
         self._set("checkpoint_bytes", path.stat().st_size)
 
     def record_monitor(self, monitor: Monitor) -> None:
-        """Record compilations and graphs counted since the monitor was opened, and the memory of the GPU."""
+        """Record compilations and graphs counted since the monitor was opened, and the time of recent steps."""
         monitor.poll()
         self._raise_to("compiles", monitor.compiles)
         self._raise_to("compile_cache_hits", monitor.cache_hits)
@@ -131,17 +131,17 @@ class Telemetry:
         replay_ms = monitor.median_ms("replay")
         if replay_ms is not None:
             self._set("graph_replay_seconds", replay_ms / 1e3)
-        self.record_memory()
 
     def record_memory(self) -> None:
-        """Record the memory of the current GPU, as its allocator counts it; nothing without one."""
-        if not torch.cuda.is_available():
+        """Record the memory of the current GPU, as its allocator counts it; nothing where no GPU is in use."""
+        if not torch.cuda.is_initialized():
             return
+        device = torch.cuda.current_device()
         memory = {
             "allocated": torch.cuda.memory_allocated(),
             "reserved": torch.cuda.memory_reserved(),
             "peak": torch.cuda.max_memory_allocated(),
-            "total": torch.cuda.get_device_properties(0).total_memory,
+            "total": torch.cuda.get_device_properties(device).total_memory,
         }
         for kind, n_bytes in memory.items():
             self._set("device_memory_bytes", n_bytes, kind)
@@ -152,6 +152,7 @@ class Telemetry:
 
     def record_ranked(self, n_queries: int, n_candidates: int) -> None:
         """Record queries and sides that were ranked, and the candidates scored for them."""
+        self._set("progress_timestamp_seconds", time.time())
         self._add("queries_ranked", n_queries)
         self._add("candidates_scored", n_candidates)
 
@@ -207,25 +208,35 @@ def _number(value: object) -> float:
 
 
 class Exporter:
-    """Where the metrics of a process can be read."""
+    """Where the metrics of a process can be read.
+
+    Attributes:
+      monitor: what counts compilations and graphs, if anything does.
+    """
 
     def __init__(self, telemetry: Telemetry, file: Path | None) -> None:
         self.telemetry = telemetry
+        self.monitor: Monitor | None = None
         self._file = file
-        self._written_at = float("-inf")
+        self._refreshed_at = float("-inf")
 
-    def write(self, *, at_once: bool = False) -> None:
-        """Write the file, if there is one and the last was written a second ago; readers see a whole file.
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Once a second: record the monitor and memory, and write the file, which readers see whole.
 
         Raises:
           OSError: names the file.
         """
         from prometheus_client import write_to_textfile
 
-        is_due = time.monotonic() - self._written_at >= SECONDS_BETWEEN_FILES
-        if self._file is None or not (at_once or is_due):
+        age = time.monotonic() - self._refreshed_at
+        if age < SECONDS_BETWEEN_REFRESHES and not at_once:
             return
-        self._written_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
+        self.telemetry.record_memory()
+        if self.monitor is not None:
+            self.telemetry.record_monitor(self.monitor)
+        if self._file is None:
+            return
         # It renames a whole file; these numbers need not outlive a power failure.
         with atomic_io.named_errors(self._file):
             write_to_textfile(str(self._file), self.telemetry.registry)
@@ -255,13 +266,13 @@ def export(
     exporter = Exporter(telemetry, file)
     server = _serve(telemetry, port) if port is not None else None
     try:
-        exporter.write(at_once=True)
+        exporter.refresh(at_once=True)
         yield exporter
     finally:
         if server is not None:
             server.shutdown()
             server.server_close()
-        exporter.write(at_once=True)
+        exporter.refresh(at_once=True)
 
 
 def _serve(telemetry: Telemetry, port: int) -> WSGIServer:

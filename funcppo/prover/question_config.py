@@ -75,7 +75,7 @@ class ListwiseConfig:
     """Gradient steps in all; epochs beyond are left out, but not the first one."""
     max_gradients: PositiveFloat | None = None
     """Gradients of firings and links in all, over the fits with and without degrees; epochs beyond are left out, but
-    not the first one. Default: 5e7 on a CPU and 8e8 on a GPU, about 80 seconds of either."""
+    not the first one. Default: 5e7 on a CPU and 8e8 on a GPU."""
     batch_size: Size = 256
     """Questions of a gradient step."""
     learning_rate: NonNegativeFloat = 0.02

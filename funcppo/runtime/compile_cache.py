@@ -309,10 +309,16 @@ class CachedFunction(Generic[Result]):
 def _describe_change(
     before: _TensorKey | bytes, now: _TensorKey | bytes
 ) -> str:
-    """Shapes, strides and dtypes of two tensors; empty for settings, which are serialized."""
+    """Which of shape, stride and dtype of two tensors differ; empty for settings, which are serialized."""
     if isinstance(before, bytes) or isinstance(now, bytes):
         return ""
-    return f": {before[1:4]} before, now {now[1:4]}"
+    properties = zip(("shape", "stride", "dtype"), before[1:4], now[1:4])
+    changes = [
+        f"{name} {old} before, now {new}"
+        for name, old, new in properties
+        if old != new
+    ]
+    return f": {', '.join(changes)}"
 
 
 def _trace_and_compile(

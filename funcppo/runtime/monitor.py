@@ -179,10 +179,8 @@ class Monitor(logging.Handler):
 
         for metrics in reversed(new):
             if metrics.recompile_reason:
-                last_line = metrics.recompile_reason.strip().splitlines()[-1]
-                self.recompile_reasons.append(
-                    f"{metrics.co_name}: {last_line.strip()}"
-                )
+                guard = _failed_guard(metrics.recompile_reason)
+                self.recompile_reasons.append(f"{metrics.co_name}: {guard}")
         if new:
             self._last_metrics = new[0]
 
@@ -290,6 +288,7 @@ class Monitor(logging.Handler):
             "cudagraph_rerecordings": self.cudagraph_rerecordings,
             "cudagraph_skips": len(self.cudagraph_skip_reasons),
         }
+        # Reasons, and times, are only of what has happened.
         for name in self._times:
             report[f"{name}_ms"] = self.median_ms(name)
         if self.recompile_reasons:
@@ -307,6 +306,12 @@ class Monitor(logging.Handler):
         report["fallback_reason"] = self.fallback_reason
         report["fallback_code"] = self.fallback_code
         return report
+
+
+def _failed_guard(reason: str) -> str:
+    """The last guard that failed, without the place of the code that it is for."""
+    guards = reason.partition("\nUser stack trace:")[0]
+    return guards.strip().splitlines()[-1].partition("  #")[0].strip()
 
 
 def _leaf_addresses(state: object) -> dict[str, int]:

@@ -7,12 +7,13 @@ run. Codes are never renamed; `OTHER` is for what no code describes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from enum import StrEnum, unique
 from typing import TypeVar
 
 Code = TypeVar("Code")
 
 
+@unique
 class FallbackCode(StrEnum):
     """Why a step is not replayed as a CUDA graph."""
 
@@ -26,6 +27,7 @@ class FallbackCode(StrEnum):
     OTHER = "other"
 
 
+@unique
 class FailureCode(StrEnum):
     """Why a strategy, or a part of the training step, is not in use."""
 
@@ -39,6 +41,7 @@ class FailureCode(StrEnum):
     OTHER = "other"
 
 
+@unique
 class SkipCode(StrEnum):
     """Why CUDAGraph Trees ran a graph without recording it."""
 
@@ -50,6 +53,7 @@ class SkipCode(StrEnum):
     OTHER = "other"
 
 
+@unique
 class RecompileCode(StrEnum):
     """Why a function was compiled again."""
 
@@ -74,12 +78,19 @@ _SKIP_WORDS: Mapping[SkipCode, Sequence[str]] = {
     ),
     SkipCode.INCOMPATIBLE_OPERATOR: ("incompatible op", "deterministic"),
 }
+# Guards of Dynamo, and what `compile_cache` says; arguments may have any of the bare words as names.
 _RECOMPILE_WORDS: Mapping[RecompileCode, Sequence[str]] = {
-    RecompileCode.SHAPE: ("size mismatch", "shape", "stride", "rank mismatch"),
-    RecompileCode.DTYPE: ("dtype",),
-    RecompileCode.DEVICE: ("device",),
-    RecompileCode.GRAD_MODE: ("grad_mode", "requires_grad", "inference_mode"),
-    RecompileCode.VALUE: ("==", " is ", "len(", "type("),
+    RecompileCode.SHAPE: (
+        *("size mismatch", "rank mismatch", "stride mismatch"),
+        *(".size()", ".stride()", "differs: shape ", "differs: stride "),
+    ),
+    RecompileCode.DTYPE: ("dtype mismatch", "differs: dtype "),
+    RecompileCode.DEVICE: (
+        "device index mismatch",
+        "dispatch key set mismatch",
+    ),
+    RecompileCode.GRAD_MODE: ("requires_grad mismatch", "changed: grad_mode"),
+    RecompileCode.VALUE: ("==", " is ", "len(", "type(", "differs"),
 }
 _UNSUPPORTED = ("Unsupported", "UserError", "GuardOnDataDependentSymNode")
 _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")

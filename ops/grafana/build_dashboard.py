@@ -146,7 +146,7 @@ ROWS = {
             "Age",
             "s",
             {
-                "update": f"time() - {_of('funcppo_last_update_timestamp_seconds')}",
+                "progress": f"time() - {_of('funcppo_progress_timestamp_seconds')}",
                 "checkpoint": f"time() - {_of('funcppo_checkpoint_timestamp_seconds')}",
             },
         ),

@@ -93,17 +93,22 @@ def test_an_observed_run_does_not_wait_for_the_device_more_often(
     """Every way to read a tensor on the host is counted, with the observer and without."""
     counts = {"": 0}
 
-    def count(name):
-        plain = getattr(torch.Tensor, name)
+    def count(owner, name):
+        plain = getattr(owner, name)
 
-        def counted(self, *args, **kwargs):
+        def counted(*args, **kwargs):
             counts[""] += 1
-            return plain(self, *args, **kwargs)
+            return plain(*args, **kwargs)
 
-        monkeypatch.setattr(torch.Tensor, name, counted)
+        monkeypatch.setattr(owner, name, counted)
 
-    for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
-        count(name)
+    for name in ("item", "tolist", "cpu", "numpy", "to", "__bool__"):
+        count(torch.Tensor, name)
+    for name in ("__float__", "__int__"):
+        count(torch.Tensor, name)
+    count(torch.cuda, "synchronize")
+    count(torch.cuda.Event, "synchronize")
+    count(torch.cuda.Stream, "synchronize")
     train(tmp_path / "plain", None)
     n_plain, counts[""] = counts[""], 0
     train(tmp_path / "observed", Telemetry())
@@ -137,6 +142,21 @@ def test_counts_of_a_monitor_never_fall():
             observer.record_monitor(monitor)
     read = observer.registry.get_sample_value
     assert read("funcppo_compiles_total") == 5
+
+
+def test_the_last_counts_are_in_the_file(tmp_path):
+    """Though the file was written less than a second before."""
+    path = tmp_path / "m.prom"
+    with (
+        Monitor() as monitor,
+        telemetry.export(None, path, "train", VERSIONS) as exporter,
+    ):
+        exporter.monitor = monitor
+        monitor.compiles = 3
+        exporter.refresh()
+        before = samples(path.read_text())
+    assert before["funcppo_compiles_total",] == 0
+    assert samples(path.read_text())["funcppo_compiles_total",] == 3
 
 
 def test_metrics_are_served_until_the_program_ends():

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from funcppo.runtime import reasons
 from funcppo.runtime.capture import CaptureError
 from funcppo.runtime.equivalence import EquivalenceError
-from funcppo.runtime.reasons import FailureCode, RecompileCode, SkipCode
+from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.reasons import (
+    FailureCode,
+    FallbackCode,
+    RecompileCode,
+    SkipCode,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,17 @@ def test_a_skipped_graph_has_the_code_of_its_reason(text, code):
             RecompileCode.GRAD_MODE,
         ),
         ("GLOBAL_STATE changed: grad_mode ", RecompileCode.GRAD_MODE),
-        ("n == 3", RecompileCode.VALUE),
+        ("f: 0/0: n['shape'] == 3", RecompileCode.VALUE),
+        ("f: 1/0: 2 <= x.size()[0] <= 3", RecompileCode.SHAPE),
+        (
+            "step: dtype differs: stride (1,) before, now (2,)",
+            RecompileCode.SHAPE,
+        ),
+        (
+            "step: 0 differs: dtype torch.int64 before, now torch.int32",
+            RecompileCode.DTYPE,
+        ),
+        ("step: cfg differs", RecompileCode.VALUE),
         ("", RecompileCode.OTHER),
     ],
 )
@@ -67,17 +85,27 @@ def test_a_recompilation_has_the_code_of_its_guard(text, code):
 
 
 def test_real_recompilations_have_a_code():
-    from funcppo.runtime.monitor import Monitor
-
+    x = torch.zeros(2)
+    calls = [(x, 1.5), (torch.zeros(3), 1.5), (x.double(), 1.5)]
     torch._dynamo.reset()
     with Monitor() as monitor:
-        compiled = torch.compile(
-            lambda x: x + 1, backend="eager", dynamic=False
-        )
-        for x in (torch.zeros(2), torch.zeros(3), torch.zeros(2).double()):
-            compiled(x)
+        for pair in (calls[:2], calls[::2], [(x, 1.5), (x, 2.5)]):
+            torch._dynamo.reset()
+            compiled = torch.compile(
+                lambda x, shape: x * shape, backend="eager", dynamic=False
+            )
+            for args in pair:
+                compiled(*args)
         report = monitor.report()
-    assert report["recompile_codes"] == {"shape": 1, "dtype": 1}
+    assert report["recompile_codes"] == {"shape": 1, "dtype": 1, "value": 1}
+
+
+def test_every_code_is_given_somewhere():
+    package = Path(reasons.__file__).parents[1]
+    code = "".join(file.read_text() for file in package.rglob("*.py"))
+    for codes in (FallbackCode, FailureCode, SkipCode, RecompileCode):
+        for member in codes:
+            assert f"{codes.__name__}.{member.name}" in code
 
 
 def unsupported() -> BaseException:
