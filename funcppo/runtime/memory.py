@@ -32,9 +32,7 @@ def used_bytes(device: torch.device | str) -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.memory_allocated(device)
 
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc holds on to freed memory otherwise
-        libc.malloc_trim(0)
+    _return_freed_memory()
     return _process_bytes("VmRSS")
 
 
@@ -43,6 +41,7 @@ def reset_peak(device: torch.device | str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _RESET_PEAK.exists():
+        _return_freed_memory()
         # 5 resets the peak resident size: see proc(5)
         _RESET_PEAK.write_text("5")
 
@@ -77,6 +76,13 @@ def free_bytes(device: torch.device | str) -> int:
                 used = int(Path(use_file).read_text())
                 free = min(free, int(limit) - used)
     return max(free, 0)
+
+
+def _return_freed_memory() -> None:
+    """Give the system the memory that is free: glibc holds on to it otherwise, and it counts as resident."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _process_bytes(field: str) -> int:
