@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.worker:
         return worker(args.worker, args.device)
     if args.report:
-        tables.publish(paths.INVESTIGATION, record.RESULTS)
+        tables.publish(paths.MATRIX_DOCUMENTS, record.RESULTS)
         return 0
     file = record.path(args.out, torch.__version__, record.device())
     committed = record.load(
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     now = run(args, file, {name: cells[name] for name in todo})
     file.with_suffix(".md").write_text(tables.whole(now))
     if args.out.resolve() == record.RESULTS:
-        tables.publish(paths.INVESTIGATION, record.RESULTS)
+        tables.publish(paths.MATRIX_DOCUMENTS, record.RESULTS)
     if not committed["cells"].keys() & now["cells"].keys():
         print(
             f"{len(now['cells'])} cells in {file}, nothing to compare with: no committed record of torch "
@@ -153,7 +153,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="rewrite the tables of INVESTIGATION.md, and stop",
+        help="rewrite the tables of INVESTIGATION.md and results/full_step_matrix.md, and stop",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument(

@@ -4,7 +4,8 @@
     python experiments/tables.py --check         exit 1, naming the stale blocks, where a rewrite would change one
     python experiments/tables.py --print NAME    print one block
 
-Documents are README.md, INVESTIGATION.md, experiments/README.md and docs/**/*.md. A block stands between the lines
+Documents are README.md, INVESTIGATION.md, experiments/README.md,
+experiments/results/full_step_matrix.md and docs/**/*.md. A block stands between the lines
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, alone on their lines; what is between them is replaced. The tables
 between `<!-- matrix:NAME -->` and `<!-- /matrix -->` are those of matrix/tables.py. Blocks (of performance each ends in
 a line that names its records, hardware, versions and commits):
@@ -1307,6 +1308,7 @@ def documents() -> list[Path]:
         paths.README,
         paths.INVESTIGATION,
         paths.NOTES,
+        paths.MATRIX_TABLES,
         *sorted(paths.DOCS.rglob("*.md")),
     ]
     return [file for file in files if file.exists()]

@@ -1,9 +1,9 @@
-"""Markdown made from the records, and its place in INVESTIGATION.md."""
+"""Markdown made from the records: INVESTIGATION.md's tables, and the full ones beside the records."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,49 @@ Record = dict[str, Any]
 BASELINE = "0/eager, fused Adam/none/default"
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
 REPORT = tuple(str(i) for i in range(1, 12))
-NUMBERED = {
-    cause: f"cause {i}" for i, cause in enumerate([*CAUSES][:4], 1)
-}  # as in INVESTIGATION.md
+# What somebody has, what to do about it, and the cell that was measured.
+DECISIONS = (
+    (
+        "functional code, or code that you may rewrite",
+        "compile the whole step, transform inside (the recipe below)",
+        "A/written back outside",
+    ),
+    (
+        "a CleanRL-style script: `loss.backward()`, `clip_grad_norm_`, `optimizer.step()`",
+        "set the flag `trace_autograd_ops`; compile all three, with the optimizer's step undecorated",
+        "B/gradients copied into p.grad",
+    ),
+    (
+        "the same, and only the optimizer may be replaced",
+        "`autograd.grad` under the flag, and torch's Adam as a function",
+        "C/torch's functional Adam",
+    ),
+    (
+        "a trainer that calls `backward()` and `step()` itself (Lightning, torchrl)",
+        "compile forward and loss, use fused Adam; for the whole step take over the update (manual optimisation)",
+        "0/loss compiled, eager backward, fused Adam",
+    ),
+    (
+        "nothing that you may change, on a GPU",
+        "capture the eager step as one CUDA graph, with a capturable optimizer",
+        "0/eager, fused Adam",
+    ),
+    (
+        "a loop over minibatches",
+        "compile its body once as a `scan`",
+        "E/scan",
+    ),
+    (
+        "several learners of one size",
+        "`vmap` inside the compiled step",
+        "G/vmap",
+    ),
+    (
+        "a step to save and load again",
+        "trace it by `make_fx`, compile that",
+        "D/make_fx + standalone_compile",
+    ),
+)
 PLACE = re.compile(r"(<!-- matrix:(\w+) -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 
 
@@ -53,7 +93,7 @@ def outcome(cell: Record) -> str:
     """A cell's status in a few words."""
     if cell["status"] == "fails":
         cause = cell["error"]["cause"]
-        return f"fails: {NUMBERED.get(cause, cause) or cell['error']['type']}"
+        return f"fails: {cause or cell['error']['type']}"
     if cell["status"] == "several graphs":
         kinds = ("graphs", "breaks", "recompiles")
         return ", ".join(
@@ -118,14 +158,74 @@ def statuses(of: list[Record], approaches: tuple[str, ...]) -> str:
         ]
         for approach, title, variant in variants(of, approaches)
     ]
-    return grid(["", "approach", "variant", *map(label, of)], rows)
+    return grid(["way", "title", "variant", *map(label, of)], rows)
+
+
+def decisions(of: list[Record]) -> str:
+    """What to do with what one has: since which version it is one graph, and the times of the newest GPU record."""
+    timed = next((r for r in reversed(of) if r["device"] != "cpu"), None)
+    head = ["you have", "do", "way", "one graph since"]
+    if timed is not None:
+        head += [f"{label(timed)}, {m}" for m in ("default", "manual graph")]
+    rows = []
+    for have, advice, name in DECISIONS:
+        approach, variant = name.split("/", 1)
+        row = [have, advice, approach, _first_version(of, approach, variant)]
+        if timed is not None:
+            row += [
+                _time(timed, _timed(timed, approach, variant, mode))
+                for mode in ("default", "manual graph")
+            ]
+        rows.append(row)
+    return grid(head, rows)
+
+
+def eleven(of: list[Record]) -> str:
+    """The report's approaches: how each ends as written, and since when its repair is one graph."""
+    rows = []
+    for approach in REPORT:
+        mine = variants(of, (approach,))
+        written = [v for _, _, v in mine if v.startswith("as written")]
+        repaired = [v for _, _, v in mine if v not in written]
+        since = {_first_version(of, approach, v) for v in repaired} - {"never"}
+        rows.append(
+            [
+                approach,
+                mine[0][1],
+                "; ".join(
+                    dict.fromkeys(
+                        by_backend(r, approach, v) for v in written for r in of
+                    )
+                ),
+                min(since, key=_numbers, default="never"),
+            ]
+        )
+    return grid(
+        ["way", "approach", "as written", "a repair is one graph since"], rows
+    )
+
+
+def _first_version(of: list[Record], approach: str, variant: str) -> str:
+    """The oldest version whose CPU record has the whole step as one graph by every backend that was tried."""
+    found = [
+        version(r)
+        for r in of
+        if r["device"] == "cpu"
+        and by_backend(r, approach, variant) == "**one graph**"
+    ]
+    return ".".join(map(str, min(found))) if found else "never"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """A version's text as numbers."""
+    return tuple(int(part) for part in text.split("."))
 
 
 def messages(of: list[Record]) -> str:
     """What PyTorch says of each cause, and who meets it."""
     rows = [
         [
-            NUMBERED.get(cause, cause),
+            cause,
             ", ".join(sorted({c["approach"] for _, c in met}, key=_order)),
             _labels(met),
             said,
@@ -134,7 +234,7 @@ def messages(of: list[Record]) -> str:
         for said, met in _complaints(of, cause).items()
     ]
     return grid(
-        ["cause", "approaches", "records", "first line of the exception"], rows
+        ["cause", "ways", "records", "first line of the exception"], rows
     )
 
 
@@ -299,6 +399,8 @@ def provenance(of: list[Record]) -> str:
 
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
+    "decisions": decisions,
+    "eleven": eleven,
     "approaches": lambda of: statuses(of, REPORT),
     "routes": lambda of: statuses(of, tuple("ABCDEFG")),
     "hopes": lambda of: statuses(of, ("H",)),
@@ -319,11 +421,12 @@ def rewritten(text: str, of: list[Record]) -> str:
     )
 
 
-def publish(text: Path, folder: Path) -> None:
-    """Every record of a folder as a table beside it, and the tables of a text."""
+def publish(texts: Iterable[Path], folder: Path) -> None:
+    """Every record of a folder as a table beside it, and the tables of some texts."""
     for file in folder.glob("full_step_matrix-*.json"):
         file.with_suffix(".md").write_text(whole(record.load(file)))
-    text.write_text(rewritten(text.read_text(), records(folder)))
+    for text in texts:
+        text.write_text(rewritten(text.read_text(), records(folder)))
 
 
 def whole(of: Record) -> str:

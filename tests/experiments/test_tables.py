@@ -649,6 +649,7 @@ def project(tmp_path, monkeypatch):
         ("README", "README.md"),
         ("INVESTIGATION", "none.md"),
         ("NOTES", "none.md"),
+        ("MATRIX_TABLES", "none.md"),
         ("DOCS", "docs"),
     ):
         monkeypatch.setattr(paths, name, tmp_path / file)
