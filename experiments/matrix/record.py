@@ -36,6 +36,8 @@ LOSS_ONLY = (
     "7/as written",
     "8/as written",
     "9/as written",
+    "10/as written",
+    "11/as written",
 )
 
 

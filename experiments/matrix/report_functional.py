@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,10 @@ EIGHT = "compilation disabled on the minibatch function"
 
 
 def called(
-    problem: Problem, compiler: Compiler, module: nn.Module, judged: bool
+    problem: Problem,
+    compiler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    module: nn.Module,
+    judged: bool,
 ) -> Training:
     """func.grad of functional_call over the module's parameters, and the update, compiled together.
 
@@ -56,6 +60,19 @@ def called(
 def method_called(problem: Problem, compiler: Compiler) -> Training:
     """functional_call given the arguments of a method other than forward."""
     return called(problem, compiler, Policy(problem), judged=True)
+
+
+@way(
+    "4",
+    FOUR,
+    "not compiled at all",
+    backends=("none",),
+    modes=("default",),
+    compiled=False,
+)
+def method_called_eagerly(problem: Problem, compiler: Compiler) -> Training:
+    """The same call, transformed by eager `torch.func`."""
+    return called(problem, lambda step: step, Policy(problem), judged=True)
 
 
 @way("4", FOUR, "repaired")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ NINE, TEN, ELEVEN = (
 )
 
 
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as it is, where another way compiles it."""
+    return fn
+
+
 @way("9", NINE, "as written: around an eager transform, loss compiled")
 def no_grad_over_compiled_loss(
     problem: Problem, compiler: Compiler
@@ -47,33 +56,47 @@ def no_grad_inside(problem: Problem, compiler: Compiler) -> Training:
     return training(problem, compiler(torch.no_grad()(pure_step(problem))))
 
 
-@way("10", TEN, "dict")
-def by_dict(problem: Problem, compiler: Compiler) -> Training:
-    """Parameters as a dict of names."""
+def by_dict(problem: Problem, inner: Wrap, outer: Wrap) -> Training:
+    """Parameters as a dict of names; `inner` wraps the loss, `outer` the step."""
     names = tree.paths(problem.params)
     structured = lambda weights: tree.unflatten(
         problem.params, [weights[name] for name in names]
     )
+    loss = inner(
+        lambda weights, batch: problem.loss(structured(weights), batch)
+    )
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        loss = lambda weights, batch: problem.loss(structured(weights), batch)
         grads, _ = grad_and_value(loss, has_aux=True)(
             dict(zip(names, tree.leaves(params))), batch
         )
         return problem.finish(params, opt_state, structured(grads))
 
-    return training(problem, compiler(step))
+    return training(problem, outer(step))
 
 
-@way("10", TEN, "positional")
-def by_position(problem: Problem, compiler: Compiler) -> Training:
-    """Every leaf an argument of its own."""
+@way("10", TEN, "as written: dict, transform eager, loss compiled")
+def by_dict_outside(problem: Problem, compiler: Compiler) -> Training:
+    """An eager transform over a compiled loss of a dict."""
+    return by_dict(problem, compiler, plain)
+
+
+@way("10", TEN, "dict")
+def by_dict_inside(problem: Problem, compiler: Compiler) -> Training:
+    """The transform inside the compiled step."""
+    return by_dict(problem, plain, compiler)
+
+
+def by_position(problem: Problem, inner: Wrap, outer: Wrap) -> Training:
+    """Every leaf an argument of its own; `inner` wraps the loss, `outer` the step."""
     n = len(tree.leaves(problem.params))
-
-    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        loss = lambda *args: problem.loss(
+    loss = inner(
+        lambda *args: problem.loss(
             tree.unflatten(problem.params, list(args[:n])), args[n]
         )
+    )
+
+    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
         grads, _ = grad_and_value(loss, argnums=tuple(range(n)), has_aux=True)(
             *tree.leaves(params), batch
         )
@@ -81,7 +104,19 @@ def by_position(problem: Problem, compiler: Compiler) -> Training:
             params, opt_state, tree.unflatten(params, list(grads))
         )
 
-    return training(problem, compiler(step))
+    return training(problem, outer(step))
+
+
+@way("10", TEN, "as written: positional, transform eager, loss compiled")
+def by_position_outside(problem: Problem, compiler: Compiler) -> Training:
+    """An eager transform over a compiled loss of many arguments."""
+    return by_position(problem, compiler, plain)
+
+
+@way("10", TEN, "positional")
+def by_position_inside(problem: Problem, compiler: Compiler) -> Training:
+    """The transform inside the compiled step."""
+    return by_position(problem, plain, compiler)
 
 
 @way("10", TEN, "flat vector")
@@ -148,6 +183,33 @@ def by_module(problem: Problem, compiler: Compiler) -> Training:
 def parameters_first(problem: Problem, compiler: Compiler) -> Training:
     """The first call is given Parameters, the next ones tensors: another graph."""
     return fed_back(problem, compiler, Policy(problem).tree())
+
+
+@way("11", ELEVEN, "as written: transform eager, inner function compiled")
+def outer_eager(problem: Problem, compiler: Compiler) -> Training:
+    """An eager step that transforms a plain function around a compiled loss."""
+    loss = compiler(problem.loss)
+
+    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
+        grads, _ = grad_and_value(lambda p, b: loss(p, b), has_aux=True)(
+            params, batch
+        )
+        return problem.finish(params, opt_state, grads)
+
+    return training(problem, step)
+
+
+@way(
+    "11",
+    ELEVEN,
+    "not compiled at all",
+    backends=("none",),
+    modes=("default",),
+    compiled=False,
+)
+def nothing_compiled(problem: Problem, compiler: Compiler) -> Training:
+    """The pure step, eager: the transform itself needs no compiler."""
+    return training(problem, pure_step(problem))
 
 
 @way("11", ELEVEN, "inner function eager")

@@ -201,6 +201,7 @@ def test_a_way_that_compiles_the_loss_alone_says_so():
         "transform_outside_aot",
     }
     by_hand |= {"minibatch_disabled", "no_grad_over_compiled_loss"}
+    by_hand |= {"by_dict_outside", "by_position_outside", "outer_eager"}
     for cell in registry.cells(True, ("*",)):
         assert (record.describe(cell)["compiles"] == "loss") == (
             cell.way.build.__name__ in by_hand
@@ -228,6 +229,12 @@ def test_a_dying_cell_is_a_crash_with_its_last_words():
     assert "no/such/cell/default" in result["error"]["message"]
 
 
+def is_named_stale(committed) -> bool:
+    """Whether a record is to be made again."""
+    version = committed["torch"].partition("+")[0]
+    return f"{version} {committed['device']}" in STALE_RECORDS
+
+
 def is_current(committed, name, monkeypatch) -> bool:
     """Whether a cell ran the code that there is, with or without what older versions lack."""
     for is_needed in (True, False):
@@ -241,14 +248,12 @@ def is_current(committed, name, monkeypatch) -> bool:
 def test_a_committed_record_is_of_the_code_there_is_or_named_as_stale(
     committed, monkeypatch
 ):
-    version = committed["torch"].partition("+")[0]
     stale = [
         name
         for name in committed["cells"]
         if not is_current(committed, name, monkeypatch)
     ]
-    is_named = f"{version} {committed['device']}" in STALE_RECORDS
-    assert bool(stale) == is_named, stale
+    assert bool(stale) == is_named_stale(committed), stale
 
 
 def test_a_version_without_a_committed_record_has_nothing_to_compare_with(
@@ -390,6 +395,7 @@ def cells_of(of, approaches, variant="", backend="inductor") -> list[dict]:
 @pytest.mark.parametrize("of", RECORDS, ids=NAMES)
 def test_as_written_the_report_is_right_that_these_fail(of):
     wanted = {"1": 0, "2": 0, "3": 0, "4": 1, "5": 2, "6": 3, "8": 3, "9": 3}
+    wanted |= {"10": 3, "11": 3}
     for approach, cause in wanted.items():
         for cell in cells_of(of, (approach,), "as written"):
             assert cell["status"] == "fails", cell
@@ -505,9 +511,10 @@ def test_every_record_lies_beside_its_table_and_has_every_cell():
         gpu = of["device"] != "cpu"
         file = record.path(record.RESULTS, of["torch"], of["device"])
         assert file.with_suffix(".md").read_text() == tables.whole(of)
-        assert set(of["cells"]) == {
-            cell.id for cell in registry.cells(gpu, ("*",))
-        }
+        every = {cell.id for cell in registry.cells(gpu, ("*",))}
+        missing = every - set(of["cells"])
+        assert set(of["cells"]) <= every
+        assert not missing or is_named_stale(of), missing
 
 
 def test_records_stand_side_by_side_cpu_first_then_by_version(tmp_path):
@@ -602,11 +609,11 @@ def test_the_recipe_is_one_graph_and_equals_torch(monkeypatch):
 # the four causes, and write-backs
 
 
-def said(name: str) -> list[str]:
+def said(name: str, *args: str) -> list[str]:
     """What a reproducer prints."""
     script = ROOT / "experiments" / "reproducers" / f"{name}.py"
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *args],
         capture_output=True,
         text=True,
         check=True,
@@ -637,6 +644,13 @@ def test_an_eager_transform_cannot_see_into_a_compiled_function():
     assert "Unsupported functorch tracing attempt" in refused
     assert silent.endswith("graphs 0")
     assert inside.endswith("graphs 1")
+
+
+def test_the_storage_of_a_transformed_tensor_cannot_be_read():
+    """By a copy; no compiled function reads it."""
+    copied, tried, *_ = said("storage_of_tensor_wrapper", "eager")
+    assert copied.endswith("Cannot access storage of TensorWrapper")
+    assert re.search(r": 0 of [1-9]\d* raise it$", tried)
 
 
 def test_write_backs_inside_a_compiled_function_may_be_lost():
