@@ -7,6 +7,7 @@ form and setting tried here does so by itself. Arguments name the backends to tr
 import copy
 import itertools
 import sys
+from functools import partial
 
 import torch
 from torch.func import functional_call, grad
@@ -78,7 +79,7 @@ for form, backend, options, setting in itertools.product(
         continue
     with config.patch({setting: True} if setting else {}):
         outcomes.append(
-            said(lambda: transform(form, backend=backend, **options))
+            said(partial(transform, form, backend=backend, **options))
         )
 raised = sum(MESSAGE in text for text in outcomes)
 print(
