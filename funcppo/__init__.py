@@ -15,6 +15,7 @@ Learn:
     fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
     fp.train(learner, total_steps)            the whole run: callbacks, evaluation, checkpoints
     fp.evaluate_policy(learner, state)        returns of whole episodes, greedy and sampled, with intervals
+    fp.MetricsLog(folder, "csv")              a callback that logs metrics, to TensorBoard or W&B too
     fp.Learner, fp.CompiledLearner            what these two return
     fp.TrainState, fp.Metrics                 what a step threads and returns
     fp.PPOConfig, fp.Schedule, fp.AdamConfig  the options and their defaults
@@ -70,7 +71,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo.learner import CompiledLearner, Learner, compile, ppo
     from funcppo.nets.base import GaussianPolicyValue, PolicyValue
     from funcppo.train_step import Metrics, TrainState
-    from funcppo.trainer import evaluate_policy, train
+    from funcppo.trainer import MetricsLog, evaluate_policy, train
 
 __version__ = "0.2.0"
 
@@ -90,6 +91,7 @@ __all__ = [
     "Learner",
     "MaskedObservation",
     "Metrics",
+    "MetricsLog",
     "NoWorld",
     "PPOConfig",
     "PolicyValue",
@@ -131,6 +133,7 @@ _SOURCES = {
     "Learner": "funcppo.learner",
     "MaskedObservation": "funcppo.interfaces",
     "Metrics": "funcppo.train_step",
+    "MetricsLog": "funcppo.trainer",
     "NoWorld": "funcppo.interfaces",
     "PPOConfig": "funcppo.config",
     "PolicyValue": "funcppo.nets.base",

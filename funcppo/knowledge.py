@@ -46,6 +46,7 @@ from funcppo.experiment.answers import (
     prove_from_other_facts,
 )
 from funcppo.experiment.config import MINED_RULES_FILE, RunConfig
+from funcppo.experiment.loggers import LoggerName
 from funcppo.experiment.run import Run
 from funcppo.experiment.subject import (
     Subject,
@@ -671,6 +672,7 @@ def fit(
     graph: Graph | object,
     out: str | Path | None = None,
     on_update: fitting.UpdateCallback = fitting.ignore_update,
+    log: Sequence[LoggerName] = (),
     **options: Any,
 ) -> Knowledge:
     """Train a prover on a graph; rules are mined first if there are none.
@@ -681,6 +683,7 @@ def fit(
       graph: a graph, or what `load` takes.
       out: folder of the run, which the command line reads too; None: no files are left behind.
       on_update: receives the number of each update and its metrics.
+      log: where these go too: csv, tensorboard or wandb, in the folder `out`.
       options: fields of `RunConfig`, such as steps, seed, learner, prover and ppo; their defaults are those of
         `funcppo train`.
 
@@ -692,13 +695,15 @@ def fit(
       TypeError: an option is unknown.
     """
     _check_options(RunConfig, options, "fit")
+    if log and out is None:
+        raise ValueError("log: expected a folder `out` for it, got none")
     graph = _as_graph(graph)
     if out is None:
         with tempfile.TemporaryDirectory() as name:
-            run = _fit(graph, Path(name), on_update, options)
+            run = _fit(graph, Path(name), on_update, (), options)
         return Knowledge(run_subject(run), run)
     folder = Path(out)
-    run = _fit(graph, folder, on_update, options)
+    run = _fit(graph, folder, on_update, log, options)
     return Knowledge(run_subject(run), run, folder)
 
 
@@ -733,6 +738,7 @@ def _fit(
     graph: Graph,
     folder: Path,
     on_update: fitting.UpdateCallback,
+    log: Sequence[LoggerName],
     options: dict[str, Any],
 ) -> Run:
     """A run trained on a graph, with its files in a folder."""
@@ -745,7 +751,7 @@ def _fit(
         )
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(graph.stored(folder), **options)
-    return fitting.fit(config, folder, on_update=on_update)
+    return fitting.fit(config, folder, on_update=on_update, log=log)
 
 
 def _as_graph(graph: Graph | object) -> Graph:

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,6 +26,9 @@ from funcppo.config import Config, PPOConfig
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.experiment import checkpoint as checkpoints
+from funcppo.experiment import loggers, metrics_log
+from funcppo.experiment.config import METRICS_FILE
+from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import Learner, compile
 from funcppo.train_step import Metrics, TrainState
@@ -115,6 +119,68 @@ def print_progress(progress: Progress) -> None:
     print(line)
 
 
+class MetricsLog:
+    """A callback that writes the metrics of each update to FOLDER/metrics.jsonl and to other places.
+
+    A run that continues from its checkpoint continues them: what they hold of later updates is dropped.
+    """
+
+    def __init__(self, folder: str | Path, *names: LoggerName) -> None:
+        """Prepare the log; its files are opened at the first update.
+
+        Args:
+          folder: created if it is missing.
+          names: csv, tensorboard or wandb, which go to the folder too.
+
+        Raises:
+          FieldError: a name is unknown or a package is missing.
+        """
+        loggers.check_loggers(names)
+        self._path = Path(folder) / METRICS_FILE
+        self._names = names
+        self._open = ExitStack()
+        self._loggers: list[loggers.MetricsLogger] | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Log an update."""
+        if self._loggers is None:
+            self._loggers = self._start(progress)
+        row = _log_row(progress)
+        metrics_log.append(self._path, row)
+        for logger in self._loggers:
+            logger.log(row)
+
+    def close(self) -> None:
+        """Write what is held back."""
+        self._open.close()
+
+    def _start(self, progress: Progress) -> list[loggers.MetricsLogger]:
+        """Open the files, which go on after the update before this one."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        metrics_log.truncate(self._path, progress.update - 1)
+        opened = loggers.open_loggers(
+            self._names,
+            self._path.parent,
+            metrics_log.read(self._path),
+            _settings(progress.learner.cfg),
+        )
+        return self._open.enter_context(opened)
+
+
+def _log_row(progress: Progress) -> metrics_log.Row:
+    """The metrics of an update, and the mean returns of the evaluation that followed."""
+    row = {
+        "update": progress.update,
+        "steps": progress.n_steps,
+        "seconds": progress.seconds,
+        **metrics_log.to_scalars(progress.metrics),
+    }
+    if progress.evaluation is not None:
+        row["greedy_return"] = progress.evaluation.greedy.mean
+        row["sampled_return"] = progress.evaluation.sampled.mean
+    return row
+
+
 def train(
     learner: Learner[Any, Any],
     total_steps: int,
@@ -138,7 +204,8 @@ def train(
       seed: of the first state.
       device: of the first state.
       compile_step: make updates by `fp.compile(learner, state)`.
-      callbacks: called in turn after each update; one that returns true stops the run after the others were called.
+      callbacks: called in turn after each update; one that returns true stops the run after the others were called. A
+        `MetricsLog` is closed at the end.
       evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
       n_episodes: episodes of each policy in an evaluation.
       checkpoint: file that holds the state; if it exists, the run continues from it.
@@ -157,33 +224,71 @@ def train(
         checkpoint_every=checkpoint_every,
     )
     learner = _with_length(learner, total_steps)
-    n_updates = learner.cfg.ppo.n_updates
     path = None if checkpoint is None else Path(checkpoint)
     state = _first_state(learner, random.key(seed, device), path)
-    first_update = int(state.update)
-    is_compiled = compile_step and first_update < n_updates
+    is_finished = int(state.update) >= learner.cfg.ppo.n_updates
+    is_compiled = compile_step and not is_finished
     stepper = compile(learner, state) if is_compiled else learner
 
+    with ExitStack() as stack:
+        for callback in callbacks:
+            if isinstance(callback, MetricsLog):
+                stack.callback(callback.close)
+
+        def evaluate(state: State) -> PolicyEvaluation:
+            return evaluate_policy(
+                learner, state, n_episodes=n_episodes, seed=seed
+            )
+
+        def save(state: State) -> None:
+            _save(path, learner, state)
+
+        schedule = _Schedule(evaluate_every, checkpoint_every, evaluate, save)
+        return _make_updates(learner, stepper, state, schedule, callbacks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """What is done between updates, and how often."""
+
+    evaluate_every: int | None  # updates
+    checkpoint_every: int | None
+    evaluate: Callable[[State], PolicyEvaluation]
+    save: Callable[[State], None]
+
+
+def _make_updates(
+    learner: Learner[Any, Any],
+    stepper: Any,
+    state: State,
+    schedule: _Schedule,
+    callbacks: Sequence[Callback],
+) -> TrainResult:
+    """Update a state until the last update, or until a callback stops it.
+
+    Args:
+      stepper: the learner, or the same compiled.
+    """
+    n_updates = learner.cfg.ppo.n_updates
+    first_update = int(state.update)
     evaluations: list[PolicyEvaluation] = []
     is_stopped, update, start = False, first_update, time.perf_counter()
     while update < n_updates and not is_stopped:
         state, metrics = stepper.step(state)
         update += 1
         evaluation = None
-        if _is_due(update, evaluate_every, n_updates):
-            evaluation = evaluate_policy(
-                learner, state, n_episodes=n_episodes, seed=seed
-            )
+        if _is_due(update, schedule.evaluate_every, n_updates):
+            evaluation = schedule.evaluate(state)
             evaluations.append(evaluation)
         # before the callbacks, one of which may raise
-        if _is_due(update, checkpoint_every or n_updates, n_updates):
-            _save(path, learner, state)
+        if _is_due(update, schedule.checkpoint_every or n_updates, n_updates):
+            schedule.save(state)
         progress = _progress(
             learner, state, metrics, update, first_update, start, evaluation
         )
         is_stopped = any([bool(callback(progress)) for callback in callbacks])
     if is_stopped:
-        _save(path, learner, state)
+        schedule.save(state)
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
 

@@ -241,8 +241,8 @@ PROGRAMS = {
     "check": ["countries_s1"],
 }
 OPTIONS = {
-    "train": ["steps", "seed", "threads", "n_validations", "n_validation_queries", "checkpoint_every",
-        "max_nonfinite_updates", "mining_seconds", "metrics_port"],
+    "train": ["steps", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
+        "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
     "evaluate": ["height", "smoothing", "queries", "seed", "threads", "metrics_port"],
     "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 import funcppo as fp
 from funcppo import tree
 from funcppo.envs import wrappers
+from funcppo.experiment import metrics_log
 from funcppo.trainer import bootstrap_interval, print_progress
 from tests.learning import assert_trees_equal, one_thread
 
@@ -39,6 +41,38 @@ def test_training_is_the_step_again_and_again(whole_run):
         state, _ = learner.step(state)
     assert_trees_equal(whole_run.state, state, rtol=0, atol=0)
     assert whole_run.update == N_UPDATES and not whole_run.is_stopped
+
+
+def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
+    """The line of an update after the checkpoint is made again."""
+    options = {
+        "checkpoint": tmp_path / "run.npz",
+        "evaluate_every": 2,
+        "n_episodes": 1,
+    }
+
+    def fail(progress):
+        if progress.update == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        log = fp.MetricsLog(tmp_path / "log", "csv")
+        fp.train(
+            LEARNER,
+            128,
+            callbacks=[log, fail],
+            checkpoint_every=2,
+            **options,
+        )
+    log = fp.MetricsLog(tmp_path / "log", "csv")
+    fp.train(LEARNER, 128, callbacks=[log], **options)
+    rows = metrics_log.read(tmp_path / "log" / "metrics.jsonl")
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    assert [row["steps"] for row in rows] == [32, 64, 96, 128]
+    assert ["greedy_return" in row for row in rows] == [False, True] * 2
+    with open(tmp_path / "log" / "metrics.csv") as file:
+        cells = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in cells] == [r["loss"] for r in rows]
 
 
 def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(

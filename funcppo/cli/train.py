@@ -59,8 +59,10 @@ from funcppo.experiment.config import (
     RunConfig,
     iter_differences,
     read_config,
+    read_settings,
     write_config,
 )
+from funcppo.experiment.loggers import LoggerName, check_loggers, open_loggers
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
@@ -86,6 +88,11 @@ _DEFAULT = RunConfig(dataset="")
 _MINING = MiningConfig()
 
 
+LoggerNames = Annotated[
+    tuple[LoggerName, ...], arg(metavar="{csv,tensorboard,wandb,jsonl}")
+]
+
+
 class _TrainingResult(NamedTuple):
     """Where training ended."""
 
@@ -105,11 +112,14 @@ class Train:
     Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    dataset: DatasetArgument
+    dataset: DatasetArgument = ""
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
     a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
     out: Annotated[Path, arg(metavar="RUN")]
     """Folder that the run is written to; created if it is missing."""
+    config: OptionalFile = None
+    """Read settings from FILE: the config.json of a run, or YAML with the same names, some or all of them. Options of
+    the command line win. Default: no file."""
     rules: OptionalFile = _DEFAULT.rules
     """Rule file to use instead of the data set's own rules. Default: the data set's rules; if it has none, rules are
     mined first."""
@@ -158,6 +168,9 @@ class Train:
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
+    early_stop_validations: PositiveInt | None = _DEFAULT.early_stop_validations
+    """End training after this many validations in a row without a better result on valid. Default: train to the last
+    update."""
     n_validations: int = _DEFAULT.n_validations
     """Number of evaluations on the valid split during training; the parameters with the best result are kept."""
     n_validation_queries: int = _DEFAULT.n_validation_queries
@@ -181,6 +194,10 @@ class Train:
     metrics_file: MetricsFile = None
     """Write the same metrics to FILE, every second or at the next update after it, as the textfile collector of the
     node exporter reads them. Default: no."""
+    log: LoggerNames = ()
+    """Where the metrics of each update go beside RUN/metrics.jsonl: csv writes RUN/metrics.csv, tensorboard
+    RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be given. Default:
+    nowhere."""
     log_compiles: bool = False
     """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
     (ms). Default: off."""
@@ -199,7 +216,12 @@ class Train:
         Returns:
           The exit status.
         """
+        if not self.dataset:
+            raise ValueError(
+                "DATASET: expected a data set, got none (see --help)"
+            )
         self._set_caches()
+        check_loggers(self.log)
         self._check_outputs()
         with (
             lock_folder(self.out),
@@ -341,12 +363,17 @@ class Train:
         return dataclasses.replace(stored, steps=given.steps)
 
     def stored_options(self) -> Train | None:
-        """The options of the run to resume; None without --resume."""
-        if not self.resume:
+        """The options of the run to resume or of --config; None without them."""
+        if self.resume and (self.overwrite or self.config):
+            other = "--overwrite" if self.overwrite else "--config"
+            raise ValueError(f"--resume, {other}: expected one of them")
+        if self.resume:
+            stored = read_config(self.out)
+        elif self.config:
+            base = dataclasses.replace(_DEFAULT, dataset=self.dataset)
+            stored = read_settings(Path(self.config), base)
+        else:
             return None
-        if self.overwrite:
-            raise ValueError("--resume, --overwrite: expected one of them")
-        stored = read_config(self.out)
         settings = {
             field.name: getattr(stored, field.name)
             for field in dataclasses.fields(RunConfig)
@@ -478,6 +505,7 @@ class Train:
         import torch
 
         from funcppo.experiment import (
+            metrics_log,
             training,
         )
         from funcppo.runtime.monitor import Monitor
@@ -496,7 +524,10 @@ class Train:
                 monitor, console, self.log_compiles, exporter
             )
 
+            rows = metrics_log.read(self.out / METRICS_FILE)
+            settings = dataclasses.asdict(run.run_config)
             with (
+                open_loggers(self.log, self.out, rows, settings) as loggers,
                 show_status(console, "training") as status,
                 defer_interrupt() as interrupt,
             ):
@@ -509,6 +540,7 @@ class Train:
                     partial(status.update, "validating"),
                     self.checkpoint_every,
                     exporter and exporter.telemetry,
+                    loggers,
                 )
                 # A repeated signal ends the update or validation in progress.
                 with suppress(KeyboardInterrupt):
@@ -518,9 +550,17 @@ class Train:
                         note = _training_note(run, numbers)
                         status.update("training", update, n_updates, note)
         # An interrupt may have left out the last validation.
-        is_last = int(run.state.train_state.update) >= n_updates
-        is_finished = is_last and not interrupt.requested
+        is_finished = training.is_finished(run) and not interrupt.requested
         return _TrainingResult(run, is_finished, interrupt.exit_status, record)
+
+
+def _early_stop_note(run: Run) -> str:
+    """Where early stopping ended a run, and why."""
+    return (
+        f"stopped early after update {int(run.state.train_state.update)} of {run.cfg.ppo.n_updates}: "
+        f"{run.run_config.early_stop_validations} validations in a row were no better than that of update "
+        f"{int(run.state.best_update)} (--early-stop-validations)"
+    )
 
 
 def _describe_run(
@@ -720,7 +760,7 @@ def _evaluate(
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo.experiment import validation
+    from funcppo.experiment import training, validation
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
@@ -728,6 +768,10 @@ def _evaluate(
     n_updates = int(run.state.train_state.update)
     test = task.dataset.test[validation.test_rows(run)]
     notes = list(run.notes)
+    is_early = training.stopped_early(run)
+    if is_early:
+        notes.append(_early_stop_note(run))
+        print_notes(console, notes[-1:])
     if len(test) < len(task.dataset.test):
         notes.append(
             f"test: {len(test):,} of {len(task.dataset.test):,} queries are ranked, evenly over relations: all would "
@@ -743,6 +787,7 @@ def _evaluate(
         "score": run.score,
         "seed": run.run_config.seed,
         "steps": n_updates * ppo.n_envs * ppo.n_steps,
+        "stopped_early": is_early,
         "best_update": int(run.state.best_update),
         "best_valid_metric": float(run.state.best_valid_metric)
         if len(task.dataset.valid)

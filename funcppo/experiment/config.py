@@ -7,6 +7,7 @@ PyTorch, so that the command line starts fast.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
@@ -111,6 +112,10 @@ class RunConfig:
     n_validation_queries: PositiveInt = 1000
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
 
+    early_stop_validations: PositiveInt | None = None
+    """Number of validations in a row without a better result after which training ends; None: it goes to its last
+    update."""
+
     max_nonfinite_updates: PositiveInt = 5
     """Number of consecutive updates with a non-finite loss or gradient after which the run stops."""
 
@@ -192,6 +197,92 @@ def read_config(folder: Path) -> RunConfig:
         raise ValueError(f"{path}: {reason}") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_settings(path: Path, base: RunConfig) -> RunConfig:
+    """Read settings from the config.json of a run, or from a YAML file with the same names, some or all of them.
+
+    Args:
+      path: the file; YAML (1.2) unless it ends in .json.
+      base: what the file leaves out.
+
+    Raises:
+      ValueError: the file is missing or no object, or a setting is unknown, of another type or out of range; the
+        message names both.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from None
+    raw = (
+        json_io.parse_object(path, text)
+        if path.suffix == ".json"
+        else _parse_yaml(path, text)
+    )
+    formats.check_format(path, raw.pop(formats.FORMAT_KEY, formats.FORMAT))
+    try:
+        merged = _merge(dataclasses.asdict(base), raw, prefix="")
+        return _from_json(RunConfig, merged, prefix="")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _parse_yaml(path: Path, text: bytes) -> Json:
+    """The mapping of a YAML file; an empty file has no settings.
+
+    Raises:
+      ValueError: it is not valid, or not a mapping.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{path}: expected YAML of settings, got {reason}"
+        ) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{path}: expected settings such as `steps: 2000`, got {value!r:.60}"
+        )
+    return dict(value)
+
+
+def _merge(base: Json, given: Json, prefix: str) -> Json:
+    """Settings with some of them replaced, those of nested configs one by one.
+
+    Raises:
+      ValueError: a name is unknown.
+    """
+    merged = dict(base)
+    for name, value in given.items():
+        if name not in base:
+            hint = _hint(str(name), base, prefix)
+            raise ValueError(
+                f"{prefix}{name}: expected the name of a setting, got an unknown one{hint}"
+            )
+        is_group = isinstance(base[name], dict) and isinstance(value, dict)
+        merged[name] = (
+            _merge(base[name], value, f"{prefix}{name}.") if is_group else value
+        )
+    return merged
+
+
+def _hint(name: str, settings: Json, prefix: str) -> str:
+    """The setting that an unknown name may mean, or one of a nested config; empty if none is like it."""
+    paths = {
+        option: f"{group}.{option}"
+        for group, nested in settings.items()
+        if isinstance(nested, dict)
+        for option in nested
+    }
+    paths |= {option: option for option in settings}
+    close = difflib.get_close_matches(name, paths, n=1)
+    return f" (did you mean {prefix}{paths[close[0]]}?)" if close else ""
 
 
 def _from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from funcppo.experiment import run_build, run_start, training
 from funcppo.experiment.config import CONFIG_FILE, RunConfig, write_config
+from funcppo.experiment.loggers import (
+    LoggerName,
+    check_loggers,
+    open_loggers,
+)
 from funcppo.experiment.run import Run, save_checkpoint
 from funcppo.prover.task import PhaseCallback, ignore_phase
 from funcppo.runtime.monitor import Monitor
@@ -41,6 +48,7 @@ def fit(
     folder: Path,
     on_phase: PhaseCallback = ignore_phase,
     on_update: UpdateCallback = ignore_update,
+    log: Sequence[LoggerName] = (),
 ) -> Run:
     """Train a new run to its last update.
 
@@ -51,14 +59,16 @@ def fit(
       folder: receives config.json, metrics.jsonl and checkpoint.npz; created if it is missing.
       on_phase: receives what is being done before the first update.
       on_update: receives the metrics of each update.
+      log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb.
 
     Returns:
       The run with the parameters that rank valid best.
 
     Raises:
-      ValueError: bad data or settings, or the folder holds a run.
+      ValueError: bad data or settings, the folder holds a run, or a package of `log` is missing.
     """
     check_new_folder(folder)
+    check_loggers(log)
     run = run_start.prepare_run(
         run_config, folder, resume=False, on_phase=on_phase
     )
@@ -68,10 +78,16 @@ def fit(
     write_config(run.run_config, folder)
 
     run = run_build.with_training_data(run, on_phase)
-    with Monitor() as monitor:
+    settings = dataclasses.asdict(run.run_config)
+    with (
+        Monitor() as monitor,
+        open_loggers(log, folder, (), settings) as loggers,
+    ):
         captured, _ = training.prepare_train_step(run)
         monitor.record_capture(captured)
-        updates = training.train(run, folder, captured, lambda: False, monitor)
+        updates = training.train(
+            run, folder, captured, lambda: False, monitor, loggers=loggers
+        )
         for run, metrics in updates:
             on_update(int(run.state.train_state.update), metrics)
     return run

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from funcppo.experiment.config import (
     CHECKPOINT_FILE,
     METRICS_FILE,
 )
+from funcppo.experiment.loggers import MetricsLogger
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord, with_capture
@@ -215,6 +216,7 @@ def train(
     on_validation: ProgressCallback = ignore_progress,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     observer: TrainingObserver | None = None,
+    loggers: Sequence[MetricsLogger] = (),
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
@@ -233,19 +235,22 @@ def train(
       on_validation: receives the candidates of a validation that are started, and all of them.
       checkpoint_seconds: time after which the next update is saved. It does not change what is computed.
       observer: is told of updates, validations and checkpoints.
+      loggers: receive each line of the metrics log too.
 
     Raises:
       DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
     """
-    n_updates = run.cfg.ppo.n_updates
-    validation_interval = max(1, n_updates // run.run_config.n_validations)
     n_bad_updates = 0  # consecutive updates with a number that is not finite
     report_or_stop = partial(_report_or_stop, should_stop, on_validation)
-    saver = _Saver(folder, checkpoint_seconds, observer or _NoObserver())
+    saver = _Saver(
+        folder, checkpoint_seconds, observer or _NoObserver(), loggers
+    )
     with suppress(ValidationStopped):
         run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
-        for update in range(first_update, n_updates + 1):
+        for update in range(first_update, run.cfg.ppo.n_updates + 1):
+            if stopped_early(run):
+                break
             with _saved_at_interrupt(update, run, folder, n_bad_updates > 0):
                 row, metrics = _step(update, run, captured, saver, monitor)
             stopping = should_stop()
@@ -254,13 +259,12 @@ def train(
             )
 
             # State and parameters of a bad update are neither validated nor saved.
-            is_due = update % validation_interval == 0 or update == n_updates
-            if is_due and not n_bad_updates:
+            if _is_validation_due(run, update) and not n_bad_updates:
                 run = dataclasses.replace(run, pending_row=row)
                 saver.save(run)
                 run = _validate_and_save(run, saver, report_or_stop, monitor)
             else:
-                metrics_log.append(folder / METRICS_FILE, row)
+                saver.append(row)
             if (stopping or saver.is_due()) and not n_bad_updates:
                 saver.save(run)
 
@@ -270,11 +274,45 @@ def train(
                 break
 
 
+def _validation_interval(run: Run) -> int:
+    """Updates from one validation to the next."""
+    return max(1, run.cfg.ppo.n_updates // run.run_config.n_validations)
+
+
+def _is_validation_due(run: Run, update: int) -> bool:
+    """Whether the parameters after an update are validated; those after the last one are."""
+    is_last = update == run.cfg.ppo.n_updates
+    return is_last or update % _validation_interval(run) == 0
+
+
+def stopped_early(run: Run) -> bool:
+    """Whether so many validations in a row have ranked valid no better that the run ends before its last update."""
+    patience = run.run_config.early_stop_validations
+    if patience is None or run.pending_row is not None:
+        return False
+    if not len(run.task.dataset.valid):
+        return False
+    interval = _validation_interval(run)
+    update = int(run.state.train_state.update)
+    best_update = int(run.state.best_update)
+    return update // interval - best_update // interval >= patience
+
+
+def is_finished(run: Run) -> bool:
+    """Whether a run has made its last update, or was stopped early."""
+    is_last = int(run.state.train_state.update) >= run.cfg.ppo.n_updates
+    return is_last or stopped_early(run)
+
+
 class _Saver:
-    """Writes the checkpoints of a run, and tells when the next one is due by time."""
+    """Writes the lines and checkpoints of a run, and tells when the next checkpoint is due by time."""
 
     def __init__(
-        self, folder: Path, interval: float, observer: TrainingObserver
+        self,
+        folder: Path,
+        interval: float,
+        observer: TrainingObserver,
+        loggers: Sequence[MetricsLogger],
     ) -> None:
         """Begin the time.
 
@@ -282,11 +320,19 @@ class _Saver:
           folder: of the run.
           interval: seconds until a checkpoint is due.
           observer: is told of checkpoints.
+          loggers: receive lines of the metrics log.
         """
         self.folder = folder
+        self.loggers = loggers
         self.observer = observer
         self._interval = interval
         self._saved_at = time.monotonic()
+
+    def append(self, row: metrics_log.Row) -> None:
+        """Add a line to the metrics log, and log it."""
+        metrics_log.append(self.folder / METRICS_FILE, row)
+        for logger in self.loggers:
+            logger.log(row)
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, and begin the time anew."""
@@ -379,7 +425,7 @@ def _validate_and_save(
     saver.observer.record_validation(row, seconds)
     if row["update"] > 0:
         row |= monitor.report()
-    metrics_log.append(saver.folder / METRICS_FILE, row)
+    saver.append(row)
     run = dataclasses.replace(run, pending_row=None)
     saver.save(run)
     return run

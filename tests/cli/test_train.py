@@ -1,5 +1,6 @@
 """`train`: the files of a run, resuming, bad input, and what is printed of compilers and graphs."""
 
+import csv
 import errno
 import json
 import os
@@ -96,6 +97,34 @@ def test_metrics_are_in_a_file_while_it_trains_and_after(monkeypatch, tmp_path):
     for label in ('program="train"', 'strategy="eager"', 'device="cpu"'):
         assert label in info
     assert [path.name for path in tmp_path.glob("funcppo*")] == [path.name]
+
+
+def test_settings_come_from_a_file_and_metrics_go_where_they_are_asked_for(
+    trained, monkeypatch, tmp_path
+):
+    """The data set too; an option of the command line wins. The run equals that of the same options."""
+    settings = json.loads((trained / CONFIG_FILE).read_text())
+    settings["steps"] = 9999
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    words = ("--config", tmp_path / "settings.json", "--steps", 128)
+    words += ("--out", tmp_path / "run", "--log", "csv")
+    assert funcppo(monkeypatch, "train", *words) == 0
+    assert_equal_runs(tmp_path / "run", trained)
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        updates = [row["update"] for row in csv.DictReader(file)]
+    rows = metrics_log.read(trained / METRICS_FILE)
+    assert updates == [str(row["update"]) for row in rows]
+
+
+def test_without_a_data_set_or_with_two_sources_of_settings_it_ends(
+    trained, monkeypatch, capsys, tmp_path
+):
+    assert funcppo(monkeypatch, "train", "--out", tmp_path) == 2
+    assert "DATASET: expected a data set, got none" in capsys.readouterr().err
+    words = ("--resume", "--config", "s.yaml", "--out", trained)
+    assert funcppo(monkeypatch, "train", *words) == 2
+    line = "--resume, --config: expected one of them"
+    assert line in capsys.readouterr().err
 
 
 def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
@@ -704,7 +733,7 @@ def test_the_best_params_are_kept_while_the_state_moves_on(
             ("countries_s1", "--out", "{tmp}/x", "--ppo.n-updates", "3"),
             "Unrecognized options: --ppo.n-updates",
         ),
-        (("--out", "{tmp}/x"), "Missing from funcppo train"),
+        (("--out", "{tmp}/x"), "DATASET: expected a data set, got none"),
         (
             ("countries_s1", "--out", "{tmp}/x", "--lern", "3"),
             "Unrecognized options: --lern",

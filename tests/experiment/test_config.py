@@ -13,6 +13,7 @@ from funcppo.experiment.config import (
     CONFIG_FILE,
     RunConfig,
     read_config,
+    read_settings,
     write_config,
 )
 from funcppo.prover.config import ProverTaskConfig
@@ -20,7 +21,13 @@ from funcppo.prover.config import ProverTaskConfig
 
 @pytest.mark.parametrize(
     "name",
-    ["steps", "n_validations", "n_validation_queries", "max_nonfinite_updates"],
+    [
+        "steps",
+        "n_validations",
+        "n_validation_queries",
+        "early_stop_validations",
+        "max_nonfinite_updates",
+    ],
 )
 def test_counts_are_at_least_1(name):
     assert getattr(RunConfig(dataset="countries_s1", **{name: 1}), name) == 1
@@ -71,6 +78,65 @@ def test_the_file_lists_every_setting_under_its_name(tmp_path):
         "warmup_updates": 0,
         "end_factor": 0.0,
     }
+
+
+BASE = RunConfig(dataset="d", seed=3)
+
+
+def test_settings_of_a_file_replace_some_of_others(tmp_path):
+    """YAML 1.2: 1e-3 is a number, and `on` a text; comments are allowed."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "steps: 7  # few\nppo:\n  learning_rate: 1e-3\n  adam: {b1: 0.5}\n"
+    )
+    read = read_settings(path, BASE)
+    assert (read.steps, read.seed, read.dataset) == (7, 3, "d")
+    assert read.ppo.learning_rate == 1e-3 and read.ppo.adam.b1 == 0.5
+    assert read.ppo.adam.b2 == BASE.ppo.adam.b2
+    path.write_text("")
+    assert read_settings(path, BASE) == BASE
+
+
+def test_the_config_of_a_run_is_such_a_file(tmp_path):
+    config = RunConfig(dataset="e", steps=5, rule_score="noisy-or")
+    write_config(config, tmp_path)
+    assert read_settings(tmp_path / CONFIG_FILE, BASE) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "ppo: {lerning_rate: 1}",
+            "ppo.lerning_rate: expected the name of a setting, got an unknown one (did you mean ppo.learning_rate?)",
+        ),
+        (
+            "split_ratios: 0.8",
+            "split_ratios: expected the name of a setting, got an unknown one (did you mean data.split_ratios?)",
+        ),
+        ("1: 2", "1: expected the name of a setting, got an unknown one"),
+        ("ppo: 3", "ppo: expected an object, got 3"),
+        ("steps: many", "steps: expected an integer, got 'many'"),
+        ("- steps", "expected settings such as `steps: 2000`, got ['steps']"),
+        ("steps: [1", "expected YAML of settings, got while parsing"),
+        ("\x00", "expected YAML of settings, got"),
+        ("format: 9", "expected a format version up to 2, got 9"),
+    ],
+)
+def test_a_bad_file_of_settings_is_an_error_that_names_it(
+    text, message, tmp_path
+):
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        read_settings(path, BASE)
+    assert str(error.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_of_settings_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"^--config .*: No such file"):
+        read_settings(tmp_path / "none.yaml", BASE)
 
 
 def test_runs_of_earlier_versions_read_their_data_as_by_default(tmp_path):

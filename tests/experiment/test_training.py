@@ -142,6 +142,49 @@ def test_every_validation_has_its_metric_and_the_best_so_far_in_the_log(
     ] == [(0.25, 0.25, 0), (0.5, 0.5, 2), (0.125, 0.5, 2)]
 
 
+def test_a_run_ends_early_where_validations_get_no_better(
+    run, monkeypatch, tmp_path
+):
+    """An equal metric is no better; a resumed run sees that it has ended."""
+    quality = iter([0.25, 0.5, 0.5])
+    monkeypatch.setattr(
+        validation,
+        "evaluate_policy",
+        lambda *_, **__: {"auc_pr": next(quality)},
+    )
+    config = replace(
+        run.run_config, n_validations=N_UPDATES, early_stop_validations=1
+    )
+    ended, metrics = trained(replace(run, run_config=config), tmp_path)
+    assert len(metrics) == 2
+    assert training.stopped_early(ended) and training.is_finished(ended)
+    assert int(ended.state.best_update) == 1
+
+    resumed = run_start.prepare_run(config, tmp_path, resume=True)
+    again, metrics = trained(resumed, tmp_path)
+    assert metrics == [] and training.is_finished(again)
+    patient = replace(config, early_stop_validations=2)
+    assert not training.is_finished(replace(again, run_config=patient))
+
+
+def test_each_line_of_the_log_goes_to_the_loggers(run, tmp_path):
+    class Rows(list):
+        log = list.append
+
+        def close(self):
+            raise AssertionError("training does not close them")
+
+    captured, _ = training.prepare_train_step(run)
+    rows = Rows()
+    for _ in training.train(
+        run, tmp_path, captured, lambda: False, Monitor(), loggers=[rows]
+    ):
+        pass
+    logged = metrics_log.read(tmp_path / METRICS_FILE)
+    assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row.keys() for row in rows] == [row.keys() for row in logged]
+
+
 def test_without_valid_queries_the_log_has_no_metric_of_valid(run, tmp_path):
     dataset = replace(run.task.dataset, valid=run.task.dataset.valid[:0])
     task = replace(run.task, dataset=dataset)

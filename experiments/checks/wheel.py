@@ -1,0 +1,179 @@
+"""Build the wheel and the source archive, and try them as somebody who installs them does.
+
+    python experiments/checks/wheel.py
+
+Needs the packages build and twine. It checks the metadata (`twine check --strict`), that the wheel holds every file of
+the package that is in git, that the bare wheel imports no package beyond its dependencies and names the extra that a
+program lacks, and that the wheel with the extra `cli` trains and predicts. Exit status 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "constraints.txt"
+# what dependencies of the core bring is theirs
+CORE = """
+import sys
+import funcppo as fp
+assert not {"torch", "numpy"} & set(sys.modules), "importing funcppo imports PyTorch"
+graph = fp.load("countries_s1")
+learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4), n_envs=8, n_steps=8)
+learner.step(learner.init(fp.random.key(0)))
+optional = {"tyro", "rich", "filelock", "ruamel", "matplotlib", "starlette"}
+optional |= {"prometheus_client", "tensorboard", "wandb"}
+print("core imports", sorted(optional & set(sys.modules)))
+"""
+# each program with what it needs beyond the extra cli
+LACKING = {
+    "plot": ["plot", "countries_s1", "--kind", "curves", "--out", "x.svg"],
+    "serve": ["serve", "countries_s1"],
+    "metrics": ["train", "countries_s1", "--out", "r", "--metrics-port", "1"],
+    "tensorboard": [
+        "train",
+        "countries_s1",
+        "--out",
+        "r",
+        "--log",
+        "tensorboard",
+    ],
+    "wandb": ["train", "countries_s1", "--out", "r", "--log", "wandb"],
+}
+
+
+class CheckError(Exception):
+    """Something is not as it should be."""
+
+
+def run(*words: object, cwd: Path, status: int = 0) -> str:
+    """The output of a command.
+
+    Raises:
+      CheckError: it ends with another status.
+    """
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode != status:
+        raise CheckError(
+            f"{words}: status {done.returncode}, expected {status}\n{done.stdout}"
+        )
+    return done.stdout
+
+
+def check(condition: bool, text: str) -> None:
+    """Print what holds.
+
+    Raises:
+      CheckError: it does not.
+    """
+    if not condition:
+        raise CheckError(text)
+    print(f"ok: {text}", flush=True)
+
+
+def build(folder: Path) -> Path:
+    """The wheel, built from the source archive, both checked by twine."""
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    (archive,) = folder.glob("*.tar.gz")
+    run(
+        sys.executable,
+        "-m",
+        "twine",
+        "check",
+        "--strict",
+        wheel,
+        archive,
+        cwd=folder,
+    )
+    check(True, f"twine check --strict {wheel.name} {archive.name}")
+    return wheel
+
+
+def check_files(wheel: Path) -> None:
+    """The wheel holds every file of the package that is in git, and no other."""
+    tracked = set(run("git", "ls-files", "funcppo", cwd=ROOT).split())
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {n for n in archive.namelist() if n.startswith("funcppo/")}
+    check(
+        packed == tracked,
+        f"the wheel holds the {len(tracked)} files of git, but for {sorted(packed ^ tracked) or 'none'}",
+    )
+
+
+def install(folder: Path, name: str, requirement: str) -> Path:
+    """The folder of the programs of a new environment with a requirement."""
+    venv.create(folder / name, with_pip=True)
+    programs = folder / name / "bin"
+    run(
+        programs / "pip",
+        "install",
+        "--quiet",
+        "-c",
+        CONSTRAINTS,
+        requirement,
+        cwd=folder,
+    )
+    return programs
+
+
+def check_core(folder: Path, wheel: Path) -> None:
+    """Without extras: the library works, and each program says what it lacks."""
+    programs = install(folder, "core", str(wheel))
+    told = run(programs / "python", "-c", CORE, cwd=folder)
+    check("core imports []" in told, "the core imports no optional package")
+    version = run(programs / "funcppo", "--version", cwd=folder).strip()
+    check(version.startswith("funcppo "), version)
+    told = run(programs / "funcppo", "doctor", cwd=folder, status=2)
+    check("funcppo[cli]" in told, told.strip())
+
+
+def check_programs(folder: Path, wheel: Path) -> None:
+    """With the extra cli: train and predict work, and the other extras are named."""
+    programs = install(folder, "cli", f"{wheel}[cli]")
+    funcppo = programs / "funcppo"
+    for extra, words in LACKING.items():
+        told = run(funcppo, *words, cwd=folder, status=2)
+        check(f"funcppo[{extra}]" in told, told.strip())
+    train = ("train", "countries_s1", "--out", "run", "--steps", "512")
+    small = ("--ppo.n-envs", "8", "--learner", "proofs", "--n-validations", "1")
+    run(funcppo, *train, *small, cwd=folder)
+    told = run(
+        funcppo, "predict", "run", "locatedIn(france, X)", "--known", cwd=folder
+    )
+    check("europe" in told, "a run is trained, and answers a query")
+
+
+def main() -> int:
+    """The exit status."""
+    argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            wheel = build(folder)
+            check_files(wheel)
+            check_core(folder, wheel)
+            check_programs(folder, wheel)
+        except CheckError as error:
+            print(f"failed: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
