@@ -3,7 +3,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: train test check tables matrix clean
+.PHONY: train test check tables matrix docs clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -37,6 +37,11 @@ matrix: .venv$(addprefix -,$(TORCH))/installed
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/pip install --quiet torch==$* optree numpy
 	touch $@
+
+# The documentation as a site, in docs/_build/html; its notebooks are run.
+docs: .venv/installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,docs]'
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 clean:
 	rm -rf .venv .venv-* runs

@@ -230,7 +230,7 @@ class Graph(_Table):
 
 @dataclass(frozen=True, repr=False)
 class Predictions(_Table, Sequence[Answer]):
-    """The ranked answers of a query, best first: a sequence of `Answer`s."""
+    """The ranked answers of a query, best first: a sequence of `Answer` objects."""
 
     query: str
     """The query, with a variable for what is asked."""

@@ -86,7 +86,7 @@ def clip_by_global_norm(
 ) -> tuple[Params, F32[Tensor, ""]]:
     """Scale gradients down so that their L2 norm over all leaves is at most `max_norm`.
 
-    Equal to torch.nn.utils.clip_grad_norm_, the 1e-6 in its denominator included.
+    Equal to `torch.nn.utils.clip_grad_norm_`, the 1e-6 in its denominator included.
 
     Returns:
       The clipped gradients, and the norm before clipping.

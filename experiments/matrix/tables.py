@@ -14,6 +14,7 @@ Record = dict[str, Any]
 BASELINE = "0/eager, fused Adam/none/default"
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
 REPORT = tuple(str(i) for i in range(1, 12))
+NOT_RUN = "not run"
 # What somebody has, what to do about it, and the cell that was measured.
 DECISIONS = (
     (
@@ -141,7 +142,7 @@ def by_backend(of: Record, approach: str, variant: str) -> str:
         if cell:
             ends.setdefault(outcome(cell), []).append(backend)
     if len(ends) <= 1:
-        return next(iter(ends), "not run")
+        return next(iter(ends), NOT_RUN)
     return "; ".join(
         f"{', '.join(backends)}: {text}" for text, backends in ends.items()
     )
@@ -192,17 +193,21 @@ def eleven(of: list[Record]) -> str:
             [
                 approach,
                 mine[0][1],
-                "; ".join(
-                    dict.fromkeys(
-                        by_backend(r, approach, v) for v in written for r in of
-                    )
-                ),
+                "; ".join(_distinct_ends(of, approach, written)),
                 min(since, key=_numbers, default="never"),
             ]
         )
     return grid(
         ["way", "approach", "as written", "a repair is one graph since"], rows
     )
+
+
+def _distinct_ends(
+    of: list[Record], approach: str, names: list[str]
+) -> list[str]:
+    """How variants of an approach end in the records that have them, each end once."""
+    ends = [by_backend(r, approach, name) for name in names for r in of]
+    return [end for end in dict.fromkeys(ends) if end != NOT_RUN]
 
 
 def _first_version(of: list[Record], approach: str, variant: str) -> str:
@@ -295,7 +300,7 @@ def silent(of: list[Record]) -> str:
 
 def _silent(cell: Record | None) -> str:
     if cell is None:
-        return "not run"
+        return NOT_RUN
     return ", ".join(
         [
             outcome(cell),

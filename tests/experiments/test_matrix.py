@@ -38,7 +38,6 @@ NAMES = [tables.label(r) for r in RECORDS]
 STALE_RECORDS = {
     "2.9.1 cpu": "older than the library's losses, networks and trees",
     "2.11.0 cpu": "older than the library's losses, networks and trees",
-    "2.13.0 cpu": "older than the library's losses, networks and trees",
     "2.11.0 NVIDIA H200": "older, and recordings were counted as 0",
 }
 EAGER = "0/eager, fused Adam/none/default"

@@ -1,0 +1,114 @@
+"""Sphinx: `make docs` builds the site from these pages, the docstrings and the help texts of the programs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import funcppo
+from funcppo import cli
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+project = "funcppo"
+author = "The funcppo authors"
+copyright = author
+version = release = funcppo.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build", "conf.py"]
+default_role = "code"  # of single backticks
+html_theme = "furo"
+html_title = f"funcppo {version}"
+
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 180
+nb_merge_streams = True
+# Notebooks run in another folder, and import this checkout.
+os.environ["PYTHONPATH"] = str(ROOT)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+# Shapes in annotations are texts, which are no names of types.
+suppress_warnings = ["sphinx_autodoc_typehints", "ref.python"]
+
+HELP_FOLDER = DOCS / "reference" / "_help"
+HELP_WIDTH = 100
+
+
+def help_text(*arguments: str) -> str:
+    """What a command line prints."""
+    os.environ["COLUMNS"] = str(HELP_WIDTH)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        cli._run([*arguments, "--help"])
+    return output.getvalue().rstrip()
+
+
+def write_help_texts(app: object) -> None:
+    """A file for each program, which reference/cli.md includes."""
+    HELP_FOLDER.mkdir(exist_ok=True)
+    for name in cli.PROGRAMS:
+        (HELP_FOLDER / f"{name}.txt").write_text(help_text(name) + "\n")
+
+
+def write_investigation(app: object) -> None:
+    """INVESTIGATION.md and its full tables as pages; a link to another file becomes its path."""
+    pages = {
+        "investigation.md": ROOT / "INVESTIGATION.md",
+        "investigation_tables.md": ROOT
+        / "experiments"
+        / "results"
+        / "full_step_matrix.md",
+    }
+    by_path = {
+        str(path.relative_to(ROOT)): name for name, path in pages.items()
+    }
+
+    def page_link(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        name = by_path.get(target.removeprefix("../../"))
+        return f"[{text}]({name})" if name else text
+
+    for name, path in pages.items():
+        text = re.sub(r"\[([^]]+)\]\(([^)#:]+)\)", page_link, path.read_text())
+        (DOCS / name).write_text(text)
+
+
+def mark_code(
+    app: object,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    lines: list[str],
+) -> None:
+    """Mark indented paragraphs of a docstring as code, but for those of sections such as Args."""
+    marked: list[str] = []
+    text = ""  # the last line that is not indented
+    for previous, line in zip(["", *lines], lines):
+        is_indented = line.startswith("    ")
+        if is_indented and not previous and not text.endswith(":"):
+            marked += ["::", ""]
+        if line and not is_indented:
+            text = line
+        marked.append(line)
+    lines[:] = marked
+
+
+def setup(app: Any) -> None:
+    """Write the pages that are made of other files before all are read; read docstrings before napoleon does."""
+    for write in (write_help_texts, write_investigation):
+        app.connect("builder-inited", write)
+    app.connect("autodoc-process-docstring", mark_code, priority=400)

@@ -1,0 +1,141 @@
+"""The pages lead to each other, quote what the programs say, and hold code that runs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import funcppo as fp
+from funcppo import cli
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GENERATED = {"investigation.md", "investigation_tables.md"}
+PAGES = sorted(
+    path
+    for path in DOCS.rglob("*.md")
+    if "_build" not in path.parts and path.name not in GENERATED
+)
+LINKING = [*PAGES, *ROOT.glob("*.md"), ROOT / "experiments" / "README.md"]
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    text = FENCE.sub("", path.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading).lower() for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+def test_every_page_is_in_the_contents():
+    index = (DOCS / "index.md").read_text()
+    listed = [
+        line
+        for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL)
+        for line in block.splitlines()
+        if line and not line.startswith(":")
+    ]
+    found = {str(page.relative_to(DOCS))[:-3] for page in PAGES} - {"index"}
+    assert sorted(listed) == sorted(
+        found | {name.removesuffix(".md") for name in GENERATED}
+    )
+
+
+@pytest.mark.parametrize("page", LINKING, ids=page_id)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    text = FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        if linked.name in GENERATED:
+            continue
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_program_has_its_help_on_the_page_of_the_command_line():
+    text = (DOCS / "reference" / "cli.md").read_text()
+    for name, summary in cli.PROGRAMS.items():
+        assert f"## funcppo {name}\n\n{summary}\n" in text
+        assert f"_help/{name}.txt" in text
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (DOCS / "reference" / "api.md").read_text()
+    left_out = {"CATEGORICAL", "DIAGONAL_GAUSSIAN", "Config", "__version__"}
+    for name in set(fp.__all__) - left_out:
+        assert re.search(rf"funcppo\.{name}$", text, re.MULTILINE), name
+
+
+def source_texts() -> str:
+    """Every text in the code of the package; what is filled in is left out."""
+    texts = []
+    for path in (ROOT / "funcppo").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (getattr(value, "value", "") for value in node.values)
+                texts.append(
+                    "".join(
+                        part if isinstance(part, str) else "\0"
+                        for part in parts
+                    )
+                )
+    return "\n".join(texts)
+
+
+def test_what_troubleshooting_quotes_is_what_programs_say():
+    said = source_texts()
+    rows = re.findall(
+        r"^\| (`.*?) \| ", (DOCS / "troubleshooting.md").read_text(), re.M
+    )
+    assert len(rows) > 40
+    for row in rows:
+        for quoted in re.findall(r"`([^`]+)`", row):
+            for part in quoted.split("..."):
+                assert part.strip() in said, quoted
+
+
+def test_the_options_of_other_libraries_are_told_by_options_that_exist():
+    """The last column of the table of CleanRL's names."""
+    text = (DOCS / "coming_from.md").read_text()
+    rows = re.findall(r"^\| `\w+`.*\| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) > 8
+    names = {field.name for field in dataclasses.fields(fp.PPOConfig)}
+    for row in rows:
+        for option in re.findall(r"`(\w+)[=`]", row):
+            assert option in names or option == "None", option
+
+
+def run_code(blocks) -> None:
+    exec("\n".join(blocks), {"__name__": "docs"})
+
+
+def test_the_code_for_many_learners_runs(capsys):
+    text = (DOCS / "many_learners.md").read_text()
+    run_code(re.findall(r"^    (.*)$", text, re.MULTILINE))
+    assert "torch.Size([3])" in capsys.readouterr().out
+
+
+def test_the_notebook_of_an_own_environment_runs(capsys):
+    """The others, which take longer, are run by `make docs`."""
+    text = (DOCS / "notebooks" / "own_environment.md").read_text()
+    blocks = re.findall(r"```{code-cell} ipython3\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    run_code(blocks)
+    told = capsys.readouterr().out
+    assert "step_functional" in told  # what `fp.check` names
+    lengths = [float(x) for x in re.findall(r"([\d.]+) steps", told)]
+    assert lengths[-1] < lengths[0]
