@@ -43,7 +43,7 @@ autodoc_member_order = "bysource"
 # Shapes in annotations are texts, which are no names of types.
 suppress_warnings = ["sphinx_autodoc_typehints", "ref.python"]
 
-HELP_FOLDER = DOCS / "reference" / "_help"
+MADE = DOCS / "_made"  # pages and texts that other files are made into
 HELP_WIDTH = 100
 
 
@@ -58,9 +58,9 @@ def help_text(*arguments: str) -> str:
 
 def write_help_texts(app: object) -> None:
     """A file for each program, which reference/cli.md includes."""
-    HELP_FOLDER.mkdir(exist_ok=True)
+    MADE.mkdir(exist_ok=True)
     for name in cli.PROGRAMS:
-        (HELP_FOLDER / f"{name}.txt").write_text(help_text(name) + "\n")
+        (MADE / f"{name}.txt").write_text(help_text(name) + "\n")
 
 
 def write_investigation(app: object) -> None:
@@ -83,7 +83,7 @@ def write_investigation(app: object) -> None:
 
     for name, path in pages.items():
         text = re.sub(r"\[([^]]+)\]\(([^)#:]+)\)", page_link, path.read_text())
-        (DOCS / name).write_text(text)
+        (MADE / name).write_text(text)
 
 
 def mark_code(

@@ -1309,7 +1309,12 @@ def documents() -> list[Path]:
         paths.INVESTIGATION,
         paths.NOTES,
         paths.MATRIX_TABLES,
-        *sorted(paths.DOCS.rglob("*.md")),
+        # Folders with an underscore are made by `make docs`.
+        *(
+            file
+            for file in sorted(paths.DOCS.rglob("*.md"))
+            if "/_" not in file.relative_to(paths.DOCS.parent).as_posix()
+        ),
     ]
     return [file for file in files if file.exists()]
 

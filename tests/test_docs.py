@@ -14,11 +14,11 @@ from funcppo import cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GENERATED = {"investigation.md", "investigation_tables.md"}
+MADE = {"_made/investigation.md", "_made/investigation_tables.md"}
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
-    if "_build" not in path.parts and path.name not in GENERATED
+    if "/_" not in path.relative_to(ROOT).as_posix()
 )
 LINKING = [*PAGES, *ROOT.glob("*.md"), ROOT / "experiments" / "README.md"]
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -46,7 +46,7 @@ def test_every_page_is_in_the_contents():
     ]
     found = {str(page.relative_to(DOCS))[:-3] for page in PAGES} - {"index"}
     assert sorted(listed) == sorted(
-        found | {name.removesuffix(".md") for name in GENERATED}
+        found | {name.removesuffix(".md") for name in MADE}
     )
 
 
@@ -58,7 +58,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
             continue
         name, _, anchor = target.partition("#")
         linked = page.parent / name if name else page
-        if linked.name in GENERATED:
+        if name in MADE:
             continue
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
@@ -68,7 +68,7 @@ def test_every_program_has_its_help_on_the_page_of_the_command_line():
     text = (DOCS / "reference" / "cli.md").read_text()
     for name, summary in cli.PROGRAMS.items():
         assert f"## funcppo {name}\n\n{summary}\n" in text
-        assert f"_help/{name}.txt" in text
+        assert f"../_made/{name}.txt" in text
 
 
 def test_every_public_name_is_in_the_reference():

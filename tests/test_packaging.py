@@ -21,6 +21,7 @@ MODULES = {
 }
 # What data that users hand in are made of, and what PyTorch brings where there is a GPU.
 GUESTS = {"pandas", "polars", "pykeen", "triton"}
+FOR_DEVELOPERS = ("test", "docs")
 # programs and plugins of the tests, which nothing imports
 TOOLS = {"pytest-xdist", "ruff", "pyright", "httpx", "build"}
 
@@ -64,7 +65,10 @@ def texts(folder: str) -> set[str]:
 
 IMPORTED = imports("funcppo")
 OPTIONAL = {
-    name for extra in EXTRAS if extra != "test" for name in EXTRAS[extra]
+    name
+    for extra in EXTRAS
+    if extra not in FOR_DEVELOPERS
+    for name in EXTRAS[extra]
 }
 
 
@@ -77,7 +81,8 @@ def test_what_is_imported_is_declared():
 
 
 @pytest.mark.parametrize(
-    "extra", [extra for extra in EXTRAS if extra not in ("test", "all")]
+    "extra",
+    [extra for extra in EXTRAS if extra not in (*FOR_DEVELOPERS, "all")],
 )
 def test_what_an_extra_declares_is_imported(extra):
     used = first_parts(IMPORTED) | IMPORTED | texts("funcppo")
@@ -90,10 +95,16 @@ def test_what_the_tests_declare_is_imported():
     assert {MODULES.get(name, name) for name in needed} <= used
 
 
+def test_what_the_site_declares_is_named_by_its_settings():
+    text = (ROOT / "docs" / "conf.py").read_text()
+    for name in distributions(EXTRAS["docs"]):
+        assert f'"{name.replace("-", "_")}' in text, name
+
+
 def test_all_holds_every_extra_for_users():
     (everything,) = EXTRAS["all"]
     named = re.search(r"\[(.*)\]", everything)[1].split(",")
-    assert set(named) == set(EXTRAS) - {"all", "test"}
+    assert set(named) == set(EXTRAS) - {"all", *FOR_DEVELOPERS}
 
 
 def test_the_core_needs_three_packages_and_typing_extensions():

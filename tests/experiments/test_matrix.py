@@ -411,7 +411,7 @@ def test_repaired_the_whole_step_is_one_graph(of):
     found += (
         cells_of(of, ("9",), "around")
         + cells_of(of, ("9",), "inside")
-        + cells_of(of, ("11",))
+        + cells_of(of, ("11",), "inner")
     )
     found += cells_of(of, ("A",), "written back outside") + cells_of(
         of, ("B", "C") if late else ()
