@@ -16,7 +16,7 @@ train: .venv/installed
 
 test: .venv/installed
 	@command -v swipl >/dev/null || echo "note: SWI-Prolog (swipl) is not installed: the tests that compare with it will be skipped"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 15
 
 check: .venv/installed
 	$(BIN)/ruff check

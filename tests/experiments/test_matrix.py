@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -650,6 +651,23 @@ def test_the_storage_of_a_transformed_tensor_cannot_be_read():
     copied, tried, *_ = said("storage_of_tensor_wrapper", "eager")
     assert copied.endswith("Cannot access storage of TensorWrapper")
     assert re.search(r": 0 of [1-9]\d* raise it$", tried)
+
+
+def test_a_collective_under_vmap_is_wrong_in_silence():
+    """The rank's own numbers, or memory that nobody wrote; never the sums, and no error."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = next(x for x in said("vmap_over_collective", port) if "vmap" in x)
+    by_row, mapped = told.split(", under vmap ")
+    assert by_row == "all-reduce row by row [3.0, 30.0]"
+    assert mapped.startswith("[") and mapped != "[3.0, 30.0]"
+
+
+def test_a_reset_of_dynamo_clears_the_callbacks_of_others():
+    told, removed = said("callbacks_cleared")
+    assert told.startswith("compilations told of: 1 before reset, 0 after it")
+    assert removed.startswith("callback not removed: ValueError")
 
 
 def test_write_backs_inside_a_compiled_function_may_be_lost():
