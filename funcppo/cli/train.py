@@ -558,7 +558,7 @@ def _early_stop_note(run: Run) -> str:
     """Where early stopping ended a run, and why."""
     return (
         f"stopped early after update {int(run.state.train_state.update)} of {run.cfg.ppo.n_updates}: "
-        f"{run.run_config.early_stop_validations} validations in a row were no better than that of update "
+        f"none of the last {run.run_config.early_stop_validations} validations was better than that of update "
         f"{int(run.state.best_update)} (--early-stop-validations)"
     )
 
