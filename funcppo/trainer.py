@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -106,6 +107,8 @@ class TrainResult(NamedTuple):
     evaluations: tuple[PolicyEvaluation, ...]  # of this call
     update: int  # updates made, those before the checkpoint included
     is_stopped: bool  # a callback stopped it
+    # what was made do with: the checkpoint before a damaged one
+    notes: tuple[str, ...] = ()
 
 
 def print_progress(progress: Progress) -> None:
@@ -208,7 +211,8 @@ def train(
         `MetricsLog` is closed at the end.
       evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
       n_episodes: episodes of each policy in an evaluation.
-      checkpoint: file that holds the state; if it exists, the run continues from it.
+      checkpoint: file that holds the state and the settings; if it exists, the run continues from it. If it is damaged
+        or missing, the one before serves, which stands beside it; a warning and the result's notes say so.
       checkpoint_every: updates between two writes of it; None: it is written at the end alone.
 
     Returns:
@@ -225,7 +229,9 @@ def train(
     )
     learner = _with_length(learner, total_steps)
     path = None if checkpoint is None else Path(checkpoint)
-    state = _first_state(learner, random.key(seed, device), path)
+    state, notes = _first_state(learner, random.key(seed, device), path)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
     is_finished = int(state.update) >= learner.cfg.ppo.n_updates
     is_compiled = compile_step and not is_finished
     stepper = compile(learner, state) if is_compiled else learner
@@ -244,7 +250,8 @@ def train(
             _save(path, learner, state)
 
         schedule = _Schedule(evaluate_every, checkpoint_every, evaluate, save)
-        return _make_updates(learner, stepper, state, schedule, callbacks)
+        result = _make_updates(learner, stepper, state, schedule, callbacks)
+        return result._replace(notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,14 +302,16 @@ def _make_updates(
 
 def _first_state(
     learner: Learner[Any, Any], key: Tensor, path: Path | None
-) -> State:
-    """The state of the checkpoint if there is one, otherwise a new one."""
+) -> tuple[State, tuple[str, ...]]:
+    """The state of the checkpoint if there is one, or of the one before; otherwise a new one. And notes on it."""
     state = learner.init(key)
-    return (
-        _restore(path, learner, state)
-        if path is not None and path.exists()
-        else state
-    )
+    if path is None:
+        return state, ()
+    previous = PREVIOUS_NAME.format(name=path.name)
+    if not path.exists() and not path.with_name(previous).exists():
+        return state, ()
+    readable, notes = checkpoints.find_readable(path, previous)
+    return _restore(readable, learner, state), tuple(notes)
 
 
 def _progress(
@@ -392,7 +401,7 @@ def _save(path: Path | None, learner: Learner[Any, Any], state: State) -> None:
     """Write the checkpoint, if there is to be one."""
     if path is None:
         return
-    meta: Any = {"fingerprint": "", "settings": _settings(learner.cfg)}
+    meta: Any = {"settings": _settings(learner.cfg)}
     previous = PREVIOUS_NAME.format(name=path.name)
     checkpoints.save(path, state, meta, previous)
 
@@ -404,7 +413,7 @@ def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
             raise ValueError(
                 f"{path}: made with other settings: {name}: expected {value}, got {stored.get(name)}"
             )
-    return checkpoints.restore(path, like, fingerprint="")[0]
+    return checkpoints.restore(path, like)[0]
 
 
 # Evaluation

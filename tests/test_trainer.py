@@ -243,3 +243,34 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
         low, high = bootstrap_interval(resample_key, values)
         n_covered += low <= 0.0 <= high
     assert 88 <= n_covered < 100
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_and_says_so(
+    damage, whole_run, tmp_path
+):
+    path = tmp_path / "run.npz"
+    arguments = {"seed": 3, "checkpoint": path, "checkpoint_every": 1}
+    fp.train(
+        LEARNER,
+        TOTAL_STEPS,
+        callbacks=[lambda progress: progress.update == 3],
+        **arguments,
+    )
+    if damage == "torn":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        path.unlink()
+    with pytest.warns(UserWarning, match="previous-run.npz is used in its"):
+        rest = fp.train(LEARNER, TOTAL_STEPS, **arguments)
+    assert len(rest.notes) == 1
+    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
+    assert fp.train(LEARNER, TOTAL_STEPS, **arguments).notes == ()
+
+
+def test_two_damaged_checkpoints_are_an_error_and_stay(tmp_path):
+    path = tmp_path / "run.npz"
+    path.write_bytes(b"torn")
+    with pytest.raises(ValueError, match="expected a checkpoint, got none or"):
+        fp.train(LEARNER, 32, checkpoint=path)
+    assert path.read_bytes() == b"torn"

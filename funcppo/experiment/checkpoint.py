@@ -1,14 +1,16 @@
 """Checkpoints: a tree of tensors in one file, written whole or not at all.
 
-A file is a NumPy archive of one array for each leaf, named by its path of fields, and of meta data as JSON. `save`
-writes it; `restore` reads it back into a tree of the same structure, `read` without knowing the structure.
+A file is a NumPy archive of one array for each leaf, named by its path of fields, and of meta data as JSON. NumPy has
+no bfloat16: such a leaf is stored as its bits, and the meta data name it. `save` writes the archive; `restore` reads it
+back into a tree of the same structure, `read` without knowing the structure.
 """
 
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ Tree = TypeVar("Tree")
 Meta = Json
 
 _META_ARRAY = "__meta__"  # name of the array that holds the meta data
+_BFLOAT16_KEY = "bfloat16"  # of the meta data: names of leaves stored as bits
 
 
 class DamagedCheckpointError(ValueError):
@@ -38,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(
-    path: Path, state: object, meta: Meta, previous: str | None = None
+    path: Path | str, state: object, meta: Meta, previous: str | None = None
 ) -> None:
     """Write a tree of tensors and its meta data. A crash or a full disk leaves the old file as it was.
 
@@ -50,28 +53,63 @@ def save(
 
     Raises:
       OSError: the file cannot be written.
+      ValueError: two leaves have one name, or NumPy has no dtype for one.
     """
-    versioned_meta = {formats.FORMAT_KEY: formats.FORMAT} | meta
-    text = json.dumps(versioned_meta).encode()
-    arrays: dict[str, Any] = {_META_ARRAY: np.frombuffer(text, dtype=np.uint8)}
+    arrays: dict[str, np.ndarray] = {}
+    bfloat16_names: list[Json] = []
     for name, leaf in zip(tree.paths(state), tree.leaves(state)):
-        arrays[name] = leaf.detach().cpu().numpy()
+        if name in arrays or name == _META_ARRAY:
+            raise ValueError(
+                f"state: expected a name of its own for each tensor, got {name} twice"
+            )
+        if leaf.dtype == torch.bfloat16:
+            bfloat16_names.append(name)
+        arrays[name] = _to_array(name, leaf)
+
+    versioned_meta = {formats.FORMAT_KEY: formats.FORMAT} | meta
+    if bfloat16_names:
+        versioned_meta[_BFLOAT16_KEY] = bfloat16_names
+    text = json.dumps(versioned_meta).encode()
+    arrays[_META_ARRAY] = np.frombuffer(text, dtype=np.uint8)
 
     def write(file: Any) -> None:
-        np.savez(file, **arrays)
+        # Not by `np.savez`, whose own arguments are no names for arrays.
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(
+                    f"{name}.npy", "w", force_zip64=True
+                ) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
 
-    write_atomically(path, write, previous)
+    write_atomically(Path(path), write, previous)
+
+
+def _to_array(name: str, leaf: Tensor) -> np.ndarray:
+    """The numbers of a leaf; of bfloat16 the bits."""
+    leaf = leaf.detach().cpu()
+    if leaf.dtype == torch.bfloat16:
+        leaf = leaf.view(torch.int16)
+    try:
+        return leaf.numpy()
+    except TypeError as error:
+        raise ValueError(
+            f"{name}: expected a dtype of NumPy or bfloat16, got {leaf.dtype}"
+        ) from error
 
 
 def restore(
-    path: Path, like: Tree, fingerprint: str, optional: str = ""
+    path: Path | str,
+    like: Tree,
+    fingerprint: str | None = None,
+    optional: str = "",
 ) -> tuple[Tree, Meta]:
     """Read a tree that `save` wrote.
 
     Args:
       path: the file to read.
       like: a tree of the same structure, shapes and dtypes; the result is on its devices.
-      fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`).
+      fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`). None: there
+        are no such ids, and nothing is compared.
       optional: a part of the tree that is taken from `like` where the file has nothing of it.
 
     Returns:
@@ -81,15 +119,16 @@ def restore(
       ValueError: there is no checkpoint, or it is of another data set, structure or shape; the message names the file
         and the first difference.
     """
+    path = Path(path)
     arrays, meta = read(path)
     if optional and not any(n.startswith(f"{optional}.") for n in arrays):
         arrays |= {
-            name: leaf.numpy(force=True)
+            name: _to_array(name, leaf)
             for name, leaf in zip(tree.paths(like), tree.leaves(like))
             if name.startswith(f"{optional}.")
         }
     stored_fingerprint = meta.get("fingerprint")
-    if stored_fingerprint != fingerprint:
+    if fingerprint is not None and stored_fingerprint != fingerprint:
         raise ValueError(
             f"{path}: made for another data set: expected fingerprint {fingerprint}, got {stored_fingerprint}"
         )
@@ -102,14 +141,21 @@ def restore(
             f"{path}: expected the tensors of this configuration, got {name} in {owner} only"
         )
 
+    bfloat16_names = cast("list[object]", meta.get(_BFLOAT16_KEY, []))
     tensors = []
     for name, leaf in zip(names, tree.leaves(like)):
         array = arrays[name]
-        if _describe_array(array) != _describe(leaf):
+        is_bfloat16 = name in bfloat16_names
+        stored = _describe_array(array)
+        if is_bfloat16:
+            stored = stored.replace("int16", "bfloat16")
+        if stored != _describe(leaf):
             raise ValueError(
-                f"{path}: {name}: expected {_describe(leaf)}, got {_describe_array(array)}"
+                f"{path}: {name}: expected {_describe(leaf)}, got {stored}"
             )
         tensor = torch.from_numpy(array)
+        if is_bfloat16:
+            tensor = tensor.view(torch.bfloat16)
         tensors.append(tensor.to(leaf.device))
     return tree.unflatten(like, tensors), meta
 

@@ -282,3 +282,47 @@ def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):
     checkpoint.save(path, state(), {**META, "format": 99})
     with pytest.raises(ValueError, match="format"):
         checkpoint.find_readable(path, "earlier.npz")
+
+
+def test_two_tensors_of_one_name_are_refused_and_the_old_file_stays(tmp_path):
+    path = tmp_path / "c.npz"
+    checkpoint.save(path, state(), META)
+    before = path.read_bytes()
+    one = torch.ones(1)
+    for colliding in ({"a": {"b": one}, "a.b": one}, {"__meta__": one}):
+        with pytest.raises(ValueError, match=r"^state: expected a name of its"):
+            checkpoint.save(path, colliding, META)
+        assert path.read_bytes() == before
+
+
+def test_names_of_numpys_own_arguments_are_names(tmp_path):
+    path = str(tmp_path / "c.npz")
+    saved = {"file": torch.ones(1), "allow_pickle": torch.zeros(2)}
+    checkpoint.save(path, saved, {})
+    restored, _ = checkpoint.restore(path, tree.zeros_like(saved))
+    assert restored["file"].equal(saved["file"])
+
+
+def test_bfloat16_is_restored_and_no_data_set_is_needed(tmp_path):
+    path = tmp_path / "c.npz"
+    saved = (
+        torch.tensor([1.5, torch.nan], dtype=torch.bfloat16),
+        torch.ones(1),
+    )
+    checkpoint.save(path, saved, {"settings": "kept"})
+    restored, meta = checkpoint.restore(path, tree.zeros_like(saved))
+    assert meta["settings"] == "kept"
+    for got, want in zip(restored, saved):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    other = (torch.zeros(2, dtype=torch.int16), torch.ones(1))
+    with pytest.raises(
+        ValueError, match=r"0: expected int16 \[2\], got bfloat16 \[2\]$"
+    ):
+        checkpoint.restore(path, other)
+
+
+def test_a_dtype_without_a_form_in_the_file_is_refused_by_name(tmp_path):
+    leaf = torch.ones(1).to(torch.float8_e5m2)
+    with pytest.raises(ValueError, match=r"^scale: expected a dtype of NumPy"):
+        checkpoint.save(tmp_path / "c.npz", {"scale": leaf}, {})
