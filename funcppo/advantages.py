@@ -46,8 +46,9 @@ def gae(
 
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 11-16.
     """
+    # Selected, not multiplied: 0 times a NaN of the next episode is NaN.
+    delta = reward + torch.where(terminated, 0.0, gamma * next_value) - value
     discount = gamma * (~terminated).to(value.dtype)
-    delta = reward + discount * next_value - value
     decay = gae_lambda * discount * (~truncated).to(value.dtype)
     advantage = discounted_sum(delta, decay).detach()
     return AdvantageEstimate(advantage, advantage + value.detach())
@@ -80,6 +81,8 @@ def discounted_sum(
     For example, x = 1, 2, 3, 4 and every decay 1/2. The first turn adds half of the next element: 2, 3.5, 5, 4, each
     of two terms, and decays are 1/4. The second adds a quarter of the element after next: 3.25, 4.5, 5, 4 = y.
 
+    A decay of 0 lets nothing pass, a NaN or an infinity included.
+
     Source: Hillis & Steele 1986, "Data parallel algorithms"; Blelloch 1990 for linear recurrences.
     """
     length = x.shape[0]
@@ -87,7 +90,8 @@ def discounted_sum(
     while width < length:
         # Invariant: x_t sums the terms t .. t + width - 1, and decay_t is the product of theirs.
         tail = torch.zeros_like(x[:width])
-        x = x + decay * torch.cat([x[width:], tail])
+        later = torch.cat([x[width:], tail])
+        x = x + torch.where(decay == 0, 0.0, decay * later)
         decay = decay * torch.cat([decay[width:], tail])
         width = 2 * width
     return x

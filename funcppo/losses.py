@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.types import F32, Bool, Obs
+
+Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
 
 
 class Scalars(NamedTuple):
@@ -46,6 +49,8 @@ class LossMetrics(NamedTuple):
     clip_fraction: F32[Tensor, ""]  # fraction of ratios outside the clip range
     # Fraction of rows dropped because they exceed the network's capacity; () if capacity is unlimited.
     dropped_fraction: F32[Tensor, ""] | tuple[()]
+    # Fraction of rows left out because they hold a NaN or an infinity.
+    nonfinite_fraction: F32[Tensor, ""]
 
 
 class MeanFn(Protocol):
@@ -63,34 +68,39 @@ def loss_fn(
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
     """The loss of PPO: policy loss - entropy_coef * entropy + value_coef * value loss.
 
-    Each part, and each metric, is a mean over the rows within the network's capacity. Advantages are normalised over
-    all rows before: the capacity limits what the network computes, and advantages are known without it. The KL
-    estimate is the mean of (ratio - 1) - log ratio.
+    Each part, and each metric, is a mean over the rows that are finite (`finite_rows`) and within the network's
+    capacity. Advantages are normalised over all finite rows before: the capacity limits what the network computes, and
+    advantages are known without it. The KL estimate is the mean of (ratio - 1) - log ratio.
 
     Returns:
       The loss, and its metrics.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 9; KL estimator: Schulman 2020, "Approximating KL divergence".
     """
+    # Microbatches hold the advantages of a minibatch that is normalised as a whole, by `accumulate_gradients`.
+    if cfg.ppo.n_microbatches == 1:
+        advantage = normalize_advantages(cfg.ppo, batch.advantage)
+        batch = batch._replace(advantage=advantage)
+    is_finite = finite_rows(batch)
+    # A mask alone does not stop a NaN: the derivative of what it leaves out is 0 * NaN.
+    batch = _zero_other_rows(is_finite, batch)
+
     agent = cfg.update_agent or cfg.agent
     output = agent.apply(agent.cfg, world, params, batch.obs)
 
     # A network of limited capacity has no output for some rows: they count in no mean of the loss.
     is_within_capacity: Bool[Tensor, "TB"] | None = None
-    mean: MeanFn = torch.mean
+    is_counted = is_finite
     if agent.within_capacity is not None:
         is_within_capacity = agent.within_capacity(agent.cfg, batch.obs)
-        mean = partial(masked_mean, is_within_capacity)
+        is_counted = is_finite & is_within_capacity
+    mean: MeanFn = partial(masked_mean, is_counted)
 
     log_ratio = (
         agent.distribution.log_prob(output, batch.action) - batch.log_prob
     )
     ratio = log_ratio.exp()
-    # Microbatches hold the advantages of a minibatch that is normalised as a whole, by `accumulate_gradients`.
-    advantage = batch.advantage
-    if cfg.ppo.n_microbatches == 1:
-        advantage = normalize_advantages(cfg.ppo, advantage)
-    policy_term = policy_loss(ratio, advantage, scalars.clip_eps, mean)
+    policy_term = policy_loss(ratio, batch.advantage, scalars.clip_eps, mean)
     value_term = value_loss(
         cfg.ppo,
         output.value,
@@ -117,8 +127,33 @@ def loss_fn(
         dropped_fraction=()
         if is_within_capacity is None
         else (~is_within_capacity).to(ratio.dtype).mean(),
+        nonfinite_fraction=(~is_finite).to(ratio.dtype).mean(),
     )
     return loss, metrics
+
+
+def finite_rows(batch: Batch[Obs]) -> Bool[Tensor, "TB"]:
+    """Whether a row can be learnt from: an unknown reward, say, leaves it without an advantage.
+
+    An observation is judged by what the behaviour policy made of it.
+    """
+    return (
+        torch.isfinite(batch.log_prob)
+        & torch.isfinite(batch.value)
+        & torch.isfinite(batch.advantage)
+        & torch.isfinite(batch.value_target)
+    )
+
+
+def _zero_other_rows(mask: Bool[Tensor, "TB"], rows: Rows) -> Rows:
+    """The rows of the mask; in others every floating-point number is 0."""
+
+    def select(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        return torch.where(mask.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
+
+    return tree.map(select, rows)
 
 
 def masked_mean(
@@ -184,8 +219,17 @@ def value_loss(
 def normalize_advantages(
     cfg: PPOConfig, advantage: F32[Tensor, "TB"]
 ) -> F32[Tensor, "TB"]:
-    """(A - mean) / (deviation + 1e-8) over all rows; unchanged if `advantage_ddof` is None."""
+    """(A - mean) / (deviation + 1e-8) over all finite rows; unchanged if `advantage_ddof` is None.
+
+    The deviation of a single row is 0.
+    """
     if cfg.advantage_ddof is None:
         return advantage
-    deviation = advantage.std(correction=cfg.advantage_ddof)
-    return (advantage - advantage.mean()) / (deviation + 1e-8)
+    is_finite = torch.isfinite(advantage)
+    centered = advantage - masked_mean(is_finite, advantage)
+    degrees_of_freedom = (
+        is_finite.to(advantage.dtype).sum() - cfg.advantage_ddof
+    )
+    square_sum = torch.where(is_finite, centered**2, 0.0).sum()
+    deviation = (square_sum / degrees_of_freedom.clamp_min(1.0)).sqrt()
+    return centered / (deviation + 1e-8)

@@ -50,7 +50,8 @@ class MinibatchMetrics(NamedTuple):
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
     is_applied: Bool[Tensor, ""]  # the optimizer step was applied
-    # Neither loss nor gradient holds a NaN or an infinity; otherwise nothing is applied.
+    # Some row is finite, and neither loss nor gradient nor what the optimizer makes of them holds a NaN or an infinity;
+    # otherwise nothing is applied.
     is_finite: Bool[Tensor, ""]
 
 
@@ -232,8 +233,9 @@ def apply_gradients(
 ) -> tuple[UpdateState, MinibatchMetrics]:
     """Make one step of Adam on clipped gradients.
 
-    Nothing changes if the loss or the gradient is not finite, nor once the KL limit has stopped the update: a compiled
-    update does the same work whatever happens, so the minibatches after the stop are computed and discarded.
+    Nothing changes if the loss, the gradient or the result of the step is not finite, nor once the KL limit has stopped
+    the update: a compiled update does the same work whatever happens, so the minibatches after the stop are computed
+    and discarded.
 
     The KL estimate compared with `target_kl` is this minibatch's, of the parameters before its step.
 
@@ -258,7 +260,14 @@ def apply_gradients(
         scalars.learning_rate,
     )
 
-    is_finite = torch.isfinite(loss_metrics.loss) & torch.isfinite(grad_norm)
+    # A learning rate or a moment that is not finite shows in the result only.
+    is_finite = (
+        torch.isfinite(loss_metrics.loss)
+        & torch.isfinite(grad_norm)
+        & (loss_metrics.nonfinite_fraction < 1)
+    )
+    for leaf in tree.leaves(stepped):
+        is_finite = is_finite & torch.isfinite(leaf).all()
     continue_update = update_state.continue_update
     is_applied = continue_update & is_finite
     if ppo.target_kl is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.envs.base import sample_reset, step_with_autoreset
-from funcppo.interfaces import Environment
+from funcppo.interfaces import Environment, MaskedObservation
 from funcppo.types import (
     F32,
     I64,
@@ -97,6 +97,49 @@ def init_rollout_state(
         length=torch.zeros(n_envs, dtype=torch.int64, device=key.device),
     )
     return RolloutState(env_state, episode_stats)
+
+
+def check_spaces(
+    cfg: Config, world: object, params: object, env_state: object
+) -> None:
+    """Check that observations, and the actions of the network, are those of the environment's `spec`.
+
+    Nothing is checked if there is no spec. The network is applied once, to the rows of the state.
+
+    Raises:
+      ValueError: names the observation or the action, what was expected and what came.
+    """
+    env, agent = cfg.env, cfg.agent
+    spec = env.spec
+    if spec is None:
+        return
+
+    obs = env.observe(env.cfg, world, env_state)
+    features = obs.features if isinstance(obs, MaskedObservation) else obs
+    if isinstance(features, Tensor):
+        _check_rows(features, spec.shape, "observation")
+    with torch.no_grad():
+        try:
+            output = agent.apply(agent.cfg, world, params, obs)
+        except RuntimeError as error:  # of shapes that do not fit
+            line = str(error).partition("\n")[0]
+            raise ValueError(
+                f"network: expected one that can be applied to the observations of the environment, got: {line}"
+            ) from error
+        if spec.continuous_actions:
+            action = agent.distribution.mode(output)
+            _check_rows(action, (spec.action_size,), "action of the network")
+    logits = getattr(output, "logits", None)
+    if not spec.continuous_actions and isinstance(logits, Tensor):
+        _check_rows(logits, (spec.action_size,), "logits of the network")
+
+
+def _check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Raise ValueError if the rows of a tensor do not have the shape that `env.spec` states."""
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(
+            f"{name}: expected rows of {list(shape)} by env.spec, got {list(x.shape[1:])}"
+        )
 
 
 def rollout_keys(

@@ -76,7 +76,7 @@ class Metrics(NamedTuple):
     grad_norm: F32[Tensor, ""]  # before clipping
     # Minibatches that changed the parameters.
     n_applied_minibatches: F32[Tensor, ""]
-    # Minibatches skipped because a loss or a gradient was not finite.
+    # Minibatches skipped because no row, or the loss, the gradient or the new parameters were not finite.
     n_nonfinite_minibatches: F32[Tensor, ""]
     learning_rate: F32[Tensor, ""]  # in this update
 
@@ -114,7 +114,8 @@ def init(
     """The state before the first update.
 
     Raises:
-      TypeError: params, or the state of the environment, are no tree of tensors.
+      TypeError: params, or the state of the environment, are no tree of tensors, or params mix dtypes.
+      ValueError: the network does not fit the environment's `spec`.
     """
     key, init_key = random.split(key).unbind()
     key, reset_key = random.split(key).unbind()
@@ -122,9 +123,11 @@ def init(
 
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
+    tree.check_common_dtype(params, "params of the network")
     env_state, episode_stats = rollout.init_rollout_state(
         cfg, world, reset_key, cfg.ppo.n_envs
     )
+    rollout.check_spaces(cfg, world, params, env_state)
     scalars = Scalars(
         *(
             torch.full((), getattr(cfg.ppo, name), device=key.device)

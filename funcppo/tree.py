@@ -205,6 +205,29 @@ def check_tree(tree: object, name: str) -> None:
         )
 
 
+def check_common_dtype(tree: object, name: str) -> None:
+    """Check that the leaves share one floating-point dtype, as `ravel` needs; it would promote others in silence.
+
+    Args:
+      name: what the value is, for the error text.
+
+    Raises:
+      TypeError: one line that names the first leaf of another dtype.
+    """
+    found = leaves(tree)
+    if not found:
+        raise TypeError(f"{name}: expected a tensor, got an empty tree")
+    dtype = found[0].dtype
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    for path, leaf in zip(paths(tree), found):
+        if leaf.dtype != dtype:
+            place = f" at {path}" if path else ""
+            raise TypeError(
+                f"{name}: expected {dtype} in every tensor, got {leaf.dtype}{place}"
+            )
+
+
 def _registration_hint(value: object) -> str:
     return (
         "; register it by fp.tree.register_dataclass"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,3 +197,36 @@ def test_advantages_and_targets_carry_no_gradient():
         gae_lambda=0.9,
     )
     assert not any(x.requires_grad for x in out)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    T=st.integers(2, 9),
+    end=st.integers(0, 7),
+    bad=st.sampled_from([math.nan, math.inf, -math.inf]),
+)
+def test_nothing_that_is_not_finite_reaches_an_episode_that_has_ended(
+    seed, T, end, bad
+):
+    """Rewards and values after the end change no advantage up to it, bit for bit."""
+    end = min(end, T - 2)
+    generator = torch.Generator().manual_seed(seed)
+    reward, value, next_value = torch.randn(3, T, 1, generator=generator)
+    terminated = (torch.arange(T) == end)[:, None]
+    never = torch.zeros_like(terminated)
+    after = (torch.arange(T) > end)[:, None]
+
+    def estimate(number):
+        return gae(
+            torch.where(after, number, reward),
+            terminated,
+            never,
+            torch.where(after, number, value),
+            torch.where(after | terminated, number, next_value),
+            gamma=0.9,
+            gae_lambda=0.8,
+        )
+
+    for spoilt, clean in zip(estimate(bad), estimate(0.0)):
+        assert torch.equal(spoilt[: end + 1], clean[: end + 1])
+        assert not spoilt[end + 1 :].isfinite().any()

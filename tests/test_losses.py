@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from funcppo.losses import (
     value_loss,
 )
 from funcppo.train_step import init
-from tests.learning import cartpole_config, double
+from tests.learning import assert_trees_equal, cartpole_config, double
 
 CLIP = torch.tensor(0.2)
 
@@ -276,3 +278,52 @@ def test_scalars_are_read_from_the_state_and_not_from_the_config():
     torch.testing.assert_close(
         loss_fn(cfg, (), params, batch, other)[0], loss - metrics.entropy
     )
+
+
+@pytest.mark.parametrize(
+    "field", ["log_prob", "value", "advantage", "value_target", "obs"]
+)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_leaves_the_loss_and_gradient_of_the_others(
+    field, bad
+):
+    """Equal to the loss without the row, 1e-12; advantages are normalised over what is left."""
+    cfg, params, batch, scalars = problem(N=9)
+    is_bad = torch.arange(9) == 4
+    mask = is_bad[:, None] if field == "obs" else is_bad
+    spoilt = batch._replace(
+        **{field: torch.where(mask, bad, getattr(batch, field))}
+    )
+    if field != "log_prob":  # as a rollout and `gae` would make of it
+        unknown = torch.where(is_bad, bad, batch.advantage)
+        spoilt = spoilt._replace(advantage=unknown)
+    if field == "log_prob":
+        cfg = replace(cfg, ppo=replace(cfg.ppo, advantage_ddof=None))
+    left = tree.map(lambda x: x[~is_bad], batch)
+
+    def gradient_of(rows):
+        loss = partial(loss_fn, cfg, ())
+        return torch.func.grad_and_value(loss, has_aux=True)(
+            params, rows, scalars
+        )
+
+    gradient, (loss, metrics) = gradient_of(spoilt)
+    expected_gradient, (expected_loss, expected) = gradient_of(left)
+    assert float(metrics.nonfinite_fraction) == pytest.approx(1 / 9)
+    assert float(expected.nonfinite_fraction) == 0
+    assert_trees_equal(gradient, expected_gradient, rtol=0, atol=1e-12)
+    assert_trees_equal(loss, expected_loss, rtol=0, atol=1e-12)
+    assert_trees_equal(
+        metrics._replace(nonfinite_fraction=torch.zeros(())),
+        expected._replace(nonfinite_fraction=torch.zeros(())),
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_the_only_finite_advantage_is_0_after_normalisation(ddof):
+    cfg = PPOConfig(advantage_ddof=ddof)
+    normalized = normalize_advantages(cfg, torch.tensor([math.nan, 5.0]))
+    assert normalized.isnan().tolist() == [True, False]
+    assert float(normalized[1]) == 0

@@ -176,3 +176,66 @@ def test_a_minibatch_that_is_not_finite_moves_nothing_and_the_next_one_does(
         else:
             want, _ = step(batch, scalars, want, minibatch)
     assert_trees_equal(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("spoil"),
+    [
+        lambda s, u: (s._replace(learning_rate=torch.tensor(torch.nan)), u),
+        lambda s, u: (s._replace(learning_rate=torch.tensor(torch.inf)), u),
+        lambda s, u: (s, _with_moments(u, mu=torch.nan)),
+        lambda s, u: (s, _with_moments(u, nu=torch.inf, mu=torch.inf)),
+        lambda s, u: (s, _with_moments(u, nu=-1e9)),
+    ],
+)
+def test_a_learning_rate_or_moment_that_is_not_finite_moves_nothing(spoil):
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, update_state, minibatches = learning_problem(cfg)
+    scalars, update_state = spoil(scalars, update_state)
+    first = tree.map(lambda x: x[0], minibatches)
+    after, metrics = minibatch_step(
+        cfg, WORLD, params, batch, scalars, update_state, first
+    )
+    assert not metrics.is_finite and not metrics.is_applied
+    for got, before in zip(tree.leaves(after), tree.leaves(update_state)):
+        assert got.equal(before) or before.isnan().any()
+    assert after.flat_params.equal(update_state.flat_params)
+
+
+def _with_moments(update_state, **values):
+    """The update state with the first entry of a moment replaced."""
+    opt_state = update_state.opt_state
+    first = torch.arange(opt_state.mu.shape[0]) == 0
+    moments = {
+        name: torch.where(first, value, getattr(opt_state, name))
+        for name, value in values.items()
+    }
+    return update_state._replace(opt_state=opt_state._replace(**moments))
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 16])
+def test_a_minibatch_learns_without_its_bad_rows_and_not_if_all_are(
+    n_microbatches,
+):
+    """One row a microbatch is the hardest: it has nothing but the bad row."""
+    cfg = cartpole_config(**SMALL)
+    params, batch, scalars, update_state, minibatches = learning_problem(cfg)
+    cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n_microbatches))
+    first = tree.map(lambda x: x[0], minibatches)
+    row = torch.arange(batch.advantage.shape[0])
+    for is_bad, share in ((row == first.rows[3], 1 / 16), (row >= 0, 1.0)):
+        spoilt = torch.where(is_bad, torch.nan, batch.advantage)
+        after, metrics = minibatch_step(
+            cfg,
+            WORLD,
+            params,
+            batch._replace(advantage=spoilt),
+            scalars,
+            update_state,
+            first,
+        )
+        assert float(metrics.loss.nonfinite_fraction) == pytest.approx(share)
+        assert bool(metrics.is_applied) == (share < 1)
+        assert after.flat_params.isfinite().all()
+        moved = not after.flat_params.equal(update_state.flat_params)
+        assert moved == (share < 1)

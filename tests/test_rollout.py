@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from funcppo import random, rollout, tree
+from funcppo.envs.classic_control import cartpole, pendulum
+from funcppo.nets import feedforward
 from funcppo.rollout import (
     rollout_keys,
     rollout_step,
     sample_random_inputs,
     scan,
 )
+from funcppo.train_step import init
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -201,3 +204,34 @@ def test_a_tensor_that_promotion_or_broadcasting_would_hide_is_refused_in_one_li
 ):
     with pytest.raises(TypeError, match=f"^{text}$"):
         trajectory(changed(field, change), n_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("env", "network", "problem"),
+    [
+        (cartpole, {"n_obs": 4, "n_actions": 3}, "logits .*: expected rows of"),
+        (cartpole, {"n_obs": 5, "n_actions": 2}, "network: expected one that"),
+        (pendulum, {"n_obs": 3, "n_actions": 2}, "action .*: expected rows of"),
+    ],
+)
+def test_a_network_of_other_spaces_is_refused_before_anything_is_compiled(
+    env, network, problem
+):
+    make = feedforward.agent if env is cartpole else feedforward.gaussian_agent
+    cfg = replace(
+        CONFIGS[env.__name__.rpartition(".")[2]],
+        agent=make(feedforward.MLPConfig(**network)),
+    )
+    with pytest.raises(ValueError, match=f"^{problem}") as error:
+        init(cfg, WORLD, random.key(0))
+    assert "\n" not in str(error.value)
+
+
+def test_observations_other_than_the_environment_states_are_refused():
+    cfg = CONFIGS["cartpole"]
+    spec = replace(cfg.env.spec, observation_size=5)
+    cfg = replace(cfg, env=replace(cfg.env, spec=spec))
+    with pytest.raises(
+        ValueError, match=r"^observation: expected rows of \[5\] .*, got \[4\]$"
+    ):
+        init(cfg, WORLD, random.key(0))

@@ -99,7 +99,7 @@ def test_metrics_count_what_was_skipped_and_show_no_loss_where_nothing_was_appli
         float(metrics.n_applied_minibatches),
     ) == (6, 0)
     means = [*tree.leaves(metrics.loss), metrics.grad_norm]
-    assert len(means) == 7 and torch.stack(means).isnan().all()
+    assert len(means) == 8 and torch.stack(means).isnan().all()
     assert torch.stack(tree.leaves(metrics.rollout)).isfinite().all()
     assert_trees_equal(after.params, state.params, rtol=0, atol=0)
     assert float(train_step(cfg, WORLD, state)[1].n_nonfinite_minibatches) == 0

@@ -125,3 +125,31 @@ def test_the_norm_of_all_leaves_by_hand():
         )
         == 5
     )
+
+
+def test_tensors_of_one_floating_point_dtype_pass():
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        tree.check_common_dtype((torch.ones(1, dtype=dtype),) * 2, "it")
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (
+            Dense(torch.ones(1), torch.ones(1, dtype=torch.bfloat16)),
+            "expected torch.float32 in every tensor, got torch.bfloat16 at bias",
+        ),
+        (
+            Dense(torch.ones(1), torch.ones(1, dtype=torch.float64)),
+            "expected torch.float32 in every tensor, got torch.float64 at bias",
+        ),
+        (
+            torch.ones(1, dtype=torch.int64),
+            "expected torch.float32 in every tensor, got torch.int64",
+        ),
+        ((), "expected a tensor, got an empty tree"),
+    ],
+)
+def test_dtypes_that_raveling_would_promote_are_refused(bad, problem):
+    with pytest.raises(TypeError, match=f"^it: {problem}$"):
+        tree.check_common_dtype(bad, "it")
