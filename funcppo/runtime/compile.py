@@ -218,6 +218,7 @@ def select_strategy(
         selected: str,
         failures: tuple[Failure, ...],
         skip_reason: str = "",
+        skip_code: FailureCode | None = None,
     ) -> StrategyRecord:
         return StrategyRecord(
             strategy=selected,
@@ -226,12 +227,13 @@ def select_strategy(
             device=str(state.key.device),
             backend=backend,
             skip_reason=skip_reason,
-            skip_code=FailureCode.DISABLED if skip_reason else None,
+            skip_code=skip_code,
         )
 
-    skip_reason = _reason_to_stay_eager(strategy)
-    if skip_reason:
-        return SelectedStrategy(parts, make_record("eager", (), skip_reason))
+    skip_reason, skip_code = _reason_to_stay_eager(strategy)
+    if skip_code is not None:
+        record = make_record("eager", (), skip_reason, skip_code)
+        return SelectedStrategy(parts, record)
 
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
@@ -285,20 +287,22 @@ def with_capture(
     return dataclasses.replace(record, replay_mode=captured.replay_mode)
 
 
-def _reason_to_stay_eager(strategy: str) -> str:
-    """Why nothing is compiled for a strategy that is asked for; empty if something is.
+def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
+    """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
       ValueError: the strategy compiles, is asked for by name, and the compiler is turned off.
     """
     if strategy == "eager":
-        return "eager was asked for"
+        return "eager was asked for", FailureCode.NOT_REQUESTED
     reason = reason_against_compiling()
     if reason and strategy != "auto":
         raise ValueError(
             f"strategy: expected auto or eager, since {reason} turns the compiler off, got {strategy!r}"
         )
-    return f"{reason} turns the compiler off" if reason else ""
+    if reason:
+        return f"{reason} turns the compiler off", FailureCode.DISABLED
+    return "", None
 
 
 def _may_use_tf32(device: torch.device) -> bool:

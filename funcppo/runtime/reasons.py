@@ -32,6 +32,7 @@ class FailureCode(StrEnum):
     """Why a strategy, or a part of the training step, is not in use."""
 
     DISABLED = "disabled"
+    NOT_REQUESTED = "not_requested"
     WRONG_RESULT = "wrong_result"
     UNSUPPORTED = "unsupported"
     COMPILER_ERROR = "compiler_error"

@@ -64,6 +64,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     strategy = results["strategy"]
     assert (strategy["strategy"], strategy["failures"]) == ("eager", [])
     assert strategy["skip_reason"] == "eager was asked for"
+    assert strategy["skip_code"] == "not_requested"
     assert metrics_log.read_header(trained / METRICS_FILE) == {
         "strategy": strategy,
         "versions": results["versions"],
