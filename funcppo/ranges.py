@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -66,6 +67,14 @@ class Range:
         return f"more than {minimum}" if is_open else f"{minimum} or more"
 
 
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The texts that match a regular expression whole."""
+
+    expression: str
+    description: str  # for an error
+
+
 # Sizes of tensors and counts that are multiplied.
 Size: TypeAlias = Annotated[int, Range(1, INT32_MAX)]
 FixedPort: TypeAlias = Annotated[int, Range(1, 65_535)]
@@ -81,6 +90,20 @@ NonNegativeFloat: TypeAlias = Annotated[float, Range(0.0, FLOAT32_MAX)]
 UnitInterval: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 # Of an exponential moving average, which does not forget at 1.
 DecayRate: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_maximum=True)]
+
+
+DeviceName: TypeAlias = Annotated[
+    str, Pattern(r"cpu|cuda(:\d{1,3})?", "cpu, cuda or cuda:N")
+]
+
+DeviceChoice: TypeAlias = Annotated[
+    str, Pattern(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
+]
+
+
+def is_cuda(device: str) -> bool:
+    """Whether a device name is that of a GPU."""
+    return device.partition(":")[0] == "cuda"
 
 
 class FieldError(ValueError):
@@ -129,7 +152,12 @@ def _expected(annotation: object, value: object) -> str | None:
     if origin is Annotated:
         kind, *metadata = arguments
         ranges = [item for item in metadata if isinstance(item, Range)]
-        return _expected(kind, value) or _expected_range(ranges, value)
+        patterns = [item for item in metadata if isinstance(item, Pattern)]
+        return (
+            _expected(kind, value)
+            or _expected_range(ranges, value)
+            or _expected_pattern(patterns, value)
+        )
     if origin in (Union, types.UnionType):
         return _expected_of_union(arguments, value)
     if origin is Literal:
@@ -156,6 +184,16 @@ def _expected_range(ranges: list[Range], value: object) -> str | None:
     for range_ in ranges:
         if not range_.contains(number):
             return range_.describe(number)
+    return None
+
+
+def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
+    """As `_expected`, for a text; another value matches every pattern."""
+    for pattern in patterns:
+        if isinstance(value, str) and not re.fullmatch(
+            pattern.expression, value
+        ):
+            return pattern.description
     return None
 
 

@@ -43,6 +43,8 @@ from funcppo.prover.question_config import (
 from funcppo.prover.questions import PolicyConfig
 from funcppo.ranges import (
     DecayRate,
+    DeviceChoice,
+    DeviceName,
     FieldError,
     NonNegativeInt,
     PositiveFloat,
@@ -51,6 +53,7 @@ from funcppo.ranges import (
     UnitInterval,
     check_fields,
     field_types,
+    is_cuda,
 )
 from tests.cli.runner import funcppo
 from tests.prover.small_tasks import small_problem, small_task
@@ -73,6 +76,8 @@ class Example:
     ddof: Literal[0, 1] = 1
     name: str = "a"
     flag: bool = False
+    device: DeviceName = "cpu"
+    choice: DeviceChoice = "auto"
     schedule: Schedule = CONSTANT
     path: Path | None = None
 
@@ -103,6 +108,12 @@ class Example:
         ("ddof", 2, "expected one of 0, 1, got 2"),
         ("ddof", True, "expected one of 0, 1, got True"),
         ("name", 5, "expected a text, got 5"),
+        ("device", "tpu", "expected cpu, cuda or cuda:N, got 'tpu'"),
+        ("device", "cuda:-1", "expected cpu, cuda or cuda:N, got 'cuda:-1'"),
+        ("device", "cuda:1\n", "expected cpu, cuda or cuda:N, got 'cuda:1\\n'"),
+        ("device", "auto", "expected cpu, cuda or cuda:N, got 'auto'"),
+        ("device", 0, "expected a text, got 0"),
+        ("choice", "gpu", "expected auto, cpu, cuda or cuda:N, got 'gpu'"),
         ("flag", 1, "expected true or false, got 1"),
         ("schedule", "linear", "expected a Schedule, got 'linear'"),
     ],
@@ -317,3 +328,9 @@ def test_an_option_of_a_nested_config_is_named_as_it_is_typed(
 def test_checking_a_config_imports_no_torch():
     code = "import sys, funcppo.ranges; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_names_of_devices():
+    for name in ("cpu", "cuda", "cuda:0", "cuda:12"):
+        Example(device=name, choice=name)
+        assert is_cuda(name) == name.startswith("cuda")

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import funcppo
+from funcppo.ranges import is_cuda
 from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -141,26 +142,33 @@ def _is_same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-def check_device(device: str) -> None:
-    """Check that PyTorch has the device.
+def select_device(device: str) -> None:
+    """Check that PyTorch has the device; a GPU with a number becomes the current one, for what names none.
 
     Raises:
-      ValueError: the device is cuda and PyTorch finds no GPU.
+      ValueError: PyTorch does not find the GPU.
     """
-    if device != "cuda":
+    if not is_cuda(device):
         return
 
     import torch
 
     if not torch.cuda.is_available():
         raise ValueError(
-            "--device cuda: expected a CUDA device, PyTorch found none"
+            f"--device {device}: expected a CUDA device, PyTorch found none"
         )
+    number = device.partition(":")[2]
+    if not number:
+        return
+    n_devices = torch.cuda.device_count()
+    if int(number) >= n_devices:
+        raise ValueError(
+            f"--device {device}: expected cuda:0 to cuda:{n_devices - 1}, PyTorch found no other"
+        )
+    torch.cuda.set_device(int(number))
 
 
-def resolve_device(
-    device: Literal["auto", "cpu", "cuda"],
-) -> Literal["cpu", "cuda"]:
+def resolve_device(device: str) -> str:
     """Return the device itself, or for auto a GPU if there is one."""
     if device != "auto":
         return device

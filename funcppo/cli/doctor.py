@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 from funcppo.cli.common import (
     JsonObject,
-    check_device,
     graphs_allowed,
     package_version,
     resolve_device,
+    select_device,
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import JsonOutput
+from funcppo.cli.options import AutoDeviceOption, JsonOutput
 from funcppo.config import Config, PPOConfig
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Doctor:
     Exit status: 0 reported, 2 bad input.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to try the training strategies on; auto uses a GPU if there is one."""
+    device: AutoDeviceOption = "auto"
+    """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one."""
     graphs: Literal["auto", "off"] = "auto"
     """As --graphs of `funcppo train`."""
     quick: bool = False
@@ -54,7 +54,7 @@ class Doctor:
           The exit status.
         """
         console = make_console(self.json == "-")
-        check_device(self.device)
+        select_device(self.device)
 
         report = _describe_machine()
         for name, value in report.items():

@@ -34,6 +34,7 @@ from funcppo.cli.evaluation_setup import (
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
+    DeviceOption,
     JsonOutput,
     MetricsFile,
     MetricsPort,
@@ -104,8 +105,8 @@ class Evaluate:
     """Rank at most N queries, sampled evenly over relations. Default: all queries."""
     seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to score on."""
+    device: DeviceOption = "cpu"
+    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     graphs: Literal["auto", "off"] = "auto"
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out."""
     threads: PositiveInt | None = None

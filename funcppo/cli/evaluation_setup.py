@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
-from funcppo.cli.common import JsonObject, check_device
+from funcppo.cli.common import JsonObject, select_device
 from funcppo.cli.console import make_console, show_status
 from funcppo.cli.target import (
     check_read_as_trained,
@@ -195,7 +195,7 @@ def prepare_evaluation(
     from funcppo.experiment.subject import Subject, make_subject_scorer
     from funcppo.prover.task import with_ranking_on
 
-    check_device(options.device)
+    select_device(options.device)
     n_negatives = _parse_negatives(options.negatives)
     memory_limit = _memory_limit(options)
     subject = _load_subject(options, on_phase)

@@ -16,9 +16,9 @@ from funcppo.cli.common import (
     EXIT_TERMINATED,
     JsonObject,
     Terminated,
-    check_device,
     check_output_path,
     check_overwrites,
+    select_device,
     write_json,
 )
 from funcppo.cli.console import (
@@ -28,7 +28,7 @@ from funcppo.cli.console import (
 )
 from funcppo.cli.evaluation_setup import parse_memory
 from funcppo.cli.file_lock import lock_output
-from funcppo.cli.options import DataOptions, JsonOutput
+from funcppo.cli.options import DataOptions, DeviceOption, JsonOutput
 from funcppo.cli.target import data_files
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.mining.config import MiningConfig
@@ -88,8 +88,8 @@ class Mine:
     three quarters of what is free."""
     seed: int = _DEFAULT.seed
     """Random seed of the samples."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to count on."""
+    device: DeviceOption = "cpu"
+    """Device to count on: cpu, cuda, or cuda:N for GPU number N."""
     json: JsonOutput = None
     """Write a summary as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -100,7 +100,7 @@ class Mine:
           The exit status.
         """
         self._check_outputs()
-        check_device(self.device)
+        select_device(self.device)
         with lock_output(self.out):
             return self._run()
 

@@ -33,7 +33,7 @@ from tyro.constructors import (
 
 from funcppo.config import PPOConfig
 from funcppo.data.config import DataConfig
-from funcppo.ranges import FixedPort, check_fields
+from funcppo.ranges import DeviceChoice, DeviceName, FixedPort, check_fields
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
 TargetArgument: TypeAlias = Annotated[
@@ -43,6 +43,8 @@ OptionalFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
 # its options have no prefix
 DataOptions: TypeAlias = Annotated[DataConfig, arg(name="")]
 JsonOutput: TypeAlias = Annotated[str | None, arg(metavar="FILE|-")]
+DeviceOption: TypeAlias = Annotated[DeviceName, arg(metavar="DEVICE")]
+AutoDeviceOption: TypeAlias = Annotated[DeviceChoice, arg(metavar="DEVICE")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, arg(metavar="PORT")]
 MetricsFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
 

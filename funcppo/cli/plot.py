@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from funcppo.cli.common import write_json
-from funcppo.cli.options import JsonOutput
+from funcppo.cli.options import DeviceOption, JsonOutput
 from funcppo.cli.report import RunArguments, check_runs, measure_runs
 from funcppo.cli.target import set_target_threads
 from funcppo.ranges import NonNegativeInt, PositiveInt
@@ -35,8 +35,8 @@ class Plot:
     """Number of test queries over which rules are counted, spread over relations."""
     ranked: PositiveInt | None = None
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to score on."""
+    device: DeviceOption = "cpu"
+    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the first run was trained with."""
     json: JsonOutput = None

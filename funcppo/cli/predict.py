@@ -19,10 +19,10 @@ from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
     JsonObject,
-    check_device,
     check_output_path,
     check_overwrites,
     defer_interrupt,
+    select_device,
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
@@ -30,6 +30,7 @@ from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import (
     DataOptions,
+    DeviceOption,
     JsonOutput,
     OptionalFile,
     TargetArgument,
@@ -138,8 +139,8 @@ class Predict:
     object_identity: bool | Literal["auto"] = "auto"
     """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
     split."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to score on."""
+    device: DeviceOption = "cpu"
+    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
@@ -222,7 +223,7 @@ class Predict:
             raise ValueError(
                 f"--min-score: expected a number from 0 to 1, got {self.min_score:g}"
             )
-        check_device(self.device)
+        select_device(self.device)
 
         inputs = data_files(self.target, self.rules)
         inputs += [Path(self.queries)] if self.queries else []

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from funcppo.cli.common import (
     JsonObject,
-    check_device,
     check_output_path,
     check_overwrites,
+    select_device,
     write_json,
 )
 from funcppo.cli.console import make_console, show_status
-from funcppo.cli.options import JsonOutput
+from funcppo.cli.options import DeviceOption, JsonOutput
 from funcppo.cli.target import data_files, set_target_threads
 from funcppo.experiment.config import read_config
 from funcppo.ranges import NonNegativeInt, PositiveInt
@@ -49,8 +49,8 @@ class Report:
     """Number of test queries that are shown with their proofs, spread over relations."""
     ranked: PositiveInt | None = None
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to score on."""
+    device: DeviceOption = "cpu"
+    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the first run was trained with."""
     json: JsonOutput = None
@@ -107,7 +107,7 @@ def check_runs(
     from funcppo.report import figures
 
     figures.check_packages()
-    check_device(device)
+    select_device(device)
     if not runs:
         raise ValueError("RUN: expected the folder of a run, got none")
     folders = [Path(run).resolve() for run in runs]

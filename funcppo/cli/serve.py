@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from funcppo.cli.common import (
-    check_device,
     check_overwrites,
+    select_device,
     write_json,
 )
 from funcppo.cli.evaluation_setup import open_answerer
 from funcppo.cli.options import (
     DataOptions,
+    DeviceOption,
     JsonOutput,
     OptionalFile,
     TargetArgument,
@@ -69,8 +70,8 @@ class Serve:
     object_identity: bool | Literal["auto"] = "auto"
     """Bind the variables of a rule to different constants (data sets only). Default: auto, chosen on the valid
     split."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to score on."""
+    device: DeviceOption = "cpu"
+    """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
@@ -86,7 +87,7 @@ class Serve:
         from funcppo.serve import server
 
         server.check_packages()
-        check_device(self.device)
+        select_device(self.device)
         inputs = data_files(self.target, self.rules)
         check_overwrites([("--json", self.json)], inputs)
         listener = server.open_socket(self.host, self.port)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from funcppo.cli.common import JsonObject
 from funcppo.cli.evaluation_setup import EvaluationSetup
+from funcppo.ranges import is_cuda
 from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -30,7 +31,7 @@ def check_same_setup(
 
 def gpu_facts(device: str) -> JsonObject:
     """The kind of GPU that this process computes on; nothing on a CPU."""
-    if device != "cuda":
+    if not is_cuda(device):
         return {}
 
     import torch

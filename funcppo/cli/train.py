@@ -20,13 +20,13 @@ from tyro.conf import arg
 from funcppo import atomic_io
 from funcppo.cli.common import (
     JsonObject,
-    check_device,
     check_overwrites,
     defer_interrupt,
     graphs_allowed,
     metrics_exported,
     option_name,
     package_version,
+    select_device,
     set_threads,
     write_json,
 )
@@ -41,6 +41,7 @@ from funcppo.cli.mine import check_mining_memory
 from funcppo.cli.options import (
     DataOptions,
     DatasetArgument,
+    DeviceOption,
     JsonOutput,
     MetricsFile,
     MetricsPort,
@@ -132,8 +133,8 @@ class Train:
     fallen rises again."""
     seed: int = _DEFAULT.seed
     """Random seed of the initial weights, the training queries and the actions."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to train on."""
+    device: DeviceOption = "cpu"
+    """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
     threads: int = _DEFAULT.threads
     """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph
     are slower on two threads than on one."""
@@ -315,7 +316,7 @@ class Train:
 
         stored = read_config(self.out)
         config = self._extend(stored)
-        check_device(config.device)
+        select_device(config.device)
         damage_notes = repair_checkpoint(self.out)
         run = run_start.prepare_run(
             config, self.out, resume=True, on_phase=on_phase
@@ -390,7 +391,7 @@ class Train:
             raise ValueError(
                 f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
             )
-        check_device(self.device)
+        select_device(self.device)
         config = self._run_config()
         mined = self._mine_rules(config, console, on_phase)
         if mined is not None:

@@ -56,7 +56,7 @@ def save(
       ValueError: two leaves have one name, or NumPy has no dtype for one.
     """
     arrays: dict[str, np.ndarray] = {}
-    bfloat16_names: list[Json] = []
+    bfloat16_names: list[str] = []
     for name, leaf in zip(tree.paths(state), tree.leaves(state)):
         if name in arrays or name == _META_ARRAY:
             raise ValueError(
@@ -121,19 +121,16 @@ def restore(
     """
     path = Path(path)
     arrays, meta = read(path)
+    names = tree.paths(like)
+    absent: set[str] = set()
     if optional and not any(n.startswith(f"{optional}.") for n in arrays):
-        arrays |= {
-            name: _to_array(name, leaf)
-            for name, leaf in zip(tree.paths(like), tree.leaves(like))
-            if name.startswith(f"{optional}.")
-        }
+        absent = {name for name in names if name.startswith(f"{optional}.")}
     stored_fingerprint = meta.get("fingerprint")
     if fingerprint is not None and stored_fingerprint != fingerprint:
         raise ValueError(
             f"{path}: made for another data set: expected fingerprint {fingerprint}, got {stored_fingerprint}"
         )
-    names = tree.paths(like)
-    difference = sorted(set(names) ^ set(arrays))
+    difference = sorted(set(names) ^ (set(arrays) | absent))
     if difference:
         name = difference[0]
         owner = "the file" if name in arrays else "this configuration"
@@ -144,20 +141,32 @@ def restore(
     bfloat16_names = cast("list[object]", meta.get(_BFLOAT16_KEY, []))
     tensors = []
     for name, leaf in zip(names, tree.leaves(like)):
-        array = arrays[name]
-        is_bfloat16 = name in bfloat16_names
-        stored = _describe_array(array)
-        if is_bfloat16:
-            stored = stored.replace("int16", "bfloat16")
-        if stored != _describe(leaf):
-            raise ValueError(
-                f"{path}: {name}: expected {_describe(leaf)}, got {stored}"
-            )
-        tensor = torch.from_numpy(array)
-        if is_bfloat16:
-            tensor = tensor.view(torch.bfloat16)
-        tensors.append(tensor.to(leaf.device))
+        if name not in absent:
+            is_bfloat16 = name in bfloat16_names
+            leaf = _to_tensor(path, name, arrays[name], is_bfloat16, leaf)
+        tensors.append(leaf)
     return tree.unflatten(like, tensors), meta
+
+
+def _to_tensor(
+    path: Path, name: str, array: np.ndarray, is_bfloat16: bool, like: Tensor
+) -> Tensor:
+    """The inverse of `_to_array`, on the device of `like`.
+
+    Raises:
+      ValueError: shape or dtype are not those of `like`.
+    """
+    stored = _describe_array(array)
+    if is_bfloat16:
+        stored = stored.replace("int16", "bfloat16")
+    if stored != _describe(like):
+        raise ValueError(
+            f"{path}: {name}: expected {_describe(like)}, got {stored}"
+        )
+    tensor = torch.from_numpy(array)
+    if is_bfloat16:
+        tensor = tensor.view(torch.bfloat16)
+    return tensor.to(like.device)
 
 
 def read(path: Path) -> Checkpoint:

@@ -21,7 +21,13 @@ from funcppo.experiment import formats
 from funcppo.json_io import Json
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
-from funcppo.ranges import PositiveInt, Seed, check_fields, field_types
+from funcppo.ranges import (
+    DeviceName,
+    PositiveInt,
+    Seed,
+    check_fields,
+    field_types,
+)
 
 ConfigT = TypeVar("ConfigT")
 
@@ -80,8 +86,8 @@ class RunConfig:
     seed: Seed = 0
     """Random seed of the initial weights, the training queries and the actions."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device to train on: cpu or cuda."""
+    device: DeviceName = "cpu"
+    """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
 
     threads: PositiveInt = 1
     """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph

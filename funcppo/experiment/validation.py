@@ -51,6 +51,7 @@ from funcppo.experiment.run import EVIDENCE_SCORE, Run, RunScore
 from funcppo.logic import fixpoint
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
+from funcppo.ranges import is_cuda
 
 # A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
 # the minimum.
@@ -367,7 +368,7 @@ def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
     beam = 1 if score == "greedy" else BEAM_WIDTH
     max_successors = run.cfg.env.cfg.resolve.max_successors
     rows = min(MAX_ROWS_PER_STEP, MAX_SUCCESSORS_PER_STEP // max_successors)
-    if run.run_config.device == "cuda":
+    if is_cuda(run.run_config.device):
         rows *= GPU_ROWS_FACTOR
     rows_per_step = max(beam, rows)
     return scorers.search_config(

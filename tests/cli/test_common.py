@@ -105,21 +105,50 @@ def test_an_output_is_no_input_and_no_other_output(tmp_path):
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_device_is_checked_and_auto_resolved(has_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    common.check_device("cpu")
-    common.check_device("auto")
+    common.select_device("cpu")
+    common.select_device("auto")
     if has_gpu:
-        common.check_device("cuda")
+        common.select_device("cuda")
     else:
         with pytest.raises(
             ValueError,
             match=r"^--device cuda: expected a CUDA device, PyTorch found none$",
         ):
-            common.check_device("cuda")
+            common.select_device("cuda")
     assert common.resolve_device("auto") == ("cuda" if has_gpu else "cpu")
     assert (common.resolve_device("cpu"), common.resolve_device("cuda")) == (
         "cpu",
         "cuda",
     )
+
+
+def test_a_gpu_is_selected_by_its_number(monkeypatch):
+    """What names no device, such as a stream, is then on that GPU too."""
+    selected = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    common.select_device("cuda:1")
+    common.select_device("cuda")
+    assert selected == [1]
+    with pytest.raises(
+        ValueError,
+        match=r"^--device cuda:2: expected cuda:0 to cuda:1, PyTorch found no",
+    ):
+        common.select_device("cuda:2")
+    assert common.resolve_device("cuda:1") == "cuda:1"
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"
+)
+def test_the_second_gpu_becomes_the_current_one():
+    before = torch.cuda.current_device()
+    try:
+        common.select_device("cuda:1")
+        assert torch.ones(1, device="cuda").device.index == 1
+    finally:
+        torch.cuda.set_device(before)
 
 
 def test_the_version_of_a_package_that_is_not_installed():

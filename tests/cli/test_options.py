@@ -19,6 +19,7 @@ METAVARS = {
     "RUN",
     "RUN|DATASET",
     "QUERY",
+    "DEVICE",
     "FILE",
     "FILE|-",
     "DIR",

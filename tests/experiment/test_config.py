@@ -218,7 +218,7 @@ def _without(key):
         ),
         (
             lambda raw: raw | {"device": "tpu"},
-            "config.json: device: expected one of cpu, cuda, got 'tpu'",
+            "config.json: device: expected cpu, cuda or cuda:N, got 'tpu'",
         ),
     ],
 )
