@@ -178,17 +178,38 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+GraphsChoice: TypeAlias = Literal["auto", "off", "manual"]
+
+
 @contextmanager
-def graphs_allowed(graphs: Literal["auto", "off"]) -> Iterator[None]:
-    """Record no CUDA graph meanwhile if --graphs is off."""
+def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
+    """Record no CUDA graph meanwhile if --graphs is off, and go on without none if it is manual.
+
+    Raises:
+      ValueError: --graphs is manual, and a CUDA graph cannot be recorded.
+    """
     if graphs == "auto":
         yield
         return
 
-    from funcppo.runtime.capture import without_cuda_graphs
+    device = resolve_device(device)
+    if graphs == "manual" and not is_cuda(device):
+        raise ValueError(
+            f"--graphs manual: expected --device cuda, got {device}"
+        )
+    from funcppo.runtime import capture
 
-    with without_cuda_graphs("turned off by --graphs off"):
-        yield
+    if graphs == "off":
+        with capture.without_cuda_graphs("turned off by --graphs off"):
+            yield
+        return
+    try:
+        with capture.with_cuda_graphs_only():
+            yield
+    except capture.CaptureError as error:
+        raise ValueError(
+            f"--graphs manual: expected a CUDA graph, got none: {error}"
+        ) from error
 
 
 @contextmanager

@@ -7,9 +7,10 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from funcppo.cli.common import (
+    GraphsChoice,
     JsonObject,
     graphs_allowed,
     package_version,
@@ -40,7 +41,7 @@ class Doctor:
 
     device: AutoDeviceOption = "auto"
     """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one."""
-    graphs: Literal["auto", "off"] = "auto"
+    graphs: GraphsChoice = "auto"
     """As --graphs of `funcppo train`."""
     quick: bool = False
     """Report versions and devices only; do not try the training strategies. Default: off."""
@@ -68,7 +69,7 @@ class Doctor:
                 show_status(
                     console, f"trying the training strategies on {device}"
                 ),
-                graphs_allowed(self.graphs),
+                graphs_allowed(self.graphs, self.device),
             ):
                 record = try_strategies(device)
             report["strategy"] = dataclasses.asdict(record)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from funcppo.cli.common import (
+    GraphsChoice,
     Interrupt,
     JsonObject,
     check_overwrites,
@@ -107,8 +108,9 @@ class Evaluate:
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
-    graphs: Literal["auto", "off"] = "auto"
-    """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out."""
+    graphs: GraphsChoice = "auto"
+    """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
+    out; manual: always, and it is an error where one cannot be recorded."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
@@ -139,12 +141,12 @@ class Evaluate:
         """
         processes = distributed.joined()
         if processes is not None and not processes.is_main:
-            with graphs_allowed(self.graphs):
+            with graphs_allowed(self.graphs, self.device):
                 return self._rank_for_main(processes)
         self._check_outputs()
         with (
             lock_output(self.details),
-            graphs_allowed(self.graphs),
+            graphs_allowed(self.graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
             ) as exporter,

@@ -19,6 +19,7 @@ from tyro.conf import arg
 
 from funcppo import atomic_io
 from funcppo.cli.common import (
+    GraphsChoice,
     JsonObject,
     check_overwrites,
     defer_interrupt,
@@ -145,9 +146,9 @@ class Train:
     compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
     compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
     compilation, otherwise the first of these that works and matches eager."""
-    graphs: Literal["auto", "off"] = "auto"
+    graphs: GraphsChoice = "auto"
     """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
-    recorded; off: never, to rule them out."""
+    recorded; off: never, to rule them out; manual: always, and it is an error where one cannot be recorded."""
     precision: Literal["highest", "high", "bfloat16"] = _DEFAULT.precision
     """Precision of matrix products. highest: float32; high: TF32 where the GPU has it; bfloat16: bfloat16 inputs, all
     else float32."""
@@ -226,7 +227,7 @@ class Train:
         self._check_outputs()
         with (
             lock_folder(self.out),
-            graphs_allowed(self.graphs),
+            graphs_allowed(self.graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,

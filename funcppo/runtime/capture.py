@@ -38,6 +38,7 @@ Tree = TypeVar("Tree")
 
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
 _reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
+_demands: list[None] = []  # one for each open `with_cuda_graphs_only`
 
 
 class CaptureError(RuntimeError):
@@ -104,7 +105,7 @@ def capture(
     Args:
       fn: the step, `state -> (state, output)`.
       state: the first state; it is copied, and left as it is.
-      strict: raise instead of falling back to calls of `fn`.
+      strict: raise instead of falling back to calls of `fn`; `with_cuda_graphs_only` asks it of a whole program.
       use_cuda_graph: whether to try a CUDA graph at all; `without_cuda_graphs` turns them off for a whole program.
 
     Returns:
@@ -131,7 +132,7 @@ def capture(
             _memory_pools.pop(torch.cuda.current_device(), None)
             buffers = _clone_contiguous(state)
 
-    if strict:
+    if strict or (use_cuda_graph and _demands):
         raise CaptureError(reason, code)
     return CapturedStep(
         state=buffers,
@@ -158,6 +159,16 @@ def without_cuda_graphs(reason: str) -> Iterator[None]:
         yield
     finally:
         _reasons_to_stay_eager[:] = previous
+
+
+@contextmanager
+def with_cuda_graphs_only() -> Iterator[None]:
+    """Let every capture of this process that tries a CUDA graph raise `CaptureError` if it records none meanwhile."""
+    _demands.append(None)
+    try:
+        yield
+    finally:
+        _demands.pop()
 
 
 def clear_graph_pools() -> None:

@@ -13,6 +13,7 @@ import torch
 
 import funcppo
 from funcppo.cli import common
+from funcppo.runtime.capture import capture
 
 
 def test_an_error_is_one_line_and_an_exit_status(capsys):
@@ -149,6 +150,29 @@ def test_the_second_gpu_becomes_the_current_one():
         assert torch.ones(1, device="cuda").device.index == 1
     finally:
         torch.cuda.set_device(before)
+
+
+def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
+    with (
+        pytest.raises(
+            ValueError,
+            match=r"^--graphs manual: expected --device cuda, got cpu$",
+        ),
+        common.graphs_allowed("manual", "cpu"),
+    ):
+        raise AssertionError
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with (
+        pytest.raises(
+            ValueError,
+            match=r"^--graphs manual: expected a CUDA graph, got none: no CUDA",
+        ),
+        common.graphs_allowed("manual", "auto"),
+    ):
+        capture(lambda state: (state, ()), torch.ones(1))
+    for graphs in ("auto", "off"):
+        with common.graphs_allowed(graphs, "cpu"):
+            capture(lambda state: (state, ()), torch.ones(1))
 
 
 def test_the_version_of_a_package_that_is_not_installed():

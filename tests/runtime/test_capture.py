@@ -19,6 +19,7 @@ from funcppo import random, tree
 from funcppo.runtime.capture import (
     CaptureError,
     capture,
+    with_cuda_graphs_only,
     without_cuda_graphs,
 )
 from funcppo.runtime.compile import compile_function
@@ -208,6 +209,21 @@ def test_no_graph_is_recorded_where_graphs_are_turned_off(device):
     assert "outer" not in capture(swap, pair(device)).fallback_reason
     captured.step()
     assert torch.equal(captured.state.a, pair(device).b)
+
+
+def test_every_capture_is_strict_where_graphs_are_demanded():
+    with with_cuda_graphs_only():
+        with pytest.raises(CaptureError, match=r"^no CUDA tensor in the state"):
+            capture(swap, pair("cpu"))
+        untried = capture(swap, pair("cpu"), use_cuda_graph=False)
+        assert untried.replay_mode == "none"
+    assert capture(swap, pair("cpu")).replay_mode == "none"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_graph_that_is_demanded_is_recorded_on_a_gpu():
+    with with_cuda_graphs_only():
+        assert capture(swap, pair("cuda")).replay_mode == "cuda-graph"
 
 
 @cache
