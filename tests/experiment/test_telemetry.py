@@ -72,7 +72,7 @@ def test_a_run_emits_what_it_did(trained):
     assert abs(written - checkpoint.st_mtime) < 5
     assert 0 < values["funcppo_valid_score_ratio",] <= 1
     assert values["funcppo_finished",] == 1
-    assert values["funcppo_strategy_failures_total", "disabled"] == 1
+    assert values["funcppo_strategy_failures_total", "not_requested"] == 1
     assert values["funcppo_graph_fallbacks_total", "no_gpu"] == 1
     assert not [name for name, *_ in values if name.endswith("_created")]
 
