@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,6 +211,56 @@ def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
         raise ValueError(
             f"--graphs manual: expected a CUDA graph, got none: {error}"
         ) from error
+
+
+# What a report of a bug is made with: PyTorch reads the first when it compiles, CUDA the others when it starts.
+DEBUG_VARIABLES = {
+    "TORCH_COMPILE_DISABLE": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # products in a fixed order
+}
+
+
+@contextmanager
+def debugging(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
+    """With --debug compile and record nothing meanwhile, wait for each kernel, and use deterministic algorithms.
+
+    Args:
+      is_on: whether --debug was given.
+      files: to attach to a report, in the line that is printed on standard error.
+    """
+    if not is_on:
+        yield
+        return
+
+    attached = ", ".join([*map(str, files), "`funcppo doctor --json -`"])
+    print(
+        f"debug: nothing is compiled or recorded, kernels are waited for, algorithms are deterministic; "
+        f"attach to a report: {attached}, and this output",
+        file=sys.stderr,
+    )
+    before = {name: os.environ.get(name) for name in DEBUG_VARIABLES}
+    os.environ |= DEBUG_VARIABLES
+    import torch
+
+    from funcppo.runtime.capture import without_cuda_graphs
+
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    # What has no deterministic form is named by a warning.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with without_cuda_graphs("turned off by --debug"):
+            yield
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from funcppo.cli.common import (
     Interrupt,
     JsonObject,
     check_overwrites,
+    debugging,
     defer_interrupt,
     graphs_allowed,
     metrics_exported,
@@ -108,6 +109,9 @@ class Evaluate:
     """Random seed of the sampled corruptions; unused with --negatives all."""
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
+    debug: bool = False
+    """For a report of a bug: record nothing, wait for each kernel, use deterministic algorithms, print tracebacks, and
+    say what to attach. Default: off."""
     graphs: GraphsChoice = "auto"
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
     out; manual: always, and it is an error where one cannot be recorded."""
@@ -146,6 +150,7 @@ class Evaluate:
         self._check_outputs()
         with (
             lock_output(self.details),
+            debugging(self.debug, [Path(x) for x in [self.details] if x]),
             graphs_allowed(self.graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"

@@ -22,6 +22,7 @@ from funcppo.cli.common import (
     GraphsChoice,
     JsonObject,
     check_overwrites,
+    debugging,
     defer_interrupt,
     graphs_allowed,
     metrics_exported,
@@ -83,6 +84,8 @@ if TYPE_CHECKING:
     from funcppo.runtime.monitor import Monitor
     from funcppo.train_step import Metrics, TrainState
 
+# of a run, to attach to a report of a bug
+DEBUG_FILES = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
 # of the derivations that can be held, those that mined rules may plan for
 HOLDABLE_SHARE = 0.5
 MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
@@ -200,6 +203,9 @@ class Train:
     """Where the metrics of each update go beside RUN/metrics.jsonl: csv writes RUN/metrics.csv, tensorboard
     RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be given. Default:
     nowhere."""
+    debug: bool = False
+    """For a report of a bug: compile and record nothing, wait for each kernel, use deterministic algorithms, print
+    tracebacks, and say what to attach. It does not change the settings of the run. Default: off."""
     log_compiles: bool = False
     """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
     (ms). Default: off."""
@@ -227,6 +233,7 @@ class Train:
         self._check_outputs()
         with (
             lock_folder(self.out),
+            debugging(self.debug, [self.out / name for name in DEBUG_FILES]),
             graphs_allowed(self.graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "train"

@@ -16,6 +16,7 @@ from funcppo.experiment.loggers import (
 )
 from funcppo.experiment.run import Run, save_checkpoint
 from funcppo.prover.task import PhaseCallback, ignore_phase
+from funcppo.runtime import distributed
 from funcppo.runtime.monitor import Monitor
 
 
@@ -65,8 +66,14 @@ def fit(
       The run with the parameters that rank valid best.
 
     Raises:
-      ValueError: bad data or settings, the folder holds a run, or a package of `log` is missing.
+      ValueError: bad data or settings, the folder holds a run, a package of `log` is missing, or torchrun started
+        several processes.
     """
+    n_processes = distributed.launched_size()
+    if n_processes > 1:
+        raise ValueError(
+            f"fit: expected one process, got {n_processes} of torchrun, which would write into one folder"
+        )
     check_new_folder(folder)
     check_loggers(log)
     run = run_start.prepare_run(

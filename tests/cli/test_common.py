@@ -10,10 +10,12 @@ import time
 
 import pytest
 import torch
+import torch._dynamo.config  # it reads the environment once
 
 import funcppo
 from funcppo.cli import common
 from funcppo.runtime.capture import capture
+from funcppo.runtime.compile import reason_against_compiling
 
 
 def test_an_error_is_one_line_and_an_exit_status(capsys):
@@ -41,6 +43,32 @@ def test_json_starts_with_the_version_of_its_format(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"format": 2, "n": 1}
     common.write_json(None, {"n": 1})
     assert capsys.readouterr().out == ""
+
+
+def test_debugging_turns_compiler_and_graphs_off_and_shows_where_it_failed(
+    tmp_path, capsys
+):
+    with (
+        pytest.raises(ValueError),
+        common.debugging(True, [tmp_path / "config.json"]),
+    ):
+        assert reason_against_compiling() == "TORCH_COMPILE_DISABLE=1"
+        assert torch.are_deterministic_algorithms_enabled()
+        captured = capture(lambda x: (x, x), torch.ones(1))
+        assert captured.fallback_reason == "turned off by --debug"
+        raise ValueError("inside")
+    told = capsys.readouterr().err
+    first, *_, last = told.splitlines()
+    assert f"attach to a report: {tmp_path}/config.json" in first
+    assert "Traceback" in told and last == "ValueError: inside"
+    assert reason_against_compiling() == ""
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_without_debugging_nothing_changes(capsys):
+    with common.debugging(False, []):
+        assert reason_against_compiling() == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_an_output_path_is_a_file_in_a_folder_that_exists(

@@ -34,3 +34,19 @@ def test_a_folder_in_use_is_refused_before_any_work(tmp_path):
     with pytest.raises(ValueError, match="holds a run already"):
         fitting.fit(CONFIG, tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_several_processes_are_refused_which_would_write_into_one_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fitting.distributed, "launched_size", lambda: 2)
+    with pytest.raises(ValueError, match=r"^fit: expected one process, got 2"):
+        fitting.fit(CONFIG, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_are_logged_where_they_are_asked_for(tmp_path):
+    config = dataclasses.replace(CONFIG, steps=16)
+    fitting.fit(config, tmp_path, log=["csv"])
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["update", "0", "1"]
