@@ -32,6 +32,7 @@ from experiments import paths
 from experiments.matrix import (  # noqa: F401
     baselines,
     hopes,
+    ingredients,
     measure,
     polyfills,
     pool,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from experiments.matrix import causes, problem
 from experiments.matrix.problem import Problem
@@ -156,6 +157,10 @@ def _error(
     cell: Cell, device: str, training: Training, batches: Iterable[Batch]
 ) -> float:
     """The largest difference from the float64 oracle; both began alike, so it is that of the change."""
+    if cell.way.oracle is not None:
+        given = problem.make(torch.get_default_dtype(), device)
+        want = cell.way.oracle(given, list(batches))
+        return _difference(training.params(), want)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     given = problem.make(torch.float64, device, residual=cell.way.residual)
@@ -168,11 +173,14 @@ def _error(
         ],
     )
     torch.set_default_dtype(default)
-    got = training.params()
     if training.learners > 1:
         want = [torch.stack([p] * training.learners) for p in want]
+    return _difference(training.params(), want)
+
+
+def _difference(got: list[Tensor], want: list[Tensor]) -> float:
     return max(
-        float((a.double() - b).abs().max())
+        float((a.double() - b.double()).abs().max())
         for a, b in zip(got, want, strict=True)
     )
 
