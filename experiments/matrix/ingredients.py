@@ -401,7 +401,8 @@ def executorch(problem: Problem, compiler: Compiler) -> Training:
     from executorch.exir import to_edge
     from executorch.runtime import Runtime
 
-    program = to_edge(exported(problem)).to_executorch()
+    core = exported(problem).run_decompositions()
+    program = to_edge(core).to_executorch()
     method = Runtime.get().load_program(program.buffer).load_method("forward")
     return train_flat(
         problem, lambda *leaves: method.execute(list(leaves)), graphs=1
