@@ -365,7 +365,7 @@ def collective_inside(problem: Problem, compiler: Compiler) -> Training:
     SHIP,
     "make_graphed_callables",
     backends=("none",),
-    modes=("make_graphed_callables",),
+    modes=("graphed callables",),
     compiled=False,
 )
 def graphed_callables(problem: Problem, compiler: Compiler) -> Training:

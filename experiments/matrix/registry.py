@@ -14,7 +14,7 @@ from experiments.matrix.problem import Problem
 from funcppo.losses import Batch
 
 BACKENDS = ("eager", "aot_eager", "inductor")
-MODES = ("default", "reduce-overhead", "manual graph")
+MODES = ("default", "reduce-overhead", "manual graph", "graphed callables")
 
 
 class Training(NamedTuple):
@@ -96,7 +96,7 @@ def way(
     variant: str,
     *,
     backends: tuple[str, ...] = BACKENDS,
-    modes: tuple[str, ...] = MODES,
+    modes: tuple[str, ...] = MODES[:3],
     residual: bool = False,
     compiled: bool = True,
     oracle: Callable[[Problem, list[Batch]], list[Tensor]] | None = None,
