@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from experiments import full_step_matrix  # noqa: F401  (registers the ways)
 from experiments.benchmarks import step_sizes
 from experiments.matrix import pool, problem, registry, tables
 
