@@ -181,18 +181,18 @@ def _wave(
         for thread in threads:
             thread.join()
         if waiting:
-            _time_in_turns(waiting, plan, done)
+            time_in_turns(waiting, plan, done)
     finally:
         for worker in workers:
             worker.close()
 
 
-def _time_in_turns(
+def time_in_turns(
     waiting: list[tuple[Worker, Result]],
     plan: Plan,
     done: Callable[[str, Result], None],
 ) -> None:
-    """Report the cells of a wave with their times."""
+    """Report cells, whose workers wait, with their times."""
     baseline = Worker(BASELINE, plan.device, plan.limit)
     try:
         baseline.start()

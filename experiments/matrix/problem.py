@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,24 @@ from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
 from funcppo.nets import feedforward as mlp
 from funcppo.nets.base import Agent, PolicyValue, dense
 
-N_OBS, N_ACTIONS, HIDDEN, ROWS, BATCHES = 4, 2, (64,), 64, 3
+
+class Size(NamedTuple):
+    """Numbers in an observation, units of the hidden layer, actions, and rows of a minibatch."""
+
+    obs: int
+    hidden: int
+    actions: int
+    rows: int
+
+
+SIZES = {
+    "small": Size(4, 64, 2, 64),  # bound by launches
+    "middle": Size(256, 512, 64, 1024),  # as a prover's network
+    "large": Size(1024, 24_576, 16, 1024),  # 51 million parameters
+}
+# In the environment, so that the processes of cells have it too.
+SIZE = SIZES[os.environ.get("MATRIX_SIZE", "small")]
+BATCHES = 3
 WORLD = NoWorld()
 
 
@@ -58,7 +77,9 @@ def make(
     Args:
       residual: the network adds the input of its activation to its output.
     """
-    net = mlp.MLPConfig(n_obs=N_OBS, n_actions=N_ACTIONS, hidden=HIDDEN)
+    net = mlp.MLPConfig(
+        n_obs=SIZE.obs, n_actions=SIZE.actions, hidden=(SIZE.hidden,)
+    )
     agent = Agent(
         cfg=net, init=mlp.init, apply=residual_apply if residual else mlp.apply
     )
@@ -69,7 +90,10 @@ def make(
     )
     params = tree.unflatten(
         _structure(net),
-        [_draw(p.shape, generator) * 0.3 for p in tree.leaves(_structure(net))],
+        [
+            _draw(p.shape, generator) * _scale(p)
+            for p in tree.leaves(_structure(net))
+        ],
     )
     return Problem(
         cfg=Config(
@@ -94,15 +118,20 @@ def _structure(net: mlp.MLPConfig) -> mlp.Params:
     return mlp.init(net, torch.zeros(2, dtype=torch.int64))
 
 
+def _scale(parameter: Tensor) -> float:
+    """The deviation of a parameter: outputs of a wide layer are no larger than those of 64 units."""
+    return 0.3 * min(1.0, 8 / math.sqrt(parameter.shape[-2]))
+
+
 def _draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 
 
 def _batch(generator: torch.Generator) -> Batch:
-    draw = lambda *shape: _draw((ROWS, *shape), generator)
+    draw = lambda *shape: _draw((SIZE.rows, *shape), generator)
     return Batch(
-        obs=draw(N_OBS),
-        action=torch.randint(N_ACTIONS, (ROWS,), generator=generator),
+        obs=draw(SIZE.obs),
+        action=torch.randint(SIZE.actions, (SIZE.rows,), generator=generator),
         log_prob=-0.7 + 0.2 * draw(),
         value=draw(),
         advantage=draw(),

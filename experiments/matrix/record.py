@@ -65,10 +65,10 @@ def empty() -> dict[str, Any]:
         "seed": 0,
         "threads": 1,
         "shape": {
-            "obs": problem.N_OBS,
-            "hidden": [*problem.HIDDEN],
-            "actions": problem.N_ACTIONS,
-            "rows": problem.ROWS,
+            "obs": problem.SIZE.obs,
+            "hidden": [problem.SIZE.hidden],
+            "actions": problem.SIZE.actions,
+            "rows": problem.SIZE.rows,
         },
         "tolerance": {
             str(dtype).removeprefix("torch."): value

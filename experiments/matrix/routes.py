@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from experiments.matrix.problem import ROWS, Policy, Problem, adam
+from experiments.matrix.problem import SIZE, Policy, Problem, adam
 from experiments.matrix.registry import Compiler, Training, way
 from experiments.matrix.steps import (
     fed_back,
@@ -131,7 +131,7 @@ def over_minibatches(
 
     def epoch(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
         rows = [
-            x.view(MINIBATCHES, ROWS // MINIBATCHES, *x.shape[1:])
+            x.view(MINIBATCHES, SIZE.rows // MINIBATCHES, *x.shape[1:])
             for x in tree.leaves(batch)
         ]
         return tree.unflatten(
