@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import (
     Annotated,
+    Any,
     Protocol,
     Self,
     TypeAlias,
@@ -33,6 +34,7 @@ from tyro.constructors import (
 
 from funcppo.config import PPOConfig
 from funcppo.data.config import DataConfig
+from funcppo.experiment.loggers import LoggerName
 from funcppo.ranges import DeviceChoice, DeviceName, FixedPort, check_fields
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
@@ -47,6 +49,9 @@ DeviceOption: TypeAlias = Annotated[DeviceName, arg(metavar="DEVICE")]
 AutoDeviceOption: TypeAlias = Annotated[DeviceChoice, arg(metavar="DEVICE")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, arg(metavar="PORT")]
 MetricsFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
+LoggerNames: TypeAlias = Annotated[
+    tuple[LoggerName, ...], arg(metavar="{csv,tensorboard,wandb,jsonl}")
+]
 
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
@@ -85,7 +90,8 @@ def parse_options(
     """Return a program with the options of a command line, and if it continues earlier work with those stored there.
 
     Args:
-      program: the class of the program.
+      program: the class of the program; its method `defaults`, if it has one, makes a program with the defaults for a
+        command line.
       arguments: the command line without the name of the program.
       prog: the name of the program in --help and in errors.
 
@@ -94,8 +100,16 @@ def parse_options(
       FieldError: an option is out of range.
       ValueError: what is stored cannot be read.
     """
-    parsed = tyro.cli(
-        program, prog=prog, args=arguments, registry=_make_registry()
+    defaults: dict[str, Any] = {}
+    make_defaults = getattr(program, "defaults", None)
+    if make_defaults is not None:
+        defaults["default"] = make_defaults(arguments)
+    parsed: Any = tyro.cli(
+        program,
+        prog=prog,
+        args=arguments,
+        registry=_make_registry(),
+        **defaults,
     )
     if isinstance(parsed, HasStoredOptions):
         stored = parsed.stored_options()
