@@ -104,23 +104,29 @@ def parse_options(
     make_defaults = getattr(program, "defaults", None)
     if make_defaults is not None:
         defaults["default"] = make_defaults(arguments)
-    parsed: Any = tyro.cli(
+    parsed: ProgramT = tyro.cli(
         program,
         prog=prog,
         args=arguments,
         registry=_make_registry(),
         **defaults,
     )
-    if isinstance(parsed, HasStoredOptions):
-        stored = parsed.stored_options()
-        if stored is not None:
-            # A flag that is off by default may be stored as on, and turned off.
-            registry = _make_registry(has_all_twins=True)
-            parsed = tyro.cli(
-                program, default=stored, args=arguments, registry=registry
-            )
+    stored = _stored_options(parsed)
+    if stored is not None:
+        # A flag that is off by default may be stored as on, and turned off.
+        registry = _make_registry(has_all_twins=True)
+        parsed = tyro.cli(
+            program, default=stored, args=arguments, registry=registry
+        )
     check_fields(parsed)
     return parsed
+
+
+def _stored_options(program: object) -> Any:
+    """The program with the options of earlier work that it continues; None if it continues none."""
+    if isinstance(program, HasStoredOptions):
+        return program.stored_options()
+    return None
 
 
 def _make_registry(has_all_twins: bool = False) -> ConstructorRegistry:

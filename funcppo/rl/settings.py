@@ -88,10 +88,8 @@ PUBLISHED = {
         ppo=replace(_SB3, n_envs=16, n_steps=16, gae_lambda=0.98),
     ),
     "Pendulum-v1": RLSettings(
-        source=f"{_ZOO}; there with gSDE, and without normalisation",
+        source=f"{_ZOO}; there with gSDE",
         steps=100_000,
-        normalize_observation=True,
-        normalize_reward=True,
         ppo=replace(
             _SB3,
             n_steps=1024,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -150,6 +151,44 @@ def test_results_are_json_on_standard_output(monkeypatch, capsys):
     assert funcppo(monkeypatch, *WORDS, "--json", "-", "--seed", 4) == 0
     results = json.loads(capsys.readouterr().out)
     assert results["seeds"] == [4, 5] and results["env"] == "CartPole-v1"
+
+
+def test_returns_of_several_runs_are_drawn(
+    trained, monkeypatch, capsys, tmp_path
+):
+    other = tmp_path / "other"
+    assert funcppo(monkeypatch, *WORDS, "--out", other, "--seed", 9) == 0
+    out = tmp_path / "a.svg"
+    words = ("plot", trained, other, "--kind", "returns", "--out", out)
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words, "--json", "-") == 0
+    table = json.loads(capsys.readouterr().out)["table"]
+    assert [(x["run"], x["policy"]) for x in table] == [
+        (name, policy)
+        for name in ("out", "other")
+        for policy in ("greedy", "sampled")
+    ]
+    assert table[0]["steps"] == [64, 128] and table[0]["n_seeds"] == 2
+    assert ElementTree.fromstring(out.read_bytes()).tag.endswith("svg")
+
+
+def test_runs_of_another_program_have_no_returns(
+    trained, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "a.svg"
+    words = ("plot", tmp_path, "--kind", "returns", "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    assert (
+        "expected a folder that `funcppo rl` wrote" in capsys.readouterr().err
+    )
+    words = ("plot", trained, "--kind", "curves", "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    error = capsys.readouterr().err
+    assert "config.json: expected the settings of" in error
+    words = ("plot", trained, "--kind", "returns", "--json", out, "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    assert "expected another file than that of --out" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):

@@ -50,8 +50,10 @@ def test_a_log_without_an_evaluation_is_named(tmp_path):
 
 
 def test_environments_are_wrapped_as_the_settings_say():
-    learner = run.make_learner("Pendulum-v1", published("Pendulum-v1"))
-    outer = learner.cfg.env.cfg
+    settings = dataclasses.replace(
+        published("Pendulum-v1"), normalize_reward=True
+    )
+    outer = run.make_learner("Pendulum-v1", settings).cfg.env.cfg
     assert isinstance(outer.settings, MomentsConfig)
     assert outer.settings.gamma == 0.9
     image = run.make_learner("MinAtar/Breakout-v1", published("CartPole-v1"))
