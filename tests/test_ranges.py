@@ -266,7 +266,7 @@ PROGRAMS = {
 OPTIONS = {
     "train": ["steps", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
-    "rl": ["seeds", "seed", "steps", "threads", "hidden", "evaluate_every", "episodes"],
+    "rl": ["seeds", "seed", "steps", "threads", "hidden", "trials", "evaluate_every", "episodes"],
     "evaluate": ["height", "smoothing", "queries", "seed", "threads", "metrics_port"],
     "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],

@@ -12,7 +12,11 @@ from funcppo.cli.common import select_device, write_json
 from funcppo.cli.options import DeviceOption, JsonOutput
 from funcppo.cli.report import RunArguments, check_runs, measure_runs
 from funcppo.cli.target import set_target_threads
-from funcppo.experiment.config import CONFIG_FILE, METRICS_FILE
+from funcppo.experiment.config import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+)
 from funcppo.ranges import NonNegativeInt, PositiveInt
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -25,16 +29,22 @@ class Plot:
     """Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.
 
     The pictures are those of `funcppo report`, which says what they mean. Several runs on the same data give means,
-    with a standard deviation as a band. Of runs of `funcppo rl` there is one, `returns`: the interquartile mean over
-    seeds with its interval of 95 %, a curve for each run. Needs the extra `plot`.
+    with a standard deviation as a band. Of runs of `funcppo rl` there is `returns`: the interquartile mean over
+    seeds with its interval of 95 %, a curve for each run; `search` draws the trials of one. Needs the extra `plot`.
 
     Exit status: 0 written, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     runs: RunArguments
-    """Folders of training runs on the same data; for returns, of runs of `funcppo rl`."""
+    """Folders of training runs on the same data; for returns and search, of runs of `funcppo rl`."""
     kind: Literal[
-        "curves", "ranks", "relations", "reliability", "rules", "returns"
+        "curves",
+        "ranks",
+        "relations",
+        "reliability",
+        "rules",
+        "returns",
+        "search",
     ]
     """Which of the pictures is drawn."""
     out: Annotated[str, arg(metavar="FILE")]
@@ -64,11 +74,12 @@ class Plot:
         from funcppo.atomic_io import write_atomically
         from funcppo.report import figures, tables
 
-        picture = (
-            self._draw_returns()
-            if self.kind == "returns"
-            else self._draw_measured()
-        )
+        if self.kind == "returns":
+            picture = self._draw_returns()
+        elif self.kind == "search":
+            picture = self._draw_search()
+        else:
+            picture = self._draw_measured()
         write = figures.to_png if suffix == ".png" else figures.to_svg
         content = write(picture)
         write_atomically(Path(self.out), lambda file: file.write(content))
@@ -117,7 +128,29 @@ class Plot:
             ]
         )
 
+    def _draw_search(self) -> Picture:
+        """The picture of the trials of a search."""
+        from funcppo import json_io
+        from funcppo.report import search_plot
+        from funcppo.rl.config import read_config
+
+        check_runs(self.runs, self.out, self.json, read_config, _log_of)
+        path = Path(self.runs[0]) / RESULTS_FILE
+        is_one = len(self.runs) == 1
+        results = (
+            json_io.parse_object(path, path.read_bytes())
+            if is_one and path.is_file()
+            else {}
+        )
+        if not results.get("trials"):
+            got = "no trials" if is_one else f"{len(self.runs)} runs"
+            raise ValueError(
+                f"RUN: expected one run of `funcppo rl --search` that has compared trials, got {got}"
+            )
+        return search_plot.draw(results["trials"])
+
 
 def _log_of(run: str) -> list[Path]:
     """The files that the returns of a run are read from."""
-    return [Path(run) / METRICS_FILE, Path(run) / CONFIG_FILE]
+    names = (METRICS_FILE, CONFIG_FILE, RESULTS_FILE)
+    return [Path(run) / name for name in names]

@@ -58,10 +58,13 @@ if TYPE_CHECKING:
 
     from funcppo.learner import Learner
     from funcppo.rl.many import Evaluations
+    from funcppo.rl.search import Trial
     from funcppo.runtime.compile import StrategyRecord
     from funcppo.trainer import Progress
 
 # The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
+TRIALS_FILE = "trials.csv"
+MAX_SHOWN_TRIALS = 10
 PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
 RUN_FILES = (
     CONFIG_FILE,
@@ -69,6 +72,7 @@ RUN_FILES = (
     RESULTS_FILE,
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT,
+    TRIALS_FILE,
 )
 _DEFAULT = published("CartPole-v1")
 
@@ -87,7 +91,8 @@ class Rl:
 
     Settings that are not given are those published for the environment; their source is printed. RUN receives
     config.json, metrics.jsonl (a line for each update and seed), checkpoint.npz and results.json. Ctrl-C or SIGTERM
-    saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit.
+    saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit. A search
+    writes trials.csv and results.json, and is not resumed.
 
     Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
@@ -122,6 +127,11 @@ class Rl:
     """Divide rewards by the running deviation of the discounted return. Default: as published."""
     clip_action: bool = False
     """Clip continuous actions to [-1, 1] before the environment sees them. Default: as published."""
+    search: Literal["none", "random", "halving"] = "none"
+    """Search the learning rate, the clip range and the entropy weight, all trials in one step. random: train each trial
+    to the end; halving: go on with the better half of them at a fraction of the steps, again and again."""
+    trials: Size = 16
+    """Trials of a search, each with every seed; the first one has the settings as they are."""
     evaluate_every: PositiveInt | None = None
     """Updates between two evaluations on environments of their own. Default: a twentieth of the run."""
     episodes: Size = 32
@@ -154,7 +164,10 @@ class Rl:
             raise ValueError("--resume, --overwrite: expected one of them")
         if self.out is None:
             raise ValueError("--resume: expected --out RUN too, got none")
-        return dataclasses.replace(self, **_as_options(read_config(self.out)))
+        stored = read_config(self.out)
+        if stored.search != "none":
+            raise ValueError(f"{self.out}: a search is not resumed")
+        return dataclasses.replace(self, **_as_options(stored))
 
     def run(self) -> int:
         """Train, and print the returns.
@@ -167,6 +180,8 @@ class Rl:
                 "ENV: expected an environment, got none (see --help)"
             )
         check_loggers(self.log)
+        if self.log and self.search != "none":
+            raise ValueError("--log: expected none with --search")
         with (
             self._folder() as folder,
             lock_folder(folder),
@@ -205,19 +220,42 @@ class Rl:
             console, [f"removed {x}, left by a killed process" for x in removed]
         )
 
+        if config.search != "none":
+            return self._search(config, learner, folder, console)
         trained = _train(config, learner, self.log, folder, console)
         if trained.update < run.n_updates(config):
             self._print_interrupted(trained.update, console)
             return trained.exit_status
         results = _results(config, folder, trained.record)
         results["seconds"] = time.perf_counter() - start
-        write_json(str(folder / RESULTS_FILE), results)
-        write_json(self.json, results)
+        self._write(results, folder)
         _print_results(results, console)
         console.print(
             f"done in {results['seconds']:.0f} s{f': {self.out}' if self.out else ''}"
         )
         return 0
+
+    def _search(
+        self,
+        config: RLConfig,
+        learner: Learner[Any, Any],
+        folder: Path,
+        console: Console,
+    ) -> int:
+        """Search in a folder that no other process writes to; the exit status."""
+        rungs, interrupt = _train_trials(config, learner, folder, console)
+        results = _search_results(config, rungs)
+        self._write(results, folder)
+        _print_trials(results, console)
+        if interrupt.requested:
+            console.print(f"interrupted after {len(rungs)} comparisons")
+            return interrupt.exit_status
+        return 0
+
+    def _write(self, results: JsonObject, folder: Path) -> None:
+        """Write results.json, and where --json says."""
+        write_json(str(folder / RESULTS_FILE), results)
+        write_json(self.json, results)
 
     def _config(self) -> RLConfig:
         """The settings of the run."""
@@ -364,6 +402,86 @@ def _train(
         update=trainer.saved_update(checkpoint),
         exit_status=interrupt.exit_status,
         record=display.record,
+    )
+
+
+def _train_trials(
+    config: RLConfig,
+    learner: Learner[Any, Any],
+    folder: Path,
+    console: Console,
+) -> tuple[list[list[Trial]], Interrupt]:
+    """Train the trials of a search, and write the table of them after each rung."""
+    from funcppo.rl import run
+    from funcppo.rl import search as searching
+
+    drawn = searching.draw_trials(learner, config.trials, config.seed)
+    rungs: list[list[Trial]] = []
+    with (
+        show_status(console, "preparing the training step") as status,
+        defer_interrupt() as interrupt,
+        suppress(KeyboardInterrupt),
+    ):
+        for rung in searching.search(
+            learner,
+            config.steps,
+            drawn,
+            method="halving" if config.search == "halving" else "random",
+            seeds=run.seeds_of(config),
+            device=config.device,
+            strategy=config.strategy,
+            callbacks=[_Display(console, status, interrupt)],
+            n_episodes=config.episodes,
+        ):
+            rungs.append(rung)
+            searching.write_trials(folder / TRIALS_FILE, rungs)
+            best = rung[0]
+            console.print(
+                f"{len(rung)} trials after {best.steps:,} steps: best return {best.mean_return:.1f}"
+            )
+    return rungs, interrupt
+
+
+def _search_results(config: RLConfig, rungs: list[list[Trial]]) -> JsonObject:
+    """The contents of results.json of a search."""
+    from funcppo.rl.search import trial_rows
+
+    return {
+        "env": config.env,
+        "settings": config.source,
+        "search": config.search,
+        "seed": config.seed,
+        "seeds": config.seeds,
+        "episodes": config.episodes,
+        "trials": trial_rows(rungs),
+        "versions": package_versions(),
+        "device": config.device,
+    }
+
+
+def _print_trials(results: JsonObject, console: Console) -> None:
+    """Print the best trials, and how to train with the numbers of the best."""
+    rows = results["trials"]
+    if not rows:
+        return
+    shown = rows[:MAX_SHOWN_TRIALS]
+    table = make_table(
+        f"best {len(shown)} of {len(rows)} trials", list(rows[0])
+    )
+    for row in shown:
+        table.add_row(*(f"{number:.6g}" for number in row.values()))
+    console.print(table)
+
+    words = ["funcppo", "rl", results["env"]]
+    for name, number in rows[0].items():
+        if name not in ("trial", "steps", "return"):
+            words += [option_name(f"ppo.{name}"), f"{number:.4g}"]
+    print_notes(
+        console,
+        [
+            "the best of many trials is lucky, too; to train it with other seeds: "
+            f"{shlex.join(words)} --seed {results['seed'] + results['seeds']}"
+        ],
     )
 
 

@@ -191,6 +191,42 @@ def test_runs_of_another_program_have_no_returns(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [("random", [64] * 4), ("halving", [64, 64, 32, 32])],
+)
+def test_a_search_writes_its_table_and_is_drawn(
+    method, steps, monkeypatch, capsys, tmp_path
+):
+    words = (*WORDS, "--search", method, "--trials", 4, "--steps", 64)
+    run = tmp_path / "run"
+    assert funcppo(monkeypatch, *words, "--out", run) == 0
+    out = capsys.readouterr().out
+    assert "best 4 of 4 trials" in out and "--ppo.learning-rate" in out
+    results = json.loads((run / "results.json").read_text())
+    assert [row["steps"] for row in results["trials"]] == steps
+    assert {row["trial"] for row in results["trials"]} == {0, 1, 2, 3}
+    lines = (run / "trials.csv").read_text().splitlines()
+    assert lines[0] == "trial,learning_rate,clip_eps,entropy_coef,steps,return"
+    picture = tmp_path / "a.svg"
+    words = ("plot", run, "--kind", "search", "--out", picture)
+    assert funcppo(monkeypatch, *words) == 0
+    assert ElementTree.fromstring(picture.read_bytes()).tag.endswith("svg")
+
+    words = ("rl", "--out", run, "--resume")
+    assert funcppo(monkeypatch, *words) == 2
+    assert "a search is not resumed" in capsys.readouterr().err
+
+
+def test_a_run_without_a_search_has_no_trials(
+    trained, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "a.svg"
+    words = ("plot", trained, "--kind", "search", "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    assert "that has compared trials, got no trials" in capsys.readouterr().err
+
+
 def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
     assert funcppo(monkeypatch, "rl", "Acrobot-v1", "--help") == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -205,6 +241,10 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
         ((), "ENV: expected an environment, got none"),
         (("cartpole-v1",), "the nearest is CartPole-v1"),
         (("Breakout",), "expected an environment, got none of that name"),
+        (
+            ("CartPole-v1", "--search", "random", "--log", "csv"),
+            "--log: expected none with --search",
+        ),
         (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
         (
             ("CartPole-v1", "--resume", "--overwrite"),
