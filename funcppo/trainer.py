@@ -183,7 +183,9 @@ class MetricsLog:
 
 def _log_rows(progress: Progress[Any]) -> list[metrics_log.Row]:
     """The metrics of an update, and the mean returns of the evaluation that followed: a row, or one for each seed."""
-    metrics = tree.map(lambda x: x.cpu(), progress.metrics)
+    # One wait for the device.
+    numbers = torch.stack(tree.leaves(progress.metrics)).cpu()
+    metrics = tree.unflatten(progress.metrics, list(numbers))
     if progress.seeds is None:
         return [_log_row(progress, metrics, progress.evaluation)]
     return [

@@ -271,6 +271,15 @@ def _plain_value_error(error: str) -> str:
         ]
         return f"{option}: expected {' or '.join(names)}, got {value}"
 
+    # The only options with a sequence of values take whole numbers.
+    sequence = re.match(
+        r"(--\S+): Could not find valid parse for arguments: \[(.*)\]$", error
+    )
+    if sequence:
+        option, values = sequence.groups()
+        got = values.replace("'", "").replace(",", "")
+        return f"{option}: expected whole numbers, got {got}"
+
     number = re.match(
         r"(--\S+): (?:invalid literal for int\(\) with base 10|could not convert string to float): '(.*)'$",
         error,

@@ -255,6 +255,10 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
             "expected a folder that `funcppo rl` wrote",
         ),
         (("CartPole-v1", "--ppo.gamma", "2"), "--ppo.gamma: expected 0 to 1"),
+        (
+            ("CartPole-v1", "--hidden", "8", "x"),
+            "--hidden: expected whole numbers, got 8 x",
+        ),
         (("CartPole-v1", "--hidden", "0"), "--hidden: expected 1 or more"),
         (
             ("MountainCar-v0", "--ppo.n-minibatches", "5"),

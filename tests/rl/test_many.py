@@ -8,8 +8,10 @@ import torch
 import funcppo as fp
 from funcppo import tree
 from funcppo.experiment import metrics_log
+from funcppo.rl import many
 from funcppo.rl.many import init_many
 from funcppo.runtime import stacked
+from funcppo.trainer import saved_update
 from tests.learning import assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -59,6 +61,29 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     rest = fp.train_many(LEARNER, N_UPDATES * 32, checkpoint=path, **OPTIONS)
     assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
     assert rest.evaluations == whole_run.evaluations
+
+
+def test_a_checkpoint_is_written_whenever_its_time_has_come(
+    whole_run, monkeypatch, tmp_path
+):
+    """The one before stays beside it, and serves where the latest is damaged."""
+    monkeypatch.setattr(many, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "run.npz"
+
+    def fail(progress):
+        if progress.update == 2:
+            raise KeyError(progress.update)
+
+    arguments = {"checkpoint": path, **OPTIONS}
+    with pytest.raises(KeyError):
+        fp.train_many(LEARNER, N_UPDATES * 32, callbacks=[fail], **arguments)
+    assert saved_update(path) == 2
+    path.write_bytes(b"torn")
+    assert saved_update(path) == 1
+    with pytest.warns(UserWarning, match=r"previous-run\.npz is used"):
+        rest = fp.train_many(LEARNER, N_UPDATES * 32, **arguments)
+    assert len(rest.notes) == 1
+    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
 
 
 def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
