@@ -14,6 +14,7 @@ Learn:
     fp.ppo(env=..., network=..., **options)   a learner: init(key) -> state, step(state) -> (state, metrics)
     fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
     fp.train(learner, total_steps)            the whole run: callbacks, evaluation, checkpoints
+    fp.train_many(learner, total_steps)       the same for several seeds at once
     fp.evaluate_policy(learner, state)        returns of whole episodes, greedy and sampled, with intervals
     fp.MetricsLog(folder, "csv")              a callback that logs metrics, to TensorBoard or W&B too
     fp.Learner, fp.CompiledLearner            what these two return
@@ -70,6 +71,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     )
     from funcppo.learner import CompiledLearner, Learner, compile, ppo
     from funcppo.nets.base import GaussianPolicyValue, PolicyValue
+    from funcppo.rl.many import train_many
     from funcppo.train_step import Metrics, TrainState
     from funcppo.trainer import MetricsLog, evaluate_policy, train
 
@@ -113,6 +115,7 @@ __all__ = [
     "ppo",
     "random",
     "train",
+    "train_many",
     "train_step",
     "tree",
 ]
@@ -154,6 +157,7 @@ _SOURCES = {
     "open": "funcppo.knowledge",
     "ppo": "funcppo.learner",
     "train": "funcppo.trainer",
+    "train_many": "funcppo.rl.many",
 }
 
 

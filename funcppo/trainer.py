@@ -13,11 +13,12 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,16 +33,20 @@ from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import Learner, compile
+from funcppo.runtime import stacked
+from funcppo.runtime.compile import StrategyRecord
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 
 N_EPISODES = 32  # of an evaluation, for each of the two policies
 MAX_EVALUATION_STEPS = 10_000
+KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together
 CONFIDENCE = 0.95
 N_RESAMPLES = 2000  # of a bootstrap
 PREVIOUS_NAME = "previous-{name}"  # of the checkpoint before the latest
 
 State = TrainState[Any, Any]
+EvaluationT = TypeVar("EvaluationT")
 
 
 class ReturnEstimate(NamedTuple):
@@ -71,10 +76,12 @@ class PolicyEvaluation(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class Progress(Generic[EvaluationT]):
     """What a callback receives after each update."""
 
     learner: Learner[Any, Any]
+    # The seeds of `train_many`: state and metrics then have a first axis of them, and there are as many evaluations.
+    seeds: tuple[int, ...] | None
     state: State  # valid during the call; copy what must outlive it
     metrics: Metrics  # of the update
     update: int  # updates made so far
@@ -82,37 +89,40 @@ class Progress:
     seconds: float  # of this call of `train`
     # environment steps a second of this call, evaluation and callbacks included
     steps_per_second: float
-    evaluation: PolicyEvaluation | None  # made after this update
+    evaluation: EvaluationT | None  # made after this update
+    # how the step is run; None where it is eager
+    record: StrategyRecord | None
 
     @property
     def n_steps(self) -> int:
-        """Environment steps made so far."""
-        return self.update * _batch_size(self.learner.cfg.ppo)
+        """Environment steps made so far, by each seed."""
+        return self.update * batch_size(self.learner.cfg.ppo)
 
     @property
     def mean_return(self) -> float:
         """Mean return of the episodes that ended in the update's rollout; NaN if none did."""
         rollout = self.metrics.rollout
-        return float(rollout.episode_return_sum / rollout.n_episodes)
+        total = rollout.episode_return_sum.sum()
+        return float(total / rollout.n_episodes.sum())
 
 
 # Called after each update; a true result stops the run.
-Callback = Callable[[Progress], object]
+Callback = Callable[[Progress[Any]], object]
 
 
-class TrainResult(NamedTuple):
-    """A run of `train`."""
+class TrainResult(NamedTuple, Generic[EvaluationT]):
+    """A run of `train` or `train_many`."""
 
     state: State
-    evaluations: tuple[PolicyEvaluation, ...]  # of this call
+    evaluations: tuple[EvaluationT, ...]  # of this call
     update: int  # updates made, those before the checkpoint included
     is_stopped: bool  # a callback stopped it
     # what was made do with: the checkpoint before a damaged one
     notes: tuple[str, ...] = ()
 
 
-def print_progress(progress: Progress) -> None:
-    """A callback that prints one line an update."""
+def print_progress(progress: Progress[PolicyEvaluation]) -> None:
+    """A callback of `train` that prints one line an update."""
     line = (
         f"update {progress.update}/{progress.n_updates}  steps {progress.n_steps}  "
         f"{progress.steps_per_second:.0f} steps/s  mean return {progress.mean_return:.1f}"
@@ -125,7 +135,8 @@ def print_progress(progress: Progress) -> None:
 class MetricsLog:
     """A callback that writes the metrics of each update to FOLDER/metrics.jsonl and to other places.
 
-    A run that continues from its checkpoint continues them: what they hold of later updates is dropped.
+    A run that continues from its checkpoint continues them: what they hold of later updates is dropped. Of several
+    seeds each has a line of its own in metrics.jsonl; the other places get the means over seeds.
     """
 
     def __init__(self, folder: str | Path, *names: LoggerName) -> None:
@@ -144,43 +155,68 @@ class MetricsLog:
         self._open = ExitStack()
         self._loggers: list[loggers.MetricsLogger] | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: Progress[Any]) -> None:
         """Log an update."""
         if self._loggers is None:
             self._loggers = self._start(progress)
-        row = _log_row(progress)
-        metrics_log.append(self._path, row)
+        rows = _log_rows(progress)
+        metrics_log.append(self._path, *rows)
         for logger in self._loggers:
-            logger.log(row)
+            logger.log(metrics_log.mean_over_seeds(rows)[0])
 
     def close(self) -> None:
         """Write what is held back."""
         self._open.close()
 
-    def _start(self, progress: Progress) -> list[loggers.MetricsLogger]:
+    def _start(self, progress: Progress[Any]) -> list[loggers.MetricsLogger]:
         """Open the files, which go on after the update before this one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         metrics_log.truncate(self._path, progress.update - 1)
         opened = loggers.open_loggers(
             self._names,
             self._path.parent,
-            metrics_log.read(self._path),
+            metrics_log.mean_over_seeds(metrics_log.read(self._path)),
             _settings(progress.learner.cfg),
         )
         return self._open.enter_context(opened)
 
 
-def _log_row(progress: Progress) -> metrics_log.Row:
-    """The metrics of an update, and the mean returns of the evaluation that followed."""
+def _log_rows(progress: Progress[Any]) -> list[metrics_log.Row]:
+    """The metrics of an update, and the mean returns of the evaluation that followed: a row, or one for each seed."""
+    # One wait for the device.
+    numbers = torch.stack(tree.leaves(progress.metrics)).cpu()
+    metrics = tree.unflatten(progress.metrics, list(numbers))
+    if progress.seeds is None:
+        return [_log_row(progress, metrics, progress.evaluation)]
+    return [
+        {"seed": seed}
+        | _log_row(
+            progress,
+            stacked.item(metrics, i),
+            progress.evaluation and progress.evaluation[i],
+        )
+        for i, seed in enumerate(progress.seeds)
+    ]
+
+
+def _log_row(
+    progress: Progress[Any],
+    metrics: Metrics,
+    evaluation: PolicyEvaluation | None,
+) -> metrics_log.Row:
+    """The row of one state."""
     row = {
         "update": progress.update,
         "steps": progress.n_steps,
         "seconds": progress.seconds,
-        **metrics_log.to_scalars(progress.metrics),
+        **metrics_log.to_scalars(metrics),
     }
-    if progress.evaluation is not None:
-        row["greedy_return"] = progress.evaluation.greedy.mean
-        row["sampled_return"] = progress.evaluation.sampled.mean
+    if evaluation is not None:
+        row["greedy_return"] = evaluation.greedy.mean
+        row["sampled_return"] = evaluation.sampled.mean
+        row["n_unfinished_episodes"] = (
+            evaluation.greedy.n_unfinished + evaluation.sampled.n_unfinished
+        )
     return row
 
 
@@ -196,7 +232,7 @@ def train(
     n_episodes: int = N_EPISODES,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
-) -> TrainResult:
+) -> TrainResult[PolicyEvaluation]:
     """Train a policy for a number of environment steps, in whole updates.
 
     The schedules of the learner end with the run: `n_updates` is set from `total_steps`.
@@ -221,123 +257,212 @@ def train(
     Raises:
       ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
     """
-    _check_positive(
+    check_positive(
         total_steps=total_steps,
         evaluate_every=evaluate_every,
         n_episodes=n_episodes,
         checkpoint_every=checkpoint_every,
     )
-    learner = _with_length(learner, total_steps)
+    learner = with_length(learner, total_steps)
     path = None if checkpoint is None else Path(checkpoint)
-    state, notes = _first_state(learner, random.key(seed, device), path)
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
+    first = learner.init(random.key(seed, device))
+    state, notes = restore_latest(learner, first, path)
     is_finished = int(state.update) >= learner.cfg.ppo.n_updates
     is_compiled = compile_step and not is_finished
-    stepper = compile(learner, state) if is_compiled else learner
+    compiled = compile(learner, state) if is_compiled else None
 
-    with ExitStack() as stack:
-        for callback in callbacks:
-            if isinstance(callback, MetricsLog):
-                stack.callback(callback.close)
+    schedule = Schedule(
+        evaluate_every=evaluate_every,
+        evaluate=partial(
+            evaluate_policy, learner, n_episodes=n_episodes, seed=seed
+        ),
+        checkpoint_every=checkpoint_every,
+        save=partial(save_checkpoint, path, learner),
+    )
+    stepper = Stepper(
+        learner=learner,
+        seeds=None,
+        step=(compiled or learner).step,
+        record=compiled.record if compiled else None,
+    )
+    result = make_updates(stepper, state, schedule, callbacks)
+    return result._replace(notes=notes)
 
-        def evaluate(state: State) -> PolicyEvaluation:
-            return evaluate_policy(
-                learner, state, n_episodes=n_episodes, seed=seed
-            )
 
-        def save(state: State) -> None:
-            _save(path, learner, state)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepper:
+    """What makes the updates of a run."""
 
-        schedule = _Schedule(evaluate_every, checkpoint_every, evaluate, save)
-        result = _make_updates(learner, stepper, state, schedule, callbacks)
-        return result._replace(notes=notes)
+    learner: Learner[Any, Any]
+    seeds: tuple[int, ...] | None  # None: one state, not several
+    step: Callable[[State], tuple[State, Metrics]]
+    record: StrategyRecord | None  # how it is run; None: eagerly
 
 
-@dataclass(frozen=True, slots=True)
-class _Schedule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(Generic[EvaluationT]):
     """What is done between updates, and how often."""
 
+    evaluate: Callable[[State], EvaluationT]
     evaluate_every: int | None  # updates
-    checkpoint_every: int | None
-    evaluate: Callable[[State], PolicyEvaluation]
     save: Callable[[State], None]
+    checkpoint_every: int | None = None  # updates; the last one is saved too
+    checkpoint_seconds: float = math.inf  # after the last checkpoint
+
+    def is_save_due(self, update: int, n_updates: int, seconds: float) -> bool:
+        """Whether the state after an update is saved, so many seconds after the last checkpoint."""
+        every = self.checkpoint_every or n_updates
+        is_late = seconds > self.checkpoint_seconds
+        return is_late or _is_due(update, every, n_updates)
 
 
-def _make_updates(
-    learner: Learner[Any, Any],
-    stepper: Any,
+def make_updates(
+    stepper: Stepper,
     state: State,
-    schedule: _Schedule,
+    schedule: Schedule[EvaluationT],
     callbacks: Sequence[Callback],
-) -> TrainResult:
-    """Update a state until the last update, or until a callback stops it.
+) -> TrainResult[EvaluationT]:
+    """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
 
-    Args:
-      stepper: the learner, or the same compiled.
+    A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
+    KeyboardInterrupt saves the last such state; on a GPU the update may have overwritten a part of it.
     """
-    n_updates = learner.cfg.ppo.n_updates
-    first_update = int(state.update)
-    evaluations: list[PolicyEvaluation] = []
-    is_stopped, update, start = False, first_update, time.perf_counter()
-    while update < n_updates and not is_stopped:
-        state, metrics = stepper.step(state)
-        update += 1
-        evaluation = None
-        if _is_due(update, schedule.evaluate_every, n_updates):
-            evaluation = schedule.evaluate(state)
-            evaluations.append(evaluation)
-        # before the callbacks, one of which may raise
-        if _is_due(update, schedule.checkpoint_every or n_updates, n_updates):
-            schedule.save(state)
-        progress = _progress(
-            learner, state, metrics, update, first_update, start, evaluation
-        )
-        is_stopped = any([bool(callback(progress)) for callback in callbacks])
-    if is_stopped:
-        schedule.save(state)
+    n_updates = stepper.learner.cfg.ppo.n_updates
+    first_update = update = _update_of(state)
+    saved_at = start = time.perf_counter()
+    evaluations: list[EvaluationT] = []
+    is_stopped = False
+    with _closing_logs(callbacks):
+        while update < n_updates and not is_stopped:
+            with _saved_at_interrupt(schedule, state, update):
+                state, metrics = stepper.step(state)
+                evaluation = None
+                if _is_due(update + 1, schedule.evaluate_every, n_updates):
+                    evaluation = schedule.evaluate(state)
+                    evaluations.append(evaluation)
+                is_save_due = schedule.is_save_due(
+                    update + 1, n_updates, time.perf_counter() - saved_at
+                )
+                made = range(first_update, update + 1)
+                progress = _progress(
+                    stepper, state, metrics, made, start, evaluation
+                )
+                save = partial(schedule.save, state) if is_save_due else None
+                is_stopped = _call(callbacks, progress, save)
+            update += 1
+            if is_save_due or is_stopped:
+                schedule.save(state)
+                saved_at = time.perf_counter()
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
 
 
-def _first_state(
-    learner: Learner[Any, Any], key: Tensor, path: Path | None
+@contextmanager
+def _saved_at_interrupt(
+    schedule: Schedule[Any], state: State, update: int
+) -> Generator[None, None, None]:
+    """Save the state before an update that a KeyboardInterrupt ends midway; see `make_updates`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state.key.device.type == "cpu" and _update_of(state) == update:
+            schedule.save(state)
+        raise
+
+
+def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
+    """A context at whose end the logs among the callbacks are closed."""
+    stack = ExitStack()
+    for callback in callbacks:
+        if isinstance(callback, MetricsLog):
+            stack.callback(callback.close)
+    return stack
+
+
+def _call(
+    callbacks: Sequence[Callback],
+    progress: Progress[Any],
+    save: Callable[[], None] | None,
+) -> bool:
+    """Whether a callback stops the run; where one raises, a checkpoint that is due is not lost."""
+    try:
+        return any([bool(callback(progress)) for callback in callbacks])
+    except Exception:
+        if save is not None:
+            save()
+        raise
+
+
+def _update_of(state: State) -> int:
+    """Updates made of a state, or of each of several."""
+    return int(state.update.flatten()[0])
+
+
+def saved_update(path: Path) -> int:
+    """Updates made before a checkpoint, or before the last one that can be read; 0 without any."""
+    try:
+        readable, _ = checkpoints.find_readable(
+            path, PREVIOUS_NAME.format(name=path.name)
+        )
+    except checkpoints.DamagedCheckpointError:
+        return 0
+    return int(checkpoints.read(readable).arrays["update"].flat[0])
+
+
+def restore_latest(
+    learner: Learner[Any, Any], state: State, path: Path | None
 ) -> tuple[State, tuple[str, ...]]:
-    """The state of the checkpoint if there is one, or of the one before; otherwise a new one. And notes on it."""
-    state = learner.init(key)
+    """The state of the checkpoint if there is one, or of the one before; otherwise the given one.
+
+    Returns:
+      The state, and notes on it, which are warnings too.
+
+    Raises:
+      ValueError: the checkpoint is damaged or of another learner.
+    """
     if path is None:
         return state, ()
     previous = PREVIOUS_NAME.format(name=path.name)
     if not path.exists() and not path.with_name(previous).exists():
         return state, ()
     readable, notes = checkpoints.find_readable(path, previous)
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
     return _restore(readable, learner, state), tuple(notes)
 
 
 def _progress(
-    learner: Learner[Any, Any],
+    stepper: Stepper,
     state: State,
     metrics: Metrics,
-    update: int,
-    first_update: int,
+    made: range,
     start: float,
-    evaluation: PolicyEvaluation | None,
-) -> Progress:
+    evaluation: EvaluationT | None,
+) -> Progress[EvaluationT]:
+    """What callbacks receive after the updates that were made since `start`."""
+    ppo = stepper.learner.cfg.ppo
     seconds = time.perf_counter() - start
-    n_steps = (update - first_update) * _batch_size(learner.cfg.ppo)
+    n_learners = 1 if stepper.seeds is None else len(stepper.seeds)
     return Progress(
-        learner=learner,
+        learner=stepper.learner,
+        seeds=stepper.seeds,
         state=state,
         metrics=metrics,
-        update=update,
-        n_updates=learner.cfg.ppo.n_updates,
+        update=made.stop,
+        n_updates=ppo.n_updates,
         seconds=seconds,
-        steps_per_second=n_steps / seconds,
+        steps_per_second=len(made) * batch_size(ppo) * n_learners / seconds,
         evaluation=evaluation,
+        record=stepper.record,
     )
 
 
-def _check_positive(**counts: object) -> None:
+def check_positive(**counts: object) -> None:
+    """Check counts by their names; None is no count.
+
+    Raises:
+      ValueError: one is no integer of 1 or more.
+    """
     for name, count in counts.items():
         if count is None:
             continue
@@ -347,16 +472,17 @@ def _check_positive(**counts: object) -> None:
             )
 
 
-def _batch_size(ppo: PPOConfig) -> int:
+def batch_size(ppo: PPOConfig) -> int:
+    """Environment steps of an update."""
     return ppo.n_envs * ppo.n_steps
 
 
-def _with_length(
+def with_length(
     learner: Learner[Any, Any], total_steps: int
 ) -> Learner[Any, Any]:
     """The learner whose schedules end after `total_steps`."""
     cfg = learner.cfg
-    n_updates = math.ceil(total_steps / _batch_size(cfg.ppo))
+    n_updates = math.ceil(total_steps / batch_size(cfg.ppo))
     ppo = replace(cfg.ppo, n_updates=n_updates)
     return replace(learner, cfg=replace(cfg, ppo=ppo))
 
@@ -397,8 +523,10 @@ def _describe(value: object) -> str:
     return repr(value)
 
 
-def _save(path: Path | None, learner: Learner[Any, Any], state: State) -> None:
-    """Write the checkpoint, if there is to be one."""
+def save_checkpoint(
+    path: Path | None, learner: Learner[Any, Any], state: State
+) -> None:
+    """Write a checkpoint, if there is to be one."""
     if path is None:
         return
     meta: Any = {"settings": _settings(learner.cfg)}
@@ -439,13 +567,45 @@ def evaluate_policy(
     Raises:
       ValueError: a number is out of range.
     """
-    _check_positive(n_episodes=n_episodes, max_steps=max_steps)
+    check_positive(n_episodes=n_episodes, max_steps=max_steps)
     key = random.key(seed, state.key.device)
-    estimates = [
-        _estimate_return(learner, state, key, n_episodes, max_steps, greedy)
-        for greedy in (True, False)
-    ]
-    return PolicyEvaluation(int(state.update), *estimates)
+    greedy, sampled = (
+        _play(learner, state, key, n_episodes, max_steps, is_greedy)
+        for is_greedy in (True, False)
+    )
+    return PolicyEvaluation(
+        update=int(state.update),
+        greedy=_estimate_return(key, greedy),
+        sampled=_estimate_return(key, sampled),
+    )
+
+
+def evaluate_many(
+    learner: Learner[Any, Any],
+    state: State,
+    *,
+    seeds: Sequence[int],
+    n_episodes: int = N_EPISODES,
+    max_steps: int = MAX_EVALUATION_STEPS,
+) -> tuple[PolicyEvaluation, ...]:
+    """Evaluate several policies at once, each as `evaluate_policy` does with its seed.
+
+    Args:
+      state: states of them, stacked.
+    """
+    key = torch.stack([random.key(seed, state.key.device) for seed in seeds])
+    greedy, sampled = (
+        _play(learner, state, key, n_episodes, max_steps, is_greedy, torch.vmap)
+        for is_greedy in (True, False)
+    )
+    return tuple(
+        PolicyEvaluation(
+            update=_update_of(state),
+            greedy=_estimate_return(key[i], stacked.item(greedy, i)),
+            sampled=_estimate_return(key[i], stacked.item(sampled, i)),
+        )
+        for i in range(len(seeds))
+    )
 
 
 class _Episodes(NamedTuple):
@@ -457,28 +617,53 @@ class _Episodes(NamedTuple):
     finished: Bool[Tensor, "B"]
 
 
-def _estimate_return(
+def _play(
     learner: Learner[Any, Any],
     state: State,
-    key: I64[Tensor, "2"],
+    key: I64[Tensor, "... 2"],
     n_episodes: int,
     max_steps: int,
     greedy: bool,
-) -> ReturnEstimate:
-    world, env = learner.world, evaluation_env(learner.cfg.env)
-    reset_key, play_key, resample_key = random.split(key, 3).unbind()
-    episodes = _begin_episodes(
-        env, world, state.env_state, reset_key, n_episodes
-    )
+    batched: Callable[..., Any] = lambda fn: fn,
+) -> _Episodes:
+    """Play whole episodes.
+
+    Args:
+      batched: `torch.vmap` where states and keys are stacked.
+    """
+    env = evaluation_env(learner.cfg.env)
+    reset_key, play_key, _ = random.split(key, 3).unbind(-2)
+    begin = batched(partial(_begin_episodes, learner, env, n_episodes))
+    step = batched(partial(_step_episodes, learner, env, greedy))
+    episodes = begin(state.env_state, reset_key)
+    keys = _step_keys(play_key, 0, n_episodes)
     with torch.no_grad():
         for t in range(max_steps):
-            step_key = random.fold_in(play_key, t)
-            episodes = _step_episodes(
-                learner, env, state.params, episodes, step_key, greedy
-            )
+            place = t % KEYS_AT_ONCE
+            if t and not place:
+                keys = _step_keys(play_key, t, n_episodes)
+            action_key, env_keys = (x.select(key.ndim - 1, place) for x in keys)
+            episodes = step(state.params, episodes, action_key, env_keys)
             if bool(episodes.finished.all()):
                 break
+    return episodes
 
+
+def _step_keys(
+    key: I64[Tensor, "... 2"], first: int, n_episodes: int
+) -> tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]:
+    """The keys of N steps from the `first`: of their actions, and of their environments."""
+    steps = torch.arange(first, first + KEYS_AT_ONCE, device=key.device)
+    step_key = random.fold_in(key.unsqueeze(-2), steps)
+    action_key, env_key = random.split(step_key).unbind(-2)
+    return action_key, random.split(env_key, n_episodes)
+
+
+def _estimate_return(
+    key: I64[Tensor, "2"], episodes: _Episodes
+) -> ReturnEstimate:
+    """The mean return of episodes, with its interval."""
+    resample_key = random.split(key, 3)[2]
     returns = episodes.total_reward.to(torch.float64)
     low, high = bootstrap_interval(resample_key, returns)
     return ReturnEstimate(
@@ -486,19 +671,20 @@ def _estimate_return(
         low=low,
         high=high,
         mean_length=float(episodes.length.to(torch.float64).mean()),
-        n_episodes=n_episodes,
+        n_episodes=len(returns),
         n_unfinished=int((~episodes.finished).sum()),
     )
 
 
 def _begin_episodes(
+    learner: Learner[Any, Any],
     env: AnyEnvironment,
-    world: object,
+    n_episodes: int,
     env_state: Any,
     key: I64[Tensor, "2"],
-    n_episodes: int,
 ) -> _Episodes:
     """First states, with what outlives an episode (running moments) taken from the environments of training."""
+    world = learner.world
     fresh = env.reset(env.cfg, world, random.split(key, n_episodes))
     if env.restart is not None:
         n_rows = tree.leaves(env_state)[0].shape[0]
@@ -513,14 +699,14 @@ def _begin_episodes(
 def _step_episodes(
     learner: Learner[Any, Any],
     env: AnyEnvironment,
+    greedy: bool,
     params: object,
     episodes: _Episodes,
-    key: I64[Tensor, "2"],
-    greedy: bool,
+    action_key: I64[Tensor, "2"],
+    env_keys: I64[Tensor, "B 2"],
 ) -> _Episodes:
     """One step of each episode; those that have finished stay as they are."""
     agent, world = learner.cfg.agent, learner.world
-    action_key, env_key = random.split(key).unbind()
     obs = env.observe(env.cfg, world, episodes.env_state)
     output = agent.apply(agent.cfg, world, params, obs)
     distribution = agent.distribution
@@ -530,7 +716,6 @@ def _step_episodes(
         else distribution.sample(action_key, output)
     )
 
-    env_keys = random.split(env_key, episodes.length.shape[0])
     env_state, timestep = env.step_functional(
         env.cfg, world, episodes.env_state, action, env_keys
     )

@@ -63,11 +63,12 @@ for later in ("prover", "evaluation", "experiment"):
 for user in ("evaluation", "experiment"):
     MAY_IMPORT[user] |= {"runtime"}
 MAY_IMPORT["learner"] = MAY_IMPORT["core"] | {"runtime"}
-MAY_IMPORT["report"] = {*MAY_IMPORT["experiment"], "report"}
+MAY_IMPORT["trainer"] = {*MAY_IMPORT["experiment"], "learner", "trainer"}
+MAY_IMPORT["rl"] = {*MAY_IMPORT["trainer"], "rl"}
+MAY_IMPORT["report"] = {*MAY_IMPORT["rl"], "report"}
 MAY_IMPORT["serve"] = {*MAY_IMPORT["report"], "serve", "__init__"}
 MAY_IMPORT["knowledge"] = {*MAY_IMPORT["experiment"], "report", "knowledge"}
-MAY_IMPORT["trainer"] = {*MAY_IMPORT["experiment"], "learner", "trainer"}
-MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], "learner", "trainer"}
+MAY_IMPORT["__init__"] = {*MAY_IMPORT["knowledge"], *MAY_IMPORT["rl"]}
 MAY_IMPORT["cli"] = {*MAY_IMPORT["__init__"], "__init__", "serve", "cli"}
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -88,6 +89,7 @@ BOUNDARY = (
     "config",
     "learner",
     "trainer",
+    "rl",
     "prover.task",
 )
 BOUNDARY += (

@@ -55,6 +55,7 @@ from funcppo.ranges import (
     field_types,
     is_cuda,
 )
+from funcppo.rl.config import RLConfig
 from tests.cli.runner import funcppo
 from tests.prover.small_tasks import small_problem, small_task
 
@@ -181,6 +182,16 @@ def configs():
         ProverTaskConfig(),
         MiningConfig(),
         RunConfig(dataset="d"),
+        RLConfig(
+            env="CartPole-v1",
+            steps=1,
+            hidden=(64,),
+            normalize_observation=False,
+            normalize_reward=False,
+            clip_action=False,
+            source="",
+            ppo=PPOConfig(),
+        ),
         DataConfig(split_ratios="0.8,0.1,0.1"),
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
@@ -239,6 +250,7 @@ def test_no_config_is_left_out():
 # The numeric options of the programs, with the range that each should have.
 PROGRAMS = {
     "train": ["countries_s1", "--out", "{tmp}/x"],
+    "rl": ["CartPole-v1", "--out", "{tmp}/x"],
     "evaluate": ["countries_s1"],
     "predict": ["countries_s1", "locatedIn(france, X)"],
     "prove": ["countries_s1", "locatedIn(france, europe)"],
@@ -254,6 +266,7 @@ PROGRAMS = {
 OPTIONS = {
     "train": ["steps", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
+    "rl": ["seeds", "seed", "steps", "threads", "hidden", "trials", "evaluate_every", "episodes"],
     "evaluate": ["height", "smoothing", "queries", "seed", "threads", "metrics_port"],
     "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],

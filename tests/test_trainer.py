@@ -13,7 +13,7 @@ import funcppo as fp
 from funcppo import tree
 from funcppo.envs import wrappers
 from funcppo.experiment import metrics_log
-from funcppo.trainer import bootstrap_interval, print_progress
+from funcppo.trainer import bootstrap_interval, print_progress, saved_update
 from tests.learning import assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -243,6 +243,45 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
         low, high = bootstrap_interval(resample_key, values)
         n_covered += low <= 0.0 <= high
     assert 88 <= n_covered < 100
+
+
+@pytest.mark.parametrize("moment", ["step", "evaluation", "callback"])
+def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
+    moment, whole_run, monkeypatch, tmp_path
+):
+    """At update 3 of 6; a run that continues makes that update anew."""
+    calls = []
+
+    def interrupt(*args, **options):
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    def interrupt_late(progress):
+        if progress.update == 3:
+            interrupt()
+
+    step = fp.Learner.step
+
+    def step_interrupted(learner, state):
+        return interrupt() if int(state.update) == 2 else step(learner, state)
+
+    path = tmp_path / "run.npz"
+    log = fp.MetricsLog(tmp_path)
+    options = {"seed": 3, "checkpoint": path, "n_episodes": 1}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if moment == "evaluation":
+            options["evaluate_every"] = 3
+            patch.setattr("funcppo.trainer._play", interrupt)
+        if moment == "step":
+            patch.setattr("funcppo.learner.Learner.step", step_interrupted)
+        callbacks = [log, interrupt_late] if moment == "callback" else [log]
+        fp.train(LEARNER, TOTAL_STEPS, callbacks=callbacks, **options)
+    assert len(calls) == 1 and saved_update(path) == 2
+    log = fp.MetricsLog(tmp_path)
+    rest = fp.train(LEARNER, TOTAL_STEPS, callbacks=[log], **options)
+    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
+    rows = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("damage", ["torn", "missing"])

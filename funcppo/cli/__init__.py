@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 # Each program is a class in the module of its name; its summary is the first line of the docstring of that class.
 PROGRAMS = {
     "train": "Train a prover on a knowledge graph with PPO and write the run to a folder.",
+    "rl": "Train a policy on an environment with PPO and published settings, for several seeds at once.",
     "evaluate": "Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.",
     "predict": "Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.",
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
@@ -177,7 +178,7 @@ def _print_overview(arguments: Sequence[str]) -> None:
     """Print what --help or --version says, or the error of a command line without a program."""
     parser = _OverviewParser(
         prog="funcppo",
-        description="Prove links in knowledge graphs, and train policies that do so.",
+        description="Prove links in knowledge graphs, and train policies that do so or that act in an environment.",
         epilog="`funcppo PROGRAM --help` describes the options of a program.",
     )
     parser.add_argument(
@@ -269,6 +270,15 @@ def _plain_value_error(error: str) -> str:
             for name in types.split("|")
         ]
         return f"{option}: expected {' or '.join(names)}, got {value}"
+
+    # The only options with a sequence of values take whole numbers.
+    sequence = re.match(
+        r"(--\S+): Could not find valid parse for arguments: \[(.*)\]$", error
+    )
+    if sequence:
+        option, values = sequence.groups()
+        got = values.replace("'", "").replace(",", "")
+        return f"{option}: expected whole numbers, got {got}"
 
     number = re.match(
         r"(--\S+): (?:invalid literal for int\(\) with base 10|could not convert string to float): '(.*)'$",

@@ -11,7 +11,7 @@ import dataclasses
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -186,6 +186,26 @@ def print_notes(console: Console, lines: Iterable[str]) -> None:
         console.print(f"note: {line}", style="dim")
 
 
+def make_table(title: str, columns: Sequence[str]) -> Table:
+    """Return a table without rows.
+
+    Args:
+      title: the line above the table.
+      columns: their names; the first one holds texts, the others numbers.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    table.add_column(columns[0], no_wrap=True)
+    for name in columns[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def metrics_table(
     title: str, metrics_by_score: Mapping[str, JsonObject]
 ) -> Table:
@@ -205,16 +225,7 @@ def metrics_table(
     ]
     columns.append("ceiling")
 
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-    )
-    table.add_column("score", no_wrap=True)
-    for name in (*columns, "queries"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = make_table(title, ("score", *columns, "queries"))
 
     for score, metrics in metrics_by_score.items():
         cells = [

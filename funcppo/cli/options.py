@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import (
     Annotated,
+    Any,
     Protocol,
     Self,
     TypeAlias,
@@ -33,6 +34,7 @@ from tyro.constructors import (
 
 from funcppo.config import PPOConfig
 from funcppo.data.config import DataConfig
+from funcppo.experiment.loggers import LoggerName
 from funcppo.ranges import DeviceChoice, DeviceName, FixedPort, check_fields
 
 DatasetArgument: TypeAlias = Annotated[Positional[str], arg(metavar="DATASET")]
@@ -47,6 +49,9 @@ DeviceOption: TypeAlias = Annotated[DeviceName, arg(metavar="DEVICE")]
 AutoDeviceOption: TypeAlias = Annotated[DeviceChoice, arg(metavar="DEVICE")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, arg(metavar="PORT")]
 MetricsFile: TypeAlias = Annotated[str | None, arg(metavar="FILE")]
+LoggerNames: TypeAlias = Annotated[
+    tuple[LoggerName, ...], arg(metavar="{csv,tensorboard,wandb,jsonl}")
+]
 
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
@@ -85,7 +90,8 @@ def parse_options(
     """Return a program with the options of a command line, and if it continues earlier work with those stored there.
 
     Args:
-      program: the class of the program.
+      program: the class of the program; its method `defaults`, if it has one, makes a program with the defaults for a
+        command line.
       arguments: the command line without the name of the program.
       prog: the name of the program in --help and in errors.
 
@@ -94,19 +100,33 @@ def parse_options(
       FieldError: an option is out of range.
       ValueError: what is stored cannot be read.
     """
-    parsed = tyro.cli(
-        program, prog=prog, args=arguments, registry=_make_registry()
+    defaults: dict[str, Any] = {}
+    make_defaults = getattr(program, "defaults", None)
+    if make_defaults is not None:
+        defaults["default"] = make_defaults(arguments)
+    parsed: ProgramT = tyro.cli(
+        program,
+        prog=prog,
+        args=arguments,
+        registry=_make_registry(),
+        **defaults,
     )
-    if isinstance(parsed, HasStoredOptions):
-        stored = parsed.stored_options()
-        if stored is not None:
-            # A flag that is off by default may be stored as on, and turned off.
-            registry = _make_registry(has_all_twins=True)
-            parsed = tyro.cli(
-                program, default=stored, args=arguments, registry=registry
-            )
+    stored = _stored_options(parsed)
+    if stored is not None:
+        # A flag that is off by default may be stored as on, and turned off.
+        registry = _make_registry(has_all_twins=True)
+        parsed = tyro.cli(
+            program, default=stored, args=arguments, registry=registry
+        )
     check_fields(parsed)
     return parsed
+
+
+def _stored_options(program: object) -> Any:
+    """The program with the options of earlier work that it continues; None if it continues none."""
+    if isinstance(program, HasStoredOptions):
+        return program.stored_options()
+    return None
 
 
 def _make_registry(has_all_twins: bool = False) -> ConstructorRegistry:

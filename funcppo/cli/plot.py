@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from funcppo.cli.common import write_json
+from funcppo.cli.common import select_device, write_json
 from funcppo.cli.options import DeviceOption, JsonOutput
 from funcppo.cli.report import RunArguments, check_runs, measure_runs
 from funcppo.cli.target import set_target_threads
+from funcppo.experiment.config import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+)
 from funcppo.ranges import NonNegativeInt, PositiveInt
+
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
+    from funcppo.report.figures import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +29,23 @@ class Plot:
     """Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.
 
     The pictures are those of `funcppo report`, which says what they mean. Several runs on the same data give means,
-    with a standard deviation as a band. Needs the extra `plot`.
+    with a standard deviation as a band. Of runs of `funcppo rl` there is `returns`: the interquartile mean over
+    seeds with its interval of 95 %, a curve for each run; `search` draws the trials of one. Needs the extra `plot`.
 
     Exit status: 0 written, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     runs: RunArguments
-    """Folders of training runs on the same data."""
-    kind: Literal["curves", "ranks", "relations", "reliability", "rules"]
+    """Folders of training runs on the same data; for returns and search, of runs of `funcppo rl`."""
+    kind: Literal[
+        "curves",
+        "ranks",
+        "relations",
+        "reliability",
+        "rules",
+        "returns",
+        "search",
+    ]
     """Which of the pictures is drawn."""
     out: Annotated[str, arg(metavar="FILE")]
     """File to write, FILE.svg or FILE.png; one that exists is replaced."""
@@ -53,18 +71,15 @@ class Plot:
             raise ValueError(
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
-        check_runs(self.runs, self.out, self.json, self.device)
         from funcppo.atomic_io import write_atomically
         from funcppo.report import figures, tables
 
-        set_target_threads(self.runs[0], self.threads)
-        reports = measure_runs(
-            self.runs,
-            0 if self.kind == "curves" else self.ranked,
-            self.queries if self.kind == "rules" else 0,
-            self.device,
-        )
-        picture = figures.draw(self.kind, [one.measured for one in reports])
+        if self.kind == "returns":
+            picture = self._draw_returns()
+        elif self.kind == "search":
+            picture = self._draw_search()
+        else:
+            picture = self._draw_measured()
         write = figures.to_png if suffix == ".png" else figures.to_svg
         content = write(picture)
         write_atomically(Path(self.out), lambda file: file.write(content))
@@ -79,3 +94,63 @@ class Plot:
         if self.json != "-":
             print(self.out)
         return 0
+
+    def _draw_measured(self) -> Picture:
+        """The picture of runs that learnt to rank."""
+        from funcppo.report import figures
+
+        check_runs(self.runs, self.out, self.json)
+        select_device(self.device)
+        set_target_threads(self.runs[0], self.threads)
+        reports = measure_runs(
+            self.runs,
+            0 if self.kind == "curves" else self.ranked,
+            self.queries if self.kind == "rules" else 0,
+            self.device,
+        )
+        return figures.draw(self.kind, [one.measured for one in reports])
+
+    def _draw_returns(self) -> Picture:
+        """The picture of runs that learnt to act."""
+        from funcppo.report import return_curves
+        from funcppo.rl.config import read_config
+        from funcppo.rl.run import read_returns
+
+        check_runs(self.runs, self.out, self.json, read_config, _log_of)
+        return return_curves.draw(
+            [
+                return_curves.RunReturns(
+                    name=folder.name,
+                    env=read_config(folder).env,
+                    returns=read_returns(folder),
+                )
+                for folder in (Path(run).resolve() for run in self.runs)
+            ]
+        )
+
+    def _draw_search(self) -> Picture:
+        """The picture of the trials of a search."""
+        from funcppo import json_io
+        from funcppo.report import search_plot
+        from funcppo.rl.config import read_config
+
+        check_runs(self.runs, self.out, self.json, read_config, _log_of)
+        path = Path(self.runs[0]) / RESULTS_FILE
+        is_one = len(self.runs) == 1
+        results = (
+            json_io.parse_object(path, path.read_bytes())
+            if is_one and path.is_file()
+            else {}
+        )
+        if not results.get("trials"):
+            got = "no trials" if is_one else f"{len(self.runs)} runs"
+            raise ValueError(
+                f"RUN: expected one run of `funcppo rl --search` that has compared trials, got {got}"
+            )
+        return search_plot.draw(results["trials"])
+
+
+def _log_of(run: str) -> list[Path]:
+    """The files that the returns of a run are read from."""
+    names = (METRICS_FILE, CONFIG_FILE, RESULTS_FILE)
+    return [Path(run) / name for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +63,8 @@ class Report:
         Returns:
           The exit status.
         """
-        check_runs(self.runs, self.out, self.json, self.device)
+        check_runs(self.runs, self.out, self.json)
+        select_device(self.device)
         from funcppo.atomic_io import write_atomically
         from funcppo.report import page
 
@@ -97,9 +99,17 @@ class Report:
 
 
 def check_runs(
-    runs: tuple[str, ...], out: str, json: str | None, device: str
+    runs: tuple[str, ...],
+    out: str,
+    json: str | None,
+    read_run: Callable[[Path], object] = read_config,
+    inputs: Callable[[str], Iterable[Path]] = data_files,
 ) -> None:
     """Check packages, runs and outputs, before any work.
+
+    Args:
+      read_run: raises ValueError where a folder is no run of the right kind.
+      inputs: the files that are read of a run.
 
     Raises:
       ValueError: a package is missing, a run is none or given twice, or an output would overwrite what is read.
@@ -107,7 +117,6 @@ def check_runs(
     from funcppo.report import figures
 
     figures.check_packages()
-    select_device(device)
     if not runs:
         raise ValueError("RUN: expected the folder of a run, got none")
     folders = [Path(run).resolve() for run in runs]
@@ -117,8 +126,8 @@ def check_runs(
 
     check_output_path("--out", Path(out))
     for run in runs:
-        read_config(Path(run))
-        check_overwrites([("--out", out), ("--json", json)], data_files(run))
+        read_run(Path(run))
+        check_overwrites([("--out", out), ("--json", json)], inputs(run))
 
 
 def measure_runs(

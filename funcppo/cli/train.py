@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import shlex
 import shutil
 import tempfile
@@ -27,7 +26,7 @@ from funcppo.cli.common import (
     graphs_allowed,
     metrics_exported,
     option_name,
-    package_version,
+    package_versions,
     select_device,
     set_threads,
     write_json,
@@ -45,6 +44,7 @@ from funcppo.cli.options import (
     DatasetArgument,
     DeviceOption,
     JsonOutput,
+    LoggerNames,
     MetricsFile,
     MetricsPort,
     OptionalFile,
@@ -65,7 +65,7 @@ from funcppo.experiment.config import (
     read_settings,
     write_config,
 )
-from funcppo.experiment.loggers import LoggerName, check_loggers, open_loggers
+from funcppo.experiment.loggers import check_loggers, open_loggers
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
@@ -91,11 +91,6 @@ HOLDABLE_SHARE = 0.5
 MAX_PROOF_QUERIES = 20  # queries that are searched for a proof to print
 _DEFAULT = RunConfig(dataset="")
 _MINING = MiningConfig()
-
-
-LoggerNames = Annotated[
-    tuple[LoggerName, ...], arg(metavar="{csv,tensorboard,wandb,jsonl}")
-]
 
 
 class _TrainingResult(NamedTuple):
@@ -638,20 +633,9 @@ def _write_header(run: Run, folder: Path, record: StrategyRecord) -> None:
 
     header = {
         "strategy": dataclasses.asdict(record),
-        "versions": _versions(),
+        "versions": package_versions(),
     }
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
-
-
-def _versions() -> JsonObject:
-    """The versions that the last bits of a result depend on."""
-    import torch
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "funcppo": package_version("funcppo"),
-    }
 
 
 def absolute_or_name(name: str) -> str:
@@ -822,7 +806,7 @@ def _evaluate(
         "n_test_queries": len(test),
         "seconds": training_seconds,
         "notes": notes,
-        "versions": _versions(),
+        "versions": package_versions(),
         "device": run.run_config.device,
     }
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from funcppo import atomic_io, json_io
 from funcppo.config import PPOConfig, Schedule
@@ -164,8 +164,8 @@ def iter_differences(
             yield Difference(f"{prefix}{name}", old_value, new_value)
 
 
-def write_config(run_config: RunConfig, folder: Path) -> None:
-    """Write config.json to the folder of a run, whole or not at all."""
+def write_config(run_config: Any, folder: Path) -> None:
+    """Write a dataclass of settings to config.json in the folder of a run, whole or not at all."""
     contents = {formats.FORMAT_KEY: formats.FORMAT}
     contents |= dataclasses.asdict(run_config)
     text = json.dumps(contents, indent=2) + "\n"
@@ -197,7 +197,7 @@ def read_config(folder: Path) -> RunConfig:
         raw.setdefault("learner", "proofs")
         raw.setdefault("questions", {})
         raw.setdefault("listwise", {"penalty": {}})
-        return _from_json(RunConfig, raw, prefix="")
+        return from_json(RunConfig, raw, prefix="")
     except KeyError as error:
         reason = f"expected the settings of a run, got a file without {error}"
         raise ValueError(f"{path}: {reason}") from None
@@ -228,7 +228,7 @@ def read_settings(path: Path, base: RunConfig) -> RunConfig:
     formats.check_format(path, raw.pop(formats.FORMAT_KEY, formats.FORMAT))
     try:
         merged = _merge(dataclasses.asdict(base), raw, prefix="")
-        return _from_json(RunConfig, merged, prefix="")
+        return from_json(RunConfig, merged, prefix="")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -291,7 +291,7 @@ def _hint(name: str, settings: Json, prefix: str) -> str:
     return f" (did you mean {prefix}{paths[close[0]]}?)" if close else ""
 
 
-def _from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
+def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
     """A config from its JSON object, in which nested configs are objects too.
 
     Args:
@@ -310,7 +310,7 @@ def _from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
             raise ValueError(
                 f"{prefix}{name}: expected an object, got {nested!r}"
             )
-        fields[name] = _from_json(annotation, nested, f"{prefix}{name}.")
+        fields[name] = from_json(annotation, nested, f"{prefix}{name}.")
     try:
         return config_type(**fields)
     except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,38 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
     return scalars
 
 
-def append(path: Path, row: Row) -> None:
-    """Add the line of one update.
+def append(path: Path, *rows: Row) -> None:
+    """Add the line of one update, or its lines.
 
     Raises:
       OSError: names the file, which may hold a part of the line: `truncate` removes it.
     """
     with atomic_io.named_errors(path), open(path, "ab") as file:
-        file.write(_to_line(row))
+        file.write(b"".join(_to_line(row) for row in rows))
+
+
+def mean_over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """One row an update, with the means of its rows of several seeds; other rows stay as they are.
+
+    Numbers that are not finite, and those that a row lacks, are left out of a mean.
+    """
+    by_update: dict[int, list[Row]] = {}
+    for row in rows:
+        by_update.setdefault(row["update"], []).append(row)
+    return [_mean_row(group) for group in by_update.values()]
+
+
+def _mean_row(rows: list[Row]) -> Row:
+    """The mean of the rows of an update."""
+    if "seed" not in rows[0]:
+        return rows[0]
+    mean: Row = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        finite = [value for value in values if math.isfinite(value)]
+        mean[name] = sum(finite) / len(finite) if finite else math.nan
+    del mean["seed"]
+    return mean | {"update": rows[0]["update"]}
 
 
 def is_row(value: object) -> bool:
@@ -127,17 +152,17 @@ def truncate(
     header = read_header(path) if header is None else header
     kept = [_to_line({formats.FORMAT_KEY: formats.FORMAT, **header})]
     notes = []
-    n_updates = 0
+    logged: set[int] = set()
     if path.exists():
         for row in read(path):
             if row["update"] <= last_update:
                 kept.append(_to_line(row))
-                n_updates += row["update"] > 0
+                logged.add(row["update"])
         *lines, unfinished = path.read_bytes().split(b"\n")
         if unfinished:
             notes.append(f"{path}:{len(lines) + 1}: unfinished line dropped")
 
-    n_missing = last_update - n_updates
+    n_missing = last_update - len(logged - {0})
     if n_missing > 0:
         notes.append(
             f"{path}: {n_missing} of the updates 1 to {last_update} have no line"

@@ -16,10 +16,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from funcppo import train_step
-from funcppo.config import PPOConfig
+from funcppo.config import Config, PPOConfig
 from funcppo.evaluation.slot_scheduler import (
     ProgressCallback,
     ignore_progress,
@@ -39,7 +39,7 @@ from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.runtime.reasons import FailureCode
-from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
+from funcppo.train_step import EAGER_PARTS, Metrics, Parts, TrainState
 
 # it imports Dynamo, which the evaluation of a run does without
 if TYPE_CHECKING:
@@ -126,35 +126,61 @@ def prepare_train_step(
     """
     run_config = run.run_config
     world = training_world(run)
-    train_state = run.state.train_state
-    is_short = (
-        run_config.strategy == "auto"
-        and _n_calls(run.cfg.ppo) < COMPILE_MIN_CALLS
-    )
 
     # The capacity depends on the first state of the run, so that a resumed run has the same.
     cfg = run.cfg
     if run.questions is None:
         first = initial_train_state(cfg, run.task, run_config)
         cfg = with_capacity(cfg, world, first)
-    parts, record = compilation.select_strategy(
-        train_step.collect,
-        EAGER_PARTS,
+    is_rounded = run_config.precision == "bfloat16"
+    return prepare_step(
         cfg,
         world,
-        train_state,
-        "eager" if is_short else run_config.strategy,
-        tolerance=BF16_TOLERANCE
-        if run_config.precision == "bfloat16"
-        else DEFAULT_TOLERANCE,
+        run.state.train_state,
+        EAGER_PARTS,
+        run_config.strategy,
+        BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
+    )
+
+
+def prepare_step(
+    cfg: Config,
+    world: object,
+    state: TrainState[Any, Any],
+    parts: Parts,
+    strategy: str,
+    tolerance: float = DEFAULT_TOLERANCE,
+) -> tuple[CapturedStep[TrainState[Any, Any], Metrics], StrategyRecord]:
+    """Compile or capture a training step; with strategy auto, one of a run too short to repay that is not compiled.
+
+    Args:
+      state: the first state; it is copied.
+      parts: `EAGER_PARTS`, or `vmap_parts` of them for stacked states.
+      tolerance: as of `runtime.compile.select_strategy`.
+
+    Returns:
+      The step, and the record of the strategy that it uses and why.
+
+    Raises:
+      Exception: whatever a strategy raises that was set by name and fails.
+    """
+    is_short = strategy == "auto" and _n_calls(cfg.ppo) < COMPILE_MIN_CALLS
+    parts, record = compilation.select_strategy(
+        train_step.collect,
+        parts,
+        cfg,
+        world,
+        state,
+        "eager" if is_short else strategy,
+        tolerance=tolerance,
     )
 
     # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
     step = partial(train_step.train_step, cfg, world)
-    if is_short and run_config.device != "cpu":
-        captured = capture_loop_bodies(step, parts, train_state)
+    if is_short and state.key.device.type != "cpu":
+        captured = capture_loop_bodies(step, parts, state)
     else:
-        captured = capture(partial(step, parts=parts), train_state)
+        captured = capture(partial(step, parts=parts), state)
     record = with_capture(record, captured)
     if is_short:
         reason = "compiling would take longer than it saves (--strategy one-graph compiles)"

@@ -20,12 +20,7 @@ from funcppo.report import tables
 from funcppo.report.names import label
 from funcppo.report.tables import (
     Band,
-    Curve,
     Measured,
-    Ranks,
-    Relations,
-    Reliability,
-    Rules,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +55,8 @@ class Picture(NamedTuple):
     """A figure and the table that it draws."""
 
     figure: Figure
-    table: tuple[Curve, ...] | Ranks | Relations | Reliability | Rules
+    # of `tables`, or several tables
+    table: NamedTuple | tuple[NamedTuple, ...]
 
 
 Draw = Callable[[Sequence[Measured]], Picture]
@@ -90,7 +86,7 @@ def draw_curves(runs: Sequence[Measured]) -> Picture:
         raise ValueError(
             "curves: expected lines in metrics.jsonl that all runs have, got none"
         )
-    figure = _new_figure(4.2)
+    figure = new_figure(4.2)
     titles = dict(CURVES)
     titles["valid_metric"] = f"valid {runs[0].metric_name.upper()}"
     for axes, curve in zip(figure.subplots(2, 3).flat, curves):
@@ -128,7 +124,7 @@ def draw_ranks(runs: Sequence[Measured]) -> Picture:
     """
     _check_ranked("ranks", runs)
     table = tables.ranks(runs)
-    figure = _new_figure(2.8)
+    figure = new_figure(2.8)
     axes = figure.subplots()
 
     places = np.arange(len(table.bins))
@@ -163,7 +159,7 @@ def draw_relations(runs: Sequence[Measured]) -> Picture:
     _check_ranked("relations", runs)
     table = tables.relations(runs)
     n = min(len(table.names), MAX_BARS)
-    figure = _new_figure(1.1 + BAR_INCHES * n)
+    figure = new_figure(1.1 + BAR_INCHES * n)
     axes = figure.subplots()
     places = np.arange(n)
 
@@ -206,7 +202,7 @@ def draw_reliability(runs: Sequence[Measured]) -> Picture:
     """
     _check_ranked("reliability", runs)
     table = tables.reliability(runs)
-    figure = _new_figure(3.2)
+    figure = new_figure(3.2)
     axes = figure.subplots()
 
     has_mean = ~np.isnan(table.frequency).any(0)
@@ -248,7 +244,7 @@ def draw_rules(runs: Sequence[Measured]) -> Picture:
             "rules: expected test queries that rules derive, got none"
         )
     n = min(len(table.texts), MAX_BARS)
-    figure = _new_figure(1.1 + BAR_INCHES * n)
+    figure = new_figure(1.1 + BAR_INCHES * n)
     axes = figure.subplots()
     places = np.arange(n)
 
@@ -285,14 +281,14 @@ def draw(kind: str, runs: Sequence[Measured]) -> Picture:
       ValueError: the runs have nothing to draw, or are on different data.
     """
     tables.check_same_data(runs)
-    with _style():
+    with style():
         return KINDS[kind](runs)
 
 
 def to_png(picture: Picture) -> bytes:
     """A picture as PNG on white."""
     content = io.BytesIO()
-    with _style():
+    with style():
         picture.figure.savefig(
             content, format="png", dpi=PNG_DPI, facecolor="white"
         )
@@ -303,7 +299,7 @@ def to_svg(picture: Picture, background: str = "white") -> bytes:
     """A picture as an SVG file, whose text is text."""
     content = io.BytesIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with _style():
+    with style():
         picture.figure.savefig(
             content, format="svg", facecolor=background, metadata=nothing
         )
@@ -343,7 +339,7 @@ def to_inline_svg(picture: Picture, name: str, title: str) -> str:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     """The settings that pictures are drawn and written with."""
     import matplotlib
 
@@ -369,7 +365,7 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _new_figure(height: float) -> Figure:
+def new_figure(height: float) -> Figure:
     """An empty figure of the width of a page."""
     from matplotlib.figure import Figure
 

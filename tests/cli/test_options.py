@@ -30,7 +30,7 @@ METAVARS = {
     "PORT",
     "NAME",
 }
-METAVARS |= {"RUN...", "all|N", "N|fixpoint", "H,R,T", "X,X,X"}
+METAVARS |= {"ENV", "N...", "RUN...", "all|N", "N|fixpoint", "H,R,T", "X,X,X"}
 
 
 def read_help(text: str) -> dict[str, str]:

@@ -1,0 +1,538 @@
+"""`funcppo rl`: train a policy on an environment by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from tyro.conf import Positional, arg
+
+from funcppo.atomic_io import remove_stale_parts
+from funcppo.cli.common import (
+    GraphsChoice,
+    Interrupt,
+    JsonObject,
+    check_overwrites,
+    defer_interrupt,
+    graphs_allowed,
+    option_name,
+    package_versions,
+    select_device,
+    set_threads,
+    write_json,
+)
+from funcppo.cli.console import (
+    WorkDisplay,
+    make_console,
+    make_table,
+    print_notes,
+    show_status,
+)
+from funcppo.cli.file_lock import lock_folder
+from funcppo.cli.options import DeviceOption, JsonOutput, LoggerNames
+from funcppo.config import PPOConfig
+from funcppo.experiment.config import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+    iter_differences,
+    write_config,
+)
+from funcppo.experiment.loggers import LoggerName, check_loggers
+from funcppo.ranges import PositiveInt, Seed, Size
+from funcppo.rl.config import RLConfig, read_config, settings_of
+from funcppo.rl.settings import PUBLISHED, RLSettings, published
+
+# PyTorch takes seconds to import, and --help does not wait for it.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from funcppo.learner import Learner
+    from funcppo.rl.many import Evaluations
+    from funcppo.rl.search import Trial
+    from funcppo.runtime.compile import StrategyRecord
+    from funcppo.trainer import Progress
+
+# The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
+TRIALS_FILE = "trials.csv"
+MAX_SHOWN_TRIALS = 10
+PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
+RUN_FILES = (
+    CONFIG_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+    CHECKPOINT_FILE,
+    PREVIOUS_CHECKPOINT,
+    TRIALS_FILE,
+)
+_DEFAULT = published("CartPole-v1")
+
+
+class _Trained(NamedTuple):
+    """Where training ended."""
+
+    update: int  # of the checkpoint
+    exit_status: int  # of an interrupt
+    record: StrategyRecord | None  # None: no update was left to make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rl:
+    """Train a policy on an environment with PPO and published settings, for several seeds at once.
+
+    Settings that are not given are those published for the environment; their source is printed. RUN receives
+    config.json, metrics.jsonl (a line for each update and seed), checkpoint.npz and results.json. Ctrl-C or SIGTERM
+    saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit. A search
+    writes trials.csv and results.json, and is not resumed.
+
+    Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+    """
+
+    env: Annotated[Positional[str], arg(metavar="ENV")] = ""
+    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, or a game such as
+    MinAtar/Breakout-v1. It may be left out with --resume."""
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """Folder that the run is written to; created if it is missing. Default: nothing is kept."""
+    seeds: Size = 1
+    """Number of seeds, which are trained at once in one step."""
+    seed: Seed = 0
+    """The first of the seeds; the others follow it."""
+    steps: PositiveInt | None = None
+    """Environment steps of each seed, rounded up to whole rollouts. Default: as published."""
+    device: DeviceOption = "cpu"
+    """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
+    threads: PositiveInt = 1
+    """Number of CPU threads of an operation, which the last bits of results depend on."""
+    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
+        "auto"
+    )
+    """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
+    graphs: GraphsChoice = "auto"
+    """Replay the training step as a CUDA graph on a GPU. auto: where it can be recorded; off: never; manual: always,
+    and it is an error where it cannot be recorded."""
+    hidden: Annotated[tuple[Size, ...], arg(metavar="N...")] = _DEFAULT.hidden
+    """Units of each hidden layer of actor and critic. Default: as published."""
+    normalize_observation: bool = False
+    """Shift and scale observations by their running moments. Default: as published."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return. Default: as published."""
+    clip_action: bool = False
+    """Clip continuous actions to [-1, 1] before the environment sees them. Default: as published."""
+    search: Literal["none", "random", "halving"] = "none"
+    """Search the learning rate, the clip range and the entropy weight, all trials in one step. random: train each trial
+    to the end; halving: go on with the better half of them at a fraction of the steps, again and again."""
+    trials: Size = 16
+    """Trials of a search, each with every seed; the first one has the settings as they are."""
+    evaluate_every: PositiveInt | None = None
+    """Updates between two evaluations on environments of their own. Default: a twentieth of the run."""
+    episodes: Size = 32
+    """Episodes of each seed in an evaluation, once with the most probable actions and once with sampled ones."""
+    resume: bool = False
+    """Continue from the checkpoint in RUN with the settings in its config.json. Default: off."""
+    overwrite: bool = False
+    """Start a new run in a folder that already holds one, replacing its files. Default: off."""
+    log: LoggerNames = ()
+    """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv,
+    tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be
+    given. Default: nowhere."""
+    json: JsonOutput = None
+    """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
+    RUN/results.json."""
+    ppo: PPOConfig = _DEFAULT.ppo
+    """Settings of proximal policy optimisation (PPO). Default: as published."""
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str], /) -> Rl:
+        """The options published for the environment that a command line names."""
+        named = [word for word in arguments if word in PUBLISHED]
+        return cls(**_as_options(published(named[0]))) if named else cls()
+
+    def stored_options(self) -> Rl | None:
+        """The options of the run to resume; None for a new run."""
+        if not self.resume:
+            return None
+        if self.overwrite:
+            raise ValueError("--resume, --overwrite: expected one of them")
+        if self.out is None:
+            raise ValueError("--resume: expected --out RUN too, got none")
+        stored = read_config(self.out)
+        if stored.search != "none":
+            raise ValueError(f"{self.out}: a search is not resumed")
+        return dataclasses.replace(self, **_as_options(stored))
+
+    def run(self) -> int:
+        """Train, and print the returns.
+
+        Returns:
+          The exit status.
+        """
+        if not self.env:
+            raise ValueError(
+                "ENV: expected an environment, got none (see --help)"
+            )
+        check_loggers(self.log)
+        if self.log and self.search != "none":
+            raise ValueError("--log: expected none with --search")
+        with (
+            self._folder() as folder,
+            lock_folder(folder),
+            graphs_allowed(self.graphs, self.device),
+        ):
+            outputs = [("--out", folder / name) for name in RUN_FILES]
+            check_overwrites([*outputs, ("--json", self.json)], ())
+            return self._run(folder)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """The folder of the run; one that goes with the program where none was given."""
+        if self.out is not None:
+            yield self.out
+            return
+        with tempfile.TemporaryDirectory(prefix="funcppo-rl-") as name:
+            yield Path(name)
+
+    def _run(self, folder: Path) -> int:
+        """Train in a folder that no other process writes to; the exit status."""
+        from funcppo.rl import run
+
+        start = time.perf_counter()
+        console = make_console(self.json == "-")
+        set_threads(self.threads)
+        select_device(self.device)
+        config = self._config()
+        learner = run.make_learner(config.env, settings_of(config))
+        if self.resume:
+            _check_same(config, folder)
+        else:
+            self._begin(config, folder)
+        _print_settings(config, console)
+        removed = remove_stale_parts(folder, RUN_FILES)
+        print_notes(
+            console, [f"removed {x}, left by a killed process" for x in removed]
+        )
+
+        if config.search != "none":
+            return self._search(config, learner, folder, console)
+        trained = _train(config, learner, self.log, folder, console)
+        if trained.update < run.n_updates(config):
+            self._print_interrupted(trained.update, console)
+            return trained.exit_status
+        results = _results(config, folder, trained.record)
+        results["seconds"] = time.perf_counter() - start
+        self._write(results, folder)
+        _print_results(results, console)
+        console.print(
+            f"done in {results['seconds']:.0f} s{f': {self.out}' if self.out else ''}"
+        )
+        return 0
+
+    def _search(
+        self,
+        config: RLConfig,
+        learner: Learner[Any, Any],
+        folder: Path,
+        console: Console,
+    ) -> int:
+        """Search in a folder that no other process writes to; the exit status."""
+        rungs, interrupt = _train_trials(config, learner, folder, console)
+        results = _search_results(config, rungs)
+        self._write(results, folder)
+        _print_trials(results, console)
+        if interrupt.requested:
+            console.print(f"interrupted after {len(rungs)} comparisons")
+            return interrupt.exit_status
+        return 0
+
+    def _write(self, results: JsonObject, folder: Path) -> None:
+        """Write results.json, and where --json says."""
+        write_json(str(folder / RESULTS_FILE), results)
+        write_json(self.json, results)
+
+    def _config(self) -> RLConfig:
+        """The settings of the run."""
+        theirs = published(self.env)
+        options = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(RLConfig)
+            if field.name != "source"
+        }
+        options["steps"] = self.steps or theirs.steps
+        return RLConfig(**options, source=theirs.source)
+
+    def _begin(self, config: RLConfig, folder: Path) -> None:
+        """Write the settings of a new run, in place of the files of an earlier one.
+
+        Raises:
+          ValueError: there is an earlier one, which is not to be replaced.
+        """
+        if (folder / CONFIG_FILE).exists() and not self.overwrite:
+            raise ValueError(
+                f"{folder}: holds a run already: expected --resume, --overwrite or another folder"
+            )
+        for name in RUN_FILES:
+            (folder / name).unlink(missing_ok=True)
+        write_config(config, folder)
+
+    def _print_interrupted(self, update: int, console: Console) -> None:
+        """Print what the checkpoint holds, and how to continue from it."""
+        line = f"interrupted after update {update}"
+        if self.out is not None:
+            words = ("funcppo", "rl", "--out", str(self.out), "--resume")
+            line += f"; `{shlex.join(words)}` continues"
+        console.print(line)
+
+
+def _as_options(settings: RLConfig | RLSettings) -> JsonObject:
+    """Stored or published settings as options."""
+    return {
+        field.name: getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if field.name != "source"
+    }
+
+
+def _check_same(config: RLConfig, folder: Path) -> None:
+    """Check that a run is resumed with its own settings.
+
+    Raises:
+      ValueError: another one was given.
+    """
+    changes: list[str] = []
+    for name, old, new in iter_differences(read_config(folder), config):
+        option = "ENV" if name == "env" else option_name(name)
+        if name != "source":
+            changes.append(f"{option}: expected {old}, got {new}")
+    if changes:
+        raise ValueError(
+            f"{folder}: a run is resumed with its own settings: {'; '.join(changes)}"
+        )
+
+
+def _print_settings(config: RLConfig, console: Console) -> None:
+    """Print what is trained, where its settings are published, and what was changed in them."""
+    console.print(
+        f"{config.env}: {config.seeds} seeds from {config.seed}, {config.steps:,} steps each, {config.device}"
+    )
+    console.print(f"settings: {config.source}")
+    theirs = published(config.env)
+    changes = [
+        f"{name} {new} (published: {old})"
+        for name, old, new in iter_differences(theirs, settings_of(config))
+        if name != "source"
+    ]
+    if changes:
+        console.print(f"changed: {', '.join(changes)}")
+
+
+class _Display:
+    """A callback that shows how far training is, and stops it after a signal."""
+
+    def __init__(
+        self, console: Console, status: WorkDisplay, interrupt: Interrupt
+    ) -> None:
+        self._console = console
+        self._status = status
+        self._interrupt = interrupt
+        self._returns = ""
+        self.record: StrategyRecord | None = None
+
+    def __call__(self, progress: Progress[Evaluations]) -> bool:
+        """Whether to stop."""
+        from funcppo.experiment.training import describe_strategy
+
+        if self.record is None and progress.record is not None:
+            self.record = progress.record
+            print_notes(self._console, [describe_strategy(self.record)])
+        if progress.evaluation is not None:
+            means = [each.sampled.mean for each in progress.evaluation]
+            self._returns = f"return {sum(means) / len(means):.1f}, "
+        self._status.update(
+            "training",
+            progress.update,
+            progress.n_updates,
+            f"{self._returns}{progress.steps_per_second:,.0f} steps/s",
+        )
+        return self._interrupt.requested
+
+
+def _train(
+    config: RLConfig,
+    learner: Learner[Any, Any],
+    log: tuple[LoggerName, ...],
+    folder: Path,
+    console: Console,
+) -> _Trained:
+    """Train until the last update or an interrupt, which takes effect after the update in progress."""
+    from funcppo import trainer
+    from funcppo.rl import many, run
+
+    checkpoint = folder / CHECKPOINT_FILE
+    with (
+        show_status(console, "preparing the training step") as status,
+        defer_interrupt() as interrupt,
+        warnings.catch_warnings(),
+    ):
+        # Notes on the checkpoint are warnings, too.
+        warnings.simplefilter("ignore", UserWarning)
+        display = _Display(console, status, interrupt)
+        # A repeated signal ends an update or evaluation in progress.
+        with suppress(KeyboardInterrupt):
+            result = many.train_many(
+                learner,
+                config.steps,
+                seeds=run.seeds_of(config),
+                device=config.device,
+                strategy=config.strategy,
+                callbacks=[trainer.MetricsLog(folder, *log), display],
+                evaluate_every=run.evaluation_interval(config),
+                n_episodes=config.episodes,
+                checkpoint=checkpoint,
+            )
+            print_notes(console, result.notes)
+    return _Trained(
+        update=trainer.saved_update(checkpoint),
+        exit_status=interrupt.exit_status,
+        record=display.record,
+    )
+
+
+def _train_trials(
+    config: RLConfig,
+    learner: Learner[Any, Any],
+    folder: Path,
+    console: Console,
+) -> tuple[list[list[Trial]], Interrupt]:
+    """Train the trials of a search, and write the table of them after each rung."""
+    from funcppo.rl import run
+    from funcppo.rl import search as searching
+
+    drawn = searching.draw_trials(learner, config.trials, config.seed)
+    rungs: list[list[Trial]] = []
+    with (
+        show_status(console, "preparing the training step") as status,
+        defer_interrupt() as interrupt,
+        suppress(KeyboardInterrupt),
+    ):
+        for rung in searching.search(
+            learner,
+            config.steps,
+            drawn,
+            method="halving" if config.search == "halving" else "random",
+            seeds=run.seeds_of(config),
+            device=config.device,
+            strategy=config.strategy,
+            callbacks=[_Display(console, status, interrupt)],
+            n_episodes=config.episodes,
+        ):
+            rungs.append(rung)
+            searching.write_trials(folder / TRIALS_FILE, rungs)
+            best = rung[0]
+            console.print(
+                f"{len(rung)} trials after {best.steps:,} steps: best return {best.mean_return:.1f}"
+            )
+    return rungs, interrupt
+
+
+def _search_results(config: RLConfig, rungs: list[list[Trial]]) -> JsonObject:
+    """The contents of results.json of a search."""
+    from funcppo.rl.search import trial_rows
+
+    return {
+        "env": config.env,
+        "settings": config.source,
+        "search": config.search,
+        "seed": config.seed,
+        "seeds": config.seeds,
+        "episodes": config.episodes,
+        "trials": trial_rows(rungs),
+        "versions": package_versions(),
+        "device": config.device,
+    }
+
+
+def _print_trials(results: JsonObject, console: Console) -> None:
+    """Print the best trials, and how to train with the numbers of the best."""
+    rows = results["trials"]
+    if not rows:
+        return
+    shown = rows[:MAX_SHOWN_TRIALS]
+    table = make_table(
+        f"best {len(shown)} of {len(rows)} trials", list(rows[0])
+    )
+    for row in shown:
+        table.add_row(*(f"{number:.6g}" for number in row.values()))
+    console.print(table)
+
+    words = ["funcppo", "rl", results["env"]]
+    for name, number in rows[0].items():
+        if name not in ("trial", "steps", "return"):
+            words += [option_name(f"ppo.{name}"), f"{number:.4g}"]
+    print_notes(
+        console,
+        [
+            "the best of many trials is lucky, too; to train it with other seeds: "
+            f"{shlex.join(words)} --seed {results['seed'] + results['seeds']}"
+        ],
+    )
+
+
+def _results(
+    config: RLConfig, folder: Path, record: StrategyRecord | None
+) -> JsonObject:
+    """The contents of results.json, without the time."""
+    from funcppo.rl import run
+
+    returns = run.read_returns(folder)
+    return {
+        "env": config.env,
+        "settings": config.source,
+        "seeds": list(returns.seeds),
+        "steps": int(returns.steps[-1]),
+        "episodes": config.episodes,
+        "returns": run.summarize(returns),
+        "n_unfinished_episodes": int(returns.n_unfinished[-1]),
+        "strategy": record and dataclasses.asdict(record),
+        "versions": package_versions(),
+        "device": config.device,
+    }
+
+
+def _print_results(results: JsonObject, console: Console) -> None:
+    """Print the returns of the last evaluation, over the seeds and of each."""
+    returns = results["returns"]
+    table = make_table(
+        f"return after {results['steps']:,} steps, {results['episodes']} episodes a seed",
+        ("policy", "mean", "interquartile mean", "95 % interval"),
+    )
+    for policy, summary in returns.items():
+        low, high = summary["iqm_interval"]
+        table.add_row(
+            policy,
+            f"{summary['mean']:.1f}",
+            f"{summary['iqm']:.1f}",
+            f"{low:.1f} to {high:.1f}",
+        )
+    console.print(table)
+
+    by_seed = make_table("", ("seed", *returns))
+    for seed in results["seeds"]:
+        cells = [f"{s['by_seed'][str(seed)]:.1f}" for s in returns.values()]
+        by_seed.add_row(str(seed), *cells)
+    console.print(by_seed)
+    n_unfinished = results["n_unfinished_episodes"]
+    if n_unfinished:
+        print_notes(
+            console,
+            [
+                f"{n_unfinished} episodes had not ended; their return so far counts"
+            ],
+        )

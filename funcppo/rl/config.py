@@ -1,0 +1,126 @@
+"""Settings of a run of `funcppo rl`, and its config.json. This module imports no PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from funcppo import json_io
+from funcppo.config import PPOConfig
+from funcppo.experiment import formats
+from funcppo.experiment.config import CONFIG_FILE, from_json
+from funcppo.ranges import (
+    DeviceName,
+    PositiveInt,
+    Seed,
+    Size,
+    check_fields,
+)
+from funcppo.rl.settings import RLSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RLConfig:
+    """Settings of one run; the contents of config.json."""
+
+    env: str
+    """Name of the environment, one of `fp.envs.make`."""
+
+    seeds: Size = 1
+    """Number of seeds, which train at once."""
+
+    seed: Seed = 0
+    """The first of the seeds; the others follow it."""
+
+    steps: PositiveInt
+    """Environment steps of each seed, rounded up to whole rollouts."""
+
+    device: DeviceName = "cpu"
+    """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
+
+    threads: PositiveInt = 1
+    """Number of CPU threads of an operation."""
+
+    strategy: Literal["auto", "one-graph", "two-graphs", "forward", "eager"] = (
+        "auto"
+    )
+    """How the training step is executed: auto, one-graph, two-graphs, forward or eager."""
+
+    hidden: tuple[Size, ...]
+    """Units of each hidden layer of actor and critic."""
+
+    normalize_observation: bool
+    """Shift and scale observations by their running moments."""
+
+    normalize_reward: bool
+    """Divide rewards by the running deviation of the discounted return."""
+
+    clip_action: bool
+    """Clip continuous actions to [-1, 1] before the environment sees them."""
+
+    search: Literal["none", "random", "halving"] = "none"
+    """Whether learning rate, clip range and entropy weight are searched, and how."""
+
+    trials: Size = 16
+    """Trials of a search, each with every seed."""
+
+    evaluate_every: PositiveInt | None = None
+    """Updates between two evaluations; None: a twentieth of the run."""
+
+    episodes: Size = 32
+    """Episodes of each seed, greedy and sampled, in an evaluation."""
+
+    source: str
+    """Where the settings are from that no option names."""
+
+    ppo: PPOConfig
+    """Settings of proximal policy optimisation (PPO)."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+def settings_of(config: RLConfig) -> RLSettings:
+    """What the run does, whatever its seeds and its device."""
+    names = [field.name for field in dataclasses.fields(RLSettings)]
+    return RLSettings(**{name: getattr(config, name) for name in names})
+
+
+def read_config(folder: Path) -> RLConfig:
+    """Read the config.json of a run of `funcppo rl`.
+
+    Raises:
+      ValueError: the folder holds no such run, a newer version of funcppo wrote it, or a field is missing, unknown, of
+        another type or out of range.
+    """
+    path = folder / CONFIG_FILE
+    if not is_rl_run(folder):
+        raise ValueError(
+            f"{folder}: expected a folder that `funcppo rl` wrote, got another"
+        )
+    raw = json_io.parse_object(path, path.read_bytes())
+    formats.check_format(path, raw.pop(formats.FORMAT_KEY, 1))
+    try:
+        if isinstance(raw.get("hidden"), list):
+            raw["hidden"] = tuple(raw["hidden"])
+        return from_json(RLConfig, raw, prefix="")
+    except KeyError as error:
+        reason = f"expected the settings of a run, got a file without {error}"
+        raise ValueError(f"{path}: {reason}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def is_rl_run(folder: Path) -> bool:
+    """Whether a folder holds a run of `funcppo rl`.
+
+    Raises:
+      ValueError: its config.json is no object of JSON.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return False
+    return "env" in json_io.parse_object(path, path.read_bytes())

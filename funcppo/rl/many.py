@@ -1,0 +1,159 @@
+"""Several policies trained in one step: `train_many`, a population of seeds and of numbers in `Scalars`.
+
+result = fp.train_many(learner, 100_000, seeds=8)
+result.state.params                      # every tensor has a first axis of 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from funcppo import random, trainer, tree
+from funcppo.experiment.training import CHECKPOINT_SECONDS, prepare_step
+from funcppo.learner import Learner
+from funcppo.losses import Scalars
+from funcppo.runtime.capture import CapturedStep
+from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
+from funcppo.trainer import (
+    N_EPISODES,
+    Callback,
+    PolicyEvaluation,
+    Schedule,
+    Stepper,
+    TrainResult,
+)
+
+State = TrainState[Any, Any]
+Evaluations = tuple[PolicyEvaluation, ...]  # one for each seed
+
+
+def train_many(
+    learner: Learner[Any, Any],
+    total_steps: int,
+    *,
+    seeds: int | Sequence[int] = 8,
+    scalars: Mapping[str, Sequence[float]] | None = None,
+    device: torch.device | str = "cpu",
+    strategy: str = "eager",
+    callbacks: Sequence[Callback] = (),
+    evaluate_every: int | None = None,
+    n_episodes: int = N_EPISODES,
+    checkpoint: str | Path | None = None,
+) -> TrainResult[Evaluations]:
+    """Train a policy for each of several seeds, all of them in one step (`torch.vmap`).
+
+    Each policy is that of `train` with its seed, but for rounding. Checkpoints are written every minute and at the end.
+
+    Args:
+      learner: of `fp.ppo`.
+      total_steps: environment steps of each seed; the last update is made whole.
+      seeds: of the first states and of evaluations; a number N stands for 0 to N - 1.
+      scalars: by name of a field of `losses.Scalars`, such as learning_rate, a number for each seed.
+      device: of the first states.
+      strategy: how the step is run: eager; auto, which compiles it where the run is long enough to repay that; or
+        another of `runtime.compile.STRATEGIES`.
+      callbacks: as those of `train`; what they receive has a first axis of seeds.
+      evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
+      n_episodes: episodes of each seed, greedy and sampled, in an evaluation.
+      checkpoint: as that of `train`.
+
+    Returns:
+      The states after the run, stacked, and its evaluations, each one of all seeds.
+
+    Raises:
+      ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
+    """
+    seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    trainer.check_positive(
+        total_steps=total_steps,
+        seeds=len(seeds),
+        evaluate_every=evaluate_every,
+        n_episodes=n_episodes,
+    )
+    learner = trainer.with_length(learner, total_steps)
+    path = None if checkpoint is None else Path(checkpoint)
+    first = init_many(learner, seeds, device, scalars)
+    state, notes = trainer.restore_latest(learner, first, path)
+
+    schedule = Schedule(
+        evaluate_every=evaluate_every,
+        evaluate=partial(
+            trainer.evaluate_many, learner, seeds=seeds, n_episodes=n_episodes
+        ),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        save=partial(trainer.save_checkpoint, path, learner),
+    )
+    stepper = prepare_many(learner, seeds, state, strategy)
+    result = trainer.make_updates(stepper, state, schedule, callbacks)
+    return result._replace(notes=notes)
+
+
+def init_many(
+    learner: Learner[Any, Any],
+    seeds: Sequence[int],
+    device: torch.device | str = "cpu",
+    scalars: Mapping[str, Sequence[float]] | None = None,
+) -> State:
+    """The first states of some seeds, stacked, with some of their scalars replaced.
+
+    Args:
+      scalars: by name of a field of `losses.Scalars`, a number for each seed.
+
+    Raises:
+      ValueError: there is no such scalar, or it has not one number for each seed.
+    """
+    states = [learner.init(random.key(seed, device)) for seed in seeds]
+    state = tree.map(lambda *leaves: torch.stack(leaves), *states)
+    for name, numbers in (scalars or {}).items():
+        if name not in Scalars._fields:
+            names = ", ".join(Scalars._fields)
+            raise ValueError(f"scalars: expected one of {names}, got {name}")
+        if len(numbers) != len(seeds):
+            raise ValueError(
+                f"scalars: {name}: expected {len(seeds)} numbers, got {len(numbers)}"
+            )
+        values = torch.tensor(numbers, dtype=torch.float32, device=device)
+        changed = state.scalars._replace(**{name: values})
+        state = state._replace(scalars=changed)
+    return state
+
+
+def prepare_many(
+    learner: Learner[Any, Any],
+    seeds: tuple[int, ...],
+    state: State,
+    strategy: str,
+) -> Stepper:
+    """The step of stacked states; of a finished run it is not compiled."""
+    cfg = learner.cfg
+    is_finished = int(state.update[0]) >= cfg.ppo.n_updates
+    captured, record = prepare_step(
+        cfg,
+        learner.world,
+        state,
+        vmap_parts(EAGER_PARTS),
+        "eager" if is_finished else strategy,
+    )
+    return Stepper(
+        learner=learner,
+        seeds=seeds,
+        step=partial(_step, captured),
+        record=record,
+    )
+
+
+def _step(
+    captured: CapturedStep[State, Metrics], state: State
+) -> tuple[State, Metrics]:
+    """Make an update, in the buffers of a CUDA graph where there is one."""
+    if captured.replay_mode == "none":
+        return captured.fn(state)
+    if state is not captured.state:
+        captured.load(state)
+    metrics = captured.step()
+    return captured.state, tree.map(torch.clone, metrics)

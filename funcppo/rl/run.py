@@ -1,0 +1,136 @@
+"""A run of `funcppo rl`: its learner, and its results, which are read from its metrics log."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from funcppo import envs, learner, nets
+from funcppo.envs import wrappers
+from funcppo.experiment import metrics_log
+from funcppo.experiment.config import METRICS_FILE
+from funcppo.json_io import Json
+from funcppo.learner import Learner
+from funcppo.rl import aggregate
+from funcppo.rl.config import RLConfig
+from funcppo.rl.settings import RLSettings
+from funcppo.types import F64, I64
+
+N_EVALUATIONS = 20  # of a run, unless --evaluate-every says otherwise
+POLICIES = ("greedy", "sampled")
+
+
+class Returns(NamedTuple):
+    """Mean returns of K seeds in the E evaluations of a run."""
+
+    seeds: tuple[int, ...]
+    steps: I64[np.ndarray, "E"]  # environment steps of each seed before it
+    greedy: F64[np.ndarray, "K E"]
+    sampled: F64[np.ndarray, "K E"]
+    n_unfinished: I64[np.ndarray, "E"]  # episodes that had not ended
+
+
+def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
+    """The learner of an environment by its name; images are flattened.
+
+    Raises:
+      ValueError: there is no environment of that name.
+    """
+    wrapped = envs.make(env)
+    if wrapped.spec is not None and wrapped.spec.observation_shape is not None:
+        wrapped = wrappers.flatten_observation(wrapped)
+    if settings.clip_action:
+        wrapped = wrappers.clip_action(wrapped)
+    if settings.normalize_observation:
+        wrapped = wrappers.normalize_observation(wrapped)
+    if settings.normalize_reward:
+        wrapped = wrappers.normalize_reward(wrapped, gamma=settings.ppo.gamma)
+    options = {
+        field.name: getattr(settings.ppo, field.name)
+        for field in dataclasses.fields(settings.ppo)
+    }
+    network = nets.mlp(*settings.hidden)
+    return learner.ppo(env=wrapped, network=network, **options)
+
+
+def seeds_of(config: RLConfig) -> tuple[int, ...]:
+    """The seeds of a run."""
+    return tuple(range(config.seed, config.seed + config.seeds))
+
+
+def n_updates(config: RLConfig) -> int:
+    """Updates of the whole run."""
+    batch_size = config.ppo.n_envs * config.ppo.n_steps
+    return math.ceil(config.steps / batch_size)
+
+
+def evaluation_interval(config: RLConfig) -> int:
+    """Updates between two evaluations."""
+    interval = max(1, n_updates(config) // N_EVALUATIONS)
+    return config.evaluate_every or interval
+
+
+def read_returns(folder: Path) -> Returns:
+    """The evaluations in the metrics log of a run.
+
+    Raises:
+      ValueError: it holds none, or a line is no row.
+    """
+    path = folder / METRICS_FILE
+    rows = metrics_log.read(path) if path.exists() else []
+    evaluated = [row for row in rows if row.get("greedy_return") is not None]
+    if not evaluated:
+        raise ValueError(
+            f"{path}: expected an evaluation, got none: the run has just begun"
+        )
+    return _stack_returns(evaluated)
+
+
+def _stack_returns(rows: Sequence[metrics_log.Row]) -> Returns:
+    """The evaluations that all seeds have a row of."""
+    seeds = tuple(dict.fromkeys(row["seed"] for row in rows))
+    by_seed = [
+        {row["steps"]: row for row in rows if row["seed"] == seed}
+        for seed in seeds
+    ]
+    steps = sorted(set.intersection(*map(set, by_seed)))
+    table = np.array(
+        [
+            [
+                [of_seed[n]["greedy_return"] for n in steps],
+                [of_seed[n]["sampled_return"] for n in steps],
+                [of_seed[n]["n_unfinished_episodes"] for n in steps],
+            ]
+            for of_seed in by_seed
+        ],
+        dtype=np.float64,
+    )
+    return Returns(
+        seeds=seeds,
+        steps=np.array(steps, dtype=np.int64),
+        greedy=table[:, 0],
+        sampled=table[:, 1],
+        n_unfinished=table[:, 2].sum(0).astype(np.int64),
+    )
+
+
+def summarize(returns: Returns) -> Json:
+    """The last evaluation: for each policy the mean and the interquartile mean over seeds, and the seeds one by one."""
+    summary: Json = {}
+    for policy in POLICIES:
+        last = getattr(returns, policy)[:, -1:]
+        mean = aggregate.estimate(last, aggregate.mean)
+        iqm = aggregate.estimate(last, aggregate.interquartile_mean)
+        summary[policy] = {
+            "mean": mean.value,
+            "mean_interval": [mean.low, mean.high],
+            "iqm": iqm.value,
+            "iqm_interval": [iqm.low, iqm.high],
+            "by_seed": dict(zip(map(str, returns.seeds), last[:, 0].tolist())),
+        }
+    return summary

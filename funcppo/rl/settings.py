@@ -1,0 +1,141 @@
+"""Published settings of PPO for each environment of `fp.envs.make`, with their source.
+
+`published(name)` returns them. Where ours must differ from the source, the source says so: policies explore by
+independent Gaussian noise, not by gSDE, and hidden layers are tanh. This module imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from funcppo.config import PPOConfig, Schedule
+from funcppo.ranges import PositiveInt, Size, check_fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RLSettings:
+    """What training on an environment depends on, but for the seeds."""
+
+    source: str
+    """Where the settings are published, and what differs there."""
+
+    steps: PositiveInt
+    """Environment steps of each seed."""
+
+    hidden: tuple[Size, ...] = (64, 64)
+    """Units of each hidden layer of actor and critic."""
+
+    normalize_observation: bool = False
+    """Shift and scale observations by their running moments."""
+
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+
+    clip_action: bool = False
+    """Clip continuous actions to [-1, 1] before the environment sees them."""
+
+    ppo: PPOConfig
+    """Settings of PPO."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+_CONSTANT = Schedule()
+_LINEAR = Schedule(kind="linear")
+
+# DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml. What it leaves out are the defaults of Stable-Baselines3: batches of 64
+# rows, a constant learning rate of 3e-4, an unclipped squared error of values, no entropy bonus. Its `normalize` is
+# VecNormalize of observations and rewards, which also clips both at 10; ours do not clip.
+_ZOO = "RL Baselines3 Zoo, hyperparams/ppo.yml"
+_SB3 = PPOConfig(
+    learning_rate=3e-4,
+    learning_rate_schedule=_CONSTANT,
+    entropy_coef=0.0,
+    value_loss="plain",
+    half_value_loss=False,
+)
+# luchris429/purejaxrl, purejaxrl/ppo.py and examples/brax_minatar.ipynb. An episode that its time limit cuts counts as
+# terminated there, and advantages are divided by the population deviation.
+_PUREJAXRL = PPOConfig(advantage_ddof=0, bootstrap_truncated=False)
+_MINATAR = RLSettings(
+    source="PureJaxRL, examples/brax_minatar.ipynb; there with ReLU, and with episodes of at most 1000 steps",
+    steps=10_000_000,
+    ppo=replace(_PUREJAXRL, n_envs=64, n_minibatches=8, learning_rate=5e-3),
+)
+
+PUBLISHED = {
+    "CartPole-v1": RLSettings(
+        source="PureJaxRL, purejaxrl/ppo.py",
+        steps=500_000,
+        ppo=_PUREJAXRL,
+    ),
+    "Acrobot-v1": RLSettings(
+        source=_ZOO,
+        steps=1_000_000,
+        normalize_observation=True,
+        normalize_reward=True,
+        ppo=replace(
+            _SB3, n_envs=16, n_steps=256, n_minibatches=64, gae_lambda=0.94
+        ),
+    ),
+    "MountainCar-v0": RLSettings(
+        source=_ZOO,
+        steps=1_000_000,
+        normalize_observation=True,
+        normalize_reward=True,
+        ppo=replace(_SB3, n_envs=16, n_steps=16, gae_lambda=0.98),
+    ),
+    "Pendulum-v1": RLSettings(
+        source=f"{_ZOO}; there with gSDE",
+        steps=100_000,
+        ppo=replace(
+            _SB3,
+            n_steps=1024,
+            n_epochs=10,
+            n_minibatches=64,
+            learning_rate=1e-3,
+            gamma=0.9,
+        ),
+    ),
+    "MountainCarContinuous-v0": RLSettings(
+        source=f"{_ZOO}; there with gSDE, a first log deviation of -3.29, and weights that are not orthogonal",
+        steps=20_000,
+        normalize_observation=True,
+        normalize_reward=True,
+        clip_action=True,
+        ppo=replace(
+            _SB3,
+            n_envs=1,
+            n_steps=8,
+            n_epochs=10,
+            n_minibatches=1,
+            learning_rate=7.77e-5,
+            gamma=0.9999,
+            gae_lambda=0.9,
+            clip_eps=0.1,
+            value_coef=0.19,
+            entropy_coef=0.00429,
+            max_grad_norm=5.0,
+        ),
+    ),
+    "MinAtar/Asterix-v1": _MINATAR,
+    "MinAtar/Breakout-v1": _MINATAR,
+    "MinAtar/Freeway-v1": _MINATAR,
+    "MinAtar/SpaceInvaders-v1": _MINATAR,
+    "MinAtar/Asterix-v0": _MINATAR,
+    "MinAtar/Breakout-v0": _MINATAR,
+    "MinAtar/Freeway-v0": _MINATAR,
+    "MinAtar/SpaceInvaders-v0": _MINATAR,
+}
+
+
+def published(name: str) -> RLSettings:
+    """The settings of an environment; those of Huang et al. 2022 for classic control where there are no others."""
+    default = RLSettings(
+        source="the defaults of PPOConfig: none are published for it",
+        steps=500_000,
+        ppo=PPOConfig(),
+    )
+    return PUBLISHED.get(name, default)

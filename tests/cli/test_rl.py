@@ -1,0 +1,281 @@
+"""`rl`: the files of a run, resuming, what is printed, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from funcppo.cli import rl
+from funcppo.cli.file_lock import lock_folder
+from funcppo.experiment import checkpoint, metrics_log
+from funcppo.rl.config import read_config
+from funcppo.rl.settings import published
+from tests.cli.runner import funcppo
+
+SMALL = ("--ppo.n-envs", 4, "--ppo.n-steps", 8, "--ppo.n-minibatches", 2)
+SMALL += ("--hidden", 8, "--episodes", 2, "--steps", 128, "--seeds", 2)
+SMALL += ("--evaluate-every", 2)
+WORDS = ("rl", "CartPole-v1", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of four updates."""
+    out = tmp_path_factory.mktemp("rl") / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert funcppo(monkeypatch, *WORDS, "--out", out) == 0
+    return out
+
+
+def read_rows(folder):
+    """The rows of a log without their times."""
+    rows = metrics_log.read(folder / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def assert_equal_runs(folder, other):
+    """Equal states, rows and returns."""
+    arrays = checkpoint.read(folder / "checkpoint.npz").arrays
+    others = checkpoint.read(other / "checkpoint.npz").arrays
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+    assert read_rows(folder) == read_rows(other)
+    results = [
+        json.loads((path / "results.json").read_text())["returns"]
+        for path in (folder, other)
+    ]
+    assert results[0] == results[1]
+
+
+def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
+    assert {path.name for path in trained.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "checkpoint.npz",
+        "results.json",
+    }
+    config = read_config(trained)
+    assert (config.seeds, config.hidden, config.ppo.n_envs) == (2, (8,), 4)
+    assert config.ppo.clip_eps == published("CartPole-v1").ppo.clip_eps
+    assert [(row["update"], row["seed"]) for row in read_rows(trained)] == [
+        (update, seed) for update in (1, 2, 3, 4) for seed in (0, 1)
+    ]
+    results = json.loads((trained / "results.json").read_text())
+    assert results["format"] == 2 and results["steps"] == 128
+    assert results["settings"] == published("CartPole-v1").source
+    last = {
+        row["seed"]: row["greedy_return"] for row in read_rows(trained)[-2:]
+    }
+    assert results["returns"]["greedy"]["by_seed"] == {
+        str(seed): value for seed, value in last.items()
+    }
+    assert results["strategy"]["skip_code"] == "short_run"
+
+
+def test_settings_and_returns_are_printed(monkeypatch, capsys):
+    assert funcppo(monkeypatch, *WORDS) == 0
+    out = capsys.readouterr().out
+    assert "settings: PureJaxRL, purejaxrl/ppo.py" in out
+    assert "steps 128 (published: 500000)" in out
+    assert "ppo.n_steps 8 (published: 128)" in out
+    assert "return after 128 steps, 2 episodes a seed" in out
+    assert "interquartile mean" in out and "greedy" in out
+
+
+@pytest.mark.parametrize("moment", ["after an update", "in an evaluation"])
+def test_an_interrupted_run_is_resumed_bit_for_bit(
+    moment, trained, monkeypatch, capsys, tmp_path
+):
+    with monkeypatch.context() as patch:
+        if moment == "after an update":
+
+            def stop(display, progress):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return display._interrupt.requested
+
+            patch.setattr(rl._Display, "__call__", stop)
+        else:
+
+            def interrupt(*args, **options):
+                raise KeyboardInterrupt
+
+            patch.setattr("funcppo.trainer.evaluate_many", interrupt)
+        status = funcppo(patch, *WORDS, "--out", tmp_path)
+    assert status == (143 if moment == "after an update" else 128)
+    line = f"interrupted after update 1; `funcppo rl --out {tmp_path} --resume`"
+    assert line in capsys.readouterr().out
+    words = ("rl", "--out", tmp_path, "--resume")
+    assert funcppo(monkeypatch, *words) == 0
+    assert_equal_runs(tmp_path, trained)
+    # A run that is finished prints its results again.
+    assert funcppo(monkeypatch, *words) == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_a_run_is_resumed_with_its_own_settings(trained, monkeypatch, capsys):
+    words = ("--out", trained, "--resume", "--ppo.gamma", 0.5, "--seeds", 3)
+    assert funcppo(monkeypatch, "rl", "CartPole-v1", *words) == 2
+    error = capsys.readouterr().err
+    assert "--ppo.gamma: expected 0.99, got 0.5" in error
+    assert "--seeds: expected 2, got 3" in error and error.count("\n") == 1
+
+
+def test_a_run_is_overwritten_only_if_that_is_asked_for(
+    trained, monkeypatch, capsys, tmp_path
+):
+    before = (trained / "metrics.jsonl").read_bytes()
+    assert funcppo(monkeypatch, *WORDS, "--out", trained) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert (trained / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "metrics.jsonl").write_text("torn")
+    (tmp_path / "config.json").write_text("{}")
+    assert funcppo(monkeypatch, *WORDS, "--out", tmp_path, "--overwrite") == 0
+    assert_equal_runs(tmp_path, trained)
+
+
+def test_two_processes_do_not_write_to_one_folder(
+    monkeypatch, capsys, tmp_path
+):
+    with lock_folder(tmp_path):
+        assert funcppo(monkeypatch, *WORDS, "--out", tmp_path) == 2
+    assert "expected no other process" in capsys.readouterr().err
+
+
+def test_results_are_json_on_standard_output(monkeypatch, capsys):
+    assert funcppo(monkeypatch, *WORDS, "--json", "-", "--seed", 4) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["seeds"] == [4, 5] and results["env"] == "CartPole-v1"
+
+
+def test_returns_of_several_runs_are_drawn(
+    trained, monkeypatch, capsys, tmp_path
+):
+    other = tmp_path / "other"
+    assert funcppo(monkeypatch, *WORDS, "--out", other, "--seed", 9) == 0
+    out = tmp_path / "a.svg"
+    words = ("plot", trained, other, "--kind", "returns", "--out", out)
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words, "--json", "-") == 0
+    table = json.loads(capsys.readouterr().out)["table"]
+    assert [(x["run"], x["policy"]) for x in table] == [
+        (name, policy)
+        for name in ("out", "other")
+        for policy in ("greedy", "sampled")
+    ]
+    assert table[0]["steps"] == [64, 128] and table[0]["n_seeds"] == 2
+    assert ElementTree.fromstring(out.read_bytes()).tag.endswith("svg")
+
+
+def test_runs_of_another_program_have_no_returns(
+    trained, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "a.svg"
+    words = ("plot", tmp_path, "--kind", "returns", "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    assert (
+        "expected a folder that `funcppo rl` wrote" in capsys.readouterr().err
+    )
+    words = ("plot", trained, "--kind", "curves", "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    error = capsys.readouterr().err
+    assert "config.json: expected the settings of" in error
+    words = ("plot", trained, "--kind", "returns", "--json", out, "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    assert "expected another file than that of --out" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [("random", [64] * 4), ("halving", [64, 64, 32, 32])],
+)
+def test_a_search_writes_its_table_and_is_drawn(
+    method, steps, monkeypatch, capsys, tmp_path
+):
+    words = (*WORDS, "--search", method, "--trials", 4, "--steps", 64)
+    run = tmp_path / "run"
+    assert funcppo(monkeypatch, *words, "--out", run) == 0
+    out = capsys.readouterr().out
+    assert "best 4 of 4 trials" in out and "--ppo.learning-rate" in out
+    results = json.loads((run / "results.json").read_text())
+    assert [row["steps"] for row in results["trials"]] == steps
+    assert {row["trial"] for row in results["trials"]} == {0, 1, 2, 3}
+    lines = (run / "trials.csv").read_text().splitlines()
+    assert lines[0] == "trial,learning_rate,clip_eps,entropy_coef,steps,return"
+    picture = tmp_path / "a.svg"
+    words = ("plot", run, "--kind", "search", "--out", picture)
+    assert funcppo(monkeypatch, *words) == 0
+    assert ElementTree.fromstring(picture.read_bytes()).tag.endswith("svg")
+
+    words = ("rl", "--out", run, "--resume")
+    assert funcppo(monkeypatch, *words) == 2
+    assert "a search is not resumed" in capsys.readouterr().err
+
+
+def test_a_run_without_a_search_has_no_trials(
+    trained, monkeypatch, capsys, tmp_path
+):
+    out = tmp_path / "a.svg"
+    words = ("plot", trained, "--kind", "search", "--out", out)
+    assert funcppo(monkeypatch, *words) == 2
+    assert "that has compared trials, got no trials" in capsys.readouterr().err
+
+
+def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
+    assert funcppo(monkeypatch, "rl", "Acrobot-v1", "--help") == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--normalize-reward, --no-normalize-reward" in text
+    assert "lambda, 0 to 1, of generalised advantage" in text
+    assert "(default: 0.94)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "ENV: expected an environment, got none"),
+        (("cartpole-v1",), "the nearest is CartPole-v1"),
+        (("Breakout",), "expected an environment, got none of that name"),
+        (
+            ("CartPole-v1", "--search", "random", "--log", "csv"),
+            "--log: expected none with --search",
+        ),
+        (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
+        (
+            ("CartPole-v1", "--resume", "--overwrite"),
+            "--resume, --overwrite: expected one of them",
+        ),
+        (
+            ("--out", "{tmp}/x", "--resume"),
+            "expected a folder that `funcppo rl` wrote",
+        ),
+        (("CartPole-v1", "--ppo.gamma", "2"), "--ppo.gamma: expected 0 to 1"),
+        (
+            ("CartPole-v1", "--hidden", "8", "x"),
+            "--hidden: expected whole numbers, got 8 x",
+        ),
+        (("CartPole-v1", "--hidden", "0"), "--hidden: expected 1 or more"),
+        (
+            ("MountainCar-v0", "--ppo.n-minibatches", "5"),
+            "--ppo.n-minibatches: expected a divisor of n_envs * n_steps = 256",
+        ),
+        (
+            ("CartPole-v1", "--out", "{tmp}", "--json", "{tmp}/config.json"),
+            "--json {tmp}/config.json: expected another file",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    words, problem, monkeypatch, capsys, tmp_path
+):
+    words = [word.format(tmp=tmp_path) for word in words]
+    assert funcppo(monkeypatch, "rl", *words) == 2
+    error = capsys.readouterr().err
+    assert problem.format(tmp=tmp_path) in error
+    assert error.startswith("funcppo: ") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,32 @@
+"""The picture of a search draws the table that it returns."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from funcppo.report import figures, search_plot
+
+ROWS = [
+    {"trial": 2, "rate": 1e-3, "weight": 0.1, "steps": 20, "return": 9.0},
+    {"trial": 0, "rate": 1e-4, "weight": 0.0, "steps": 20, "return": 7.0},
+    {"trial": 1, "rate": 1e-2, "weight": 0.2, "steps": 10, "return": 8.0},
+]
+
+
+def test_trials_are_told_apart():
+    table = search_plot.table(ROWS)
+    assert table.names == ("rate", "weight")
+    assert table.values.tolist() == [[1e-3, 0.1], [1e-4, 0.0], [1e-2, 0.2]]
+    assert table.is_complete.tolist() == [True, True, False]
+    assert table.is_published.tolist() == [False, True, False]
+
+
+def test_each_number_has_a_panel():
+    picture = search_plot.draw(ROWS)
+    panels = picture.figure.axes
+    assert [axes.get_xlabel() for axes in panels] == ["rate", "weight"]
+    assert [axes.get_xscale() for axes in panels] == ["log", "symlog"]
+    given_up, complete, _ = panels[0].lines
+    assert given_up.get_ydata().tolist() == [8.0]
+    assert complete.get_xdata().tolist() == [1e-3, 1e-4]
+    ElementTree.fromstring(figures.to_svg(picture))

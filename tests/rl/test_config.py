@@ -1,0 +1,58 @@
+"""The config.json of a run of `funcppo rl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from funcppo.experiment.config import CONFIG_FILE, write_config
+from funcppo.rl.config import RLConfig, is_rl_run, read_config, settings_of
+from funcppo.rl.settings import published
+
+SETTINGS = published("Pendulum-v1")
+CONFIG = RLConfig(
+    env="Pendulum-v1",
+    **{
+        field.name: getattr(SETTINGS, field.name)
+        for field in dataclasses.fields(SETTINGS)
+    },
+)
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    write_config(CONFIG, tmp_path)
+    assert read_config(tmp_path) == CONFIG
+    assert is_rl_run(tmp_path)
+    assert settings_of(CONFIG) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"seeds": 0}, "seeds: expected 1 or more, got 0"),
+        ({"hidden": [64, "x"]}, "hidden: expected an integer, got"),
+        ({"unknown": 1}, "unexpected keyword argument 'unknown'"),
+        ({"format": 99}, "expected a format version up to"),
+        ({"ppo": {"gamma": 2}}, "ppo.gamma: expected 0 to 1, got 2"),
+    ],
+)
+def test_a_bad_one_is_one_line_that_names_file_and_field(
+    changes, problem, tmp_path
+):
+    write_config(CONFIG, tmp_path)
+    path = tmp_path / CONFIG_FILE
+    raw = json.loads(path.read_text())
+    ppo = raw["ppo"] | changes.pop("ppo", {})
+    path.write_text(json.dumps(raw | changes | {"ppo": ppo}))
+    with pytest.raises(ValueError) as error:
+        read_config(tmp_path)
+    assert str(path) in str(error.value) and problem in str(error.value)
+
+
+def test_a_folder_of_another_program_is_named(tmp_path):
+    (tmp_path / CONFIG_FILE).write_text('{"dataset": "countries_s1"}')
+    assert not is_rl_run(tmp_path)
+    with pytest.raises(ValueError, match="expected a folder that `funcppo rl`"):
+        read_config(tmp_path)

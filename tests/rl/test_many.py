@@ -1,0 +1,147 @@
+"""Several policies trained in one step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import tree
+from funcppo.experiment import metrics_log
+from funcppo.rl import many
+from funcppo.rl.many import init_many
+from funcppo.runtime import stacked
+from funcppo.trainer import saved_update
+from tests.learning import assert_trees_equal, one_thread
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+LEARNER = fp.ppo(
+    env=fp.envs.wrappers.normalize_observation(fp.envs.cartpole(max_steps=20)),
+    network=fp.nets.mlp(8),
+    n_envs=4,
+    n_steps=8,
+    n_epochs=1,
+    n_minibatches=2,
+)
+SEEDS = (5, 2)
+N_UPDATES = 3
+OPTIONS = {"seeds": SEEDS, "evaluate_every": 2, "n_episodes": 4}
+
+
+@pytest.fixture(scope="module")
+def whole_run():
+    """A run without a stop."""
+    return fp.train_many(LEARNER, N_UPDATES * 32, **OPTIONS)
+
+
+@pytest.mark.parametrize("i", range(len(SEEDS)))
+def test_each_seed_is_its_single_run(i, whole_run):
+    """States and evaluations; float32, sums in another order."""
+    options = OPTIONS | {"seed": SEEDS[i]}
+    del options["seeds"]
+    alone = fp.train(LEARNER, N_UPDATES * 32, **options)
+    state = stacked.item(whole_run.state, i)
+    assert_trees_equal(state, alone.state, rtol=1e-4, atol=1e-5)
+    for got, expected in zip(whole_run.evaluations, alone.evaluations):
+        assert got[i].update == expected.update
+        assert got[i].greedy.mean == pytest.approx(expected.greedy.mean)
+        assert got[i].sampled.mean == pytest.approx(expected.sampled.mean)
+
+
+def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
+    whole_run, tmp_path
+):
+    path = tmp_path / "run.npz"
+    stop = [lambda progress: progress.update == 1]
+    stopped = fp.train_many(
+        LEARNER, N_UPDATES * 32, checkpoint=path, callbacks=stop, **OPTIONS
+    )
+    assert stopped.is_stopped and stopped.update == 1
+    rest = fp.train_many(LEARNER, N_UPDATES * 32, checkpoint=path, **OPTIONS)
+    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
+    assert rest.evaluations == whole_run.evaluations
+
+
+def test_a_checkpoint_is_written_whenever_its_time_has_come(
+    whole_run, monkeypatch, tmp_path
+):
+    """The one before stays beside it, and serves where the latest is damaged."""
+    monkeypatch.setattr(many, "CHECKPOINT_SECONDS", 0.0)
+    path = tmp_path / "run.npz"
+
+    def fail(progress):
+        if progress.update == 2:
+            raise KeyError(progress.update)
+
+    arguments = {"checkpoint": path, **OPTIONS}
+    with pytest.raises(KeyError):
+        fp.train_many(LEARNER, N_UPDATES * 32, callbacks=[fail], **arguments)
+    assert saved_update(path) == 2
+    path.write_bytes(b"torn")
+    assert saved_update(path) == 1
+    with pytest.warns(UserWarning, match=r"previous-run\.npz is used"):
+        rest = fp.train_many(LEARNER, N_UPDATES * 32, **arguments)
+    assert len(rest.notes) == 1
+    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
+
+
+def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
+    log = fp.MetricsLog(tmp_path, "csv")
+    fp.train_many(LEARNER, 64, callbacks=[log], **OPTIONS)
+    rows = metrics_log.read(tmp_path / "metrics.jsonl")
+    assert [(row["update"], row["seed"]) for row in rows] == [
+        (1, 5),
+        (1, 2),
+        (2, 5),
+        (2, 2),
+    ]
+    assert "greedy_return" in rows[2] and "greedy_return" not in rows[0]
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 3
+    place = lines[0].split(",").index("loss")
+    mean = (rows[0]["loss"] + rows[1]["loss"]) / 2
+    assert float(lines[1].split(",")[place]) == pytest.approx(mean)
+
+
+def test_each_seed_learns_with_its_own_scalars():
+    rates = [0.0, 1e-2]
+    first = init_many(LEARNER, (0, 0))
+    result = fp.train_many(
+        LEARNER, 32, seeds=(0, 0), scalars={"learning_rate": rates}
+    )
+    assert torch.equal(result.state.scalars.learning_rate, torch.tensor(rates))
+    changes = [
+        tree.global_norm(
+            [a[i] - b[i] for a, b in zip(
+                tree.leaves(result.state.params), tree.leaves(first.params)
+            )]
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    assert changes[0] == 0 < changes[1]
+
+
+def test_a_number_of_seeds_stands_for_those_from_0():
+    result = fp.train_many(LEARNER, 32, seeds=2)
+    other = fp.train_many(LEARNER, 32, seeds=[0, 1])
+    assert_trees_equal(result.state, other.state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"seeds": 0}, "seeds: expected an integer of 1 or more, got 0"),
+        ({"total_steps": 0}, "total_steps: expected an integer of 1 or more"),
+        ({"scalars": {"rate": [1, 2]}}, "scalars: expected one of learning_"),
+        (
+            {"scalars": {"gamma": [1]}},
+            "scalars: gamma: expected 2 numbers, got 1",
+        ),
+        ({"strategy": "fast"}, "strategy: expected auto, one-graph"),
+    ],
+)
+def test_what_is_out_of_range_is_named(options, problem):
+    options = {"total_steps": 32, "seeds": 2} | options
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        fp.train_many(LEARNER, **options)

@@ -1,0 +1,70 @@
+"""The learner of a run, and the results that are read from its log."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from funcppo.envs.wrappers import MomentsConfig
+from funcppo.experiment import metrics_log
+from funcppo.experiment.config import METRICS_FILE
+from funcppo.rl import run
+from funcppo.rl.settings import published
+from tests.rl.test_config import CONFIG
+
+
+def row(update, seed, greedy, sampled):
+    """A row of the log."""
+    return {
+        "seed": seed,
+        "update": update,
+        "steps": 10 * update,
+        "greedy_return": greedy,
+        "sampled_return": sampled,
+        "n_unfinished_episodes": seed,
+    }
+
+
+def test_returns_are_read_from_the_rows_with_an_evaluation(tmp_path):
+    path = tmp_path / METRICS_FILE
+    metrics_log.append(path, {"seed": 3, "update": 1, "steps": 10})
+    metrics_log.append(path, row(2, 3, 1.0, 2.0), row(2, 4, 3.0, 4.0))
+    metrics_log.append(path, row(4, 3, 5.0, 6.0), row(4, 4, 7.0, 8.0))
+    got = run.read_returns(tmp_path)
+    assert got.seeds == (3, 4) and got.steps.tolist() == [20, 40]
+    assert got.greedy.tolist() == [[1.0, 5.0], [3.0, 7.0]]
+    assert got.sampled.tolist() == [[2.0, 6.0], [4.0, 8.0]]
+    assert got.n_unfinished.tolist() == [7, 7]
+
+    summary = run.summarize(got)
+    assert summary["greedy"]["mean"] == summary["greedy"]["iqm"] == 6.0
+    assert summary["greedy"]["iqm_interval"] == [5.0, 7.0]
+    assert summary["sampled"]["by_seed"] == {"3": 6.0, "4": 8.0}
+
+
+def test_a_log_without_an_evaluation_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"{METRICS_FILE}: expected an eval"):
+        run.read_returns(tmp_path)
+
+
+def test_environments_are_wrapped_as_the_settings_say():
+    settings = dataclasses.replace(
+        published("Pendulum-v1"), normalize_reward=True
+    )
+    outer = run.make_learner("Pendulum-v1", settings).cfg.env.cfg
+    assert isinstance(outer.settings, MomentsConfig)
+    assert outer.settings.gamma == 0.9
+    image = run.make_learner("MinAtar/Breakout-v1", published("CartPole-v1"))
+    assert image.cfg.env.spec.observation_shape is None
+
+
+def test_seeds_and_evaluations_of_a_run():
+    config = dataclasses.replace(CONFIG, seed=7, seeds=3, steps=200_000)
+    assert run.seeds_of(config) == (7, 8, 9)
+    assert run.n_updates(config) == 49  # of 4096 steps
+    assert run.evaluation_interval(config) == 2
+    config = dataclasses.replace(config, evaluate_every=5)
+    assert run.evaluation_interval(config) == 5
+    assert np.isfinite(config.steps)
