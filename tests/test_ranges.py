@@ -32,6 +32,7 @@ from funcppo.envs.wrappers import (
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
 from funcppo.mining.config import MiningConfig
+from funcppo.nets.convolutional import CNNConfig, ConvolutionConfig
 from funcppo.nets.feedforward import MLPConfig
 from funcppo.prover.aggregation import AggregationConfig, Capacity
 from funcppo.prover.config import ProverTaskConfig
@@ -183,6 +184,8 @@ def configs():
         RunConfig(dataset="d"),
         DataConfig(split_ratios="0.8,0.1,0.1"),
         MLPConfig(n_obs=1, n_actions=1),
+        ConvolutionConfig(n_channels=1, kernel_size=1, stride=1),
+        CNNConfig(image_shape=(1, 1, 1), convolutions=(), reader=cfg.agent),
         CartPoleConfig(),
         AcrobotConfig(),
         GameConfig(),
