@@ -36,8 +36,8 @@ VOCABULARY = (
 CORE = (
     "optim",
     "advantages",
-    "losses",
     "rollout",
+    "losses",
     "minibatch",
     "train_step",
     "learner",

@@ -4,6 +4,7 @@ Names:
     mlp           dense layers, for vectors
     cnn           convolutions, then dense layers: for images
     nature_cnn    the same in the sizes for frames of Atari
+    gru, lstm     dense layers and a memory of the episode
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from funcppo.nets.convolutional import cnn, nature_cnn
     from funcppo.nets.feedforward import mlp
+    from funcppo.nets.recurrent import gru, lstm
 
-__all__ = ["cnn", "mlp", "nature_cnn"]
+__all__ = ["cnn", "gru", "lstm", "mlp", "nature_cnn"]
 
 # Where each name is defined.
 _SOURCES = {
     "cnn": "convolutional",
+    "gru": "recurrent",
+    "lstm": "recurrent",
     "mlp": "feedforward",
     "nature_cnn": "convolutional",
 }

@@ -16,9 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from funcppo import random
-from funcppo.interfaces import AnyAgent, EnvironmentSpec, MaskedObservation
-from funcppo.nets.base import Agent, NetworkFactory
+from funcppo import interfaces, random
+from funcppo.interfaces import (
+    AnyAgent,
+    EnvironmentSpec,
+    MaskedObservation,
+    Memory,
+)
+from funcppo.nets.base import (
+    Agent,
+    NetworkFactory,
+    features,
+    with_features,
+)
 from funcppo.nets.feedforward import HIDDEN_GAIN, mlp, orthogonal
 from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64
@@ -114,18 +124,15 @@ def apply(
     obs: Tensor | MaskedObservation,
 ) -> Any:
     """The output of the network that reads the features of the images, and the action mask where there is one."""
-    features = _read_images(cfg, params, obs)
-    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, features)
+    read = _read_images(cfg, params, obs)
+    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, read)
 
 
 def _read_images(
     cfg: CNNConfig, params: Params, obs: Tensor | MaskedObservation
 ) -> Tensor | MaskedObservation:
     """The observations with features in place of images."""
-    if isinstance(obs, MaskedObservation):
-        features = convolve(cfg, params.convolutions, obs.features)
-        return MaskedObservation(features, obs.action_mask)
-    return convolve(cfg, params.convolutions, obs)
+    return with_features(obs, convolve(cfg, params.convolutions, features(obs)))
 
 
 def convolve(
@@ -144,10 +151,36 @@ def convolve(
     return x.flatten(1)
 
 
+def initial_memory(cfg: CNNConfig, n_rows: int, device: torch.device) -> Memory:
+    """That of the network that reads the features."""
+    return interfaces.initial_memory(cfg.reader, n_rows, device)
+
+
+def apply_recurrent(
+    cfg: CNNConfig,
+    world: object,
+    params: Params,
+    obs: Tensor | MaskedObservation,
+    memory: Memory,
+) -> tuple[Any, Memory]:
+    """As `apply`, of a network with memory; returns the memory after the observations too."""
+    read = _read_images(cfg, params, obs)
+    return interfaces.apply_agent(
+        cfg.reader, world, params.reader, read, memory
+    )
+
+
 def agent(cfg: CNNConfig) -> AnyAgent:
-    """The network, which acts as the one that reads its features."""
+    """The network, which acts, and remembers, as the one that reads its features."""
+    distribution = cfg.reader.distribution
+    if cfg.reader.initial_memory is None:
+        return Agent(cfg=cfg, init=init, apply=apply, distribution=distribution)
     return Agent(
-        cfg=cfg, init=init, apply=apply, distribution=cfg.reader.distribution
+        cfg=cfg,
+        init=init,
+        initial_memory=initial_memory,
+        apply_recurrent=apply_recurrent,
+        distribution=distribution,
     )
 
 
@@ -158,7 +191,7 @@ def cnn(
 
     Args:
       convolutions: channels, kernel size and stride of each layer, without padding; relu follows each.
-      then: the network that reads their features. None: `mlp(128, activation="relu", shared_trunk=True)`.
+      then: the network that reads their features, e.g. `gru()`. None: `mlp(128, activation="relu", shared_trunk=True)`.
 
     Returns:
       A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if observations are no images, or
@@ -176,7 +209,7 @@ def cnn(
                 f"env.spec: expected images (height, width, channels) for a cnn, got observations of {spec.shape}"
             )
         shape = spec.shape
-        features = dataclasses.replace(
+        reader_spec = dataclasses.replace(
             spec,
             observation_size=n_features(shape, layers),
             observation_shape=None,
@@ -185,7 +218,7 @@ def cnn(
             CNNConfig(
                 image_shape=shape,
                 convolutions=layers,
-                reader=then(features),
+                reader=then(reader_spec),
             )
         )
 

@@ -28,7 +28,8 @@ LEARNERS = {
         guessing("continuous"),
         fp.nets.mlp(4, squash=True, log_std="state"),
     ),
-    "images": (BARS, fp.nets.cnn((2, 2, 1), then=fp.nets.mlp(4))),
+    "lstm": (fp.envs.cartpole(max_steps=2), fp.nets.lstm(4, hidden=(4,))),
+    "images and gru": (BARS, fp.nets.cnn((2, 2, 1), then=fp.nets.gru(4))),
 }
 
 
