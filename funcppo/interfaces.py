@@ -267,12 +267,27 @@ class ApplyRecurrentFn(Protocol[World, Params, Obs, Output]):
     ) -> tuple[Output, Memory]: ...
 
 
+class ApplySequenceFn(Protocol[World, Params, Obs, Output]):
+    """Applies a network with memory to T steps of B rows, as `recurrence.apply_sequence`; the output has T * B rows."""
+
+    def __call__(
+        self,
+        cfg: Settings,
+        world: World,
+        params: Params,
+        obs: Obs,
+        done: Bool[Tensor, "T B"],
+        memory: Memory,
+        /,
+    ) -> Output: ...
+
+
 def _apply_without_memory(
     cfg: Settings, world: object, params: object, obs: object, /
 ) -> Any:
     """The `apply` of a network with memory."""
     raise TypeError(
-        "apply: expected a network without memory, got one with: use fp.apply_agent"
+        "apply: expected a network without memory, got one with: use funcppo.recurrence.apply_agent"
     )
 
 
@@ -294,6 +309,8 @@ class Agent(Generic[World, Params, Obs, Output]):
     # Of a network with memory, in place of `apply`.
     initial_memory: InitialMemoryFn | None = None
     apply_recurrent: ApplyRecurrentFn[World, Params, Obs, Output] | None = None
+    # For a network that does part of its work on all steps of a sequence at once. None: it goes step by step.
+    apply_sequence: ApplySequenceFn[World, Params, Obs, Output] | None = None
 
     def __post_init__(self) -> None:
         """Raise TypeError unless there is either `apply`, or what a network with memory needs."""
@@ -305,32 +322,6 @@ class Agent(Generic[World, Params, Obs, Output]):
                     f"{name}: expected {expected}, got {getattr(self, name)}: an agent has either apply, or "
                     "initial_memory and apply_recurrent"
                 )
-
-
-def apply_agent(
-    agent: Agent[World, Params, Obs, Output],
-    world: World,
-    params: Params,
-    obs: Obs,
-    memory: Memory,
-) -> tuple[Output, Memory]:
-    """The network's output for the observations, and the memory after them.
-
-    Args:
-      memory: before the observations; () for a network without memory, and so is the memory after them.
-    """
-    if agent.apply_recurrent is None:
-        return agent.apply(agent.cfg, world, params, obs), ()
-    return agent.apply_recurrent(agent.cfg, world, params, obs, memory)
-
-
-def initial_memory(
-    agent: Agent[Any, Any, Any, Any], n_rows: int, device: torch.device
-) -> Memory:
-    """The memory at the start of an episode; () for a network without memory."""
-    if agent.initial_memory is None:
-        return ()
-    return agent.initial_memory(agent.cfg, n_rows, device)
 
 
 # For code that serves all environments and all networks.

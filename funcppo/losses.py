@@ -10,8 +10,8 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
-from funcppo.interfaces import AnyAgent, Memory, apply_agent
-from funcppo.rollout import reset_memory, scan
+from funcppo.interfaces import AnyAgent, Memory
+from funcppo.recurrence import apply_sequence
 from funcppo.types import F32, Bool, Obs
 
 Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
@@ -191,17 +191,11 @@ def _apply_to_batch(
     if not batch.sequence:
         return agent.apply(agent.cfg, world, params, batch.obs)
 
-    def step(memory: Memory, x: tuple[Obs, Tensor]) -> tuple[Memory, Any]:
-        obs, done = x
-        output, memory = apply_agent(agent, world, params, obs, memory)
-        return reset_memory(agent, done, memory), output
-
     done, memory = batch.sequence
-    steps = tree.map(
+    obs, done = tree.map(
         lambda x: x.view(cfg.ppo.n_steps, -1, *x.shape[1:]), (batch.obs, done)
     )
-    _, outputs = scan(step, memory, steps)
-    return tree.map(lambda x: x.flatten(0, 1), outputs)
+    return apply_sequence(agent, world, params, obs, done, memory)
 
 
 def _zero_other_rows(mask: Bool[Tensor, "TB"], rows: Rows) -> Rows:

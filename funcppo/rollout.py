@@ -14,14 +14,8 @@ from torch import Tensor
 from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.envs.base import sample_reset, step_with_autoreset
-from funcppo.interfaces import (
-    AnyAgent,
-    Environment,
-    MaskedObservation,
-    Memory,
-    apply_agent,
-    initial_memory,
-)
+from funcppo.interfaces import Environment, MaskedObservation, Memory
+from funcppo.recurrence import apply_agent, initial_memory, reset_memory
 from funcppo.types import (
     F32,
     I64,
@@ -120,16 +114,6 @@ def init_rollout_state(
     memory = initial_memory(cfg.agent, n_envs, key.device)
     tree.check_tree(memory, "memory of the network")
     return RolloutState(env_state, episode_stats, memory)
-
-
-def reset_memory(
-    agent: AnyAgent, done: Bool[Tensor, "B"], memory: Memory
-) -> Memory:
-    """The memory with that of finished rows as at the start of an episode."""
-    if agent.initial_memory is None:
-        return ()
-    first = initial_memory(agent, done.shape[0], done.device)
-    return tree.where(done, first, memory)
 
 
 def check_spaces(

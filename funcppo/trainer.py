@@ -30,13 +30,9 @@ from funcppo.experiment import checkpoint as checkpoints
 from funcppo.experiment import loggers, metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
-from funcppo.interfaces import (
-    AnyAgent,
-    AnyEnvironment,
-    apply_agent,
-    initial_memory,
-)
+from funcppo.interfaces import AnyAgent, AnyEnvironment
 from funcppo.learner import Learner, compile
+from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 

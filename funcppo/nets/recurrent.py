@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random
+from funcppo import random, tree
 from funcppo.interfaces import AnyAgent, EnvironmentSpec, MaskedObservation
 from funcppo.nets.base import (
     Agent,
@@ -34,7 +34,7 @@ from funcppo.nets.feedforward import (
     orthogonal,
 )
 from funcppo.ranges import Size, check_fields
-from funcppo.types import F32, I64
+from funcppo.types import F32, I64, Bool
 
 N_GATES = {"gru": 3, "lstm": 4}
 
@@ -130,49 +130,71 @@ def apply_recurrent(
     memory: GRUMemory | LSTMMemory,
 ) -> tuple[Any, GRUMemory | LSTMMemory]:
     """The output of the network that acts, and the memory after the observations."""
-    x = features(obs)
+    inputs = _gate_inputs(cfg, params, features(obs))
+    memory = cell_step(params.cell.recurrent, inputs, memory)
+    remembered = with_features(obs, memory.h)
+    actor = cfg.actor
+    return actor.apply(actor.cfg, world, params.actor, remembered), memory
+
+
+def apply_sequence(
+    cfg: RecurrentConfig,
+    world: object,
+    params: Params,
+    obs: Tensor | MaskedObservation,
+    done: Bool[Tensor, "T B"],
+    memory: GRUMemory | LSTMMemory,
+) -> Any:
+    """The outputs for T steps of B rows; what does not depend on the memory is computed for all at once."""
+    inputs = _gate_inputs(cfg, params, features(obs))
+    hidden: list[Tensor] = []
+    for inputs_now, done_now in zip(inputs.unbind(), done.unbind()):
+        memory = cell_step(params.cell.recurrent, inputs_now, memory)
+        hidden.append(memory.h)
+        memory = tree.where(done_now, tree.zeros_like(memory), memory)
+
+    rows = tree.map(lambda x: x.flatten(0, 1), obs)
+    remembered = with_features(rows, torch.cat(hidden))
+    actor = cfg.actor
+    return actor.apply(actor.cfg, world, params.actor, remembered)
+
+
+def _gate_inputs(
+    cfg: RecurrentConfig, params: Params, x: F32[Tensor, "... F"]
+) -> F32[Tensor, "... G"]:
+    """What the observations add to the gates of the cell."""
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x))
-
-    next_memory = (
-        lstm_step(params.cell, x, memory)
-        if isinstance(memory, LSTMMemory)
-        else gru_step(params.cell, x, memory)
-    )
-    remembered = with_features(obs, next_memory.h)
-    actor = cfg.actor
-    output = actor.apply(actor.cfg, world, params.actor, remembered)
-    return output, next_memory
+    return dense(params.cell.input, x)
 
 
-def gru_step(
-    cell: Cell, x: F32[Tensor, "B In"], memory: GRUMemory
-) -> GRUMemory:
-    """The memory after one input.
+def cell_step(
+    recurrent: Dense,
+    inputs: F32[Tensor, "B G"],
+    memory: GRUMemory | LSTMMemory,
+) -> GRUMemory | LSTMMemory:
+    """The memory after one step: of a GRU,
 
-    r, z = sigmoid(W x + V h),  n = tanh(W x + r (V h)),  h' = (1 - z) n + z h
+        r, z = sigmoid(x + V h),  n = tanh(x + r (V h)),  h' = (1 - z) n + z h
+
+    and of an LSTM
+
+        i, f, o = sigmoid(x + V h),  g = tanh(x + V h),  c' = f c + i g,  h' = o tanh(c')
+
+    Args:
+      inputs: x of each gate, side by side.
     """
-    (h,) = memory
-    input_r, input_z, input_n = dense(cell.input, x).chunk(3, -1)
-    r, z, n = dense(cell.recurrent, h).chunk(3, -1)
-    r = torch.sigmoid(input_r + r)
+    if isinstance(memory, LSTMMemory):
+        i, f, g, o = (inputs + dense(recurrent, memory.h)).chunk(4, -1)
+        c = torch.sigmoid(f) * memory.c + torch.sigmoid(i) * torch.tanh(g)
+        return LSTMMemory(torch.sigmoid(o) * torch.tanh(c), c)
+
+    h = memory.h
+    input_r, input_z, input_n = inputs.chunk(3, -1)
+    r, z, n = dense(recurrent, h).chunk(3, -1)
     z = torch.sigmoid(input_z + z)
-    n = torch.tanh(input_n + r * n)
+    n = torch.tanh(input_n + torch.sigmoid(input_r + r) * n)
     return GRUMemory((1.0 - z) * n + z * h)
-
-
-def lstm_step(
-    cell: Cell, x: F32[Tensor, "B In"], memory: LSTMMemory
-) -> LSTMMemory:
-    """The memory after one input.
-
-    i, f, o = sigmoid(W x + V h),  g = tanh(W x + V h),  c' = f c + i g,  h' = o tanh(c')
-    """
-    h, c = memory
-    gates = dense(cell.input, x) + dense(cell.recurrent, h)
-    i, f, g, o = gates.chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return LSTMMemory(torch.sigmoid(o) * torch.tanh(c), c)
 
 
 def agent(cfg: RecurrentConfig) -> AnyAgent:
@@ -182,6 +204,7 @@ def agent(cfg: RecurrentConfig) -> AnyAgent:
         init=init,
         initial_memory=initial_memory,
         apply_recurrent=apply_recurrent,
+        apply_sequence=apply_sequence,
         distribution=cfg.actor.distribution,
     )
 
