@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -230,12 +230,10 @@ def build_batch(
         - (value_target - value).var(correction=0)
         / value_target.var(correction=0),
     )
-    flat_batch = tree.map(lambda x: x.flatten(0, 1), batch)
-    if cfg.agent.initial_memory is not None:
-        flat_batch = flat_batch._replace(
-            sequence=Sequence(done=done.flatten(), memory=memory.before)
-        )
-    return BatchAndMetrics(flat_batch, metrics)
+    *rows, _ = cast(Any, tree.map(lambda x: x.flatten(0, 1), batch))
+    is_recurrent = cfg.agent.initial_memory is not None
+    sequence = Sequence(done.flatten(), memory.before) if is_recurrent else ()
+    return BatchAndMetrics(Batch(*rows, sequence=sequence), metrics)
 
 
 def sample_randomness(
