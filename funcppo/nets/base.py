@@ -60,7 +60,7 @@ class PolicyValue(NamedTuple):
     """The output of an actor-critic over discrete actions."""
 
     # [B, S], -inf for an illegal action; [B, D, S] for D actions at once, the shorter ones filled up by -inf
-    logits: F32[Tensor, "... S"]
+    logits: F32[Tensor, "B S"] | F32[Tensor, "B D S"]
     value: F32[Tensor, "B"]
 
 
