@@ -163,7 +163,7 @@ def _without_bad_rows(
 
     What a network with memory has seen and remembers stays, as later rows depend on it; only its own bad numbers are 0.
     """
-    if not batch.sequence:
+    if not isinstance(batch.sequence, Sequence):
         return _zero_other_rows(is_finite, batch)
     obs, sequence = batch.obs, batch.sequence
     rows = _zero_other_rows(is_finite, batch._replace(obs=(), sequence=()))
@@ -188,7 +188,7 @@ def _apply_to_batch(
 
     Gradients flow back through all steps of an episode that the rollout holds.
     """
-    if not batch.sequence:
+    if not isinstance(batch.sequence, Sequence):
         return agent.apply(agent.cfg, world, params, batch.obs)
 
     done, memory = batch.sequence

@@ -174,7 +174,7 @@ def select_rows(
     cfg: Config, batch: Batch[Obs], rows: I64[Tensor, "MB"]
 ) -> Batch[Obs]:
     """Some rows of a batch; for a network with memory those of whole environments, by `rows_of_environments`."""
-    if not batch.sequence:
+    if not isinstance(batch.sequence, Sequence):
         return tree.map(lambda x: x[rows], batch)
 
     done, memory = batch.sequence

@@ -46,7 +46,7 @@ def step(cfg, world, state, action, key):
     right = (action == state.is_upright) & ~state.finished
     over = torch.ones_like(state.finished)
     timestep = fp.Timestep(right.to(state.row.dtype), over, ~over)
-    return state._replace(finished=over), timestep
+    return State(*state[:-1], over), timestep
 
 
 BARS = fp.Environment(

@@ -325,18 +325,29 @@ def test_two_memories_in_a_row_are_refused():
         network(fp.envs.cartpole().spec)
 
 
-def test_a_memory_of_another_shape_is_refused_by_name():
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda memory: memory._replace(c=memory.c[:, :1]),
+            r"memory.c of the network: expected .* \[4, 1\]",
+        ),
+        (
+            lambda memory: memory.h,
+            "memory of the network: expected 2 tensors, got 1",
+        ),
+    ],
+)
+def test_a_memory_of_another_shape_is_refused_by_name(change, problem):
     cfg = learner("lstm").cfg
     agent = cfg.agent
 
     def apply(*arguments):
         output, memory = agent.apply_recurrent(*arguments)
-        return output, memory._replace(c=memory.c[:, :1])
+        return output, change(memory)
 
     cfg = replace(cfg, agent=replace(agent, apply_recurrent=apply))
-    with pytest.raises(
-        TypeError, match=r"^memory.c of the network: expected .* \[4, 1\]$"
-    ):
+    with pytest.raises(TypeError, match=f"^{problem}$"):
         train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
 
 
@@ -353,6 +364,7 @@ def test_a_resumed_run_continues_in_the_middle_of_an_episode_bit_for_bit(
     assert_trees_equal(resumed.state, whole.state, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_strategy_compiles_the_whole_update_and_equals_eager():
     """After two updates, in float32."""
     ppo = learner("gru", n_steps=3, max_steps=2, n_microbatches=2)
