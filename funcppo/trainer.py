@@ -33,6 +33,7 @@ from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import Learner, compile
+from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.runtime import stacked
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.train_step import Metrics, TrainState
@@ -615,6 +616,7 @@ class _Episodes(NamedTuple):
     total_reward: F32[Tensor, "B"]
     length: I64[Tensor, "B"]
     finished: Bool[Tensor, "B"]
+    memory: Any  # of the network, of the episode so far
 
 
 def _play(
@@ -693,7 +695,10 @@ def _begin_episodes(
         is_new = torch.ones_like(rows, dtype=torch.bool)
         fresh = base.restart(env, world, from_training, is_new, fresh)
     zero = torch.zeros(n_episodes, device=key.device)
-    return _Episodes(fresh, zero, zero.to(torch.int64), zero.to(torch.bool))
+    memory = initial_memory(learner.cfg.agent, n_episodes, key.device)
+    return _Episodes(
+        fresh, zero, zero.to(torch.int64), zero.to(torch.bool), memory
+    )
 
 
 def _step_episodes(
@@ -708,7 +713,7 @@ def _step_episodes(
     """One step of each episode; those that have finished stay as they are."""
     agent, world = learner.cfg.agent, learner.world
     obs = env.observe(env.cfg, world, episodes.env_state)
-    output = agent.apply(agent.cfg, world, params, obs)
+    output, memory = apply_agent(agent, world, params, obs, episodes.memory)
     distribution = agent.distribution
     action = (
         distribution.mode(output)
@@ -726,6 +731,7 @@ def _step_episodes(
         + torch.where(active, timestep.reward, 0.0),
         length=episodes.length + active.to(torch.int64),
         finished=episodes.finished | timestep.terminated | timestep.truncated,
+        memory=memory,
     )
 
 

@@ -4,6 +4,7 @@ Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
     asterix, breakout, freeway, space_invaders (MinAtar)
+    recall        repeat a cue after some steps: needs a memory
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
     check(env)    raises an error that names what is wrong with an environment
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from funcppo.envs.minatar.breakout import breakout
     from funcppo.envs.minatar.freeway import freeway
     from funcppo.envs.minatar.space_invaders import space_invaders
+    from funcppo.envs.recall_task import recall
     from funcppo.envs.registry import make
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
+    "recall",
     "space_invaders",
     "wrappers",
 ]
@@ -57,6 +60,7 @@ _SOURCES = {
     "mountain_car": "classic_control.mountain_car",
     "mountain_car_continuous": "classic_control.mountain_car",
     "pendulum": "classic_control.pendulum",
+    "recall": "recall_task",
 }
 
 

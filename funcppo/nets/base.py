@@ -8,13 +8,26 @@ import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN, Distribution
-from funcppo.interfaces import ActorCriticOutput, Agent, NetworkFactory
+from funcppo.distributions import (
+    CATEGORICAL,
+    DIAGONAL_GAUSSIAN,
+    MULTI_CATEGORICAL,
+    SQUASHED_GAUSSIAN,
+    Distribution,
+)
+from funcppo.interfaces import (
+    ActorCriticOutput,
+    Agent,
+    MaskedObservation,
+    NetworkFactory,
+)
 from funcppo.types import F32, I64
 
 __all__ = [
     "CATEGORICAL",
     "DIAGONAL_GAUSSIAN",
+    "MULTI_CATEGORICAL",
+    "SQUASHED_GAUSSIAN",
     "ActorCriticOutput",
     "Agent",
     "Dense",
@@ -23,14 +36,31 @@ __all__ = [
     "NetworkFactory",
     "PolicyValue",
     "dense",
+    "features",
     "init_dense",
+    "with_features",
 ]
+
+
+def features(obs: Tensor | MaskedObservation) -> Tensor:
+    """What an observation shows beside the action mask."""
+    return obs.features if isinstance(obs, MaskedObservation) else obs
+
+
+def with_features(
+    obs: Tensor | MaskedObservation, features: Tensor
+) -> Tensor | MaskedObservation:
+    """The observation with other features, and the action mask where it has one."""
+    if isinstance(obs, MaskedObservation):
+        return MaskedObservation(features, obs.action_mask)
+    return features
 
 
 class PolicyValue(NamedTuple):
     """The output of an actor-critic over discrete actions."""
 
-    logits: F32[Tensor, "B S"]  # -inf for an illegal action
+    # [B, S], -inf for an illegal action; [B, D, S] for D actions at once, the shorter ones filled up by -inf
+    logits: F32[Tensor, "B S"] | F32[Tensor, "B D S"]
     value: F32[Tensor, "B"]
 
 
