@@ -3,6 +3,7 @@
 Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+    gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
     asterix, breakout, freeway, space_invaders (MinAtar)
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
     check(env)    raises an error that names what is wrong with an environment
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         mountain_car_continuous,
     )
     from funcppo.envs.classic_control.pendulum import pendulum
+    from funcppo.envs.gymnasium_bridge import gymnasium
     from funcppo.envs.laws import check
     from funcppo.envs.minatar.asterix import asterix
     from funcppo.envs.minatar.breakout import breakout
@@ -36,6 +38,7 @@ __all__ = [
     "cartpole",
     "check",
     "freeway",
+    "gymnasium",
     "make",
     "mountain_car",
     "mountain_car_continuous",
@@ -53,6 +56,7 @@ _SOURCES = {
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
     "check": "laws",
+    "gymnasium": "gymnasium_bridge",
     "make": "registry",
     "mountain_car": "classic_control.mountain_car",
     "mountain_car_continuous": "classic_control.mountain_car",

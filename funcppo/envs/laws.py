@@ -63,11 +63,17 @@ def check(
 
     Raises:
       TypeError: `env` is no environment.
-      ValueError: one line that names the function, and the tensor, that breaks a law.
+      ValueError: one line that names the function, and the tensor, that breaks a law; or the environment steps on the
+        host.
     """
     if not isinstance(env, Environment):
         raise TypeError(
             f"env: expected an Environment, got {type(env).__name__}"
+        )
+    if env.host is not None:
+        raise ValueError(
+            "env: expected pure functions, got an environment that steps on the host; "
+            "gymnasium.utils.env_checker.check_env checks those of Gymnasium"
         )
     if sample_action is None:
         if env.spec is None:
