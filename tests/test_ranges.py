@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo import cli, ranges
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
@@ -21,6 +22,7 @@ from funcppo.envs.classic_control.acrobot import AcrobotConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs.gymnasium_bridge import GymnasiumConfig
 from funcppo.envs.minatar.game import GameConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
@@ -185,6 +187,16 @@ def configs():
         MLPConfig(n_obs=1, n_actions=1),
         CartPoleConfig(),
         AcrobotConfig(),
+        GymnasiumConfig(
+            name="CartPole-v1",
+            make_options="",
+            vectorization_mode="sync",
+            n_envs=1,
+            observation_shape=(4,),
+            observation_dtype=torch.float32,
+            n_values=None,
+            scale_images=True,
+        ),
         GameConfig(),
         TimeLimitConfig(max_steps=1),
         MomentsConfig(),
