@@ -4,7 +4,7 @@ Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
-    asterix, breakout, freeway, space_invaders (MinAtar)
+    asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
     check(env)    raises an error that names what is wrong with an environment
 """
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from funcppo.envs.minatar.asterix import asterix
     from funcppo.envs.minatar.breakout import breakout
     from funcppo.envs.minatar.freeway import freeway
+    from funcppo.envs.minatar.seaquest import seaquest
     from funcppo.envs.minatar.space_invaders import space_invaders
     from funcppo.envs.registry import make
 
@@ -43,6 +44,7 @@ __all__ = [
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
+    "seaquest",
     "space_invaders",
     "wrappers",
 ]
@@ -53,6 +55,7 @@ _SOURCES = {
     "asterix": "minatar.asterix",
     "breakout": "minatar.breakout",
     "freeway": "minatar.freeway",
+    "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
     "check": "laws",

@@ -23,10 +23,12 @@ ENVIRONMENTS = {
     "MinAtar/Asterix-v1": ("minatar.asterix", "asterix"),
     "MinAtar/Breakout-v1": ("minatar.breakout", "breakout"),
     "MinAtar/Freeway-v1": ("minatar.freeway", "freeway"),
+    "MinAtar/Seaquest-v1": ("minatar.seaquest", "seaquest"),
     "MinAtar/SpaceInvaders-v1": ("minatar.space_invaders", "space_invaders"),
     "MinAtar/Asterix-v0": ("minatar.asterix", "asterix"),
     "MinAtar/Breakout-v0": ("minatar.breakout", "breakout"),
     "MinAtar/Freeway-v0": ("minatar.freeway", "freeway"),
+    "MinAtar/Seaquest-v0": ("minatar.seaquest", "seaquest"),
     "MinAtar/SpaceInvaders-v0": ("minatar.space_invaders", "space_invaders"),
 }
 
