@@ -24,6 +24,7 @@ from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
 from funcppo.envs.gymnasium_bridge import GymnasiumConfig
 from funcppo.envs.minatar.game import GameConfig
+from funcppo.envs.two_link_arm import ReacherConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
     FrameStackConfig,
@@ -205,6 +206,7 @@ def configs():
         ActionRangeConfig(low=-1.0, high=1.0),
         MountainCarConfig(),
         PendulumConfig(),
+        ReacherConfig(),
         cfg.env.cfg,
         cfg.env.cfg.resolve,
         cfg.agent.cfg,

@@ -2,7 +2,7 @@
 
 Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
-    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
+    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous, reacher
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
     asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from funcppo.envs.minatar.seaquest import seaquest
     from funcppo.envs.minatar.space_invaders import space_invaders
     from funcppo.envs.registry import make
+    from funcppo.envs.two_link_arm import reacher
 
 __all__ = [
     "acrobot",
@@ -44,6 +45,7 @@ __all__ = [
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
+    "reacher",
     "seaquest",
     "space_invaders",
     "wrappers",
@@ -55,6 +57,7 @@ _SOURCES = {
     "asterix": "minatar.asterix",
     "breakout": "minatar.breakout",
     "freeway": "minatar.freeway",
+    "reacher": "two_link_arm",
     "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",

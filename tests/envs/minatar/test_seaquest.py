@@ -138,6 +138,9 @@ def test_one_step_from_any_state_equals_the_reference(seed):
     for t in range(600):
         if t == 200 * seed:
             env.e_spawn_speed, env.move_speed = 1, 2
+        if t % 20 == 0:  # so that some swim into each other's cells
+            env.move_speed = int(draws.integers(2, 6))
+            del env.e_fish[6:], env.e_subs[3:]
         if draws.random() < 0.1:
             env.diver_count = int(draws.choice([-1, 0, 1, 5, 6, 6, 6]))
             env.oxygen = int(draws.integers(0, 201))
