@@ -157,16 +157,19 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
                 ("Net", "class Net"),
                 ("train", "fp.train("),
                 ("save", "np.savez"),
+                ("gymnasium", "fp.envs.gymnasium"),
                 ("ppo", "fp.compile"),
             )
             if sign in block
         )
         for block in code
-    ] == ["ppo", "wrap", "Net", "train", "save"]
+    ] == ["ppo", "gymnasium", "wrap", "Net", "train", "save"]
     *first, saving = code
     names = {}
     for block in first:
-        block = block.replace("(ppo, state)", "(ppo, state, backend='eager')")
+        block = re.sub(
+            r"(fp.compile\(\w+, \w+)\)", r"\1, backend='eager')", block
+        )
         exec(block, names)
     saved = names["state"]
     exec(saving, names)
