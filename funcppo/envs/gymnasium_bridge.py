@@ -53,7 +53,7 @@ class GymnasiumConfig:
     make_options: str  # keyword arguments of `gymnasium.make`
     vectorization_mode: VectorizationMode
     n_envs: Size | None  # None: as many rows as a learner asks for
-    observation_shape: tuple[int, ...]  # of one row of the state
+    observation_shape: tuple[Size, ...]  # of one row of the state
     observation_dtype: torch.dtype
     n_values: Size | None  # of a discrete observation, which becomes one-hot
     scale_images: bool  # uint8 observations become numbers of [0, 1]

@@ -15,6 +15,7 @@ from funcppo import train_step
 from funcppo.envs import base, wrappers
 from funcppo.runtime.reasons import FailureCode
 from tests.learning import assert_trees_equal, one_thread
+from tests.runtime.test_capture import on_gpu
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -361,6 +362,26 @@ def test_a_compiled_step_equals_the_eager_one(compiled):
         metrics.rollout.episode_return_sum,
         wanted_metrics.rollout.episode_return_sum,
     )
+
+
+@on_gpu
+def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
+    """Three updates; actions go to the host and observations come back in each step."""
+    results = []
+    for is_compiled in (False, True):
+        env = fp.envs.gymnasium("CartPole-v1", n_envs=4, max_episode_steps=9)
+        ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+        state = ppo.init(fp.random.key(0, "cuda"))
+        stepper = (
+            fp.compile(ppo, state, backend="aot_eager") if is_compiled else ppo
+        )
+        for _ in range(3):
+            state, metrics = stepper.step(state)
+        results.append((state.params, state.env_state, metrics.rollout))
+        if is_compiled:
+            assert stepper.record.replay_mode == "cuda-graph"
+            assert stepper.captured.n_graphs == 1
+    assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_the_stand_in_keeps_the_laws():
