@@ -30,7 +30,8 @@ Environments and networks:
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
     fp.MaskedObservation                                           where some actions are illegal
     fp.Agent, fp.PolicyValue, fp.GaussianPolicyValue               for a network of your own
-    fp.CATEGORICAL, fp.DIAGONAL_GAUSSIAN                           distributions over actions
+    fp.CATEGORICAL, fp.MULTI_CATEGORICAL                           distributions over actions, one or several at once,
+    fp.DIAGONAL_GAUSSIAN, fp.SQUASHED_GAUSSIAN                     and over vectors, squashed to between -1 and 1
 
 Modules:
     fp.random      explicit keys and what is sampled from them
@@ -48,7 +49,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, random, train_step, tree
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
-    from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN
+    from funcppo.distributions import (
+        CATEGORICAL,
+        DIAGONAL_GAUSSIAN,
+        MULTI_CATEGORICAL,
+        SQUASHED_GAUSSIAN,
+    )
     from funcppo.envs.laws import check
     from funcppo.interfaces import (
         Agent,
@@ -79,6 +85,8 @@ __version__ = "0.2.0"
 __all__ = [
     "CATEGORICAL",
     "DIAGONAL_GAUSSIAN",
+    "MULTI_CATEGORICAL",
+    "SQUASHED_GAUSSIAN",
     "AdamConfig",
     "Agent",
     "CompiledLearner",
@@ -132,12 +140,14 @@ _SOURCES = {
     "EnvironmentSpec": "funcppo.interfaces",
     "GaussianPolicyValue": "funcppo.nets.base",
     "Learner": "funcppo.learner",
+    "MULTI_CATEGORICAL": "funcppo.distributions",
     "MaskedObservation": "funcppo.interfaces",
     "Metrics": "funcppo.train_step",
     "MetricsLog": "funcppo.trainer",
     "NoWorld": "funcppo.interfaces",
     "PPOConfig": "funcppo.config",
     "PolicyValue": "funcppo.nets.base",
+    "SQUASHED_GAUSSIAN": "funcppo.distributions",
     "Schedule": "funcppo.config",
     "Timestep": "funcppo.interfaces",
     "TrainState": "funcppo.train_step",

@@ -1,4 +1,9 @@
-"""Distributions over actions, read from a network's output: `CATEGORICAL` and `DIAGONAL_GAUSSIAN`.
+"""Distributions over actions, read from a network's output.
+
+    CATEGORICAL           one of S actions
+    MULTI_CATEGORICAL     several actions at once, independent of each other
+    DIAGONAL_GAUSSIAN     a vector of real numbers
+    SQUASHED_GAUSSIAN     a vector of numbers between -1 and 1
 
 The logit of an illegal action is -inf, or the smallest finite number: either way it has probability 0, is never
 sampled, and adds nothing to entropy or gradients. Each row has at least one legal action.
@@ -11,6 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 import torch
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -18,6 +24,17 @@ from funcppo import random
 from funcppo.types import F32, I64
 
 Output = TypeVar("Output", infer_variance=True)
+
+N_QUADRATURE_NODES = 8  # of the entropy of a squashed Gaussian
+
+
+def _quadrature(n: int) -> tuple[tuple[float, float], ...]:
+    """Nodes and weights of the mean over a standard normal number."""
+    nodes, weights = hermegauss(n)
+    return tuple(zip(nodes.tolist(), (weights / weights.sum()).tolist()))
+
+
+QUADRATURE = _quadrature(N_QUADRATURE_NODES)
 
 
 class SampleFn(Protocol[Output]):
@@ -120,6 +137,31 @@ CATEGORICAL: Distribution[HasLogits] = Distribution(
 )
 
 
+class HasSeveralLogits(Protocol):
+    """An output that stands for D independent categorical distributions; shorter ones are filled up by -inf."""
+
+    @property
+    def logits(self) -> F32[Tensor, "B D S"]: ...
+
+
+def _multi_categorical_log_prob(
+    output: HasSeveralLogits, action: I64[Tensor, "B D"]
+) -> F32[Tensor, "B"]:
+    return _categorical_log_prob(output, action).sum(-1)
+
+
+def _multi_categorical_entropy(output: HasSeveralLogits) -> F32[Tensor, "B"]:
+    return _categorical_entropy(output).sum(-1)
+
+
+MULTI_CATEGORICAL: Distribution[HasSeveralLogits] = Distribution(
+    sample=_categorical_sample,
+    log_prob=_multi_categorical_log_prob,
+    entropy=_multi_categorical_entropy,
+    mode=_categorical_mode,
+)
+
+
 def negative_kl_to_prior(out: HasPrior) -> F32[Tensor, "B"]:
     """-KL(policy, prior) in nats, the entropy relative to the prior.
 
@@ -172,4 +214,62 @@ DIAGONAL_GAUSSIAN: Distribution[HasMeanAndStd] = Distribution(
     log_prob=_gaussian_log_prob,
     entropy=_gaussian_entropy,
     mode=_gaussian_mode,
+)
+
+
+# Source: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
+
+
+def _squashed_sample(
+    key: I64[Tensor, "2"], output: HasMeanAndStd
+) -> F32[Tensor, "B U"]:
+    return _squash(_gaussian_sample(key, output))
+
+
+def _squashed_mode(output: HasMeanAndStd) -> F32[Tensor, "B U"]:
+    """The squashed mean, which is the median: the density itself may have two peaks, at the ends."""
+    return _squash(output.mean)
+
+
+def _squash(u: F32[Tensor, "B U"]) -> F32[Tensor, "B U"]:
+    """tanh(u); at most the largest number below 1, whose inverse is finite."""
+    largest = 1.0 - torch.finfo(u.dtype).eps / 2
+    return torch.tanh(u).clamp(-largest, largest)
+
+
+def _squashed_log_prob(
+    output: HasMeanAndStd, action: F32[Tensor, "B U"]
+) -> F32[Tensor, "B"]:
+    """log N(u) - sum log(1 - tanh(u)^2), u = artanh(action).
+
+    It is exact for the action that was executed: 1 - action has no rounding error where it is small.
+    """
+    u = 0.5 * (torch.log1p(action) - torch.log1p(-action))
+    return _gaussian_log_prob(output, u) - _log_tanh_slope(u).sum(-1)
+
+
+def _squashed_entropy(output: HasMeanAndStd) -> F32[Tensor, "B"]:
+    """H(N) + sum E[log(1 - tanh(u)^2)], the mean by Gauss-Hermite quadrature.
+
+    There is no closed form. The error is below 0.001 nats a component for deviations up to 1, and 0.1 up to e.
+    """
+    std = output.log_std.exp()
+    mean_slope = torch.zeros_like(output.mean)
+    for node, weight in QUADRATURE:
+        slope = _log_tanh_slope(output.mean + node * std)
+        mean_slope = mean_slope + weight * slope
+    return _gaussian_entropy(output) + mean_slope.sum(-1)
+
+
+def _log_tanh_slope(u: F32[Tensor, "B U"]) -> F32[Tensor, "B U"]:
+    """log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))."""
+    size = u.abs()
+    return 2.0 * (math.log(2.0) - size - torch.log1p(torch.exp(-2.0 * size)))
+
+
+SQUASHED_GAUSSIAN: Distribution[HasMeanAndStd] = Distribution(
+    sample=_squashed_sample,
+    log_prob=_squashed_log_prob,
+    entropy=_squashed_entropy,
+    mode=_squashed_mode,
 )

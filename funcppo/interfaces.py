@@ -64,9 +64,8 @@ class MaskedObservation(NamedTuple):
     """An observation that says which actions are legal; `nets.mlp` reads it, and so may a network of your own."""
 
     features: F32[Tensor, "B F"]
-    action_mask: Bool[
-        Tensor, "B S"
-    ]  # the action is legal; some action of each row is
+    # The action is legal; some action of each row is. Of several actions at once: side by side, some of each.
+    action_mask: Bool[Tensor, "B S"]
 
 
 class NoWorld(NamedTuple):
@@ -159,10 +158,26 @@ class EnvironmentSpec:
     """The sizes that a network is built for."""
 
     observation_size: int  # numbers in an observation of one row
-    action_size: int  # discrete actions, or components of a continuous action
+    # discrete actions (of several at once: the sum of `action_sizes`), or components of a continuous action
+    action_size: int
     continuous_actions: bool = False
     # of one row's observation, where it is no vector: (height, width, channels) of an image
     observation_shape: tuple[int, ...] | None = None
+    # of several discrete actions that are taken at once, an action being I64 [B, D]: the size of each
+    action_sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the sizes of several actions contradict the other fields."""
+        if self.action_sizes is None:
+            return
+        if (
+            self.continuous_actions
+            or sum(self.action_sizes) != self.action_size
+        ):
+            raise ValueError(
+                f"action_sizes: expected sizes of discrete actions with the sum action_size = {self.action_size}, "
+                f"got {self.action_sizes}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -131,7 +131,9 @@ def check_spaces(
             _check_rows(action, (spec.action_size,), "action of the network")
     logits = getattr(output, "logits", None)
     if not spec.continuous_actions and isinstance(logits, Tensor):
-        _check_rows(logits, (spec.action_size,), "logits of the network")
+        sizes = spec.action_sizes
+        shape = (len(sizes), max(sizes)) if sizes else (spec.action_size,)
+        _check_rows(logits, shape, "logits of the network")
 
 
 def _check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:

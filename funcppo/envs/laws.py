@@ -114,7 +114,11 @@ def _sample_action(
     logits = torch.zeros(shape)
     if isinstance(obs, MaskedObservation):
         logits = torch.where(obs.action_mask, logits, -torch.inf)
-    return random.categorical(key, logits)
+    if spec.action_sizes is None:
+        return random.categorical(key, logits)
+    parts = torch.split(logits, list(spec.action_sizes), -1)
+    keys = random.split(key, len(parts)).unbind()
+    return torch.stack([random.categorical(*x) for x in zip(keys, parts)], -1)
 
 
 def _check_reset(

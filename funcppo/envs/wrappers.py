@@ -623,10 +623,13 @@ def _begin_sticky_actions(
 ) -> StickyActionsState:
     first, spec = tree.leaves(inner)[0], cfg.env.spec
     never = torch.zeros(first.shape[:1], dtype=torch.bool, device=first.device)
+    action = never.to(torch.int64)
     if spec is not None and spec.continuous_actions:
         components = never.unsqueeze(-1).expand(-1, spec.action_size)
-        return StickyActionsState(inner, components.to(torch.float32), never)
-    return StickyActionsState(inner, never.to(torch.int64), never)
+        action = components.to(torch.float32)
+    elif spec is not None and spec.action_sizes is not None:
+        action = action.unsqueeze(-1).expand(-1, len(spec.action_sizes))
+    return StickyActionsState(inner, action, never)
 
 
 def _step_sticky_actions(

@@ -8,13 +8,21 @@ import torch
 from torch import Tensor
 
 from funcppo import random
-from funcppo.distributions import CATEGORICAL, DIAGONAL_GAUSSIAN, Distribution
+from funcppo.distributions import (
+    CATEGORICAL,
+    DIAGONAL_GAUSSIAN,
+    MULTI_CATEGORICAL,
+    SQUASHED_GAUSSIAN,
+    Distribution,
+)
 from funcppo.interfaces import ActorCriticOutput, Agent, NetworkFactory
 from funcppo.types import F32, I64
 
 __all__ = [
     "CATEGORICAL",
     "DIAGONAL_GAUSSIAN",
+    "MULTI_CATEGORICAL",
+    "SQUASHED_GAUSSIAN",
     "ActorCriticOutput",
     "Agent",
     "Dense",
@@ -30,7 +38,8 @@ __all__ = [
 class PolicyValue(NamedTuple):
     """The output of an actor-critic over discrete actions."""
 
-    logits: F32[Tensor, "B S"]  # -inf for an illegal action
+    # [B, S], -inf for an illegal action; [B, D, S] for D actions at once, the shorter ones filled up by -inf
+    logits: F32[Tensor, "... S"]
     value: F32[Tensor, "B"]
 
 

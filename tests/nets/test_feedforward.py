@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import funcppo as fp
 from funcppo import random, tree
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
 from funcppo.nets import feedforward
 from tests.learning import WORLD
+from tests.nets.guessing import SPECS, guessing, mean_reward
 
 CFG = feedforward.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
 
@@ -129,3 +131,131 @@ def test_a_network_is_built_for_the_sizes_and_actions_of_an_environment():
         observation_size=3, action_size=2, continuous_actions=True
     )
     assert factory(spec).apply is feedforward.apply_gaussian
+
+
+ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
+
+
+def module(params, trunk, head, activation, used):
+    """The actor (0) or the critic (1) as modules of torch, with the weights of the stack."""
+    layers = []
+    for layer in params.hidden:
+        layers += [linear(layer.weight[trunk], layer.bias[trunk, 0])]
+        layers += [ACTIVATIONS[activation]()]
+    heads = params.heads
+    last = linear(heads.weight[head, :, :used], heads.bias[head, 0, :used])
+    return torch.nn.Sequential(*layers, last)
+
+
+def linear(weight, bias):
+    layer = torch.nn.Linear(*weight.shape)
+    layer.weight, layer.bias = (
+        torch.nn.Parameter(x.clone()) for x in (weight.T, bias)
+    )
+    return layer
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_each_activation_and_sharing_equals_modules_of_torch(
+    activation, shared_trunk
+):
+    cfg = replace(CFG, activation=activation, shared_trunk=shared_trunk)
+    params = feedforward.init(cfg, random.key(4))
+    assert params.hidden[0].weight.shape == (1 if shared_trunk else 2, 3, 8)
+    critic_trunk = 0 if shared_trunk else 1
+    actor = module(params, 0, 0, activation, 2)
+    critic = module(params, critic_trunk, 1, activation, 1)
+    obs = random.normal(random.key(5), (6, 3))
+    out = feedforward.apply(cfg, WORLD, params, obs)
+    torch.testing.assert_close(out.logits, actor(obs))
+    torch.testing.assert_close(out.value, critic(obs)[:, 0])
+
+
+def test_log_deviations_of_the_state_are_outputs_of_the_actor_in_their_range():
+    cfg = replace(CFG, log_std="state")
+    params = feedforward.init_gaussian(cfg, random.key(4))
+    actor = module(params.net, 0, 0, "tanh", 4)
+    obs = random.normal(random.key(5), (6, 3))
+    out = feedforward.apply_gaussian(cfg, WORLD, params, obs)
+    mean, log_std = actor(obs).split(2, -1)
+    torch.testing.assert_close((out.mean, out.log_std), (mean, log_std))
+    assert log_std.std() > 0 and log_std.abs().max() < 0.1
+    huge = tree.map(lambda x: 1e4 * x, params)
+    out = feedforward.apply_gaussian(cfg, WORLD, huge, obs)
+    assert out.log_std.min() == -20.0 and out.log_std.max() == 2.0
+
+
+def test_masks_of_several_actions_lie_side_by_side():
+    cfg = replace(CFG, n_actions=5, action_sizes=(3, 2))
+    params = feedforward.init(cfg, random.key(4))
+    features = random.normal(random.key(5), (2, 3))
+    flat = feedforward.apply(
+        replace(cfg, action_sizes=None), WORLD, params, features
+    ).logits
+    inf = torch.full((2, 1), -torch.inf)
+    plain = feedforward.apply(cfg, WORLD, params, features).logits
+    assert torch.equal(plain[:, 0], flat[:, :3])
+    assert torch.equal(plain[:, 1], torch.cat([flat[:, 3:], inf], 1))
+    mask = torch.tensor([[True, False, True, True, False]]).expand(2, -1)
+    masked = feedforward.apply(
+        cfg, WORLD, params, MaskedObservation(features, mask)
+    ).logits
+    assert torch.equal(masked[:, 0, [0, 2]], flat[:, [0, 2]])
+    assert torch.equal(masked[:, 1, 0], flat[:, 3])
+    illegal = torch.stack([masked[:, 0, 1], masked[:, 1, 1]])
+    assert (illegal == -torch.inf).all()
+
+
+LEARNERS = {
+    "shared relu": ("several", {"activation": "relu", "shared_trunk": True}),
+    "several": ("several", {}),
+    "masked": ("masked", {}),
+    "squashed": ("continuous", {"squash": True}),
+    "state": ("continuous", {"log_std": "state"}),
+    "squashed state": ("continuous", {"squash": True, "log_std": "state"}),
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_each_kind_of_policy_learns(name):
+    """The share of right actions rises above 0.9; the squared error falls below a quarter of its first."""
+    kind, options = LEARNERS[name]
+    n_updates = 30 if kind == "continuous" else 12
+    first, last = mean_reward(kind, fp.nets.mlp(16, **options), n_updates)
+    if kind == "continuous":
+        assert last > 0.25 * first
+    else:
+        assert first < 0.8 and last > 0.9
+
+
+def test_illegal_actions_of_several_are_never_sampled():
+    env = guessing("masked")
+    fp.check(env, n_steps=2)
+    fp.check(guessing("several"), n_steps=2)
+    learner = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=64, n_steps=2)
+    state = learner.init(random.key(0))
+    batch = fp.train_step.collect(learner.cfg, WORLD, state).batch
+    mask = batch.obs.action_mask
+    rows = torch.arange(len(mask))
+    assert mask[rows, batch.action[:, 0]].all()
+    assert batch.action[:, 1].max() == 1 and batch.action[:, 0].max() == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem"),
+    [
+        ("several", {"squash": True}, "squash: expected an environment with"),
+        ("masked", {"log_std": "state"}, "log_std: expected an environment"),
+        ("several", {"activation": "gelu"}, "activation: expected one of"),
+        ("continuous", {"log_std": "none"}, "log_std: expected one of"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(kind, options, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        fp.nets.mlp(4, **options)(SPECS[kind])
+
+
+def test_sizes_of_several_actions_add_up():
+    with pytest.raises(ValueError, match=r"^action_sizes: .* action_size = 4"):
+        EnvironmentSpec(observation_size=1, action_size=4, action_sizes=(3, 2))
