@@ -322,6 +322,7 @@ class _Actions(NamedTuple):
     """How actions of a space are made."""
 
     size: int
+    sizes: tuple[int, ...] | None  # of each of several discrete actions
     is_continuous: bool
     convert: Callable[[np.ndarray], np.ndarray]  # to Gymnasium
 
@@ -357,28 +358,31 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
 
 
 def _read_action_space(name: str, space: Any) -> _Actions:
-    """Actions of a Discrete space, or of a Box of floats, to whose bounds they are clipped.
+    """Actions of a discrete space, or of a Box of floats, to whose bounds they are clipped.
 
     Raises:
       ValueError: of any other space.
     """
     spaces = importlib.import_module("gymnasium.spaces")
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
 
         def count_from_start(action: np.ndarray) -> np.ndarray:
-            return action + int(space.start)
+            return action.reshape(-1, *space.shape) + space.start
 
-        return _Actions(int(space.n), False, count_from_start)
+        if isinstance(space, spaces.Discrete):
+            return _Actions(int(space.n), None, False, count_from_start)
+        sizes = tuple(int(n) for n in space.nvec.flatten())
+        return _Actions(sum(sizes), sizes, False, count_from_start)
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         raise ValueError(
-            f"{name}: expected actions of a Discrete space or of a Box of floats, got {space}"
+            f"{name}: expected actions of a Discrete or MultiDiscrete space or of a Box of floats, got {space}"
         )
 
     def clip(action: np.ndarray) -> np.ndarray:
         shaped = action.reshape(-1, *space.shape)
         return np.clip(shaped, space.low, space.high).astype(space.dtype)
 
-    return _Actions(math.prod(space.shape), True, clip)
+    return _Actions(math.prod(space.shape), None, True, clip)
 
 
 def gymnasium(
@@ -393,8 +397,8 @@ def gymnasium(
 
     A bridge serves one learner at a time: each reset of all rows begins anew, and only the state that was returned last
     can be stepped. Evaluation has environments of its own. Observations are those of a Box, as float32 or uint8, or of
-    a Discrete space, as one-hot vectors; actions those of a Discrete space, or of a Box, to whose bounds they are
-    clipped.
+    a Discrete space, as one-hot vectors; actions those of a Discrete or MultiDiscrete space, or of a Box, to whose
+    bounds they are clipped.
 
     Args:
       env: Gymnasium's id, or a function without arguments that makes one environment, in whatever wrappers.
@@ -483,6 +487,7 @@ def _environment(
     spec = EnvironmentSpec(
         observation_size=n_features,
         action_size=actions.size,
+        action_sizes=actions.sizes,
         continuous_actions=actions.is_continuous,
         observation_shape=shape if len(shape) > 1 else None,
     )

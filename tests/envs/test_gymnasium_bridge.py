@@ -214,10 +214,10 @@ BAD_SPACES = {
     "observations of a Box or a Discrete space, got Tuple": {
         "observation_space": gym.spaces.Tuple([gym.spaces.Discrete(2)])
     },
-    "actions of a Discrete space or of a Box of floats, got MultiDiscrete": {
-        "action_space": gym.spaces.MultiDiscrete([2, 3])
+    "actions of a Discrete or MultiDiscrete space or of a Box of floats, got MultiBinary": {
+        "action_space": gym.spaces.MultiBinary(3)
     },
-    "actions of a Discrete space or of a Box of floats, got Box.*int64": {
+    "actions of a Discrete or MultiDiscrete space or of a Box of floats, got Box.*int64": {
         "action_space": gym.spaces.Box(0, 5, (2,), np.int64)
     },
 }
@@ -252,6 +252,22 @@ def test_a_box_of_any_shape_is_an_action_and_is_clipped_to_its_bounds():
     action = torch.tensor([[1.0, 9.0, -0.5, 0.0]])
     state, timestep = env.step_functional(env.cfg, None, state, action, keys(1))
     assert timestep.reward.tolist() == [2.5] and state.obs.tolist() == [[2.0]]
+
+
+class Keyboard(Arm):
+    action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, 10])
+
+
+def test_several_discrete_actions_are_taken_at_once():
+    env = fp.envs.gymnasium(Keyboard)
+    assert env.spec.action_sizes == (2, 3) and env.spec.action_size == 5
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.tensor([[0, 2], [1, 0]])
+    _, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
+    assert timestep.reward.tolist() == [13.0, 12.0]
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
+    state, _ = ppo.step(ppo.init(fp.random.key(0)))
+    assert int(state.update) == 1
 
 
 # What the bridge refuses
