@@ -6,6 +6,7 @@ Names:
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
     asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
+    render(env, state)    a picture as text
     check(env)    raises an error that names what is wrong with an environment
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from funcppo.envs.minatar.seaquest import seaquest
     from funcppo.envs.minatar.space_invaders import space_invaders
     from funcppo.envs.registry import make
+    from funcppo.envs.text_rendering import render
     from funcppo.envs.two_link_arm import reacher
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "mountain_car_continuous",
     "pendulum",
     "reacher",
+    "render",
     "seaquest",
     "space_invaders",
     "wrappers",
@@ -58,6 +61,7 @@ _SOURCES = {
     "breakout": "minatar.breakout",
     "freeway": "minatar.freeway",
     "reacher": "two_link_arm",
+    "render": "text_rendering",
     "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
