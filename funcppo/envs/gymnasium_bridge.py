@@ -76,9 +76,8 @@ class EnvState(NamedTuple):
 def observe(cfg: GymnasiumConfig, world: object, state: EnvState) -> Tensor:
     """The observation [B, ...]: one-hot if it is discrete, and by default scaled to [0, 1] if it is of uint8."""
     if cfg.n_values is not None:
-        return torch.nn.functional.one_hot(state.obs, cfg.n_values).to(
-            torch.float32
-        )
+        values = torch.arange(cfg.n_values, device=state.obs.device)
+        return (state.obs.unsqueeze(-1) == values).to(torch.float32)
     if cfg.observation_dtype == torch.uint8 and cfg.scale_images:
         return state.obs.to(torch.float32) / PIXEL_MAX
     return state.obs
