@@ -424,7 +424,8 @@ def train_step(
     Returns:
       The state after the update, and its metrics.
     """
-    return learn(cfg, world, state, roll_out(cfg, world, state, parts), parts)
+    collected = collect(cfg, world, state, parts)
+    return _update(cfg, world, state, collected, parts)
 
 
 def learn(
@@ -440,7 +441,17 @@ def learn(
       rollout_data: of `roll_out`, from the same state.
     """
     collected = _prepare(cfg, world, state, rollout_data, parts)
+    return _update(cfg, world, state, collected, parts)
 
+
+def _update(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    collected: RolloutResult,
+    parts: Parts,
+) -> tuple[TrainState[Params, State], Metrics]:
+    """All minibatches of an update: the second half of `train_step`."""
     step = partial(
         parts.minibatch_step,
         cfg,
