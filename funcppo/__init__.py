@@ -22,11 +22,11 @@ Learn:
 
 Environments and networks:
     fp.envs      make("CartPole-v1"), cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous,
-                 reacher, asterix, breakout, freeway, seaquest, space_invaders;
+                 reacher, recall, asterix, breakout, freeway, seaquest, space_invaders;
                  gymnasium("LunarLander-v3") for any other, on the host
     fp.envs.wrappers    time limit, normalisation, frame stack, sticky actions, statistics
     fp.check(env)       raises an error that names what is wrong with an environment
-    fp.nets      mlp
+    fp.nets      mlp, cnn, nature_cnn, gru, lstm
     fp.Environment, fp.EnvironmentSpec, fp.Timestep, fp.NoWorld    for an environment of your own
     fp.MaskedObservation                                           where some actions are illegal
     fp.Agent, fp.PolicyValue, fp.GaussianPolicyValue               for a network of your own

@@ -157,3 +157,21 @@ class Config:
     """The network, and the distribution that it acts by."""
     update_agent: AnyAgent | None = None
     """The agent that the update applies to the same params, e.g. of a smaller capacity. None: `agent`."""
+
+    def __post_init__(self) -> None:
+        """Check that minibatches and microbatches of a network with memory are of whole environments.
+
+        Raises:
+          ValueError: names the field.
+        """
+        if self.agent.initial_memory is None:
+            return
+        n_envs = self.ppo.n_envs
+        for name in ("n_minibatches", "n_microbatches"):
+            n = getattr(self.ppo, name)
+            if n_envs % n:
+                raise ValueError(
+                    f"{name}: expected a divisor of the {n_envs} environments, because the network has "
+                    f"memory, got {n}"
+                )
+            n_envs //= n

@@ -12,6 +12,11 @@ output stands for:
     init(cfg, key)                   -> params
     apply(cfg, world, params, obs)   -> output      a NamedTuple with the field `value`
 
+A network with memory has two functions in place of `apply`; the memory is a tree of tensors [B, ...]:
+
+    initial_memory(cfg, n_rows, device)                        -> memory    at the start of an episode
+    apply_recurrent(cfg, world, params, obs, memory)   -> output, memory    for one step
+
 `cfg` is static: a Python scalar, or a frozen dataclass of such. `world` is a tree of tensors that stay fixed while a
 policy learns (`NoWorld()` if there are none). A tree of tensors is a tensor, or a NamedTuple, tuple or list of trees;
 a NamedTuple names its parts. So are `state`, `params` and the observation, and all but `params` and `world` have the
@@ -29,6 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -48,6 +54,8 @@ class ActorCriticOutput(Protocol):
 
 
 Output = TypeVar("Output", bound=ActorCriticOutput, infer_variance=True)
+# What a network remembers of an episode: a tree of tensors [B, ...]; () for one without memory.
+Memory: TypeAlias = Any
 
 
 class Timestep(NamedTuple):
@@ -255,6 +263,52 @@ class WithinCapacityFn(Protocol[Obs]):
     def __call__(self, cfg: Settings, obs: Obs, /) -> Bool[Tensor, "B"]: ...
 
 
+class InitialMemoryFn(Protocol):
+    """Returns the memory of `n_rows` rows at the start of an episode."""
+
+    def __call__(
+        self, cfg: Settings, n_rows: int, device: torch.device, /
+    ) -> Memory: ...
+
+
+class ApplyRecurrentFn(Protocol[World, Params, Obs, Output]):
+    """Applies a network with memory to the observations of B rows; returns the output and the next memory."""
+
+    def __call__(
+        self,
+        cfg: Settings,
+        world: World,
+        params: Params,
+        obs: Obs,
+        memory: Memory,
+        /,
+    ) -> tuple[Output, Memory]: ...
+
+
+class ApplySequenceFn(Protocol[World, Params, Obs, Output]):
+    """Applies a network with memory to T steps of B rows, as `recurrence.apply_sequence`; the output has T * B rows."""
+
+    def __call__(
+        self,
+        cfg: Settings,
+        world: World,
+        params: Params,
+        obs: Obs,
+        done: Bool[Tensor, "T B"],
+        memory: Memory,
+        /,
+    ) -> Output: ...
+
+
+def _apply_without_memory(
+    cfg: Settings, world: object, params: object, obs: object, /
+) -> Any:
+    """The `apply` of a network with memory."""
+    raise TypeError(
+        "apply: expected a network without memory, got one with: use funcppo.recurrence.apply_agent"
+    )
+
+
 _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
 
 
@@ -264,11 +318,28 @@ class Agent(Generic[World, Params, Obs, Output]):
 
     cfg: Settings  # the first argument of each function
     init: InitFn[Params]
-    apply: ApplyFn[World, Params, Obs, Output]
+    apply: ApplyFn[World, Params, Obs, Output] = _apply_without_memory
     # by default, that of an output that has `logits`
     distribution: Distribution[Output] = _DEFAULT_DISTRIBUTION
     # None: the network has room for all rows
     within_capacity: WithinCapacityFn[Obs] | None = None
+
+    # Of a network with memory, in place of `apply`.
+    initial_memory: InitialMemoryFn | None = None
+    apply_recurrent: ApplyRecurrentFn[World, Params, Obs, Output] | None = None
+    # For a network that does part of its work on all steps of a sequence at once. None: it goes step by step.
+    apply_sequence: ApplySequenceFn[World, Params, Obs, Output] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise TypeError unless there is either `apply`, or what a network with memory needs."""
+        has_apply = self.apply is not _apply_without_memory
+        for name in ("initial_memory", "apply_recurrent"):
+            if has_apply == (getattr(self, name) is not None):
+                expected = "none beside apply" if has_apply else "a function"
+                raise TypeError(
+                    f"{name}: expected {expected}, got {getattr(self, name)}: an agent has either apply, or "
+                    "initial_memory and apply_recurrent"
+                )
 
 
 # For code that serves all environments and all networks.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
+from funcppo.interfaces import AnyAgent, Memory
+from funcppo.recurrence import apply_sequence
 from funcppo.types import F32, Bool, Obs
 
 Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
@@ -27,6 +29,13 @@ class Scalars(NamedTuple):
     gae_lambda: F32[Tensor, ""]
 
 
+class Sequence(NamedTuple):
+    """What a network with memory reads beside transitions, which are then T steps of B environments, time-major."""
+
+    done: Bool[Tensor, "TB"]  # an episode ends with the transition
+    memory: Memory  # [B, ...], before the first step
+
+
 class Batch(NamedTuple, Generic[Obs]):
     """Transitions to learn from: those of a rollout, or of a minibatch."""
 
@@ -36,6 +45,8 @@ class Batch(NamedTuple, Generic[Obs]):
     value: F32[Tensor, "TB"]  # under the behaviour policy
     advantage: F32[Tensor, "TB"]
     value_target: F32[Tensor, "TB"]
+    # () for a network without memory
+    sequence: Sequence | tuple[()] = ()
 
 
 class LossMetrics(NamedTuple):
@@ -83,10 +94,10 @@ def loss_fn(
         batch = batch._replace(advantage=advantage)
     is_finite = finite_rows(batch)
     # A mask alone does not stop a NaN: the derivative of what it leaves out is 0 * NaN.
-    batch = _zero_other_rows(is_finite, batch)
+    batch = _without_bad_rows(is_finite, batch)
 
     agent = cfg.update_agent or cfg.agent
-    output = agent.apply(agent.cfg, world, params, batch.obs)
+    output = _apply_to_batch(cfg, agent, world, params, batch)
 
     # A network of limited capacity has no output for some rows: they count in no mean of the loss.
     is_within_capacity: Bool[Tensor, "TB"] | None = None
@@ -143,6 +154,48 @@ def finite_rows(batch: Batch[Obs]) -> Bool[Tensor, "TB"]:
         & torch.isfinite(batch.advantage)
         & torch.isfinite(batch.value_target)
     )
+
+
+def _without_bad_rows(
+    is_finite: Bool[Tensor, "TB"], batch: Batch[Obs]
+) -> Batch[Obs]:
+    """The batch with 0 for every floating-point number of a row that is not finite.
+
+    What a network with memory has seen and remembers stays, as later rows depend on it; only its own bad numbers are 0.
+    """
+    if not batch.sequence:
+        return _zero_other_rows(is_finite, batch)
+    obs, sequence = batch.obs, batch.sequence
+    rows = _zero_other_rows(is_finite, batch._replace(obs=(), sequence=()))
+    return rows._replace(
+        obs=tree.map(_zero_if_bad, obs),
+        sequence=tree.map(_zero_if_bad, sequence),
+    )
+
+
+def _zero_if_bad(x: Tensor) -> Tensor:
+    return torch.where(x.isfinite(), x, 0) if x.is_floating_point() else x
+
+
+def _apply_to_batch(
+    cfg: Config,
+    agent: AnyAgent,
+    world: object,
+    params: object,
+    batch: Batch[Obs],
+) -> Any:
+    """The output of the network for every row; one with memory goes through the steps again, from the memory before.
+
+    Gradients flow back through all steps of an episode that the rollout holds.
+    """
+    if not batch.sequence:
+        return agent.apply(agent.cfg, world, params, batch.obs)
+
+    done, memory = batch.sequence
+    obs, done = tree.map(
+        lambda x: x.view(cfg.ppo.n_steps, -1, *x.shape[1:]), (batch.obs, done)
+    )
+    return apply_sequence(agent, world, params, obs, done, memory)
 
 
 def _zero_other_rows(mask: Bool[Tensor, "TB"], rows: Rows) -> Rows:

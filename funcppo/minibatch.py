@@ -20,6 +20,7 @@ from funcppo.losses import (
     Batch,
     LossMetrics,
     Scalars,
+    Sequence,
     loss_fn,
     normalize_advantages,
 )
@@ -156,8 +157,47 @@ def minibatch_loss(
     scalars: Scalars,
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
     """The loss over some rows of the batch, and its metrics."""
-    minibatch = tree.map(lambda x: x[rows], batch)
+    minibatch = select_rows(cfg, batch, rows)
     return loss_fn(cfg, world, params, minibatch, scalars)
+
+
+def rows_of_environments(
+    cfg: Config, environments: I64[Tensor, "... B"]
+) -> I64[Tensor, "... TB"]:
+    """Rows of a batch that are of the given environments, time-major as the batch: row t * n_envs + b."""
+    step = torch.arange(cfg.ppo.n_steps, device=environments.device)
+    rows = step[:, None] * cfg.ppo.n_envs + environments[..., None, :]
+    return rows.flatten(-2)
+
+
+def select_rows(
+    cfg: Config, batch: Batch[Obs], rows: I64[Tensor, "MB"]
+) -> Batch[Obs]:
+    """Some rows of a batch; for a network with memory those of whole environments, by `rows_of_environments`."""
+    if not batch.sequence:
+        return tree.map(lambda x: x[rows], batch)
+
+    done, memory = batch.sequence
+    # the rows of the first step, which number the environments
+    environments = rows[: rows.shape[0] // cfg.ppo.n_steps]
+    selected = tree.map(lambda x: x[rows], batch._replace(sequence=()))
+    return selected._replace(
+        sequence=Sequence(
+            done=done[rows],
+            memory=tree.map(lambda x: x[environments], memory),
+        )
+    )
+
+
+def split_rows(
+    cfg: Config, rows: I64[Tensor, "MB"]
+) -> I64[Tensor, "n_microbatches MB"]:
+    """The rows of each microbatch; for a network with memory, whole environments."""
+    n_microbatches = cfg.ppo.n_microbatches
+    if cfg.agent.initial_memory is None:
+        return rows.view(n_microbatches, -1)
+    by_step = rows.view(cfg.ppo.n_steps, n_microbatches, -1)
+    return by_step.transpose(0, 1).flatten(1)
 
 
 def loss_gradient(
@@ -215,7 +255,7 @@ def accumulate_gradients(
         return tree.map(torch.add, grad_sum, grads), metrics
 
     grad_sum, metrics = scan(
-        add_gradient, tree.zeros_like(params), rows.view(ppo.n_microbatches, -1)
+        add_gradient, tree.zeros_like(params), split_rows(cfg, rows)
     )
     mean_grads = tree.map(lambda x: x / ppo.n_microbatches, grad_sum)
     mean_metrics = tree.map(lambda x: x.mean(0), metrics)

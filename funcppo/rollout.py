@@ -14,7 +14,8 @@ from torch import Tensor
 from funcppo import random, tree
 from funcppo.config import Config
 from funcppo.envs.base import sample_reset, step_with_autoreset
-from funcppo.interfaces import Environment, MaskedObservation
+from funcppo.interfaces import Environment, MaskedObservation, Memory
+from funcppo.recurrence import apply_agent, initial_memory, reset_memory
 from funcppo.types import (
     F32,
     I64,
@@ -43,6 +44,18 @@ class RolloutState(NamedTuple, Generic[State]):
 
     env_state: State
     episode_stats: EpisodeStats
+    # of the network, before the next observation; () if it has none
+    memory: Memory = ()
+
+
+class RolloutMemory(NamedTuple):
+    """What the network remembers before a rollout and after it; () if it has no memory."""
+
+    before: Memory = ()
+    after: Memory = ()
+
+
+NO_MEMORY = RolloutMemory()
 
 
 class RolloutKeys(NamedTuple):
@@ -75,15 +88,17 @@ class Transition(NamedTuple, Generic[Obs]):
     # Of the state reached, before any reset; () if truncation is not bootstrapped.
     final_obs: Obs | tuple[()]
     episode_stats: EpisodeStats  # this transition included
+    # With `final_obs`, of a network with memory: what it remembers of the episode up to `obs`.
+    final_memory: Memory = ()
 
 
 def init_rollout_state(
     cfg: Config, world: object, key: I64[Tensor, "2"], n_envs: int
 ) -> RolloutState[Any]:
-    """First states of `n_envs` rows, with empty episodes.
+    """First states of `n_envs` rows, with empty episodes and the initial memory.
 
     Raises:
-      TypeError: the environment's state is no tree of tensors.
+      TypeError: the environment's state, or the network's memory, is no tree of tensors.
     """
     env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
     tree.check_tree(env_state, "state of the environment")
@@ -96,11 +111,13 @@ def init_rollout_state(
         total_reward=torch.zeros(n_envs, device=key.device),
         length=torch.zeros(n_envs, dtype=torch.int64, device=key.device),
     )
-    return RolloutState(env_state, episode_stats)
+    memory = initial_memory(cfg.agent, n_envs, key.device)
+    tree.check_tree(memory, "memory of the network")
+    return RolloutState(env_state, episode_stats, memory)
 
 
 def check_spaces(
-    cfg: Config, world: object, params: object, env_state: object
+    cfg: Config, world: object, params: object, rollout_state: RolloutState[Any]
 ) -> None:
     """Check that observations, and the actions of the network, are those of the environment's `spec`.
 
@@ -114,13 +131,15 @@ def check_spaces(
     if spec is None:
         return
 
-    obs = env.observe(env.cfg, world, env_state)
+    obs = env.observe(env.cfg, world, rollout_state.env_state)
     features = obs.features if isinstance(obs, MaskedObservation) else obs
     if isinstance(features, Tensor):
         _check_rows(features, spec.shape, "observation")
     with torch.no_grad():
         try:
-            output = agent.apply(agent.cfg, world, params, obs)
+            output, _ = apply_agent(
+                agent, world, params, obs, rollout_state.memory
+            )
         except RuntimeError as error:  # of shapes that do not fit
             line = str(error).partition("\n")[0]
             raise ValueError(
@@ -187,7 +206,9 @@ def rollout_step(
     """
     env, agent = cfg.env, cfg.agent
     obs = env.observe(env.cfg, world, rollout_state.env_state)
-    output = agent.apply(agent.cfg, world, params, obs)
+    output, memory = apply_agent(
+        agent, world, params, obs, rollout_state.memory
+    )
     action = agent.distribution.sample(random_inputs.action_key, output)
 
     reached_state, timestep, next_state = step_with_autoreset(
@@ -204,6 +225,8 @@ def rollout_step(
     rows, dtype = total_reward.shape, total_reward.dtype
     check_tensor(timestep.reward, rows, dtype, "Timestep.reward")
     check_tensor(value, rows, value.dtype, "value of the network")
+    if agent.initial_memory is not None:
+        _check_memory(rollout_state.memory, memory)
 
     episode_stats = EpisodeStats(
         total_reward=total_reward + timestep.reward,
@@ -221,6 +244,7 @@ def rollout_step(
         if _uses_final_obs(cfg)
         else (),
         episode_stats=episode_stats,
+        final_memory=memory if _uses_final_obs(cfg) else (),
     )
 
     # The statistics of a finished row start again, as its environment does.
@@ -228,7 +252,20 @@ def rollout_step(
     next_stats = tree.map(
         lambda x: torch.where(done, 0, x).to(x.dtype), episode_stats
     )
-    return RolloutState(next_state, next_stats), transition
+    next_memory = reset_memory(agent, done, memory)
+    return RolloutState(next_state, next_stats, next_memory), transition
+
+
+def _check_memory(before: Memory, after: Memory) -> None:
+    """Raise TypeError, naming the tensor, unless a network's memory keeps its structure, shapes and dtypes."""
+    if tree.structure(before) != tree.structure(after):
+        raise TypeError(
+            f"memory of the network: expected the tensors {tree.paths(before)}, got {tree.paths(after)}"
+        )
+    leaves = zip(tree.paths(before), tree.leaves(before), tree.leaves(after))
+    for path, x, y in leaves:
+        name = f"memory.{path}".rstrip(".")
+        check_tensor(y, x.shape, x.dtype, f"{name} of the network")
 
 
 def _uses_final_obs(cfg: Config) -> bool:
@@ -244,19 +281,27 @@ def estimate_final_value(
     """
     if not _uses_final_obs(cfg):
         return torch.zeros_like(trajectory.reward)
-    obs = tree.map(lambda x: x.flatten(0, 1), trajectory.final_obs)
-    value = cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
+    obs, memory = tree.map(
+        lambda x: x.flatten(0, 1),
+        (trajectory.final_obs, trajectory.final_memory),
+    )
+    output, _ = apply_agent(cfg.agent, world, params, obs, memory)
     return torch.where(
-        trajectory.truncated, value.view_as(trajectory.reward), 0.0
+        trajectory.truncated, output.value.view_as(trajectory.reward), 0.0
     )
 
 
 def estimate_value(
-    cfg: Config, world: object, params: object, env_state: object
+    cfg: Config,
+    world: object,
+    params: object,
+    env_state: object,
+    memory: Memory = (),
 ) -> F32[Tensor, "B"]:
-    """V of a state of the environment."""
+    """V of a state of the environment, and of what the network remembers before it."""
     obs = cfg.env.observe(cfg.env.cfg, world, env_state)
-    return cfg.agent.apply(cfg.agent.cfg, world, params, obs).value
+    output, _ = apply_agent(cfg.agent, world, params, obs, memory)
+    return output.value
 
 
 def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:

@@ -20,7 +20,8 @@ from torch import Tensor
 from funcppo import minibatch, optim, random, rollout, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
-from funcppo.losses import Batch, LossMetrics, Scalars
+from funcppo.interfaces import Memory
+from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
 from funcppo.minibatch import (
     MinibatchIndices,
     MinibatchMetrics,
@@ -30,8 +31,10 @@ from funcppo.minibatch import (
 )
 from funcppo.optim import AdamState
 from funcppo.rollout import (
+    NO_MEMORY,
     EpisodeStats,
     RandomInputs,
+    RolloutMemory,
     RolloutState,
     Transition,
     rollout_step,
@@ -50,6 +53,8 @@ class TrainState(NamedTuple, Generic[Params, State]):
     # Updates made so far, each of one rollout and all its minibatches; `opt_state.step` counts the latter.
     update: I64[Tensor, ""]
     scalars: Scalars  # before their schedules
+    # What the network remembers of the episodes that its rows are in; () if it has no memory.
+    memory: Memory = ()
 
 
 class RolloutMetrics(NamedTuple):
@@ -133,10 +138,10 @@ def init(
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
     tree.check_common_dtype(params, "params of the network")
-    env_state, episode_stats = rollout.init_rollout_state(
+    rollout_state = rollout.init_rollout_state(
         cfg, world, reset_key, cfg.ppo.n_envs
     )
-    rollout.check_spaces(cfg, world, params, env_state)
+    rollout.check_spaces(cfg, world, params, rollout_state)
     scalars = Scalars(
         *(
             torch.full((), getattr(cfg.ppo, name), device=key.device)
@@ -146,11 +151,12 @@ def init(
     return TrainState(
         params=params,
         opt_state=optim.init(params),
-        env_state=env_state,
-        episode_stats=episode_stats,
+        env_state=rollout_state.env_state,
+        episode_stats=rollout_state.episode_stats,
         key=loop_key,
         update=torch.zeros((), dtype=torch.int64, device=key.device),
         scalars=scalars,
+        memory=rollout_state.memory,
     )
 
 
@@ -179,18 +185,22 @@ def build_batch(
     env_state: object,
     trajectory: Transition[Obs],
     scalars: Scalars,
+    memory: RolloutMemory = NO_MEMORY,
 ) -> BatchAndMetrics:
     """Estimate advantages and value targets, and flatten the trajectory to a batch of T * B rows.
 
     Args:
       env_state: the state after the last transition, finished rows reset.
+      memory: of the network, before the first transition and after the last.
 
     Returns:
       batch: the rows to learn from.
       metrics: measures of the rollout.
     """
     value = trajectory.value
-    last_value = rollout.estimate_value(cfg, world, params, env_state)
+    last_value = rollout.estimate_value(
+        cfg, world, params, env_state, memory.after
+    )
     final_value = rollout.estimate_final_value(cfg, world, params, trajectory)
     next_value = next_values(
         value, final_value, last_value, trajectory.truncated
@@ -229,7 +239,12 @@ def build_batch(
         - (value_target - value).var(correction=0)
         / value_target.var(correction=0),
     )
-    return BatchAndMetrics(tree.map(lambda x: x.flatten(0, 1), batch), metrics)
+    flat_batch = tree.map(lambda x: x.flatten(0, 1), batch)
+    if cfg.agent.initial_memory is not None:
+        flat_batch = flat_batch._replace(
+            sequence=Sequence(done=done.flatten(), memory=memory.before)
+        )
+    return BatchAndMetrics(flat_batch, metrics)
 
 
 def sample_randomness(
@@ -243,13 +258,18 @@ def sample_randomness(
     random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
 
     # Each epoch goes through all rows in an order of its own: [n_epochs, TB], cut into minibatches [n_minibatches, MB].
+    # A network with memory goes through all environments, and learns from each as a whole.
     n_minibatches = ppo.n_epochs * ppo.n_minibatches
-    order = random.permutation(
-        random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps
-    )
+    is_recurrent = cfg.agent.initial_memory is not None
+    n_rows = ppo.n_envs if is_recurrent else ppo.n_envs * ppo.n_steps
+    order = random.permutation(random.split(order_key, ppo.n_epochs), n_rows)
+    rows = order.view(n_minibatches, -1)
+    if is_recurrent:
+        rows = minibatch.rows_of_environments(cfg, rows)
+
     minibatch_index = torch.arange(n_minibatches, device=key.device)
     minibatches = MinibatchIndices(
-        rows=order.view(n_minibatches, -1),
+        rows=rows,
         ends_epoch=(minibatch_index + 1) % ppo.n_minibatches == 0,
     )
     return UpdateRandomness(next_key, random_inputs, minibatches)
@@ -288,6 +308,7 @@ class BuildBatchFn(Protocol):
         env_state: object,
         trajectory: Transition[Any],
         scalars: Scalars,
+        memory: RolloutMemory,
         /,
     ) -> BatchAndMetrics: ...
 
@@ -368,7 +389,7 @@ def roll_out(
     """Sample what is random in an update, and roll out: all of `train_step` that steps environments."""
     randomness = parts.sample_randomness(cfg, world, state.key)
     step = partial(parts.rollout_step, cfg, world, state.params)
-    first = RolloutState(state.env_state, state.episode_stats)
+    first = RolloutState(state.env_state, state.episode_stats, state.memory)
     rollout_state, trajectory = parts.scan(
         step, first, randomness.random_inputs
     )
@@ -397,6 +418,7 @@ def _prepare(
         rollout_state.env_state,
         rollout_data.trajectory,
         scalars,
+        RolloutMemory(state.memory, rollout_state.memory),
     )
     return RolloutResult(
         key=rollout_data.next_key,
@@ -473,6 +495,7 @@ def _update(
         key=collected.key,
         update=state.update + 1,
         scalars=state.scalars,
+        memory=collected.rollout_state.memory,
     )
     return next_state, _update_metrics(
         collected.metrics, minibatch_metrics, collected.scalars
@@ -540,7 +563,7 @@ def vmap_parts(parts: Parts) -> Parts:
         sample_randomness=sample_randomness,
         rollout_step=_vmap_part(parts.rollout_step, n_static=2),
         build_batch=_vmap_part(
-            parts.build_batch, n_static=2, in_dims=(0, 0, 1, 0)
+            parts.build_batch, n_static=2, in_dims=(0, 0, 1, 0, 0)
         ),
         ravel_update_state=_vmap_part(parts.ravel_update_state, n_static=0),
         minibatch_step=_vmap_part(parts.minibatch_step, n_static=2),

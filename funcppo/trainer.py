@@ -30,8 +30,9 @@ from funcppo.experiment import checkpoint as checkpoints
 from funcppo.experiment import loggers, metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
-from funcppo.interfaces import AnyEnvironment
+from funcppo.interfaces import AnyAgent, AnyEnvironment
 from funcppo.learner import Learner, compile
+from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 
@@ -333,6 +334,7 @@ def _restart_environments(learner: Learner[Any, Any], state: State) -> State:
     return state._replace(
         env_state=base.restart(env, world, state.env_state, is_new, fresh),
         episode_stats=tree.map(torch.zeros_like, state.episode_stats),
+        memory=initial_memory(learner.cfg.agent, n_envs, state.key.device),
     )
 
 
@@ -477,6 +479,7 @@ class _Episodes(NamedTuple):
     total_reward: F32[Tensor, "B"]
     length: I64[Tensor, "B"]
     finished: Bool[Tensor, "B"]
+    memory: Any  # of the network, of the episode so far
 
 
 def _estimate_return(
@@ -490,7 +493,12 @@ def _estimate_return(
     world, env = learner.world, evaluation_env(learner.cfg.env)
     reset_key, play_key, resample_key = random.split(key, 3).unbind()
     episodes = _begin_episodes(
-        env, world, state.env_state, reset_key, n_episodes
+        learner.cfg.agent,
+        env,
+        world,
+        state.env_state,
+        reset_key,
+        n_episodes,
     )
     with torch.no_grad():
         for t in range(max_steps):
@@ -514,6 +522,7 @@ def _estimate_return(
 
 
 def _begin_episodes(
+    agent: AnyAgent,
     env: AnyEnvironment,
     world: object,
     env_state: Any,
@@ -529,7 +538,10 @@ def _begin_episodes(
         is_new = torch.ones_like(rows, dtype=torch.bool)
         fresh = base.restart(env, world, from_training, is_new, fresh)
     zero = torch.zeros(n_episodes, device=key.device)
-    return _Episodes(fresh, zero, zero.to(torch.int64), zero.to(torch.bool))
+    memory = initial_memory(agent, n_episodes, key.device)
+    return _Episodes(
+        fresh, zero, zero.to(torch.int64), zero.to(torch.bool), memory
+    )
 
 
 def _step_episodes(
@@ -544,7 +556,7 @@ def _step_episodes(
     agent, world = learner.cfg.agent, learner.world
     action_key, env_key = random.split(key).unbind()
     obs = env.observe(env.cfg, world, episodes.env_state)
-    output = agent.apply(agent.cfg, world, params, obs)
+    output, memory = apply_agent(agent, world, params, obs, episodes.memory)
     distribution = agent.distribution
     action = (
         distribution.mode(output)
@@ -563,6 +575,7 @@ def _step_episodes(
         + torch.where(active, timestep.reward, 0.0),
         length=episodes.length + active.to(torch.int64),
         finished=episodes.finished | timestep.terminated | timestep.truncated,
+        memory=memory,
     )
 
 

@@ -31,13 +31,14 @@ VOCABULARY = (
     "ranges",
     "distributions",
     "interfaces",
+    "recurrence",
     "config",
 )
 CORE = (
     "optim",
     "advantages",
-    "losses",
     "rollout",
+    "losses",
     "minibatch",
     "train_step",
     "learner",

@@ -73,8 +73,10 @@ def test_every_program_has_its_help_on_the_page_of_the_command_line():
 
 def test_every_public_name_is_in_the_reference():
     text = (DOCS / "reference" / "api.md").read_text()
-    left_out = {"CATEGORICAL", "DIAGONAL_GAUSSIAN", "Config", "__version__"}
+    left_out = {"Config", "__version__"}
     for name in set(fp.__all__) - left_out:
+        if name.isupper():  # a distribution
+            continue
         assert re.search(rf"funcppo\.{name}$", text, re.MULTILINE), name
 
 

@@ -148,13 +148,16 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
         for block in blocks
         if "->" not in block and "def step_functional" not in block
     ]
-    assert len(blocks) - len(code) == 3
+    assert len(blocks) - len(code) == 4
     assert [
         next(
             name
             for name, sign in (
                 ("wrap", "wrappers ="),
+                ("networks", "fp.nets.cnn("),
+                ("memory", "fp.envs.recall(n_steps"),
                 ("Net", "class Net"),
+                ("Recurrent", "class Recurrent"),
                 ("train", "fp.train("),
                 ("save", "np.savez"),
                 ("gymnasium", "fp.envs.gymnasium"),
@@ -163,7 +166,10 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
             if sign in block
         )
         for block in code
-    ] == ["ppo", "gymnasium", "wrap", "Net", "train", "save"]
+    ] == [
+        *("ppo", "gymnasium", "wrap", "networks", "memory"),
+        *("Net", "Recurrent", "train", "save"),
+    ]
     *first, saving = code
     names = {}
     for block in first:
@@ -171,6 +177,11 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
             r"(fp.compile\(\w+, \w+)\)", r"\1, backend='eager')", block
         )
         exec(block, names)
+    for learner in ("swing_up", "two_layers", "with_memory"):
+        names[learner].init(random.key(0))
+    recurrent = names["of_recurrent_module"]
+    state, _ = recurrent.step(recurrent.init(random.key(0)))
+    assert state.memory.shape == (4, 16)
     saved = names["state"]
     exec(saving, names)
     assert names["state"] is not saved

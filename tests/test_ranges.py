@@ -24,6 +24,7 @@ from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
 from funcppo.envs.gymnasium_bridge import GymnasiumConfig
 from funcppo.envs.minatar.game import GameConfig
+from funcppo.envs.recall_task import RecallConfig
 from funcppo.envs.two_link_arm import ReacherConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
@@ -35,7 +36,9 @@ from funcppo.envs.wrappers import (
 from funcppo.evaluation import scorers
 from funcppo.experiment.config import RunConfig
 from funcppo.mining.config import MiningConfig
+from funcppo.nets.convolutional import CNNConfig, ConvolutionConfig
 from funcppo.nets.feedforward import MLPConfig
+from funcppo.nets.recurrent import RecurrentConfig
 from funcppo.prover.aggregation import AggregationConfig, Capacity
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.evidence import EvidenceConfig
@@ -185,7 +188,18 @@ def configs():
         MiningConfig(),
         RunConfig(dataset="d"),
         DataConfig(split_ratios="0.8,0.1,0.1"),
-        MLPConfig(n_obs=1, n_actions=1),
+        MLPConfig(n_obs=1, n_actions=1, action_sizes=(1,)),
+        ConvolutionConfig(n_channels=1, kernel_size=1, stride=1),
+        RecurrentConfig(
+            n_obs=1,
+            cell="gru",
+            n_units=1,
+            hidden=(1,),
+            activation="tanh",
+            actor=cfg.agent,
+        ),
+        RecallConfig(),
+        CNNConfig(image_shape=(1, 1, 1), convolutions=(), reader=cfg.agent),
         CartPoleConfig(),
         AcrobotConfig(),
         GymnasiumConfig(

@@ -5,6 +5,7 @@ Names:
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous, reacher
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
     asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
+    recall        repeat a cue after some steps: needs a memory
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
     render(env, state)    a picture as text
     check(env)    raises an error that names what is wrong with an environment
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from funcppo.envs.minatar.freeway import freeway
     from funcppo.envs.minatar.seaquest import seaquest
     from funcppo.envs.minatar.space_invaders import space_invaders
+    from funcppo.envs.recall_task import recall
     from funcppo.envs.registry import make
     from funcppo.envs.text_rendering import render
     from funcppo.envs.two_link_arm import reacher
@@ -48,6 +50,7 @@ __all__ = [
     "mountain_car_continuous",
     "pendulum",
     "reacher",
+    "recall",
     "render",
     "seaquest",
     "space_invaders",
@@ -71,6 +74,7 @@ _SOURCES = {
     "mountain_car": "classic_control.mountain_car",
     "mountain_car_continuous": "classic_control.mountain_car",
     "pendulum": "classic_control.pendulum",
+    "recall": "recall_task",
 }
 
 

@@ -273,7 +273,7 @@ class HostRows:
         if self._vector_env is None or latest != self._clock:
             raise ValueError(
                 "state: expected the one that the environments on the host returned last, got another: they cannot "
-                "go back; take env_state and episode_stats of a new `init`"
+                "go back; take env_state, episode_stats and memory of a new `init`"
             )
         return on_host
 

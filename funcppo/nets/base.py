@@ -15,7 +15,12 @@ from funcppo.distributions import (
     SQUASHED_GAUSSIAN,
     Distribution,
 )
-from funcppo.interfaces import ActorCriticOutput, Agent, NetworkFactory
+from funcppo.interfaces import (
+    ActorCriticOutput,
+    Agent,
+    MaskedObservation,
+    NetworkFactory,
+)
 from funcppo.types import F32, I64
 
 __all__ = [
@@ -31,8 +36,24 @@ __all__ = [
     "NetworkFactory",
     "PolicyValue",
     "dense",
+    "features",
     "init_dense",
+    "with_features",
 ]
+
+
+def features(obs: Tensor | MaskedObservation) -> Tensor:
+    """What an observation shows beside the action mask."""
+    return obs.features if isinstance(obs, MaskedObservation) else obs
+
+
+def with_features(
+    obs: Tensor | MaskedObservation, features: Tensor
+) -> Tensor | MaskedObservation:
+    """The observation with other features, and the action mask where it has one."""
+    if isinstance(obs, MaskedObservation):
+        return MaskedObservation(features, obs.action_mask)
+    return features
 
 
 class PolicyValue(NamedTuple):

@@ -29,6 +29,7 @@ from funcppo.nets.base import (
     NetworkFactory,
     PolicyValue,
     dense,
+    features,
 )
 from funcppo.ranges import Size, check_fields
 from funcppo.types import F32, I64
@@ -133,8 +134,7 @@ def apply(
     obs: F32[Tensor, "B F"] | MaskedObservation,
 ) -> PolicyValue:
     """Logits, -inf for actions that the observation masks, and value."""
-    features = obs.features if isinstance(obs, MaskedObservation) else obs
-    logits, value = _apply(cfg, params, features)
+    logits, value = _apply(cfg, params, features(obs))
     if isinstance(obs, MaskedObservation):
         logits = torch.where(obs.action_mask, logits, -torch.inf)
     if cfg.action_sizes is not None:
@@ -143,10 +143,10 @@ def apply(
 
 
 def _apply(
-    cfg: MLPConfig, params: Params, features: F32[Tensor, "B F"]
+    cfg: MLPConfig, params: Params, x: F32[Tensor, "B F"]
 ) -> tuple[F32[Tensor, "B S"], F32[Tensor, "B"]]:
     """The numbers for the policy, and the value."""
-    x = features.expand(_n_trunks(cfg), *features.shape)
+    x = x.expand(_n_trunks(cfg), *x.shape)
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x, cfg.matmul_dtype))
     policy_and_value = dense(params.heads, x, cfg.matmul_dtype)

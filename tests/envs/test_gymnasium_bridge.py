@@ -400,6 +400,27 @@ def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
     assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
 
 
+def test_a_network_with_memory_plays_behind_the_bridge():
+    """Its memory begins anew with each episode, of three steps here."""
+    ppo = fp.ppo(
+        env=fp.envs.gymnasium(Counter),
+        network=fp.nets.gru(4),
+        n_envs=2,
+        **SMALL,
+    )
+    state = ppo.init(fp.random.key(0))
+    fast = fp.compile(ppo, state, backend="eager")
+    after, _ = fast.step(state)
+    assert after.memory.abs().sum() > 0  # two steps into an episode
+    rolled_out = train_step.roll_out(
+        ppo.cfg, None, fp.tree.map(torch.clone, after)
+    )
+    memory = fp.tree.leaves(rolled_out.rollout_state.memory)[0]
+    assert torch.equal(memory, torch.zeros_like(memory)) == bool(
+        rolled_out.trajectory.terminated[-1].all()
+    )
+
+
 def test_the_stand_in_keeps_the_laws():
     env = wrappers.normalize_observation(fp.envs.gymnasium(Image))
     stand_in = wrappers.stand_in_env(env)

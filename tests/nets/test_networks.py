@@ -11,6 +11,7 @@ import funcppo as fp
 from funcppo import random, tree
 from funcppo.train_step import EAGER_PARTS, collect, train_step, vmap_parts
 from tests.learning import WORLD, assert_trees_equal, compiled, double
+from tests.nets.bars import BARS
 from tests.nets.guessing import guessing
 
 OPTIONS = {
@@ -27,6 +28,8 @@ LEARNERS = {
         guessing("continuous"),
         fp.nets.mlp(4, squash=True, log_std="state"),
     ),
+    "lstm": (fp.envs.cartpole(max_steps=2), fp.nets.lstm(4, hidden=(4,))),
+    "images and gru": (BARS, fp.nets.cnn((2, 2, 1), then=fp.nets.gru(4))),
 }
 
 

@@ -1,0 +1,393 @@
+"""Networks with memory: cells beside torch.nn, gradients through whole sequences, and a task that needs a memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import losses, minibatch, random, rollout, tree
+from funcppo.train_step import collect, init, train_step
+from tests.learning import WORLD, assert_trees_equal, double
+
+CELLS = {"gru": fp.nets.gru, "lstm": fp.nets.lstm}
+TORCH_CELLS = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
+SMALL = {
+    "n_envs": 4,
+    "n_steps": 7,
+    "n_updates": 5,
+    "n_epochs": 2,
+    "n_minibatches": 2,
+    "learning_rate": 1e-2,
+}
+
+
+def learner(cell, max_steps=5, **options):
+    """CartPole, cut after so many steps, with a small network of a cell."""
+    return fp.ppo(
+        env=fp.envs.cartpole(max_steps=max_steps),
+        network=CELLS[cell](6, hidden=(5,), then=fp.nets.mlp(3)),
+        **(SMALL | options),
+    )
+
+
+def begun(cell, n_updates=1, **options):
+    """A learner's config and its state after some updates, in which the memories are not zero; float64."""
+    ppo = learner(cell, **options)
+    state = double(ppo.init(random.key(0)))
+    for _ in range(n_updates):
+        state, _ = ppo.step(state)
+    return ppo.cfg, state
+
+
+def module_of(cell, params):
+    """The cell of torch with the same weights."""
+    n_in, n_units = (
+        params.input.weight.shape[0],
+        params.recurrent.weight.shape[0],
+    )
+    module = TORCH_CELLS[cell](n_in, n_units, dtype=torch.float64)
+    weights = (
+        params.input.weight.T,
+        params.recurrent.weight.T,
+        params.input.bias,
+        params.recurrent.bias,
+    )
+    for parameter, weight in zip(module.parameters(), weights):
+        parameter.data = weight.clone()
+    return module
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cell_starts_with_zero_memory_and_orthogonal_gates(cell):
+    agent = CELLS[cell](6, hidden=(5,))(fp.envs.cartpole().spec)
+    params = agent.init(agent.cfg, random.key(0))
+    for gate in params.cell.recurrent.weight.split(6, 1):
+        torch.testing.assert_close(
+            gate.T @ gate, torch.eye(6), rtol=0, atol=1e-5
+        )
+    memory = agent.initial_memory(agent.cfg, 3, torch.device("cpu"))
+    assert [leaf.shape for leaf in tree.leaves(memory)] == [(3, 6)] * len(
+        memory
+    )
+    assert not tree.ravel(memory).any()
+
+
+def loss_of_modules(cfg, state, batch):
+    """The loss and its gradients, row by row and step by step, with cells of torch; one environment after another."""
+    ppo, agent = cfg.ppo, cfg.agent
+    leaves = [x.clone().requires_grad_() for x in tree.leaves(state.params)]
+    params = tree.unflatten(state.params, leaves)
+    cell = module_of(
+        "gru" if len(batch.sequence.memory) == 1 else "lstm", params.cell
+    )
+    by_step = lambda x: x.view(ppo.n_steps, -1, *x.shape[1:])
+    obs, done = by_step(batch.obs), by_step(batch.sequence.done)
+
+    outputs = []
+    for b in range(obs.shape[1]):
+        memory = [x[b : b + 1] for x in batch.sequence.memory]
+        for t in range(ppo.n_steps):
+            x = torch.tanh(
+                obs[t, b : b + 1] @ params.hidden[0].weight
+                + params.hidden[0].bias
+            )
+            is_gru = len(memory) == 1
+            memory = [cell(x, *memory)] if is_gru else [*cell(x, memory)]
+            actor = agent.cfg.actor
+            outputs.append(
+                actor.apply(actor.cfg, WORLD, params.actor, memory[0])
+            )
+            if done[t, b]:
+                memory = [torch.zeros_like(x) for x in memory]
+    stacked = tree.map(
+        lambda *x: torch.stack(x).view(-1, ppo.n_steps, *x[0].shape[1:]),
+        *outputs,
+    )
+    output = tree.map(lambda x: x.transpose(0, 1).flatten(0, 1), stacked)
+
+    # the loss of these outputs, by an agent that returns them whatever it is given
+    known = fp.Agent(cfg=None, init=agent.init, apply=lambda *_: output)
+    loss, _ = losses.loss_fn(
+        replace(cfg, agent=known),
+        WORLD,
+        (),
+        batch._replace(sequence=()),
+        state.scalars,
+    )
+    loss.backward()
+    return loss.detach(), leaves, cell
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
+    """Episodes end in the middle of the seven steps. Float64, 1e-10."""
+    cfg, state = begun(cell)
+    # A policy unlike that of the rollout, and far from its values.
+    batch = collect(cfg, WORLD, state).batch
+    done = batch.sequence.done.view(7, 4)
+    assert done[1:-1].any() and tree.ravel(batch.sequence.memory).any()
+    state = state._replace(params=tree.map(lambda x: 1.2 * x, state.params))
+
+    def loss(params):
+        return losses.loss_fn(cfg, WORLD, params, batch, state.scalars)[0]
+
+    grads, value = torch.func.grad_and_value(loss)(state.params)
+    want, leaves, module = loss_of_modules(cfg, state, batch)
+    torch.testing.assert_close(value, want, rtol=0, atol=1e-10)
+    cell_grads = [p.grad for p in module.parameters()]
+    torch.testing.assert_close(
+        [
+            grads.cell.input.weight.T,
+            grads.cell.recurrent.weight.T,
+            grads.cell.input.bias,
+            grads.cell.recurrent.bias,
+        ],
+        cell_grads,
+        rtol=0,
+        atol=1e-10,
+    )
+    assert all(grad.any() for grad in cell_grads)
+    expected = tree.unflatten(state.params, leaves)
+    for part in ("hidden", "actor"):
+        found = tree.leaves(getattr(grads, part))
+        torch.testing.assert_close(
+            found,
+            [x.grad for x in tree.leaves(getattr(expected, part))],
+            rtol=0,
+            atol=1e-10,
+        )
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_before_an_update_the_replay_gives_the_values_of_the_rollout(cell):
+    """Ratios are 1 and values equal, over episode ends and from memories of the rollout before; 1e-12."""
+    cfg, state = begun(cell, n_updates=2)
+    collected = collect(cfg, WORLD, state)
+    _, metrics = losses.loss_fn(
+        cfg, WORLD, state.params, collected.batch, state.scalars
+    )
+    assert float(metrics.clip_fraction) == 0
+    assert abs(float(metrics.approx_kl)) < 1e-12
+    first = collected.minibatches.rows[0]
+    half = minibatch.select_rows(cfg, collected.batch, first)
+    _, metrics = losses.loss_fn(cfg, WORLD, state.params, half, state.scalars)
+    assert abs(float(metrics.approx_kl)) < 1e-12
+    assert float(metrics.clip_fraction) == 0
+
+
+def test_minibatches_and_microbatches_are_of_whole_environments():
+    cfg, state = begun("gru", n_envs=8, n_minibatches=2, n_microbatches=2)
+    indices = collect(cfg, WORLD, state).minibatches
+    environment, step = indices.rows % 8, indices.rows // 8
+    assert indices.rows.shape == (4, 28)
+    for epoch in environment.view(2, 2, 7, 4):
+        assert (epoch == epoch[:, :1]).all()  # the same ones at every step
+        assert epoch[:, 0].flatten().sort().values.tolist() == list(range(8))
+    assert (step.view(4, 7, 4) == torch.arange(7)[:, None]).all()
+
+    parts = minibatch.split_rows(cfg, indices.rows[0])
+    assert parts.shape == (2, 14)
+    assert parts.flatten().sort().values.equal(indices.rows[0].sort().values)
+    for part in parts.view(2, 7, 2):
+        assert (part % 8 == part[:1] % 8).all()
+
+
+def test_microbatches_of_sequences_have_the_gradient_of_the_minibatch():
+    """Float64, 1e-12."""
+    cfg, state = begun("lstm")
+    collected = collect(cfg, WORLD, state)
+    arguments = (
+        state.params,
+        collected.batch,
+        collected.minibatches.rows[0],
+        collected.scalars,
+    )
+    want = minibatch.accumulate_gradients(cfg, WORLD, *arguments)
+    cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=2))
+    got = minibatch.accumulate_gradients(cfg, WORLD, *arguments)
+    assert_trees_equal(got, want, rtol=0, atol=1e-12)
+
+
+def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
+    """V of the last observation, by all steps of the episode from its start, one row at a time."""
+    cfg, state = begun("gru", max_steps=3, n_steps=6)
+    agent, env = cfg.agent, cfg.env
+    inputs = fp.train_step.sample_randomness(
+        cfg, WORLD, state.key
+    ).random_inputs
+    first = rollout.RolloutState(
+        state.env_state, state.episode_stats, state.memory
+    )
+    step = lambda carry, x: rollout.rollout_step(
+        cfg, WORLD, state.params, carry, x
+    )
+    _, traj = rollout.scan(step, first, inputs)
+    got = rollout.estimate_final_value(cfg, WORLD, state.params, traj)
+    assert traj.truncated.sum() == 8
+    for b in range(4):
+        memory = tree.map(lambda x, b=b: x[b : b + 1], state.memory)
+        for t in range(6):
+            _, memory = agent.apply_recurrent(
+                agent.cfg, WORLD, state.params, traj.obs[t, b : b + 1], memory
+            )
+            if not traj.truncated[t, b]:
+                assert got[t, b] == 0
+                continue
+            last, _ = agent.apply_recurrent(
+                agent.cfg,
+                WORLD,
+                state.params,
+                traj.final_obs[t, b : b + 1],
+                memory,
+            )
+            torch.testing.assert_close(got[t, b], last.value[0])
+            memory = tree.map(torch.zeros_like, memory)
+    assert env.truncates
+
+
+def test_memory_is_carried_from_rollout_to_rollout_and_reset_where_one_ends():
+    """Two rollouts of 4 steps of episodes of 5, by the memories of one long rollout under fixed parameters."""
+    frozen = {"learning_rate": 0.0, "max_steps": 5, "n_envs": 2}
+    cfg, state = begun("lstm", n_updates=0, n_steps=4, **frozen)
+    agent = cfg.agent
+    memory = agent.initial_memory(agent.cfg, 2, torch.device("cpu"))
+    memory = double(memory)
+    for _ in range(2):
+        batch = collect(cfg, WORLD, state).batch
+        assert_trees_equal(batch.sequence.memory, memory, rtol=0, atol=1e-12)
+        for obs, done in zip(
+            batch.obs.view(4, 2, 4), batch.sequence.done.view(4, 2)
+        ):
+            _, memory = agent.apply_recurrent(
+                agent.cfg, WORLD, state.params, obs, memory
+            )
+            memory = tree.map(
+                lambda x, done=done: torch.where(done[:, None], 0.0, x), memory
+            )
+        state, _ = train_step(cfg, WORLD, state)
+        assert_trees_equal(state.memory, memory, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_reward_leaves_its_rows_out_and_what_later_rows_remember_as_it_was(
+    bad,
+):
+    """The rows of one step are left out: the loss of the others equals that by a mask."""
+    cfg, state = begun("gru")
+    batch = collect(cfg, WORLD, state).batch
+    is_bad = torch.arange(28) // 4 == 2
+    spoilt = batch._replace(advantage=torch.where(is_bad, bad, batch.advantage))
+    grads, (_, metrics) = torch.func.grad_and_value(
+        lambda params: losses.loss_fn(
+            cfg, WORLD, params, spoilt, state.scalars
+        ),
+        has_aux=True,
+    )(state.params)
+    assert tree.ravel(grads).isfinite().all()
+    assert float(metrics.nonfinite_fraction) == pytest.approx(1 / 7)
+    assert abs(float(metrics.approx_kl)) < 1e-12  # later rows are as they were
+
+
+def test_a_bad_memory_never_reaches_the_parameters():
+    cfg, state = begun("lstm")
+    is_bad = torch.arange(4)[:, None] == 1
+    memory = tree.map(lambda x: torch.where(is_bad, torch.nan, x), state.memory)
+    after, metrics = train_step(cfg, WORLD, state._replace(memory=memory))
+    assert tree.ravel(after.params).isfinite().all()
+    assert float(metrics.n_applied_minibatches) == 4
+    assert 0 < float(metrics.loss.nonfinite_fraction) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"n_minibatches": 7},
+            "n_minibatches: expected a divisor of the 4 environments, .* got 7",
+        ),
+        (
+            {"n_microbatches": 7},
+            "n_microbatches: expected a divisor of the 2 environments, .* got 7",
+        ),
+    ],
+)
+def test_sizes_that_cut_a_sequence_are_refused_in_one_line(options, problem):
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        learner("gru", **options)
+
+
+def test_two_memories_in_a_row_are_refused():
+    network = fp.nets.gru(4, then=fp.nets.lstm(4))
+    with pytest.raises(ValueError, match="then: expected a network without"):
+        network(fp.envs.cartpole().spec)
+
+
+def test_a_memory_of_another_shape_is_refused_by_name():
+    cfg = learner("lstm").cfg
+    agent = cfg.agent
+
+    def apply(*arguments):
+        output, memory = agent.apply_recurrent(*arguments)
+        return output, memory._replace(c=memory.c[:, :1])
+
+    cfg = replace(cfg, agent=replace(agent, apply_recurrent=apply))
+    with pytest.raises(
+        TypeError, match=r"^memory.c of the network: expected .* \[4, 1\]$"
+    ):
+        train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+
+
+def test_a_resumed_run_continues_in_the_middle_of_an_episode_bit_for_bit(
+    tmp_path,
+):
+    """By checkpoints of `fp.train`, which hold the memory."""
+    ppo, path = learner("lstm", max_steps=50), tmp_path / "run.npz"
+    whole = fp.train(ppo, 4 * 28)
+    stop = lambda progress: progress.update == 2
+    half = fp.train(ppo, 4 * 28, checkpoint=path, callbacks=[stop])
+    assert half.is_stopped and "memory.c" in fp.tree.paths(half.state)
+    resumed = fp.train(ppo, 4 * 28, checkpoint=path)
+    assert_trees_equal(resumed.state, whole.state, rtol=0, atol=0)
+
+
+def test_a_strategy_compiles_the_whole_update_and_equals_eager():
+    """After two updates, in float32."""
+    ppo = learner("gru", n_steps=3, max_steps=2, n_microbatches=2)
+    state = eager = ppo.init(random.key(0))
+    fast = fp.compile(ppo, state, backend="aot_eager")
+    assert fast.record.strategy == "two-graphs" and not fast.record.failures
+    for _ in range(2):
+        state, _ = fast.step(state)
+        eager, _ = ppo.step(eager)
+    assert_trees_equal(state, eager, rtol=1e-4, atol=1e-5)
+
+
+def success(network, n_updates=10):
+    """Mean return of greedy episodes that end with the cue of their start, 4 steps before."""
+    ppo = fp.ppo(
+        env=fp.envs.recall(n_steps=4),
+        network=network,
+        n_envs=64,
+        n_steps=8,
+        n_minibatches=2,
+        learning_rate=1e-2,
+        entropy_coef=0.0,
+    )
+    state = ppo.init(random.key(0))
+    for _ in range(n_updates):
+        state, _ = ppo.step(state)
+    return fp.evaluate_policy(ppo, state, n_episodes=64)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_memory_learns_to_recall_a_cue(cell):
+    result = success(CELLS[cell](16, hidden=(16,)))
+    assert result.greedy.mean == 1.0 and result.sampled.mean > 0.9
+
+
+def test_no_network_without_memory_learns_to_recall_a_cue():
+    """The mean of 64 episodes of 1 or -1 is within five standard errors of 0."""
+    assert abs(success(fp.nets.mlp(16, 16)).greedy.mean) < 5 / 8
