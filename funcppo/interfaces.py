@@ -220,9 +220,27 @@ class Environment(Generic[World, State, Obs, ResetSample]):
     # For a state of which something outlives an episode, such as running moments. None: nothing does.
     restart: RestartFn[World, State] | None = None
 
+    # For an environment that steps on the host, outside of PyTorch. None: its functions are pure.
+    host: HostEnvironment | None = None
+
     # For networks that are built from it, such as `nets.mlp`. That one reads an observation of one tensor [B, F], or a
     # `MaskedObservation`.
     spec: EnvironmentSpec | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostEnvironment:
+    """What stands for an environment that steps on the host, where its steps would have to be pure.
+
+    Such an environment goes on from the last state that it returned, and refuses any other. A rollout calls it step by
+    step; nothing compiles, captures or vectorises it.
+    """
+
+    # The same states and observations, with made-up transitions: what learns is compiled with it.
+    stand_in: Environment[Any, Any, Any, Any]
+    # The same environment in host objects of its own.
+    evaluation: Environment[Any, Any, Any, Any]
+    n_envs: int | None  # rows; None: as many as there are keys in a reset
 
 
 class InitFn(Protocol[Params]):

@@ -9,7 +9,8 @@ The functions behind it are `train_step.init` and `train_step.train_step`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from funcppo import train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
+from funcppo.envs.wrappers import stand_in_env
 from funcppo.interfaces import (
     Agent,
     AnyAgent,
@@ -35,7 +37,13 @@ from funcppo.interfaces import (
     NetworkFactory,
     NoWorld,
 )
-from funcppo.train_step import EAGER_PARTS, Metrics, TrainState
+from funcppo.train_step import (
+    EAGER_PARTS,
+    Metrics,
+    Parts,
+    Rollout,
+    TrainState,
+)
 from funcppo.types import I64, Obs, Params, State, World
 
 if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
@@ -106,8 +114,10 @@ class CompiledLearner(Generic[Params, State]):
 
     # which strategy is in use, how it is replayed, and why no faster one is
     record: StrategyRecord
-    # The step and the buffers that it works in.
-    captured: CapturedStep[TrainState[Params, State], Metrics]
+    # The step and the buffers that it works in: a state and, if there is `roll_out`, a rollout.
+    captured: CapturedStep[Any, Metrics]
+    # Makes a rollout from a state, where environments step on the host: the step then only learns from it.
+    roll_out: Callable[[TrainState[Params, State]], Rollout] | None = None
 
     def step(
         self, state: TrainState[Params, State]
@@ -122,6 +132,11 @@ class CompiledLearner(Generic[Params, State]):
         Raises:
           ValueError: the state has other shapes, dtypes or devices than the one that the learner was compiled for.
         """
+        if self.roll_out is not None:
+            self.captured.load((state, self.roll_out(state)))
+            metrics = self.captured.step()
+            return self.captured.state[0], tree.map(torch.clone, metrics)
+
         if state is not self.captured.state:
             self.captured.load(state)
         metrics = self.captured.step()
@@ -168,6 +183,8 @@ def ppo(
     if not isinstance(env, Environment):
         raise TypeError(f"env: expected an Environment, got {_describe(env)}")
     env = cast(AnyEnvironment, env)
+    if env.host is not None and env.host.n_envs is not None:
+        options = {"n_envs": env.host.n_envs} | options
     cfg = Config(
         ppo=_ppo_config(options), env=env, agent=_build_agent(network, env)
     )
@@ -238,23 +255,78 @@ def compile(
       Exception: whatever a strategy that is chosen by name raises.
     """
     from funcppo.runtime.capture import capture
-    from funcppo.runtime.compile import select_strategy, with_capture
+    from funcppo.runtime.compile import (
+        ROLLOUT_PARTS,
+        select_strategy,
+        with_capture,
+        with_host_environment,
+    )
     from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
 
+    # Trials and compiled functions know an environment on the host by its stand-in alone, which is pure.
+    is_on_host = learner.cfg.env.host is not None
+    cfg = replace(learner.cfg, env=stand_in_env(learner.cfg.env))
     parts, record = select_strategy(
         train_step.collect,
         EAGER_PARTS,
-        learner.cfg,
+        cfg,
         learner.world,
         state,
         strategy,
         backend,
         DEFAULT_TOLERANCE if tolerance is None else tolerance,
+        tuple(set(ROLLOUT_PARTS) - {"rollout_step"})
+        if is_on_host
+        else ROLLOUT_PARTS,
     )
+    if not is_on_host:
+        captured = capture(
+            partial(train_step.train_step, cfg, learner.world, parts=parts),
+            state,
+        )
+        return CompiledLearner(
+            record=with_capture(record, captured), captured=captured
+        )
+
     captured = capture(
-        partial(train_step.train_step, learner.cfg, learner.world, parts=parts),
-        state,
+        partial(_learn, cfg, learner.world, parts),
+        (state, train_step.roll_out(cfg, learner.world, state)),
     )
     return CompiledLearner(
-        record=with_capture(record, captured), captured=captured
+        record=with_host_environment(with_capture(record, captured)),
+        captured=captured,
+        roll_out=partial(_roll_out, learner, cfg, parts),
     )
+
+
+def _roll_out(
+    learner: Learner[Any, Any],
+    cfg: Config,
+    parts: Parts,
+    state: TrainState[Any, Any],
+) -> Rollout:
+    """A rollout of environments on the host; random numbers are those of the compiled part.
+
+    Args:
+      cfg: with the stand-in of the environment.
+    """
+
+    def sample_randomness(
+        _: Config, world: object, key: I64[Tensor, "2"]
+    ) -> train_step.UpdateRandomness:
+        return parts.sample_randomness(cfg, world, key)
+
+    host_parts = replace(EAGER_PARTS, sample_randomness=sample_randomness)
+    return train_step.roll_out(learner.cfg, learner.world, state, host_parts)
+
+
+def _learn(
+    cfg: Config,
+    world: object,
+    parts: Parts,
+    state_and_rollout: tuple[TrainState[Any, Any], Rollout],
+) -> tuple[tuple[TrainState[Any, Any], Rollout], Metrics]:
+    """The state after learning from a rollout, beside that rollout."""
+    state, rollout = state_and_rollout
+    next_state, metrics = train_step.learn(cfg, world, state, rollout, parts)
+    return (next_state, rollout), metrics

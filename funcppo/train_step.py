@@ -101,6 +101,15 @@ class BatchAndMetrics(NamedTuple):
     metrics: RolloutMetrics
 
 
+class Rollout(NamedTuple):
+    """A rollout, and the random choices of the update that learns from it."""
+
+    next_key: I64[Tensor, "2"]  # of the next update
+    minibatches: MinibatchIndices
+    rollout_state: RolloutState[Any]  # after the rollout
+    trajectory: Transition[Any]
+
+
 class RolloutResult(NamedTuple):
     """What one update learns from, and what it continues with."""
 
@@ -364,31 +373,58 @@ def collect(
     parts: Parts = EAGER_PARTS,
 ) -> RolloutResult:
     """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
-    scalars = apply_schedules(cfg, state.update, state.scalars)
-    randomness = parts.sample_randomness(cfg, world, state.key)
+    return _prepare(
+        cfg, world, state, roll_out(cfg, world, state, parts), parts
+    )
 
+
+def roll_out(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    parts: Parts = EAGER_PARTS,
+) -> Rollout:
+    """Sample what is random in an update, and roll out: all of `train_step` that steps environments."""
+    randomness = parts.sample_randomness(cfg, world, state.key)
     step = partial(parts.rollout_step, cfg, world, state.params)
     first = RolloutState(state.env_state, state.episode_stats, state.memory)
     rollout_state, trajectory = parts.scan(
         step, first, randomness.random_inputs
     )
+    return Rollout(
+        next_key=randomness.next_key,
+        minibatches=randomness.minibatches,
+        rollout_state=rollout_state,
+        trajectory=trajectory,
+    )
 
+
+def _prepare(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    rollout_data: Rollout,
+    parts: Parts,
+) -> RolloutResult:
+    """Estimate the advantages of a rollout."""
+    scalars = apply_schedules(cfg, state.update, state.scalars)
+    rollout_state = rollout_data.rollout_state
     batch, metrics = parts.build_batch(
         cfg,
         world,
         state.params,
         rollout_state.env_state,
-        trajectory,
+        rollout_data.trajectory,
         scalars,
         RolloutMemory(state.memory, rollout_state.memory),
     )
     return RolloutResult(
-        key=randomness.next_key,
+        key=rollout_data.next_key,
         rollout_state=rollout_state,
         update_state=parts.ravel_update_state(state.params, state.opt_state),
         batch=batch,
         scalars=scalars,
-        minibatches=randomness.minibatches,
+        minibatches=rollout_data.minibatches,
         metrics=metrics,
     )
 
@@ -409,7 +445,33 @@ def train_step(
       The state after the update, and its metrics.
     """
     collected = collect(cfg, world, state, parts)
+    return _update(cfg, world, state, collected, parts)
 
+
+def learn(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    rollout_data: Rollout,
+    parts: Parts = EAGER_PARTS,
+) -> tuple[TrainState[Params, State], Metrics]:
+    """Learn from a rollout: all of `train_step` that steps no environment.
+
+    Args:
+      rollout_data: of `roll_out`, from the same state.
+    """
+    collected = _prepare(cfg, world, state, rollout_data, parts)
+    return _update(cfg, world, state, collected, parts)
+
+
+def _update(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    collected: RolloutResult,
+    parts: Parts,
+) -> tuple[TrainState[Params, State], Metrics]:
+    """All minibatches of an update: the second half of `train_step`."""
     step = partial(
         parts.minibatch_step,
         cfg,

@@ -45,6 +45,11 @@ KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together
 CONFIDENCE = 0.95
 N_RESAMPLES = 2000  # of a bootstrap
 PREVIOUS_NAME = "previous-{name}"  # of the checkpoint before the latest
+RESTART_KEY = 2**31  # the child of a key that resets environments anew
+RESTART_NOTE = (
+    "{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
+    "so that the run does not continue bit for bit"
+)
 
 State = TrainState[Any, Any]
 EvaluationT = TypeVar("EvaluationT")
@@ -427,9 +432,27 @@ def restore_latest(
     if not path.exists() and not path.with_name(previous).exists():
         return state, ()
     readable, notes = checkpoints.find_readable(path, previous)
+    state = _restore(readable, learner, state)
+    if learner.cfg.env.host is not None:
+        state = _restart_environments(learner, state)
+        notes = [*notes, RESTART_NOTE.format(path=path)]
     for note in notes:
         warnings.warn(note, stacklevel=3)
-    return _restore(readable, learner, state), tuple(notes)
+    return state, tuple(notes)
+
+
+def _restart_environments(learner: Learner[Any, Any], state: State) -> State:
+    """The state with a new episode in each row; what outlives an episode (running moments) is kept."""
+    env, world = learner.cfg.env, learner.world
+    n_envs = learner.cfg.ppo.n_envs
+    reset_key = random.fold_in(state.key, RESTART_KEY)
+    fresh = env.reset(env.cfg, world, random.split(reset_key, n_envs))
+    is_new = torch.ones(n_envs, dtype=torch.bool, device=state.key.device)
+    return state._replace(
+        env_state=base.restart(env, world, state.env_state, is_new, fresh),
+        episode_stats=tree.map(torch.zeros_like, state.episode_stats),
+        memory=initial_memory(learner.cfg.agent, n_envs, state.key.device),
+    )
 
 
 def _progress(

@@ -160,19 +160,22 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
                 ("Recurrent", "class Recurrent"),
                 ("train", "fp.train("),
                 ("save", "np.savez"),
+                ("gymnasium", "fp.envs.gymnasium"),
                 ("ppo", "fp.compile"),
             )
             if sign in block
         )
         for block in code
     ] == [
-        *("ppo", "wrap", "networks", "memory"),
+        *("ppo", "gymnasium", "wrap", "networks", "memory"),
         *("Net", "Recurrent", "train", "save"),
     ]
     *first, saving = code
     names = {}
     for block in first:
-        block = block.replace("(ppo, state)", "(ppo, state, backend='eager')")
+        block = re.sub(
+            r"(fp.compile\(\w+, \w+)\)", r"\1, backend='eager')", block
+        )
         exec(block, names)
     for learner in ("swing_up", "two_layers", "with_memory"):
         names[learner].init(random.key(0))

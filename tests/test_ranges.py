@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo import cli, ranges
 from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
@@ -21,8 +22,10 @@ from funcppo.envs.classic_control.acrobot import AcrobotConfig
 from funcppo.envs.classic_control.cartpole import CartPoleConfig
 from funcppo.envs.classic_control.mountain_car import MountainCarConfig
 from funcppo.envs.classic_control.pendulum import PendulumConfig
+from funcppo.envs.gymnasium_bridge import GymnasiumConfig
 from funcppo.envs.minatar.game import GameConfig
 from funcppo.envs.recall_task import RecallConfig
+from funcppo.envs.two_link_arm import ReacherConfig
 from funcppo.envs.wrappers import (
     ActionRangeConfig,
     FrameStackConfig,
@@ -210,6 +213,16 @@ def configs():
         CNNConfig(image_shape=(1, 1, 1), convolutions=(), reader=cfg.agent),
         CartPoleConfig(),
         AcrobotConfig(),
+        GymnasiumConfig(
+            name="CartPole-v1",
+            make_options="",
+            vectorization_mode="sync",
+            n_envs=1,
+            observation_shape=(4,),
+            observation_dtype=torch.float32,
+            n_values=None,
+            scale_images=True,
+        ),
         GameConfig(),
         TimeLimitConfig(max_steps=1),
         MomentsConfig(),
@@ -218,6 +231,7 @@ def configs():
         ActionRangeConfig(low=-1.0, high=1.0),
         MountainCarConfig(),
         PendulumConfig(),
+        ReacherConfig(),
         cfg.env.cfg,
         cfg.env.cfg.resolve,
         cfg.agent.cfg,

@@ -2,10 +2,12 @@
 
 Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
-    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
-    asterix, breakout, freeway, space_invaders (MinAtar)
+    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous, reacher
+    gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
+    asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
     recall        repeat a cue after some steps: needs a memory
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
+    render(env, state)    a picture as text
     check(env)    raises an error that names what is wrong with an environment
 """
 
@@ -23,13 +25,17 @@ if TYPE_CHECKING:
         mountain_car_continuous,
     )
     from funcppo.envs.classic_control.pendulum import pendulum
+    from funcppo.envs.gymnasium_bridge import gymnasium
     from funcppo.envs.laws import check
     from funcppo.envs.minatar.asterix import asterix
     from funcppo.envs.minatar.breakout import breakout
     from funcppo.envs.minatar.freeway import freeway
+    from funcppo.envs.minatar.seaquest import seaquest
     from funcppo.envs.minatar.space_invaders import space_invaders
     from funcppo.envs.recall_task import recall
     from funcppo.envs.registry import make
+    from funcppo.envs.text_rendering import render
+    from funcppo.envs.two_link_arm import reacher
 
 __all__ = [
     "acrobot",
@@ -38,11 +44,15 @@ __all__ = [
     "cartpole",
     "check",
     "freeway",
+    "gymnasium",
     "make",
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
+    "reacher",
     "recall",
+    "render",
+    "seaquest",
     "space_invaders",
     "wrappers",
 ]
@@ -53,9 +63,13 @@ _SOURCES = {
     "asterix": "minatar.asterix",
     "breakout": "minatar.breakout",
     "freeway": "minatar.freeway",
+    "reacher": "two_link_arm",
+    "render": "text_rendering",
+    "seaquest": "minatar.seaquest",
     "space_invaders": "minatar.space_invaders",
     "cartpole": "classic_control.cartpole",
     "check": "laws",
+    "gymnasium": "gymnasium_bridge",
     "make": "registry",
     "mountain_car": "classic_control.mountain_car",
     "mountain_car_continuous": "classic_control.mountain_car",

@@ -63,11 +63,17 @@ def check(
 
     Raises:
       TypeError: `env` is no environment.
-      ValueError: one line that names the function, and the tensor, that breaks a law.
+      ValueError: one line that names the function, and the tensor, that breaks a law; or the environment steps on the
+        host.
     """
     if not isinstance(env, Environment):
         raise TypeError(
             f"env: expected an Environment, got {type(env).__name__}"
+        )
+    if env.host is not None:
+        raise ValueError(
+            "env: expected pure functions, got an environment that steps on the host; "
+            "gymnasium.utils.env_checker.check_env checks those of Gymnasium"
         )
     if sample_action is None:
         if env.spec is None:
@@ -148,6 +154,10 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
         raise ValueError(
             f"observe: observation: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
         )
+    for path, leaf in zip(tree.paths(obs), tree.leaves(obs)):
+        if leaf.isnan().any():
+            place = f"observation.{path}".rstrip(".")
+            raise ValueError(f"observe: {place}: expected numbers, got NaN")
     if isinstance(obs, MaskedObservation) and not obs.action_mask.any(-1).all():
         raise ValueError(
             "observe: observation.action_mask: expected a legal action in each row, got none"
@@ -240,7 +250,12 @@ def _call(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function that writes to no argument, and gives the same result again."""
     leaves = tree.leaves(arguments)
     values = [leaf.clone() for leaf in leaves]
-    result = fn(*arguments)
+    try:
+        result = fn(*arguments)
+    except Exception as error:  # whatever a function of a user's raises
+        raise ValueError(
+            f"{name}: expected a result, got {_describe(error)}"
+        ) from error
     for path, leaf, value in zip(_paths(arguments), leaves, values):
         if not _is_equal(leaf, value, 0.0):
             raise ValueError(
@@ -312,13 +327,42 @@ def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _check_equal(name: str, got: Any, want: Any, tolerance: float) -> None:
-    leaves = zip(tree.paths(want), tree.leaves(got), tree.leaves(want))
+    leaves = zip(_leaf_names(want), tree.leaves(got), tree.leaves(want))
     for path, a, b in leaves:
         if not _is_equal(a, b, tolerance):
             place = f"{path}: " if path else ""
-            raise ValueError(
-                f"{name}: {place}expected {b.tolist()}, got {a.tolist()}"
-            )
+            raise ValueError(f"{name}: {place}{_difference(a, b, tolerance)}")
+
+
+def _leaf_names(value: Any) -> list[str]:
+    """Names of the tensors of a value, which may be the result of a step."""
+    if isinstance(value, tuple) and isinstance(value[-1], Timestep):
+        state, timestep = cast(tuple[Any, Timestep], value)
+        parts = {"state": state, "Timestep": timestep}
+        return [
+            f"{part}.{path}".rstrip(".")
+            for part, x in parts.items()
+            for path in tree.paths(x)
+        ]
+    return tree.paths(value)
+
+
+def _difference(got: Tensor, want: Tensor, tolerance: float) -> str:
+    """What was expected and what came, of the first number that differs."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return (
+            f"expected {want.dtype} {list(want.shape)}, "
+            f"got {got.dtype} {list(got.shape)}"
+        )
+    is_close = torch.isclose(got, want, tolerance, tolerance, equal_nan=True)
+    index = tuple((~is_close).nonzero()[0].tolist())
+    return f"expected {want[index].tolist()} at {list(index)}, got {got[index].tolist()}"
+
+
+def _describe(error: Exception) -> str:
+    """The class of an exception, and the first line of its text."""
+    reason = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {reason[0] if reason else ''}"
 
 
 def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:
@@ -327,10 +371,8 @@ def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:
     try:
         mapped = torch.vmap(fn)(*twice)
     except Exception as error:  # whatever a function of a user's raises
-        reason = str(error).strip().splitlines()
         raise ValueError(
-            f"{name}: expected a function that torch.vmap can map, got "
-            f"{type(error).__name__}: {reason[0] if reason else ''}"
+            f"{name}: expected a function that torch.vmap can map, got {_describe(error)}"
         ) from None
     one_by_one = [fn(*tree.map(lambda x, i=i: x[i], twice)) for i in range(2)]
     stacked = tree.map(lambda *x: torch.stack(x), *one_by_one)

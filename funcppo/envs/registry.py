@@ -1,4 +1,4 @@
-"""Environments by the names that Gymnasium and MinAtar give them: `make`."""
+"""Environments by name: `make`. Those of Gymnasium and MinAtar have the names that they have there."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ ENVIRONMENTS = {
         "classic_control.mountain_car",
         "mountain_car_continuous",
     ),
+    # Of this package alone.
+    "funcppo/Reacher-v0": ("two_link_arm", "reacher"),
     # Version 0 has all six actions, version 1 those that do something.
     "MinAtar/Asterix-v1": ("minatar.asterix", "asterix"),
     "MinAtar/Breakout-v1": ("minatar.breakout", "breakout"),
     "MinAtar/Freeway-v1": ("minatar.freeway", "freeway"),
+    "MinAtar/Seaquest-v1": ("minatar.seaquest", "seaquest"),
     "MinAtar/SpaceInvaders-v1": ("minatar.space_invaders", "space_invaders"),
     "MinAtar/Asterix-v0": ("minatar.asterix", "asterix"),
     "MinAtar/Breakout-v0": ("minatar.breakout", "breakout"),
     "MinAtar/Freeway-v0": ("minatar.freeway", "freeway"),
+    "MinAtar/Seaquest-v0": ("minatar.seaquest", "seaquest"),
     "MinAtar/SpaceInvaders-v0": ("minatar.space_invaders", "space_invaders"),
 }
 
@@ -35,7 +39,7 @@ def make(name: str, **options: Any) -> AnyEnvironment:
     """The environment of a name, such as `CartPole-v1` or `MinAtar/Breakout-v1`.
 
     Args:
-      name: Gymnasium's id of the environment, or MinAtar's.
+      name: Gymnasium's id of the environment, MinAtar's, or one of `ENVIRONMENTS`.
       options: keyword arguments of the function that builds it, e.g. `max_steps=200`.
 
     Raises:

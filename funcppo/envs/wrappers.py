@@ -140,17 +140,29 @@ def _is_finished(timestep: Timestep) -> Bool[Tensor, "B"]:
 
 
 def evaluation_env(env: AnyEnvironment) -> AnyEnvironment:
-    """The environment for evaluation: running moments stay as they are, and rewards are not normalised."""
+    """The environment for evaluation: running moments stay as they are, and rewards are not normalised.
+
+    One that steps on the host does so in other host objects.
+    """
     cfg = env.cfg
     if not isinstance(cfg, Wrapped):
-        return env
+        return env if env.host is None else env.host.evaluation
     settings = cfg.settings
     if isinstance(settings, MomentsConfig):
         settings = dataclasses.replace(settings, evaluation=True)
     inner = evaluation_env(cfg.env)
-    return dataclasses.replace(
-        env, cfg=dataclasses.replace(cfg, env=inner, settings=settings)
-    )
+    cfg = dataclasses.replace(cfg, env=inner, settings=settings)
+    return dataclasses.replace(env, cfg=cfg, host=inner.host)
+
+
+def stand_in_env(env: AnyEnvironment) -> AnyEnvironment:
+    """The environment with its stand-in (`HostEnvironment`) in place of what steps on the host, so that it is pure."""
+    cfg = env.cfg
+    if not isinstance(cfg, Wrapped):
+        return env if env.host is None else env.host.stand_in
+    inner = stand_in_env(cfg.env)
+    cfg = dataclasses.replace(cfg, env=inner)
+    return dataclasses.replace(env, cfg=cfg, host=None)
 
 
 # Time limit

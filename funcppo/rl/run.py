@@ -54,7 +54,7 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
         field.name: getattr(settings.ppo, field.name)
         for field in dataclasses.fields(settings.ppo)
     }
-    network = nets.mlp(*settings.hidden)
+    network = nets.mlp(*settings.hidden, activation=settings.activation)
     return learner.ppo(env=wrapped, network=network, **options)
 
 

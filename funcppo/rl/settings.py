@@ -1,12 +1,13 @@
 """Published settings of PPO for each environment of `fp.envs.make`, with their source.
 
 `published(name)` returns them. Where ours must differ from the source, the source says so: policies explore by
-independent Gaussian noise, not by gSDE, and hidden layers are tanh. This module imports no PyTorch.
+independent Gaussian noise, not by gSDE. This module imports no PyTorch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from funcppo.config import PPOConfig, Schedule
 from funcppo.ranges import PositiveInt, Size, check_fields
@@ -24,6 +25,9 @@ class RLSettings:
 
     hidden: tuple[Size, ...] = (64, 64)
     """Units of each hidden layer of actor and critic."""
+
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Of the hidden layers."""
 
     normalize_observation: bool = False
     """Shift and scale observations by their running moments."""
@@ -60,8 +64,9 @@ _SB3 = PPOConfig(
 # terminated there, and advantages are divided by the population deviation.
 _PUREJAXRL = PPOConfig(advantage_ddof=0, bootstrap_truncated=False)
 _MINATAR = RLSettings(
-    source="PureJaxRL, examples/brax_minatar.ipynb; there with ReLU, and with episodes of at most 1000 steps",
+    source="PureJaxRL, examples/brax_minatar.ipynb; there with episodes of at most 1000 steps",
     steps=10_000_000,
+    activation="relu",
     ppo=replace(_PUREJAXRL, n_envs=64, n_minibatches=8, learning_rate=5e-3),
 )
 
@@ -120,14 +125,17 @@ PUBLISHED = {
             max_grad_norm=5.0,
         ),
     ),
-    "MinAtar/Asterix-v1": _MINATAR,
-    "MinAtar/Breakout-v1": _MINATAR,
-    "MinAtar/Freeway-v1": _MINATAR,
-    "MinAtar/SpaceInvaders-v1": _MINATAR,
-    "MinAtar/Asterix-v0": _MINATAR,
-    "MinAtar/Breakout-v0": _MINATAR,
-    "MinAtar/Freeway-v0": _MINATAR,
-    "MinAtar/SpaceInvaders-v0": _MINATAR,
+    **{
+        f"MinAtar/{game}-v{version}": _MINATAR
+        for game in (
+            "Asterix",
+            "Breakout",
+            "Freeway",
+            "Seaquest",
+            "SpaceInvaders",
+        )
+        for version in (0, 1)
+    },
 }
 
 

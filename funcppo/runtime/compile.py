@@ -184,6 +184,7 @@ def select_strategy(
     strategy: str = "auto",
     backend: str = "inductor",
     tolerance: float = DEFAULT_TOLERANCE,
+    rollout_parts: tuple[str, ...] = ROLLOUT_PARTS,
 ) -> SelectedStrategy[Parts]:
     """Compile the parts of a training step by the fastest strategy that works here.
 
@@ -199,6 +200,7 @@ def select_strategy(
       tolerance: largest relative difference from eager: see `equivalence.py`. At least `TF32_TOLERANCE` where PyTorch
         may use TF32. Above that, for products of lower precision, the rollout parts are not compared, because rounding
         changes some of the random choices.
+      rollout_parts: which of `ROLLOUT_PARTS` to compile; the others stay eager.
 
     Returns:
       parts: the parts to run instead of the eager ones.
@@ -238,6 +240,7 @@ def select_strategy(
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
     calls = _record_calls(collect, parts, cfg, world, state)
+    calls = _subset(calls, (*rollout_parts, "minibatch_step"))
     candidates = _auto_strategies(cfg) if strategy == "auto" else (strategy,)
     selector = _StrategySelector(
         backend=backend,
@@ -247,7 +250,7 @@ def select_strategy(
 
     # Only one-graph compiles the minibatch step as a whole.
     background_calls = (
-        calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
+        calls if candidates[0] == "one-graph" else _subset(calls, rollout_parts)
     )
     with _compile_parts_in_background(parts, background_calls, backend) as wait:
         parts = selector.compile_rollout_parts(parts, calls, wait)
@@ -285,6 +288,18 @@ def with_capture(
             fallback_code=captured.fallback_code,
         )
     return dataclasses.replace(record, replay_mode=captured.replay_mode)
+
+
+def with_host_environment(record: StrategyRecord) -> StrategyRecord:
+    """The record of a strategy, extended by why the rollout step runs eagerly where environments step on the host."""
+    failure = Failure(
+        name="rollout_step",
+        error_type="HostEnvironment",
+        message="the environment steps on the host, which can be neither compiled nor captured",
+        torch_version=torch.__version__,
+        code=FailureCode.HOST_ENVIRONMENT,
+    )
+    return dataclasses.replace(record, failures=(failure, *record.failures))
 
 
 def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
@@ -433,6 +448,8 @@ class _StrategySelector:
         """
         n_misses_before = _count_cache_misses()
         for name in ROLLOUT_PARTS:
+            if name not in calls:
+                continue
             try:
                 attempt = partial(
                     self._compile_rollout_part, name, parts, calls[name]

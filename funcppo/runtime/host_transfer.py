@@ -3,8 +3,10 @@
     StagingBuffers   device buffers that a captured step reads, filled from the host while the previous step runs
     prefetch         chunks of a long table on the device, the next one copied while one is used
     AsyncReadback    values of the previous call on the host, so that neither side waits for the other
+    to_host, to_device    a tree there and back, for a step in between that runs on the host
 
-Pinned memory is allocated once. Nothing allocates, pins or waits while a CUDA graph is captured or replayed.
+Pinned memory is allocated once, or comes from PyTorch's cache of it. Nothing allocates, pins or waits while a CUDA
+graph is captured or replayed.
 """
 
 from __future__ import annotations
@@ -97,6 +99,25 @@ def _copy_leaves(target: object, source: object) -> None:
         tree.leaves(target), tree.leaves(source)
     ):
         target_leaf.copy_(source_leaf, non_blocking=True)
+
+
+def to_host(values: Data) -> Data:
+    """Copy a tree to the host, waiting once for all its leaves; leaves on the host are returned as they are."""
+    copies = tree.map(lambda x: x.to("cpu", non_blocking=True), values)
+    devices = {x.device for x in tree.leaves(values) if x.is_cuda}
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def to_device(values: Data, device: torch.device | str) -> Data:
+    """Copy a tree from the host through pinned memory; the host waits for nothing."""
+    if torch.device(device).type != "cuda":
+        return values
+    # PyTorch's allocator reuses pinned memory only after the copy out of it.
+    return tree.map(
+        lambda x: x.pin_memory().to(device, non_blocking=True), values
+    )
 
 
 def prefetch(

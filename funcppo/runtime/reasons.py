@@ -39,6 +39,7 @@ class FailureCode(StrEnum):
     NOT_CAPTURED = "not_captured"
     OUT_OF_MEMORY = "out_of_memory"
     SHORT_RUN = "short_run"
+    HOST_ENVIRONMENT = "host_environment"
     OTHER = "other"
 
 

@@ -126,11 +126,23 @@ BROKEN = {
     ),
     "a global generator": (
         changed(lambda s, t: (s._replace(heat=torch.rand(4)), t)),
-        "step_functional a second time with the same key: .*heat: expected",
+        r"step_functional a second time with the same key: state.heat: expected [\d.]+ at \[0\], got [\d.]+$",
     ),
     "a global counter": (
         counting,
         "step_functional a second time with the same key: .*heat: expected",
+    ),
+    "a reward that depends on the time": (
+        changed(lambda s, t: (s, t._replace(reward=t.reward + next(COUNTER)))),
+        "step_functional a second time with the same key: Timestep.reward: expected",
+    ),
+    "an overwritten action": (
+        lambda c, w, s, a, k: (a.add_(1), step(c, w, s, a, k))[1],
+        "step_functional: action: expected an argument that stays as it is",
+    ),
+    "an exception": (
+        lambda c, w, s, a, k: step(c, w, s, a[:3], k),
+        "step_functional: expected a result, got RuntimeError: The size of tensor",
     ),
     "a branch on values": (
         branching,
@@ -189,6 +201,44 @@ def test_a_law_that_a_step_breaks_is_named_in_one_line(name):
                 )
             },
             "observe: observation.action_mask: expected a legal action",
+        ),
+        (
+            {"reset": lambda c, w, key: reset(c, w, key)._replace(heat=0.5)},
+            "reset: state: expected a tensor.*, got float at .heat",
+        ),
+        (
+            {
+                "reset": lambda c, w, key: reset(c, w, key)._replace(
+                    heat=torch.rand(4)
+                )
+            },
+            "reset a second time with the same key: heat: expected",
+        ),
+        (
+            {"observe": lambda cfg, world, state: 0.5},
+            "observe: observation: expected a tensor.*, got float",
+        ),
+        (
+            {
+                "observe": lambda c, w, state: state.heat.mul_(2)[
+                    :, None
+                ].clone()
+            },
+            "observe: state.heat: expected an argument that stays as it is",
+        ),
+        (
+            {
+                "observe": lambda c, w, state: (
+                    state.heat[:, None].double()
+                    if state.cell.any()
+                    else state.heat[:, None]
+                )
+            },
+            r"observe: observation after a step: expected torch.float32 \[4, 1\], got torch.float64",
+        ),
+        (
+            {"observe": lambda c, w, state: state.heat[:, None] * torch.nan},
+            "observe: observation: expected numbers, got NaN",
         ),
         ({"spec": None}, "env.spec: expected an EnvironmentSpec"),
         (

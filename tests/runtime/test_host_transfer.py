@@ -8,11 +8,14 @@ import threading
 import pytest
 import torch
 
+from funcppo import tree
 from funcppo.runtime.capture import capture
 from funcppo.runtime.host_transfer import (
     AsyncReadback,
     StagingBuffers,
     prefetch,
+    to_device,
+    to_host,
 )
 from tests.runtime.test_capture import devices, on_gpu
 
@@ -119,3 +122,15 @@ def test_a_readback_returns_this_value_on_a_cpu_and_the_previous_one_on_a_gpu(
         seen.append(numbers if numbers is None else numbers.tolist())
     now = [[i, 10 * i] for i in range(5)]
     assert seen == (now if device == "cpu" else [None, *now[:-1]])
+
+
+@devices
+def test_a_tree_goes_to_the_device_and_back(device):
+    there = (torch.arange(6).view(2, 3), (torch.tensor([True, False]),))
+    moved = to_device(there, device)
+    back = to_host(moved)
+    for a, b, c in zip(
+        tree.leaves(there), tree.leaves(moved), tree.leaves(back)
+    ):
+        assert b.device.type == device and c.device.type == "cpu"
+        assert torch.equal(a, c) and a.dtype == c.dtype

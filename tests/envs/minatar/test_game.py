@@ -9,7 +9,7 @@ from funcppo.envs.minatar import game
 from funcppo.envs.registry import make
 from funcppo.envs.wrappers import StickyActionsConfig
 
-NAMES = ("Asterix", "Breakout", "Freeway", "SpaceInvaders")
+NAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 
 
 def test_a_map_is_true_in_one_cell_and_in_none_off_the_grid():

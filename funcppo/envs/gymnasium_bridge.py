@@ -1,0 +1,502 @@
+"""Environments of Gymnasium, which step on the host: `gymnasium`.
+
+    env = fp.envs.gymnasium("LunarLander-v3", n_envs=8)
+    ppo = fp.ppo(env=env, network=fp.nets.mlp(64, 64))
+
+What such an environment is in lies in Python objects. Its state here is what was observed last, and a clock: only the
+latest state can be stepped. Rollouts call it step by step; what learns from them knows its stand-in, which is pure
+(`interfaces.HostEnvironment`).
+
+Vector environments of Gymnasium run with autoreset disabled: the observation after a step is the last one of an episode
+that ends, and finished rows are reset at once, so that no step is lost.
+"""
+
+# pyright: reportUnknownMemberType=false
+# Gymnasium is optional, and imported where it is used.
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from funcppo import random
+from funcppo.interfaces import (
+    AnyEnvironment,
+    Environment,
+    EnvironmentSpec,
+    HostEnvironment,
+    Timestep,
+)
+from funcppo.ranges import Size, check_fields
+from funcppo.runtime.host_transfer import to_device, to_host
+from funcppo.types import I64, Bool
+
+VectorizationMode = Literal["sync", "async"]
+
+PIXEL_MAX = 255  # of uint8 images
+TERMINATION_PROBABILITY = 0.1  # of a step of the stand-in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GymnasiumConfig:
+    """What a bridge leads to, and what it observes."""
+
+    name: str  # Gymnasium's id, or the name of the function that makes the environment
+    make_options: str  # keyword arguments of `gymnasium.make`
+    vectorization_mode: VectorizationMode
+    n_envs: Size | None  # None: as many rows as a learner asks for
+    observation_shape: tuple[Size, ...]  # of one row of the state
+    observation_dtype: torch.dtype
+    n_values: Size | None  # of a discrete observation, which becomes one-hot
+    scale_images: bool  # uint8 observations become numbers of [0, 1]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+class EnvState(NamedTuple):
+    """What each row observed last."""
+
+    obs: Tensor  # [B, ...], as Gymnasium returned it; float32 in place of other numbers than uint8 and int64
+    terminated: Bool[Tensor, "B"]
+    truncated: Bool[Tensor, "B"]
+    # Calls of the host environments so far; equal in all rows, and different in each state.
+    clock: I64[Tensor, "B"]
+
+
+def observe(cfg: GymnasiumConfig, world: object, state: EnvState) -> Tensor:
+    """The observation [B, ...]: one-hot if it is discrete, and by default scaled to [0, 1] if it is of uint8."""
+    if cfg.n_values is not None:
+        values = torch.arange(cfg.n_values, device=state.obs.device)
+        return (state.obs.unsqueeze(-1) == values).to(torch.float32)
+    if cfg.observation_dtype == torch.uint8 and cfg.scale_images:
+        return state.obs.to(torch.float32) / PIXEL_MAX
+    return state.obs
+
+
+# The stand-in
+
+
+def _sample_reset(
+    cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
+) -> I64[Tensor, "B 2"]:
+    """Nothing but the number of rows: resets are sampled on the host, where a row is reset."""
+    return key
+
+
+def _blank_state(
+    cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
+) -> EnvState:
+    """A state of the right shapes."""
+    zero = torch.zeros_like(key[:, 0])
+    obs = zero.view(-1, *[1] * len(cfg.observation_shape))
+    return EnvState(
+        obs=obs.expand(-1, *cfg.observation_shape).to(cfg.observation_dtype),
+        terminated=zero.to(torch.bool),
+        truncated=zero.to(torch.bool),
+        clock=zero,
+    )
+
+
+def _make_up_step(
+    cfg: GymnasiumConfig,
+    world: object,
+    state: EnvState,
+    action: Tensor,
+    key: I64[Tensor, "B 2"],
+) -> tuple[EnvState, Timestep]:
+    """The same observation, and random rewards and ends."""
+    reward_key, end_key = random.split(key).unbind(-2)
+    terminated = random.uniform(end_key, ()) < TERMINATION_PROBABILITY
+    truncated = torch.zeros_like(terminated)
+    reached = EnvState(state.obs, terminated, truncated, state.clock)
+    reward = random.normal(reward_key, ())
+    return reached, Timestep(reward, terminated, truncated)
+
+
+# The environments on the host
+
+
+class _Results(NamedTuple):
+    """What the host environments returned last, for each row."""
+
+    obs: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+class HostRows:
+    """The vector environment behind a bridge, and where it stands."""
+
+    def __init__(
+        self,
+        make_env: Callable[[], Any],
+        observations: _Observations,
+        actions: _Actions,
+        n_envs: int | None,
+    ) -> None:
+        """Make no environment yet; the first reset does.
+
+        Args:
+          make_env: makes one environment of Gymnasium.
+          observations: how its observations are held.
+          actions: how its actions are made.
+          n_envs: rows that a reset must ask for; None for any number.
+        """
+        self._make_env = make_env
+        self._to_observation = observations.convert
+        self._to_action = actions.convert
+        self._n_envs = n_envs
+        self._vector_env: Any = None
+        self._clock = 0
+        # Of the states returned last; a finished row stays so until it restarts.
+        self._results: _Results
+        # Rows whose episode on the host is over; those cannot be stepped.
+        self._must_reset: np.ndarray
+
+    def reset(
+        self, cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
+    ) -> EnvState:
+        """First states of all rows, by seeds made of the keys; states returned before cannot be stepped any more.
+
+        Raises:
+          ValueError: not as many rows as the bridge was told.
+        """
+        n_rows = len(key)
+        if self._n_envs not in (None, n_rows):
+            raise ValueError(
+                f"n_envs: expected {self._n_envs} as given to fp.envs.gymnasium, got {n_rows}"
+            )
+        if self._vector_env is None or self._vector_env.num_envs != n_rows:
+            self.close()
+            self._vector_env = _make_vector_env(
+                self._make_env, n_rows, cfg.vectorization_mode
+            )
+
+        seeds = random.bits(key, ()) >> 1  # 31 bits
+        obs, _ = self._vector_env.reset(seed=seeds.tolist())
+        never = np.zeros(n_rows, dtype=np.bool_)
+        self._must_reset = never
+        self._results = _Results(self._to_observation(obs), never, never)
+        return self._next_state(key.device)
+
+    def step(
+        self,
+        cfg: GymnasiumConfig,
+        world: object,
+        state: EnvState,
+        action: Tensor,
+        key: I64[Tensor, "B 2"],
+    ) -> tuple[EnvState, Timestep]:
+        """Step all rows on the host; rows that had finished stay as they are.
+
+        Raises:
+          ValueError: not the state that was returned last, or the call is part of a graph or under `torch.vmap`.
+        """
+        actions = self._read(state, action)
+        if self._must_reset.any():  # of rows that had finished
+            self._vector_env.reset(options={"reset_mask": self._must_reset})
+        obs, reward, terminated, truncated, _ = self._vector_env.step(
+            self._to_action(actions)
+        )
+        self._must_reset = terminated | truncated
+
+        before = self._results
+        was_finished = before.terminated | before.truncated
+        self._results = _Results(
+            obs=_select(was_finished, before.obs, self._to_observation(obs)),
+            terminated=_select(was_finished, before.terminated, terminated),
+            truncated=_select(was_finished, before.truncated, truncated),
+        )
+        reached = self._next_state(state.obs.device)
+        paid = np.where(was_finished, 0, reward).astype(np.float32)
+        return reached, Timestep(
+            to_device(torch.from_numpy(paid), state.obs.device),
+            reached.terminated,
+            reached.truncated,
+        )
+
+    def restart(
+        self,
+        cfg: GymnasiumConfig,
+        world: object,
+        state: EnvState,
+        finished: Bool[Tensor, "B"],
+        reset_state: EnvState,
+    ) -> EnvState:
+        """The state with finished rows reset on the host."""
+        is_finished: np.ndarray = to_host(finished).numpy()
+        if not is_finished.any():
+            return state
+        obs, _ = self._vector_env.reset(
+            options={"reset_mask": is_finished.copy()}
+        )
+        before = self._results
+        self._must_reset = self._must_reset & ~is_finished
+        self._results = _Results(
+            obs=_select(is_finished, self._to_observation(obs), before.obs),
+            terminated=before.terminated & ~is_finished,
+            truncated=before.truncated & ~is_finished,
+        )
+        return self._next_state(state.obs.device)
+
+    def close(self) -> None:
+        """Close the vector environment, if there is one."""
+        if self._vector_env is not None:
+            self._vector_env.close()
+
+    def _read(self, state: EnvState, action: Tensor) -> np.ndarray:
+        """The actions on the host, for the state that was returned last."""
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                "step: expected a call outside of compiled functions, got one inside: the environment steps on the host"
+            )
+        try:
+            actions, clock = to_host((action, state.clock))
+            latest = int(clock.max())
+            on_host: np.ndarray = actions.numpy()
+        except RuntimeError as error:
+            line = str(error).partition("\n")[0]
+            raise ValueError(
+                "step: expected values that the host can read, outside of torch.vmap and of CUDA graphs: "
+                f"the environment steps on the host: {line}"
+            ) from None
+        if self._vector_env is None or latest != self._clock:
+            raise ValueError(
+                "state: expected the one that the environments on the host returned last, got another: they cannot "
+                "go back; take env_state, episode_stats and memory of a new `init`"
+            )
+        return on_host
+
+    def _next_state(self, device: torch.device) -> EnvState:
+        """The results as a state of their own."""
+        self._clock += 1
+        obs, terminated, truncated = self._results
+        state = EnvState(
+            obs=torch.from_numpy(obs),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            clock=torch.full((len(obs),), self._clock),
+        )
+        return to_device(state, device)
+
+
+def _select(rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Rows of `a` where `rows` is true, of `b` elsewhere; a new array."""
+    return np.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+
+def _make_vector_env(
+    make_env: Callable[[], Any], n_rows: int, mode: VectorizationMode
+) -> Any:
+    vector = importlib.import_module("gymnasium.vector")
+    classes = {"sync": vector.SyncVectorEnv, "async": vector.AsyncVectorEnv}
+    return classes[mode](
+        [make_env] * n_rows, autoreset_mode=vector.AutoresetMode.DISABLED
+    )
+
+
+# Spaces
+
+
+class _Observations(NamedTuple):
+    """How observations of a space are held."""
+
+    shape: tuple[int, ...]  # of one row
+    dtype: torch.dtype
+    n_values: int | None  # of a discrete space
+    convert: Callable[[Any], np.ndarray]  # from Gymnasium
+
+
+class _Actions(NamedTuple):
+    """How actions of a space are made."""
+
+    size: int
+    sizes: tuple[int, ...] | None  # of each of several discrete actions
+    is_continuous: bool
+    convert: Callable[[np.ndarray], np.ndarray]  # to Gymnasium
+
+
+def _read_observation_space(name: str, space: Any) -> _Observations:
+    """Observations of a Box or of a Discrete space.
+
+    Raises:
+      ValueError: of any other space.
+    """
+    spaces = importlib.import_module("gymnasium.spaces")
+    if isinstance(space, spaces.Discrete):
+
+        def count_from_zero(obs: Any) -> np.ndarray:
+            return np.asarray(obs, np.int64) - int(space.start)
+
+        return _Observations((), torch.int64, int(space.n), count_from_zero)
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"{name}: expected observations of a Box or a Discrete space, got {type(space).__name__}; "
+            "hand in a function that makes the environment in gymnasium.wrappers.FlattenObservation"
+        )
+
+    is_image = space.dtype == np.uint8
+    shape = tuple(space.shape) or (1,)
+
+    def to_array(obs: Any) -> np.ndarray:
+        dtype = np.uint8 if is_image else np.float32
+        return np.asarray(obs, dtype).reshape(-1, *shape)
+
+    dtype = torch.uint8 if is_image else torch.float32
+    return _Observations(shape, dtype, None, to_array)
+
+
+def _read_action_space(name: str, space: Any) -> _Actions:
+    """Actions of a discrete space, or of a Box of floats, to whose bounds they are clipped.
+
+    Raises:
+      ValueError: of any other space.
+    """
+    spaces = importlib.import_module("gymnasium.spaces")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+
+        def count_from_start(action: np.ndarray) -> np.ndarray:
+            return action.reshape(-1, *space.shape) + space.start
+
+        if isinstance(space, spaces.Discrete):
+            return _Actions(int(space.n), None, False, count_from_start)
+        sizes = tuple(int(n) for n in space.nvec.flatten())
+        return _Actions(sum(sizes), sizes, False, count_from_start)
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
+        raise ValueError(
+            f"{name}: expected actions of a Discrete or MultiDiscrete space or of a Box of floats, got {space}"
+        )
+
+    def clip(action: np.ndarray) -> np.ndarray:
+        shaped = action.reshape(-1, *space.shape)
+        return np.clip(shaped, space.low, space.high).astype(space.dtype)
+
+    return _Actions(math.prod(space.shape), None, True, clip)
+
+
+def gymnasium(
+    env: str | Callable[[], Any],
+    *,
+    n_envs: int | None = None,
+    vectorization_mode: VectorizationMode = "sync",
+    scale_images: bool = True,
+    **make_options: Any,
+) -> AnyEnvironment:
+    """An environment of Gymnasium, stepped on the host by its vector environments.
+
+    A bridge serves one learner at a time: each reset of all rows begins anew, and only the state that was returned last
+    can be stepped. Evaluation has environments of its own. Observations are those of a Box, as float32 or uint8, or of
+    a Discrete space, as one-hot vectors; actions those of a Discrete or MultiDiscrete space, or of a Box, to whose
+    bounds they are clipped.
+
+    Args:
+      env: Gymnasium's id, or a function without arguments that makes one environment, in whatever wrappers.
+      n_envs: rows, which `fp.ppo` then takes by default; None: as many as the learner has.
+      vectorization_mode: "sync" steps rows in turn, "async" each in a process of its own.
+      scale_images: observe uint8 numbers as float32 of [0, 1]; else as they are, for a network that reads them.
+      make_options: keyword arguments of `gymnasium.make`, e.g. `max_episode_steps=200`.
+
+    Raises:
+      ModuleNotFoundError: Gymnasium is not installed.
+      ValueError: Gymnasium cannot make the environment, or its spaces are others.
+      TypeError: options for an environment that is handed in as a function.
+
+    Source: Towers et al. 2024, "Gymnasium: a standard interface for reinforcement learning environments",
+    arXiv:2407.17032.
+    """
+    make_env = _environment_maker(env, make_options)
+    name = env if isinstance(env, str) else _function_name(env)
+    first = make_env()
+    observations = _read_observation_space(name, first.observation_space)
+    actions = _read_action_space(name, first.action_space)
+    first.close()
+
+    cfg = GymnasiumConfig(
+        name=name,
+        make_options=", ".join(f"{k}={v!r}" for k, v in make_options.items()),
+        vectorization_mode=vectorization_mode,
+        n_envs=n_envs,
+        observation_shape=observations.shape,
+        observation_dtype=observations.dtype,
+        n_values=observations.n_values,
+        scale_images=scale_images,
+    )
+    make_rows = partial(HostRows, make_env, observations, actions)
+    evaluation = _environment(cfg, actions, make_rows(None))
+    stand_in = replace(
+        evaluation,
+        reset=_blank_state,
+        step_functional=_make_up_step,
+        restart=None,
+    )
+    return replace(
+        _environment(cfg, actions, make_rows(n_envs)),
+        host=HostEnvironment(
+            stand_in=stand_in, evaluation=evaluation, n_envs=n_envs
+        ),
+    )
+
+
+def _environment_maker(
+    env: str | Callable[[], Any], make_options: dict[str, Any]
+) -> Callable[[], Any]:
+    """A function that makes one environment."""
+    try:
+        gym = importlib.import_module("gymnasium")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"fp.envs.gymnasium needs {error.name} (pip install 'funcppo[gymnasium]')"
+        ) from None
+    if not isinstance(env, str):
+        if make_options:
+            raise TypeError(
+                f"{next(iter(make_options))}: expected no options beside a function that makes the environment"
+            )
+        return env
+
+    def make() -> Any:
+        try:
+            return gym.make(env, **make_options)
+        except gym.error.Error as error:
+            line = " ".join(str(error).split())
+            raise ValueError(f"{env}: {line}") from error
+
+    return make
+
+
+def _function_name(make_env: Callable[[], Any]) -> str:
+    return getattr(make_env, "__qualname__", type(make_env).__name__)
+
+
+def _environment(
+    cfg: GymnasiumConfig, actions: _Actions, rows: HostRows
+) -> AnyEnvironment:
+    shape = cfg.observation_shape
+    n_features = cfg.n_values or math.prod(shape)
+    spec = EnvironmentSpec(
+        observation_size=n_features,
+        action_size=actions.size,
+        action_sizes=actions.sizes,
+        continuous_actions=actions.is_continuous,
+        observation_shape=shape if len(shape) > 1 else None,
+    )
+    return Environment(
+        cfg=cfg,
+        reset=rows.reset,
+        step_functional=rows.step,
+        observe=observe,
+        restart=rows.restart,
+        sample_reset=_sample_reset,
+        reset_from_sample=_blank_state,
+        spec=spec,
+    )

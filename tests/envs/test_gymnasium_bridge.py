@@ -1,0 +1,506 @@
+"""Environments of Gymnasium behind a bridge, beside the same environments stepped by hand."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import train_step
+from funcppo.envs import base, wrappers
+from funcppo.runtime.reasons import FailureCode
+from tests.learning import assert_trees_equal, one_thread
+from tests.runtime.test_capture import on_gpu
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+SMALL = {"n_steps": 8, "n_epochs": 2, "n_minibatches": 2, "n_updates": 4}
+NETWORK = fp.nets.mlp(8)
+
+
+class Counter(gym.Env):
+    """Counts its steps up to 3, where it ends; observes a space of the test's."""
+
+    observation_space = gym.spaces.Box(0, 9, (2,))
+    action_space = gym.spaces.Discrete(2, start=5)
+    n_calls = 0  # of all counters
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        type(self).n_calls += 1
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        type(self).n_calls += 1
+        self.count += 1
+        return self.observe(), float(action), self.count >= 3, False, {}
+
+    def observe(self):
+        return np.array([self.count, 0], np.float32)
+
+
+class Image(Counter):
+    observation_space = gym.spaces.Box(0, 255, (4, 5, 3), np.uint8)
+
+    def observe(self):
+        return np.full((4, 5, 3), 100 * self.count, np.uint8)
+
+
+class Shifted(Counter):
+    observation_space = gym.spaces.Discrete(5, start=-1)
+
+    def observe(self):
+        return np.int64(self.count - 1)
+
+
+def with_space(base_class=Counter, **spaces):
+    return type("Spaces", (base_class,), spaces)
+
+
+def keys(n, seed=0):
+    return fp.random.split(fp.random.key(seed), n)
+
+
+def by_hand(make_env, key, actions):
+    """Steps of single environments, each reset when its episode ends: (final observation, reward, flags, next)."""
+    envs = [make_env() for _ in key]
+    seeds = (fp.random.bits(key, ()) >> 1).tolist()
+    first = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds)]
+    steps = []
+    for row_actions in actions:
+        rows = []
+        for env, action in zip(envs, row_actions):
+            obs, reward, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+            next_obs = env.reset()[0] if done else obs
+            rows.append((obs, reward, terminated, truncated, next_obs))
+        steps.append([np.array(column) for column in zip(*rows)])
+    return np.array(first), steps
+
+
+@pytest.mark.parametrize(
+    ("name", "max_steps", "mode"),
+    [
+        ("CartPole-v1", 20, "sync"),
+        ("CartPole-v1", 20, "async"),
+        ("Acrobot-v1", 15, "sync"),
+        ("Pendulum-v1", 10, "sync"),
+        ("MountainCarContinuous-v0", 9, "sync"),
+    ],
+)
+def test_each_step_is_that_of_the_environments_themselves(
+    name, max_steps, mode
+):
+    """With the last observation of each episode, truncated ones included, and no step between two episodes."""
+    n_rows, n_steps = 3, 60
+    options = {"max_episode_steps": max_steps}
+    env = fp.envs.gymnasium(name, vectorization_mode=mode, **options)
+    draws = np.random.default_rng(0)
+    if env.spec.continuous_actions:
+        actions = draws.normal(size=(n_steps, n_rows, 1)).astype(np.float32)
+    else:
+        actions = draws.integers(env.spec.action_size, size=(n_steps, n_rows))
+
+    bounds = gym.make(name).action_space
+    low, high = getattr(bounds, "low", 0), getattr(bounds, "high", 99)
+    first, steps = by_hand(
+        partial(gym.make, name, **options), keys(n_rows), np.clip(actions, low, high)
+    )  # fmt: skip
+    state = env.reset(env.cfg, None, keys(n_rows))
+    assert np.array_equal(state.obs, first.astype(np.float32))
+    n_ends = np.zeros(2)
+    for row_actions, wanted in zip(actions, steps):
+        reached, timestep, state = base.step_with_autoreset(
+            env, None, state, torch.from_numpy(row_actions), keys(n_rows), keys(n_rows)
+        )  # fmt: skip
+        got = (reached.obs, *timestep, state.obs)
+        for ours, theirs in zip(got, wanted):
+            assert np.array_equal(ours, theirs.astype(ours.numpy().dtype))
+        n_ends += [timestep.terminated.sum(), timestep.truncated.sum()]
+    assert n_ends[1] > 0 and (n_ends[0] > 0) == (name == "CartPole-v1")
+
+
+def test_rollouts_hold_the_observation_at_the_end_of_an_episode():
+    env = fp.envs.gymnasium(Counter)
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
+    state = ppo.init(fp.random.key(0))
+    trajectory = train_step.roll_out(ppo.cfg, None, state).trajectory
+    counts = trajectory.obs[..., 0].T.tolist()
+    assert counts == [[0.0, 1.0, 2.0] * 2 + [0.0, 1.0]] * 2
+    final_counts = trajectory.final_obs[..., 0].T.tolist()
+    assert final_counts == [[1.0, 2.0, 3.0] * 2 + [1.0, 2.0]] * 2
+    # the actions of the space begin with 5
+    assert torch.equal(trajectory.reward, trajectory.action + 5.0)
+
+
+def test_a_finished_row_stays_as_it_is():
+    """Until it is restarted, while the others go on."""
+    env = fp.envs.gymnasium(Counter)
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.zeros(2, dtype=torch.int64)
+    for _ in range(3):
+        state, _ = env.step_functional(env.cfg, None, state, action, keys(2))
+    first = torch.tensor([True, False])
+    state = env.restart(env.cfg, None, state, first, None)
+    assert state.obs[:, 0].tolist() == [0.0, 3.0]
+    for count in (1.0, 2.0, 3.0, 3.0, 3.0):
+        state, timestep = env.step_functional(
+            env.cfg, None, state, action, keys(2)
+        )
+        assert state.obs[:, 0].tolist() == [count, 3.0]
+        assert timestep.terminated.tolist() == [count == 3.0, True]
+        assert float(timestep.reward[1]) == 0.0
+
+
+def test_rollouts_are_reproducible_from_the_key():
+    def trajectory(seed):
+        env = fp.envs.gymnasium("CartPole-v1", n_envs=3)
+        ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+        state = ppo.init(fp.random.key(seed))
+        for _ in range(2):
+            state, _ = ppo.step(state)
+        return state
+
+    assert_trees_equal(trajectory(0), trajectory(0), rtol=0, atol=0)
+    assert not torch.equal(
+        trajectory(0).env_state.obs, trajectory(1).env_state.obs
+    )
+
+
+# Spaces
+
+
+def test_a_discrete_observation_is_one_hot():
+    env = fp.envs.gymnasium("FrozenLake-v1", is_slippery=False)
+    assert env.spec.observation_size == 16 and env.spec.action_size == 4
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.tensor([1, 2])  # down, right
+    state, _ = env.step_functional(env.cfg, None, state, action, keys(2))
+    obs = env.observe(env.cfg, None, state)
+    assert obs.dtype == torch.float32 and obs.sum(-1).tolist() == [1.0, 1.0]
+    assert obs.argmax(-1).tolist() == [4, 1]
+
+    shifted = fp.envs.gymnasium(Shifted)
+    state = shifted.reset(shifted.cfg, None, keys(1))
+    assert shifted.observe(shifted.cfg, None, state).argmax(-1).tolist() == [0]
+
+
+@pytest.mark.parametrize("scale_images", [True, False])
+def test_images_are_scaled_unless_the_network_does_it(scale_images):
+    env = fp.envs.gymnasium(Image, scale_images=scale_images)
+    assert env.spec.shape == (4, 5, 3)
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.zeros(2, dtype=torch.int64)
+    state, _ = env.step_functional(env.cfg, None, state, action, keys(2))
+    obs = env.observe(env.cfg, None, state)
+    assert state.obs.dtype == torch.uint8 and obs.shape == (2, 4, 5, 3)
+    want = torch.tensor(100 / 255) if scale_images else torch.tensor(100)
+    assert (obs == want).all() and obs.dtype == (
+        torch.float32 if scale_images else torch.uint8
+    )
+
+
+BAD_SPACES = {
+    "observations of a Box or a Discrete space, got Dict": {
+        "observation_space": gym.spaces.Dict(a=gym.spaces.Discrete(2))
+    },
+    "observations of a Box or a Discrete space, got Tuple": {
+        "observation_space": gym.spaces.Tuple([gym.spaces.Discrete(2)])
+    },
+    "actions of a Discrete or MultiDiscrete space or of a Box of floats, got MultiBinary": {
+        "action_space": gym.spaces.MultiBinary(3)
+    },
+    "actions of a Discrete or MultiDiscrete space or of a Box of floats, got Box.*int64": {
+        "action_space": gym.spaces.Box(0, 5, (2,), np.int64)
+    },
+}
+
+
+@pytest.mark.parametrize("problem", BAD_SPACES)
+def test_other_spaces_are_refused_in_one_line(problem):
+    with pytest.raises(ValueError, match=f"^Spaces: expected {problem}") as e:
+        fp.envs.gymnasium(with_space(**BAD_SPACES[problem]))
+    assert "\n" not in str(e.value)
+
+
+class Arm(gym.Env):
+    """Pays the sum of its actions."""
+
+    observation_space = gym.spaces.Box(0, 9, ())
+    action_space = gym.spaces.Box(-2, 2, (2, 2))
+
+    def reset(self, *, seed=None, options=None):
+        return np.float32(1.0), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.float32(2.0), float(action.sum()), False, False, {}
+
+
+def test_a_box_of_any_shape_is_an_action_and_is_clipped_to_its_bounds():
+    env = fp.envs.gymnasium(Arm)
+    assert env.spec.action_size == 4 and env.spec.continuous_actions
+    assert env.spec.shape == (1,)
+    state = env.reset(env.cfg, None, keys(1))
+    action = torch.tensor([[1.0, 9.0, -0.5, 0.0]])
+    state, timestep = env.step_functional(env.cfg, None, state, action, keys(1))
+    assert timestep.reward.tolist() == [2.5] and state.obs.tolist() == [[2.0]]
+
+
+class Keyboard(Arm):
+    action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, 10])
+
+
+def test_several_discrete_actions_are_taken_at_once():
+    env = fp.envs.gymnasium(Keyboard)
+    assert env.spec.action_sizes == (2, 3) and env.spec.action_size == 5
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.tensor([[0, 2], [1, 0]])
+    _, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
+    assert timestep.reward.tolist() == [13.0, 12.0]
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
+    state, _ = ppo.step(ppo.init(fp.random.key(0)))
+    assert int(state.update) == 1
+
+
+# What the bridge refuses
+
+
+def test_an_environment_that_cannot_be_made_is_named():
+    with pytest.raises(ValueError, match=r"^CartPole-v77: .*version") as error:
+        fp.envs.gymnasium("CartPole-v77")
+    assert "\n" not in str(error.value)
+    with pytest.raises(TypeError, match=r"^is_slippery: expected no options"):
+        fp.envs.gymnasium(Counter, is_slippery=True)
+
+
+def test_gymnasium_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    line = r"needs gymnasium \(pip install 'funcppo\[gymnasium\]'\)"
+    with pytest.raises(ModuleNotFoundError, match=line):
+        fp.envs.gymnasium("CartPole-v1")
+
+
+def test_the_number_of_rows_is_that_of_the_bridge():
+    env = fp.envs.gymnasium(Counter, n_envs=6)
+    assert fp.ppo(env=env, network=NETWORK).cfg.ppo.n_envs == 6
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=4)
+    with pytest.raises(ValueError, match=r"^n_envs: expected 6 .*got 4$"):
+        ppo.init(fp.random.key(0))
+    any_number = fp.envs.gymnasium(Counter)
+    assert any_number.reset(any_number.cfg, None, keys(3)).obs.shape[0] == 3
+
+
+def test_a_state_that_is_not_the_latest_is_refused():
+    ppo = fp.ppo(
+        env=fp.envs.gymnasium(Counter), network=NETWORK, n_envs=2, **SMALL
+    )
+    first = ppo.init(fp.random.key(0))
+    second, _ = ppo.step(first)
+    with pytest.raises(
+        ValueError, match=r"^state: expected the one that the"
+    ) as e:
+        ppo.step(first)
+    assert "\n" not in str(e.value)
+    third, _ = ppo.step(second)
+
+    # As the line says, from a saved state with environments of its own.
+    fresh = ppo.init(fp.random.key(1))
+    again = third._replace(
+        env_state=fresh.env_state, episode_stats=fresh.episode_stats
+    )
+    assert int(ppo.step(again)[0].update) == 3
+
+
+def test_steps_are_neither_vectorised_nor_compiled():
+    env = fp.envs.gymnasium(Counter)
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.zeros(3, 2, dtype=torch.int64)
+
+    def step(action):
+        return env.step_functional(env.cfg, None, state, action, keys(2))[1]
+
+    with pytest.raises(
+        ValueError, match=r"^step: expected values that the host"
+    ):
+        torch.vmap(step)(action)
+    compiled = torch.compile(step, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="the environment steps on the host"):
+        compiled(action[0])
+    with pytest.raises(ValueError, match=r"^env: expected pure functions, got"):
+        fp.check(env)
+
+
+# Learning
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """A learner, the state that it was compiled for, its compiled step, and calls of environments meanwhile."""
+    ppo = fp.ppo(
+        env=fp.envs.gymnasium(Counter), network=NETWORK, n_envs=2, **SMALL
+    )
+    state = ppo.init(fp.random.key(0))
+    before = Counter.n_calls
+    fast = fp.compile(ppo, state, backend="aot_eager")
+    return ppo, state, fast, Counter.n_calls - before
+
+
+def test_trials_step_no_environment(compiled):
+    _, _, fast, n_calls = compiled
+    assert n_calls == 0
+    assert fast.record.strategy == "one-graph"
+    failures = {f.name: f.code for f in fast.record.failures}
+    assert failures == {"rollout_step": FailureCode.HOST_ENVIRONMENT}
+
+
+def test_a_compiled_step_equals_the_eager_one(compiled):
+    """Two updates, 1e-5 of parameters that move by 1e-3."""
+    _, state, fast, _ = compiled
+    for _ in range(2):
+        state, metrics = fast.step(state)
+    other = fp.ppo(
+        env=fp.envs.gymnasium(Counter), network=NETWORK, n_envs=2, **SMALL
+    )
+    want = other.init(fp.random.key(0))
+    for _ in range(2):
+        want, wanted_metrics = other.step(want)
+    assert_trees_equal(state.params, want.params, rtol=0, atol=1e-5)
+    assert torch.equal(state.env_state.obs, want.env_state.obs)
+    assert torch.equal(
+        metrics.rollout.episode_return_sum,
+        wanted_metrics.rollout.episode_return_sum,
+    )
+
+
+@on_gpu
+def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
+    """Three updates; actions go to the host and observations come back in each step."""
+    results = []
+    for is_compiled in (False, True):
+        env = fp.envs.gymnasium("CartPole-v1", n_envs=4, max_episode_steps=9)
+        ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+        state = ppo.init(fp.random.key(0, "cuda"))
+        stepper = (
+            fp.compile(ppo, state, backend="aot_eager") if is_compiled else ppo
+        )
+        for _ in range(3):
+            state, metrics = stepper.step(state)
+        results.append((state.params, state.env_state, metrics.rollout))
+        if is_compiled:
+            assert stepper.record.replay_mode == "cuda-graph"
+            assert stepper.captured.n_graphs == 1
+    assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_with_memory_plays_behind_the_bridge():
+    """Its memory begins anew with each episode, of three steps here: after 24 steps, but not after 8 and 16."""
+    env = fp.envs.gymnasium(Counter)
+    ppo = fp.ppo(env=env, network=fp.nets.gru(4), n_envs=2, **SMALL)
+    state = ppo.init(fp.random.key(0))
+    fast = fp.compile(ppo, state, backend="eager")
+    is_empty = []
+    for _ in range(3):
+        state, _ = fast.step(state)
+        leaves = fp.tree.leaves(state.memory)
+        is_empty.append(not any(bool(x.any()) for x in leaves))
+    assert is_empty == [False, False, True]
+
+
+def test_the_stand_in_keeps_the_laws():
+    env = wrappers.normalize_observation(fp.envs.gymnasium(Image))
+    stand_in = wrappers.stand_in_env(env)
+    assert stand_in.host is None
+    state = stand_in.reset(stand_in.cfg, None, keys(4))
+    action = torch.zeros(4, dtype=torch.int64)
+    after, timestep = stand_in.step_functional(
+        stand_in.cfg, None, state, action, keys(4)
+    )
+    assert [x.shape for x in fp.tree.leaves(after)] == [
+        x.shape for x in fp.tree.leaves(state)
+    ]
+    assert timestep.reward.std() > 0
+
+
+def test_evaluation_has_environments_of_its_own():
+    ppo = fp.ppo(
+        env=fp.envs.gymnasium(Counter), network=NETWORK, n_envs=2, **SMALL
+    )
+    state = ppo.init(fp.random.key(0))
+    evaluation = fp.evaluate_policy(ppo, state, n_episodes=3)
+    assert evaluation.greedy.mean_length == 3.0
+    assert evaluation.greedy.n_unfinished == 0
+    want = fp.ppo(
+        env=fp.envs.gymnasium(Counter), network=NETWORK, n_envs=2, **SMALL
+    )
+    got, _ = ppo.step(state)
+    assert_trees_equal(
+        got, want.step(want.init(fp.random.key(0)))[0], rtol=0, atol=0
+    )
+
+
+def test_wrappers_hold_around_the_bridge():
+    """A time limit of our own restarts rows on the host; moments are those of Gymnasium's observations."""
+    inner = fp.envs.gymnasium("Pendulum-v1")
+    env = wrappers.time_limit(inner, 5)
+    env = wrappers.normalize_reward(wrappers.normalize_observation(env))
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
+    state = ppo.init(fp.random.key(0))
+    rolled_out = train_step.roll_out(ppo.cfg, None, state)
+    truncated = rolled_out.trajectory.truncated[:, 0]
+    assert truncated.nonzero().flatten().tolist() == [4]
+    # resets and steps of two rows, those of the new episodes included
+    moments = rolled_out.rollout_state.env_state.inner.moments
+    assert float(moments.n[0]) == pytest.approx(2 + 16 + 2, abs=0.01)
+    evaluation = fp.evaluate_policy(ppo, state, n_episodes=2)
+    assert evaluation.greedy.mean_length == 5.0
+
+
+def test_a_continued_run_begins_new_episodes_and_says_so(tmp_path):
+    path = tmp_path / "run.npz"
+
+    def train(total_steps):
+        env = wrappers.normalize_observation(
+            fp.envs.gymnasium("CartPole-v1", n_envs=2)
+        )
+        ppo = fp.ppo(env=env, network=NETWORK, **SMALL | {"n_updates": 4})
+        stop = lambda progress: progress.n_steps >= total_steps
+        return fp.train(ppo, 64, callbacks=[stop], checkpoint=path)
+
+    first = train(32)
+    assert first.update == 2 and first.notes == ()
+    saved = path.read_bytes()
+    results = []
+    for _ in range(2):
+        path.write_bytes(saved)
+        with pytest.warns(UserWarning, match="new episodes begin"):
+            results.append(train(64))
+    assert results[0].update == 4 and "on the host" in results[0].notes[0]
+    # the moments go on: resets and steps of the first part, a reset, and steps of the second
+    count = float(results[0].state.env_state.moments.n[0])
+    assert count >= 2 + 32 + 2 + 32
+    assert_trees_equal(results[0].state, results[1].state, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_cartpole_is_learnt_as_well_as_in_the_environment_of_the_package():
+    """20 updates at equal settings; random policies reach about 22. Seeds are fixed."""
+    returns = []
+    for env in (fp.envs.cartpole(), fp.envs.gymnasium("CartPole-v1")):
+        ppo = fp.ppo(
+            env=env, network=fp.nets.mlp(32, 32), n_envs=16, n_steps=64,
+            n_updates=20, learning_rate=5e-3,
+        )  # fmt: skip
+        result = fp.train(ppo, 20 * 1024)
+        evaluation = fp.evaluate_policy(ppo, result.state, n_episodes=16)
+        returns.append(evaluation.sampled.mean)
+    ours, theirs = returns
+    assert min(ours, theirs) > 120
+    assert 0.5 < ours / theirs < 2
