@@ -52,6 +52,7 @@ class PPOOptions(TypedDict, total=False):
     n_epochs: int
     n_minibatches: int
     n_microbatches: int
+    n_shards: int
     learning_rate: float
     gamma: float
     gae_lambda: float

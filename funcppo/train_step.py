@@ -12,12 +12,12 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from funcppo import minibatch, optim, random, rollout, tree
+from funcppo import minibatch, optim, random, rollout, shards, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.losses import Batch, LossMetrics, Scalars
@@ -25,8 +25,8 @@ from funcppo.minibatch import (
     MinibatchIndices,
     MinibatchMetrics,
     MinibatchParts,
+    Moments,
     UpdateState,
-    minibatch_step,
 )
 from funcppo.optim import AdamState
 from funcppo.rollout import (
@@ -36,6 +36,7 @@ from funcppo.rollout import (
     Transition,
     rollout_step,
 )
+from funcppo.shards import minibatch_step
 from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 
@@ -46,7 +47,7 @@ class TrainState(NamedTuple, Generic[Params, State]):
     opt_state: AdamState[Params]
     env_state: State
     episode_stats: EpisodeStats
-    key: I64[Tensor, "2"]
+    key: I64[Tensor, "... 2"]  # with several shards one for each
     # Updates made so far, each of one rollout and all its minibatches; `opt_state.step` counts the latter.
     update: I64[Tensor, ""]
     scalars: Scalars  # before their schedules
@@ -102,6 +103,7 @@ class RolloutResult(NamedTuple):
     key: I64[Tensor, "2"]  # of the next update
     rollout_state: RolloutState[Any]  # after the rollout
     update_state: UpdateState  # before the first minibatch
+    # with several shards a tuple of one for each shard of this process
     batch: Batch[Any]
     scalars: Scalars  # of this update
     minibatches: MinibatchIndices
@@ -124,9 +126,7 @@ def init(
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
     tree.check_common_dtype(params, "params of the network")
-    env_state, episode_stats = rollout.init_rollout_state(
-        cfg, world, reset_key, cfg.ppo.n_envs
-    )
+    env_state, episode_stats = _init_rollout_state(cfg, world, reset_key)
     rollout.check_spaces(cfg, world, params, env_state)
     scalars = Scalars(
         *(
@@ -139,10 +139,37 @@ def init(
         opt_state=optim.init(params),
         env_state=env_state,
         episode_stats=episode_stats,
-        key=loop_key,
+        key=loop_key
+        if cfg.ppo.n_shards == 1
+        else random.split(loop_key, cfg.ppo.n_shards),
         update=torch.zeros((), dtype=torch.int64, device=key.device),
         scalars=scalars,
     )
+
+
+def _init_rollout_state(
+    cfg: Config, world: object, key: I64[Tensor, "2"]
+) -> RolloutState[Any]:
+    """The first state of all rows; that of each shard by itself.
+
+    Raises:
+      TypeError: the environment's state is no tree of tensors.
+      ValueError: with several shards, a tensor of it has another number of rows than there are environments.
+    """
+    ppo = cfg.ppo
+    if ppo.n_shards == 1:
+        return rollout.init_rollout_state(cfg, world, key, ppo.n_envs)
+    own = [
+        rollout.init_rollout_state(cfg, world, shard_key, ppo.n_envs_per_shard)
+        for shard_key in random.split(key, ppo.n_shards).unbind()
+    ]
+    for name, leaf in zip(tree.paths(own[0]), tree.leaves(own[0])):
+        if leaf.shape[:1] != (ppo.n_envs_per_shard,):
+            raise ValueError(
+                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment of a shard, "
+                f"got {list(leaf.shape)}"
+            )
+    return tree.map(lambda *rows: torch.cat(rows), *own)
 
 
 def apply_schedules(
@@ -230,13 +257,16 @@ def sample_randomness(
     ppo = cfg.ppo
     next_key, rollout_key, order_key = random.split(key, 3).unbind()
 
-    step_keys = rollout.rollout_keys(rollout_key, ppo.n_steps, ppo.n_envs)
+    step_keys = rollout.rollout_keys(
+        rollout_key, ppo.n_steps, ppo.n_envs_per_shard
+    )
     random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
 
     # Each epoch goes through all rows in an order of its own: [n_epochs, TB], cut into minibatches [n_minibatches, MB].
     n_minibatches = ppo.n_epochs * ppo.n_minibatches
     order = random.permutation(
-        random.split(order_key, ppo.n_epochs), ppo.n_envs * ppo.n_steps
+        random.split(order_key, ppo.n_epochs),
+        ppo.n_envs_per_shard * ppo.n_steps,
     )
     minibatch_index = torch.arange(n_minibatches, device=key.device)
     minibatches = MinibatchIndices(
@@ -345,6 +375,111 @@ def collect(
     parts: Parts = EAGER_PARTS,
 ) -> RolloutResult:
     """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
+    if cfg.ppo.n_shards == 1:
+        return _collect_shard(cfg, world, state, parts)
+    own = [_collect_shard(cfg, world, shard, parts) for shard in _shards(state)]
+    moments = [_shard_moments(shard) for shard in own]
+    metrics, advantage = _merge_shards(shards.gather(cfg, moments))
+    first = own[0]
+    return RolloutResult(
+        key=torch.stack([shard.key for shard in own]),
+        rollout_state=tree.map(
+            lambda *rows: torch.cat(rows),
+            *[shard.rollout_state for shard in own],
+        ),
+        update_state=first.update_state,
+        batch=cast(Any, tuple(shard.batch for shard in own)),
+        scalars=first.scalars,
+        minibatches=MinibatchIndices(
+            rows=torch.stack([shard.minibatches.rows for shard in own], 1),
+            ends_epoch=first.minibatches.ends_epoch,
+            advantage=advantage,
+        ),
+        metrics=metrics,
+    )
+
+
+def _shards(
+    state: TrainState[Params, State],
+) -> list[TrainState[Params, State]]:
+    """The state of each shard that a state holds: its rows and its key.
+
+    Raises:
+      ValueError: the key is not one for each shard.
+    """
+    if state.key.ndim != 2:
+        raise ValueError(
+            f"n_shards: expected a state with one key for each shard, got keys {list(state.key.shape)}; "
+            "`vmap_parts` is for 1 shard"
+        )
+    n = state.key.shape[0]
+    rows = (state.env_state, state.episode_stats)
+
+    def shard(i: int) -> TrainState[Params, State]:
+        # Copied: at an address of its own a tensor is computed with alike, whatever lies beside it.
+        env_state, episode_stats = tree.map(
+            lambda x: x.chunk(n)[i].clone(), rows
+        )
+        return TrainState(
+            params=state.params,
+            opt_state=state.opt_state,
+            env_state=env_state,
+            episode_stats=episode_stats,
+            key=state.key[i],
+            update=state.update,
+            scalars=state.scalars,
+        )
+
+    return [shard(i) for i in range(n)]
+
+
+class _ShardMoments(NamedTuple):
+    """What all shards must know of one shard's rollout."""
+
+    metrics: RolloutMetrics
+    residual: Moments  # of value targets less values
+    value_target: Moments
+    advantage: Moments  # of each minibatch
+
+
+def _shard_moments(shard: RolloutResult) -> _ShardMoments:
+    batch = shard.batch
+    residual = batch.value_target - batch.value
+    is_row = torch.ones_like(residual, dtype=torch.bool)
+    advantage = batch.advantage[shard.minibatches.rows]
+    return _ShardMoments(
+        metrics=shard.metrics,
+        residual=shards.masked_moments(is_row, residual),
+        value_target=shards.masked_moments(is_row, batch.value_target),
+        advantage=shards.masked_moments(torch.isfinite(advantage), advantage),
+    )
+
+
+def _merge_shards(
+    all_shards: list[_ShardMoments],
+) -> tuple[RolloutMetrics, Moments]:
+    """Measures of the rollouts of all shards, and the moments of the advantages of each minibatch."""
+    residual = shards.merge_moments([shard.residual for shard in all_shards])
+    target = shards.merge_moments([shard.value_target for shard in all_shards])
+    sums = shards.sum_in_order([shard.metrics for shard in all_shards])
+    metrics = RolloutMetrics(
+        n_episodes=sums.n_episodes,
+        episode_return_sum=sums.episode_return_sum,
+        episode_length_sum=sums.episode_length_sum,
+        n_truncated_episodes=sums.n_truncated_episodes,
+        explained_variance=1 - residual.square_sum / target.square_sum,
+    )
+    advantage = shards.merge_moments([shard.advantage for shard in all_shards])
+    return metrics, advantage
+
+
+def _collect_shard(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    parts: Parts,
+) -> RolloutResult:
+    """What `collect` returns, of one shard."""
     scalars = apply_schedules(cfg, state.update, state.scalars)
     randomness = parts.sample_randomness(cfg, world, state.key)
 

@@ -39,6 +39,7 @@ CORE = (
     "losses",
     "rollout",
     "minibatch",
+    "shards",
     "train_step",
     "learner",
 )
