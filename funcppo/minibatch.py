@@ -37,21 +37,11 @@ class UpdateState(NamedTuple):
     continue_update: Bool[Tensor, ""]
 
 
-class Moments(NamedTuple):
-    """Count, mean and sum of squared differences from the mean, of some numbers."""
-
-    n: F32[Tensor, "..."]
-    mean: F32[Tensor, "..."]
-    square_sum: F32[Tensor, "..."]
-
-
 class MinibatchIndices(NamedTuple):
     """All minibatches of an update, of all its epochs; without the first axis, one of them."""
 
     rows: I64[Tensor, "... MB"]  # indices into the batch
     ends_epoch: Bool[Tensor, "..."]  # the last minibatch of an epoch
-    # of the minibatch's advantages in all shards; () if there is one shard
-    advantage: Moments | tuple[()] = ()
 
 
 class MinibatchMetrics(NamedTuple):

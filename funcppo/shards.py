@@ -23,10 +23,26 @@ from funcppo.minibatch import (
     GradientFn,
     MinibatchIndices,
     MinibatchMetrics,
-    Moments,
     UpdateState,
 )
 from funcppo.types import F32, I64, Bool, Obs, Tree
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared differences from the mean, of some numbers."""
+
+    n: F32[Tensor, "..."]
+    mean: F32[Tensor, "..."]
+    square_sum: F32[Tensor, "..."]
+
+
+class ShardedIndices(NamedTuple):
+    """All minibatches of an update, of several shards; without the first axis, one of them."""
+
+    # indices into the batch of each shard that this process holds
+    rows: I64[Tensor, "... K MB"]
+    ends_epoch: Bool[Tensor, "..."]  # the last minibatch of an epoch
+    advantage: Moments  # of the minibatch's advantages in all shards
 
 
 class ShardGradient(NamedTuple):
@@ -102,7 +118,7 @@ def minibatch_step(
     batch: Batch[Obs],
     scalars: Scalars,
     update_state: UpdateState,
-    indices: MinibatchIndices,
+    indices: MinibatchIndices | ShardedIndices,
     accumulate_gradients: GradientFn = minibatch.accumulate_gradients,
     apply_gradients: ApplyGradientsFn = minibatch.apply_gradients,
 ) -> tuple[UpdateState, MinibatchMetrics]:
@@ -110,10 +126,10 @@ def minibatch_step(
 
     Args:
       batch: with several shards a tuple of one batch for each shard that this process holds.
-      indices: with several shards the rows are [k, MB], of each batch.
+      indices: with several shards `ShardedIndices`.
     """
-    if cfg.ppo.n_shards > 1:
-        normalize = partial(_normalize, cfg, cast(Moments, indices.advantage))
+    if isinstance(indices, ShardedIndices):
+        normalize = partial(_normalize, cfg, indices.advantage)
         batch = cast(Any, tuple(map(normalize, cast(Any, batch))))
         accumulate_gradients = cast(
             GradientFn, partial(_accumulate_over_shards, accumulate_gradients)
@@ -125,7 +141,7 @@ def minibatch_step(
         batch,
         scalars,
         update_state,
-        indices,
+        cast(MinibatchIndices, indices),
         accumulate_gradients,
         apply_gradients,
     )

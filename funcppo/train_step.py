@@ -20,12 +20,12 @@ from torch import Tensor
 from funcppo import minibatch, optim, random, rollout, shards, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
+from funcppo.interfaces import GatherShards
 from funcppo.losses import Batch, LossMetrics, Scalars
 from funcppo.minibatch import (
     MinibatchIndices,
     MinibatchMetrics,
     MinibatchParts,
-    Moments,
     UpdateState,
 )
 from funcppo.optim import AdamState
@@ -36,7 +36,7 @@ from funcppo.rollout import (
     Transition,
     rollout_step,
 )
-from funcppo.shards import minibatch_step
+from funcppo.shards import Moments, ShardedIndices, minibatch_step
 from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 
@@ -106,6 +106,7 @@ class RolloutResult(NamedTuple):
     # with several shards a tuple of one for each shard of this process
     batch: Batch[Any]
     scalars: Scalars  # of this update
+    # with several shards `ShardedIndices`
     minibatches: MinibatchIndices
     metrics: RolloutMetrics
 
@@ -381,6 +382,11 @@ def collect(
     moments = [_shard_moments(shard) for shard in own]
     metrics, advantage = _merge_shards(shards.gather(cfg, moments))
     first = own[0]
+    minibatches = ShardedIndices(
+        rows=torch.stack([shard.minibatches.rows for shard in own], 1),
+        ends_epoch=first.minibatches.ends_epoch,
+        advantage=advantage,
+    )
     return RolloutResult(
         key=torch.stack([shard.key for shard in own]),
         rollout_state=tree.map(
@@ -390,11 +396,7 @@ def collect(
         update_state=first.update_state,
         batch=cast(Any, tuple(shard.batch for shard in own)),
         scalars=first.scalars,
-        minibatches=MinibatchIndices(
-            rows=torch.stack([shard.minibatches.rows for shard in own], 1),
-            ends_epoch=first.minibatches.ends_epoch,
-            advantage=advantage,
-        ),
+        minibatches=cast(Any, minibatches),
         metrics=metrics,
     )
 
@@ -402,7 +404,7 @@ def collect(
 def _shards(
     state: TrainState[Params, State],
 ) -> list[TrainState[Params, State]]:
-    """The state of each shard that a state holds: its rows and its key.
+    """The state of each shard that a state holds.
 
     Raises:
       ValueError: the key is not one for each shard.
@@ -413,24 +415,44 @@ def _shards(
             "`vmap_parts` is for 1 shard"
         )
     n = state.key.shape[0]
-    rows = (state.env_state, state.episode_stats)
+    shards_of_state = [take_shards(state, i, n) for i in range(n)]
+    return [shard._replace(key=shard.key[0]) for shard in shards_of_state]
 
-    def shard(i: int) -> TrainState[Params, State]:
-        # Copied: at an address of its own a tensor is computed with alike, whatever lies beside it.
-        env_state, episode_stats = tree.map(
-            lambda x: x.chunk(n)[i].clone(), rows
-        )
-        return TrainState(
-            params=state.params,
-            opt_state=state.opt_state,
-            env_state=env_state,
-            episode_stats=episode_stats,
-            key=state.key[i],
-            update=state.update,
-            scalars=state.scalars,
-        )
 
-    return [shard(i) for i in range(n)]
+def take_shards(
+    state: TrainState[Params, State], index: int, n: int
+) -> TrainState[Params, State]:
+    """The part of a state that holds share `index` of `n` equal shares of its shards: their rows and their keys."""
+    # Copied: at an address of its own a tensor is computed with alike, whatever lies beside it.
+    return _map_rows(lambda x: x.chunk(n)[index].clone(), state)
+
+
+def gather_shards(
+    state: TrainState[Params, State], gather: GatherShards
+) -> TrainState[Params, State]:
+    """The state that holds the shards of all processes, from the part that this process holds.
+
+    Args:
+      gather: the rows of all processes from those of this one.
+    """
+    return _map_rows(gather, state)
+
+
+def _map_rows(
+    fn: Callable[[Tensor], Tensor], state: TrainState[Params, State]
+) -> TrainState[Params, State]:
+    """The state with a function applied to what belongs to shards."""
+    rows = (state.env_state, state.episode_stats, state.key)
+    env_state, episode_stats, key = tree.map(fn, rows)
+    return TrainState(
+        params=state.params,
+        opt_state=state.opt_state,
+        env_state=env_state,
+        episode_stats=episode_stats,
+        key=key,
+        update=state.update,
+        scalars=state.scalars,
+    )
 
 
 class _ShardMoments(NamedTuple):

@@ -9,7 +9,6 @@ not, bit for bit.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
@@ -22,8 +21,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
-from funcppo.config import Config, PPOConfig
+from funcppo import random, train_step, tree
+from funcppo.config import PPOConfig
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.experiment import checkpoint as checkpoints
@@ -31,7 +30,8 @@ from funcppo.experiment import loggers, metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
-from funcppo.learner import Learner, compile
+from funcppo.learner import Learner, compile, settings_text
+from funcppo.runtime.distributed import launched_size
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 
@@ -165,7 +165,7 @@ class MetricsLog:
             self._names,
             self._path.parent,
             metrics_log.read(self._path),
-            _settings(progress.learner.cfg),
+            settings_text(progress.learner.cfg),
         )
         return self._open.enter_context(opened)
 
@@ -201,6 +201,9 @@ def train(
 
     The schedules of the learner end with the run: `n_updates` is set from `total_steps`.
 
+    Of several processes (`fp.distribute`) each calls it with the same arguments. Rank 0 alone reads and writes files,
+    and calls the callbacks; another number of processes may continue a checkpoint.
+
     Args:
       learner: of `fp.ppo`.
       total_steps: environment steps in all; the last update is made whole.
@@ -219,8 +222,15 @@ def train(
       The state after the run, and its evaluations.
 
     Raises:
-      ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
+      ValueError: a number is out of range, the checkpoint is damaged or of another learner, or torchrun started several
+        processes, and the learner is not of `fp.distribute`.
     """
+    n_processes = launched_size()
+    if n_processes > 1 and learner.group is None:
+        raise ValueError(
+            f"learner: expected one of fp.distribute, which {n_processes} processes of torchrun share, "
+            "got one of a single process"
+        )
     _check_positive(
         total_steps=total_steps,
         evaluate_every=evaluate_every,
@@ -242,12 +252,14 @@ def train(
                 stack.callback(callback.close)
 
         def evaluate(state: State) -> PolicyEvaluation:
+            whole = learner.gather(state)
             return evaluate_policy(
-                learner, state, n_episodes=n_episodes, seed=seed
+                learner, whole, n_episodes=n_episodes, seed=seed
             )
 
         def save(state: State) -> None:
-            _save(path, learner, state)
+            if path is not None:
+                _save(path, learner, learner.gather(state))
 
         schedule = _Schedule(evaluate_every, checkpoint_every, evaluate, save)
         result = _make_updates(learner, stepper, state, schedule, callbacks)
@@ -293,25 +305,44 @@ def _make_updates(
         progress = _progress(
             learner, state, metrics, update, first_update, start, evaluation
         )
-        is_stopped = any([bool(callback(progress)) for callback in callbacks])
+        is_stopped = _call(callbacks, progress)
     if is_stopped:
         schedule.save(state)
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
 
 
+def _call(callbacks: Sequence[Callback], progress: Progress) -> bool:
+    """Whether a callback stops the run. Of several processes rank 0 calls them and decides for all."""
+    group = progress.learner.group
+    is_stopped = False
+    if _is_main(progress.learner):
+        is_stopped = any([bool(callback(progress)) for callback in callbacks])
+    if group is None or not callbacks:
+        return is_stopped
+    return group.agree(is_stopped)
+
+
 def _first_state(
     learner: Learner[Any, Any], key: Tensor, path: Path | None
 ) -> tuple[State, tuple[str, ...]]:
-    """The state of the checkpoint if there is one, or of the one before; otherwise a new one. And notes on it."""
-    state = learner.init(key)
-    if path is None:
-        return state, ()
-    previous = PREVIOUS_NAME.format(name=path.name)
-    if not path.exists() and not path.with_name(previous).exists():
-        return state, ()
-    readable, notes = checkpoints.find_readable(path, previous)
-    return _restore(readable, learner, state), tuple(notes)
+    """The state of the checkpoint if there is one, or of the one before; otherwise a new one. And notes on it.
+
+    Of several processes rank 0 reads it.
+    """
+    state = train_step.init(learner.cfg, learner.world, key)
+    notes: list[str] = []
+    if path is not None and _is_main(learner):
+        previous = PREVIOUS_NAME.format(name=path.name)
+        if path.exists() or path.with_name(previous).exists():
+            readable, notes = checkpoints.find_readable(path, previous)
+            state = _restore(readable, learner, state)
+    return learner.scatter(state), tuple(notes)
+
+
+def _is_main(learner: Learner[Any, Any]) -> bool:
+    """Whether this process reads and writes files."""
+    return learner.group is None or learner.group.is_main
 
 
 def _progress(
@@ -371,44 +402,20 @@ def _is_due(update: int, every: int | None, n_updates: int) -> bool:
 # Checkpoints
 
 
-def _settings(cfg: Config) -> dict[str, str]:
-    """What a checkpoint must agree in with the learner that continues from it, as text."""
-    ppo = {
-        field.name: repr(getattr(cfg.ppo, field.name))
-        for field in dataclasses.fields(cfg.ppo)
-    }
-    return ppo | {
-        "env.spec": repr(cfg.env.spec),
-        "env.cfg": _describe(cfg.env.cfg),
-        "agent.cfg": _describe(cfg.agent.cfg),
-    }
-
-
-def _describe(value: object) -> str:
-    """Settings as text that is equal in every process: a function by its name, not by its address."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [
-            f"{field.name}={_describe(getattr(value, field.name))}"
-            for field in dataclasses.fields(value)
-        ]
-        return f"{type(value).__name__}({', '.join(parts)})"
-    if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return repr(value)
-
-
-def _save(path: Path | None, learner: Learner[Any, Any], state: State) -> None:
-    """Write the checkpoint, if there is to be one."""
-    if path is None:
+def _save(path: Path, learner: Learner[Any, Any], state: State) -> None:
+    """Write the checkpoint of a whole state. Of several processes rank 0 writes it."""
+    if not _is_main(learner):
         return
-    meta: Any = {"settings": _settings(learner.cfg)}
+    meta: Any = {"settings": settings_text(learner.cfg)}
     previous = PREVIOUS_NAME.format(name=path.name)
     checkpoints.save(path, state, meta, previous)
 
 
 def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
     stored = cast(Any, checkpoints.read(path).meta).get("settings", {})
-    for name, value in _settings(learner.cfg).items():
+    # A checkpoint of a version without shards does not name them.
+    stored = {"n_shards": "1"} | stored
+    for name, value in settings_text(learner.cfg).items():
         if stored.get(name) != value:
             raise ValueError(
                 f"{path}: made with other settings: {name}: expected {value}, got {stored.get(name)}"

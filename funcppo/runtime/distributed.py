@@ -274,13 +274,13 @@ def joined() -> Processes | None:
     return _joined[0] if _joined else None
 
 
-def join(facts: Facts) -> Processes | None:
+def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
     """Connect with the other processes of the program; a process joins once.
-
-    The GPU with the number of the process on its host becomes the only one that PyTorch sees.
 
     Args:
       facts: what must be the same for all, beside the versions of Python and PyTorch; JSON values.
+      hide_gpus: let PyTorch see one GPU only, that with the number of the process on its host. It works before PyTorch
+        has looked for GPUs.
 
     Returns:
       The processes; None where no launcher started this one.
@@ -292,7 +292,8 @@ def join(facts: Facts) -> Processes | None:
     if not launched_size() or _joined:
         return joined()
     stall_seconds = _stall_seconds()
-    _choose_gpu()
+    if hide_gpus:
+        _choose_gpu()
 
     from datetime import timedelta
 
