@@ -227,10 +227,20 @@ def normalize_advantages(
     if cfg.advantage_ddof is None or cfg.n_shards > 1:
         return advantage
     is_finite = torch.isfinite(advantage)
-    centered = advantage - masked_mean(is_finite, advantage)
-    degrees_of_freedom = (
-        is_finite.to(advantage.dtype).sum() - cfg.advantage_ddof
+    n_rows = advantage.shape[0]
+    n_finite = is_finite.to(advantage.dtype).sum().clamp_min(1.0)
+
+    # One pass over the rows, the others as zeros: their squares about the mean
+    # of all, less what the zeros and the other centre add to them.
+    variance, mean_of_all = torch.var_mean(
+        torch.where(is_finite, advantage, 0.0), correction=0
     )
-    square_sum = torch.where(is_finite, centered**2, 0.0).sum()
-    deviation = (square_sum / degrees_of_freedom.clamp_min(1.0)).sqrt()
-    return centered / (deviation + 1e-8)
+    mean = mean_of_all * (n_rows / n_finite)
+    square_sum = (
+        n_rows * variance
+        - (n_rows - n_finite) * mean_of_all**2
+        - n_finite * (mean - mean_of_all) ** 2
+    ).clamp_min(0.0)
+    degrees_of_freedom = (n_finite - cfg.advantage_ddof).clamp_min(1.0)
+    deviation = (square_sum / degrees_of_freedom).sqrt()
+    return (advantage - mean) / (deviation + 1e-8)

@@ -50,7 +50,7 @@ class MinibatchMetrics(NamedTuple):
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
     is_applied: Bool[Tensor, ""]  # the optimizer step was applied
-    # Some row is finite, and neither loss nor gradient nor what the optimizer makes of them holds a NaN or an infinity;
+    # Some row is finite, and neither loss nor gradient nor moments nor learning rate hold a NaN or an infinity;
     # otherwise nothing is applied.
     is_finite: Bool[Tensor, ""]
 
@@ -233,9 +233,9 @@ def apply_gradients(
 ) -> tuple[UpdateState, MinibatchMetrics]:
     """Make one step of Adam on clipped gradients.
 
-    Nothing changes if the loss, the gradient or the result of the step is not finite, nor once the KL limit has stopped
-    the update: a compiled update does the same work whatever happens, so the minibatches after the stop are computed
-    and discarded.
+    Nothing changes if the loss, the gradient, a moment or the learning rate is not finite, nor once the KL limit has
+    stopped the update: a compiled update does the same work whatever happens, so the minibatches after the stop are
+    computed and discarded. A single number that the step would take out of range stays as it is.
 
     The KL estimate compared with `target_kl` is this minibatch's, of the parameters before its step.
 
@@ -260,14 +260,14 @@ def apply_gradients(
         scalars.learning_rate,
     )
 
-    # A learning rate or a moment that is not finite shows in the result only.
     is_finite = (
         torch.isfinite(loss_metrics.loss)
         & torch.isfinite(grad_norm)
         & (loss_metrics.nonfinite_fraction < 1)
+        & torch.isfinite(scalars.learning_rate)
+        & ~torch.isnan(scalars.max_grad_norm)
+        & _has_finite_moments(update_state.opt_state)
     )
-    for leaf in tree.leaves(stepped):
-        is_finite = is_finite & torch.isfinite(leaf).all()
     continue_update = update_state.continue_update
     is_applied = continue_update & is_finite
     if ppo.target_kl is not None:
@@ -279,14 +279,25 @@ def apply_gradients(
             continue_update = continue_update & ~exceeds_kl
             is_applied = is_applied & ~exceeds_kl
 
+    # A number that the step takes out of range stays. What can be told before
+    # the step is told then: a sum over its result is a pass of its own.
     unchanged = (update_state.flat_params, update_state.opt_state)
     params, opt_state = tree.map(
-        lambda new, old: torch.where(is_applied, new, old), stepped, unchanged
+        lambda new, old: torch.where(
+            is_applied & torch.isfinite(new), new, old
+        ),
+        stepped,
+        unchanged,
     )
     metrics = MinibatchMetrics(
         loss_metrics, grad_norm, is_applied=is_applied, is_finite=is_finite
     )
     return UpdateState(params, opt_state, continue_update), metrics
+
+
+def _has_finite_moments(opt_state: AdamState[Tensor]) -> Bool[Tensor, ""]:
+    mu, nu = opt_state.mu, opt_state.nu
+    return (torch.isfinite(mu) & torch.isfinite(nu) & (nu >= 0)).all()
 
 
 def minibatch_step(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from funcppo import losses, minibatch, random, rollout, tree
+from funcppo.config import AdamConfig
 from funcppo.runtime import compile_cache
 from funcppo.train_step import collect, init, minibatch_step
 from tests.learning import (
@@ -200,6 +201,22 @@ def test_a_learning_rate_or_moment_that_is_not_finite_moves_nothing(spoil):
     for got, before in zip(tree.leaves(after), tree.leaves(update_state)):
         assert got.equal(before) or before.isnan().any()
     assert after.flat_params.equal(update_state.flat_params)
+
+
+def test_a_number_without_a_gradient_stays_where_adam_would_divide_0_by_0():
+    cfg = cartpole_config(**SMALL, adam=AdamConfig(eps=0.0))
+    params, batch, scalars, update_state, minibatches = learning_problem(cfg)
+    first = tree.map(lambda x: x[0], minibatches)
+    after, metrics = minibatch_step(
+        cfg, WORLD, params, batch, scalars, update_state, first
+    )
+    assert metrics.is_applied and after.opt_state.step == 1
+    # the padding of the value's head, which no loss depends on
+    has_gradient = after.opt_state.mu != 0
+    before = update_state.flat_params
+    assert has_gradient.any() and not has_gradient.all()
+    assert after.flat_params[~has_gradient].equal(before[~has_gradient])
+    assert (after.flat_params != before)[has_gradient].all()
 
 
 def _with_moments(update_state, **values):
