@@ -9,8 +9,8 @@ and what is gathered of all is the same everywhere (`Config.gather_shards`). So 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, reduce
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from funcppo.losses import Batch, LossMetrics, Scalars, finite_rows
 from funcppo.minibatch import (
     ApplyGradientsFn,
     GradientFn,
-    MinibatchIndices,
     MinibatchMetrics,
     UpdateState,
 )
@@ -83,7 +82,10 @@ def gather(cfg: Config, own: Sequence[Tree]) -> list[Tree]:
 
 def sum_in_order(terms: Sequence[Tree]) -> Tree:
     """((a + b) + c) + ... leaf by leaf: the same bits, however the terms came together."""
-    return reduce(partial(tree.map, torch.add), terms)
+    total = terms[0]
+    for term in terms[1:]:
+        total = tree.map(torch.add, total, term)
+    return total
 
 
 def masked_moments(
@@ -115,25 +117,25 @@ def minibatch_step(
     cfg: Config,
     world: object,
     params_like: object,
-    batch: Batch[Obs],
+    batch: Any,
     scalars: Scalars,
     update_state: UpdateState,
-    indices: MinibatchIndices | ShardedIndices,
+    indices: Any,
     accumulate_gradients: GradientFn = minibatch.accumulate_gradients,
     apply_gradients: ApplyGradientsFn = minibatch.apply_gradients,
 ) -> tuple[UpdateState, MinibatchMetrics]:
     """As `minibatch.minibatch_step`, on a minibatch of all shards.
 
     Args:
-      batch: with several shards a tuple of one batch for each shard that this process holds.
-      indices: with several shards `ShardedIndices`.
+      batch: with several shards a tuple of one `Batch` for each shard that this process holds.
+      indices: `MinibatchIndices`; with several shards `ShardedIndices`.
     """
-    if isinstance(indices, ShardedIndices):
-        normalize = partial(_normalize, cfg, indices.advantage)
-        batch = cast(Any, tuple(map(normalize, cast(Any, batch))))
-        accumulate_gradients = cast(
-            GradientFn, partial(_accumulate_over_shards, accumulate_gradients)
+    gradient_fn: Any = accumulate_gradients
+    if cfg.ppo.n_shards > 1:
+        batch = tuple(
+            [_normalize(cfg, indices.advantage, shard) for shard in batch]
         )
+        gradient_fn = partial(_accumulate_over_shards, accumulate_gradients)
     return minibatch.minibatch_step(
         cfg,
         world,
@@ -141,8 +143,8 @@ def minibatch_step(
         batch,
         scalars,
         update_state,
-        cast(MinibatchIndices, indices),
-        accumulate_gradients,
+        indices,
+        gradient_fn,
         apply_gradients,
     )
 

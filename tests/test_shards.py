@@ -24,6 +24,7 @@ from tests.learning import (
     WORLD,
     assert_trees_equal,
     cartpole_config,
+    compiled,
     double,
     one_thread,
     pendulum_config,
@@ -202,6 +203,22 @@ def test_one_shard_is_computed_by_the_graph_of_a_minibatch_step():
         return traced.code
 
     assert graph(shards.minibatch_step) == graph(minibatch.minibatch_step)
+
+
+def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():
+    """Float32 sums may be computed in another order: 1e-6."""
+    cfg = sharded(n_shards=2)
+    state = init(cfg, WORLD, random.key(0))
+    got = collect(cfg, WORLD, state)
+    first = tree.map(lambda x: x[0], got.minibatches)
+    rest = (state.params, got.batch, got.scalars, got.update_state, first)
+    step = compiled(shards.minibatch_step, backend="aot_eager")
+    assert_trees_equal(
+        step(cfg, WORLD, *rest),
+        shards.minibatch_step(cfg, WORLD, *rest),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_shards_have_environments_keys_and_orders_of_their_own():
