@@ -352,6 +352,7 @@ def compile(
         strategy,
         backend,
         DEFAULT_TOLERANCE if tolerance is None else tolerance,
+        None if learner.group is None else learner.group.all_succeed,
     )
     captured = capture(
         partial(train_step.train_step, learner.cfg, learner.world, parts=parts),

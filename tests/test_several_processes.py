@@ -111,6 +111,20 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_compiled_step_of_two_processes_is_one_graph(tmp_path):
+    """The collective is in the graph of the minibatch step, and both choose that strategy. Equal to eager to 1e-5."""
+
+    def program():
+        learner = fp.distribute(LEARNER)
+        state = learner.init(fp.random.key(0))
+        fast = fp.compile(learner, state, backend="eager")
+        assert fast.record.strategy == "one-graph", fast.record
+        got, want = fast.step(state), learner.step(state)
+        assert_trees_equal(got, want, rtol=1e-5, atol=1e-5)
+
+    run(2, tmp_path, program)
+
+
 def test_the_example_of_the_guide_runs_as_it_stands_in_two_processes(
     tmp_path, monkeypatch
 ):

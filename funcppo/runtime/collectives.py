@@ -63,14 +63,23 @@ def _is_transformed(x: Tensor) -> bool:
 class Group:
     """This process among those that learn together."""
 
-    rank: int
-    world_size: int
+    processes: Processes
     all_gather: AllGather
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return self.processes.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.processes.world_size
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes and prints."""
-        return self.rank == 0
+        return self.processes.is_main
 
     def broadcast(self, values: Tree) -> Tree:
         """The tensors of rank 0; those of other processes say shapes and dtypes. A collective."""
@@ -86,6 +95,15 @@ class Group:
         """What rank 0 has decided. A collective."""
         return bool(self.broadcast(torch.tensor(decision)))
 
+    def all_succeed(self, succeeded: bool) -> bool:
+        """Whether all processes succeeded in what they tried. They may have failed in a collective: none is used.
+
+        Raises:
+          StalledError: some process did not come to an end.
+        """
+        name = f"agreement/{next(_agreements)}"
+        return all(self.processes.exchange(name, succeeded))
+
 
 def connect(processes: Processes, facts: Facts) -> Group:
     """Connect the processes for collectives: by NCCL on GPUs, by Gloo on CPUs.
@@ -100,7 +118,7 @@ def connect(processes: Processes, facts: Facts) -> Group:
       PeerError: another process has ended with an error.
       StalledError: some process does not come.
     """
-    processes.check_equal(f"collectives/{next(_agreements)}", facts)
+    processes.check_equal(f"agreement/{next(_agreements)}", facts)
     if not distributed.is_initialized():
         has_gpu = torch.cuda.is_available()
         distributed.init_process_group(
@@ -114,8 +132,7 @@ def connect(processes: Processes, facts: Facts) -> Group:
     world = distributed.group.WORLD
     assert world is not None
     return Group(
-        rank=processes.rank,
-        world_size=processes.world_size,
+        processes=processes,
         all_gather=AllGather(
             world_size=processes.world_size,
             group_name=world.group_name,

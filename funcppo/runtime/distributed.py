@@ -106,17 +106,31 @@ class Processes:
           PeerError: another process has ended with an error.
           StalledError: no process made progress for too long.
         """
-        self._put(f"{name}/{self.rank}", json.dumps(facts).encode())
-        all_facts: list[Facts] = []
-        for rank in range(self.world_size):
-            self._wait(f"{name}/{rank}")
-            all_facts.append(json.loads(self._get(f"{name}/{rank}")))
+        all_facts: list[Facts] = self.exchange(name, facts)
         for rank, others in enumerate(all_facts):
             for key, expected in all_facts[0].items():
                 if others.get(key) != expected:
                     raise ValueError(
                         f"rank {rank}: expected {key} {expected}, as rank 0 has, got {others.get(key)}"
                     )
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """The values of all processes in the order of ranks; a barrier.
+
+        Args:
+          name: not used before.
+          value: a JSON value.
+
+        Raises:
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
+        """
+        self._put(f"{name}/{self.rank}", json.dumps(value).encode())
+        values: list[Any] = []
+        for rank in range(self.world_size):
+            self._wait(f"{name}/{rank}")
+            values.append(json.loads(self._get(f"{name}/{rank}")))
+        return values
 
     def iter_results(
         self, name: str, n_tasks: int, work: Work

@@ -65,6 +65,13 @@ def test_all_receive_the_tensors_and_the_decision_of_rank_0(tmp_path):
     assert in_processes(2, tmp_path, share) == [expected] * 2
 
 
+def test_what_one_fails_in_none_succeeds_in(tmp_path):
+    def agree(group):
+        return [group.all_succeed(group.rank != i) for i in range(3)]
+
+    assert in_processes(2, tmp_path, agree) == [[False, False, True]] * 2
+
+
 def test_a_gather_is_traced_in_one_graph(tmp_path):
     """No break; the code of both processes is equal, and the result that of eager calls."""
 
