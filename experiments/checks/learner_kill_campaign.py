@@ -3,7 +3,7 @@
     python experiments/checks/learner_kill_campaign.py [--kills 12] [--stops 1] [--seed 0] [--out FILE]
 
 torchrun starts `fp.train` of a learner of 4 shards in 2 or 4 processes, by turns. A random one of them is killed
-(SIGKILL) after a random time, or stopped (SIGSTOP), so that the others wait for it until their deadline. Then torchrun
+(SIGKILL) at a random update, or stopped (SIGSTOP), so that the others wait for it until their deadline. Then torchrun
 starts all of them again, or it ends and another number of processes goes on. The checkpoint at the end is compared with
 that of one undisturbed process.
 
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,8 @@ STALL_SECONDS = 5.0
 N_PROCESSES = (2, 4)
 N_UPDATES = 40
 N_STEPS = 8 * 16  # of an update
-MAX_WAIT = 0.9  # of the time of undisturbed work, before a signal
+POLL_SECONDS = 0.02
+MAX_WAIT = 0.5  # seconds from the chosen update to the signal
 
 Row = dict[str, Any]
 
@@ -119,11 +120,9 @@ def disturb(
     signals: list[str], folder: Path, generator: random.Random
 ) -> Iterator[Row]:
     """Yield a row for each run of which a process got a signal."""
-    start = time.perf_counter()
     alone = folder / "alone.npz"
     if error := run(1, alone):
         raise RuntimeError(f"an undisturbed run: {error}")
-    seconds = time.perf_counter() - start
 
     number = 0
     while number < len(signals):
@@ -131,9 +130,13 @@ def disturb(
         # Every second pair of runs is continued by another number of processes.
         other = number % 4 > 1
         path = folder / f"disturbed-{number}.npz"
-        rank, after = generator.randrange(n), generator.uniform(0.1, MAX_WAIT)
+        rank, first = generator.randrange(n), generator.randrange(N_UPDATES)
+        wait = generator.uniform(0, MAX_WAIT)
         before = send(
-            n, path, signals[number], rank, after * seconds, restarts=not other
+            Disturbance(signals[number], rank, first, wait),
+            n,
+            path,
+            restarts=not other,
         )
         if before < 0:  # it had ended before
             path.unlink(missing_ok=True)
@@ -145,9 +148,7 @@ def disturb(
             "processes_after": n_after,
             "rank": rank,
             "signal": signals[number],
-            "seconds_before": round(after * seconds, 3),
             "updates_before": before,
-            "undisturbed_seconds": round(seconds, 3),
             "difference": error or compare(alone, path),
         }
         number += 1
@@ -180,20 +181,29 @@ def run(n: int, path: Path) -> str:
     return errors[-2000:] if process.returncode else ""
 
 
-def send(
-    n: int, path: Path, name: str, rank: int, after: float, restarts: bool
-) -> int:
-    """Run, and send a signal to a process after some time.
+class Disturbance(NamedTuple):
+    """A signal to one process."""
+
+    signal: str
+    rank: int
+    first_update: int  # that is made before
+    wait: float  # seconds from then
+
+
+def send(sent: Disturbance, n: int, path: Path, restarts: bool) -> int:
+    """Run, and send a signal to a process.
 
     Returns:
       Updates made before; -1 if no signal was sent, or the run had ended.
     """
     with launch(n, path, restarts=2 * restarts) as process:
-        time.sleep(after)
-        target = find_rank(process.pid, rank)
+        while count_updates(path) < sent.first_update:
+            time.sleep(POLL_SECONDS)
+        time.sleep(sent.wait)
+        target = find_rank(process.pid, sent.rank)
         n_updates = count_updates(path)
         if target is not None and n_updates < N_UPDATES:
-            os.kill(target, signal.Signals[name])
+            os.kill(target, signal.Signals[sent.signal])
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     if restarts and process.returncode:
         raise RuntimeError(f"a run that is started again: {errors[-2000:]}")
