@@ -36,6 +36,7 @@ from experiments.paths import RESULTS, ROOT
 from experiments.provenance import describe_machine
 from funcppo.experiment import checkpoint
 from funcppo.runtime.distributed import STALL_VARIABLE
+from funcppo.trainer import PREVIOUS_NAME
 
 STALL_SECONDS = 5.0
 N_PROCESSES = (2, 4)
@@ -212,7 +213,13 @@ def send(sent: Disturbance, n: int, path: Path, restarts: bool) -> int:
 
 def count_updates(path: Path) -> int:
     """Updates of a checkpoint; 0 where there is none."""
-    return int(checkpoint.read(path).arrays["update"]) if path.exists() else 0
+    previous = path.with_name(PREVIOUS_NAME.format(name=path.name))
+    while path.exists() or previous.exists():
+        try:
+            return int(checkpoint.read(path).arrays["update"])
+        except checkpoint.DamagedCheckpointError:  # it is being replaced
+            time.sleep(POLL_SECONDS)
+    return 0
 
 
 def compare(expected: Path, found: Path) -> str:
