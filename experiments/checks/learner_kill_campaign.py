@@ -198,7 +198,9 @@ def send(sent: Disturbance, n: int, path: Path, restarts: bool) -> int:
       Updates made before; -1 if no signal was sent, or the run had ended.
     """
     with launch(n, path, restarts=2 * restarts) as process:
-        while count_updates(path) < sent.first_update:
+        while (
+            process.poll() is None and count_updates(path) < sent.first_update
+        ):
             time.sleep(POLL_SECONDS)
         time.sleep(sent.wait)
         target = find_rank(process.pid, sent.rank)
