@@ -32,6 +32,7 @@ from experiments import paths
 from experiments.matrix import (  # noqa: F401
     baselines,
     hopes,
+    ingredients,
     measure,
     polyfills,
     pool,
@@ -142,8 +143,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wave",
         type=int,
-        default=48,
-        help="processes that wait to be timed, at most",
+        default=12,
+        help="cells that are timed in turns, at most: as many processes wait",
     )
     parser.add_argument(
         "--list",
@@ -220,7 +221,7 @@ class Progress:
 
 
 def worker(cell_id: str, device: str) -> int:
-    """Examine one cell, print what was found, and time it when the parent says so."""
+    """Examine one cell, print what was found, and time a block whenever the parent says so."""
     torch.set_num_threads(1)
     polyfills.register()
     cell = registry.by_id(cell_id)
@@ -229,12 +230,10 @@ def worker(cell_id: str, device: str) -> int:
     )
     result, ready = measure.examine(cell, device)
     send(result)
-    if sys.stdin.readline():
-        send(
-            {"step_us": measure.microseconds(ready, cell, device)}
-            if ready
-            else {}
-        )
+    clock = None
+    for _ in sys.stdin if ready else ():  # a line asks for a block
+        clock = clock or measure.Clock(ready, cell, device)
+        send(clock.block())
     return 0
 
 

@@ -232,9 +232,8 @@ def normalize_advantages(
 
     # One pass over the rows, the others as zeros: their squares about the mean
     # of all, less what the zeros and the other centre add to them.
-    variance, mean_of_all = torch.var_mean(
-        torch.where(is_finite, advantage, 0.0), correction=0
-    )
+    finite = torch.where(is_finite, advantage, 0.0)
+    variance, mean_of_all = finite.var(correction=0), finite.mean()
     mean = mean_of_all * (n_rows / n_finite)
     square_sum = (
         n_rows * variance

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from experiments.matrix import causes, problem
 from experiments.matrix.problem import Problem
@@ -21,7 +21,7 @@ TOLERANCE = {
     torch.float32: 1e-4,
 }  # of the parameters, after steps of 1e-2
 WARM_UP = 3  # steps before a manual capture
-TIMED_SECONDS, BLOCKS = 1.0, 9
+BLOCK_SECONDS = 0.1  # that a timed block takes, about
 
 
 class Ready(NamedTuple):
@@ -156,6 +156,10 @@ def _error(
     cell: Cell, device: str, training: Training, batches: Iterable[Batch]
 ) -> float:
     """The largest difference from the float64 oracle; both began alike, so it is that of the change."""
+    if cell.way.oracle is not None:
+        given = problem.make(torch.get_default_dtype(), device)
+        want = cell.way.oracle(given, list(batches))
+        return _difference(training.params(), want)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     given = problem.make(torch.float64, device, residual=cell.way.residual)
@@ -168,11 +172,14 @@ def _error(
         ],
     )
     torch.set_default_dtype(default)
-    got = training.params()
     if training.learners > 1:
         want = [torch.stack([p] * training.learners) for p in want]
+    return _difference(training.params(), want)
+
+
+def _difference(got: list[Tensor], want: list[Tensor]) -> float:
     return max(
-        float((a.double() - b).abs().max())
+        float((a.double() - b.double()).abs().max())
         for a, b in zip(got, want, strict=True)
     )
 
@@ -206,16 +213,35 @@ def captured(training: Training, given: Problem) -> Ready:
     return Ready(step, training, [given.batches[0]] * WARM_UP)
 
 
-def microseconds(ready: Ready, cell: Cell, device: str) -> float:
-    """The median over blocks of steps, a step of one minibatch."""
-    batches = problem.make(
-        torch.float32, device, residual=cell.way.residual
-    ).batches
-    run = lambda n: [ready.step(batches[i % len(batches)]) for i in range(n)]
-    once = _seconds(run, 10, device) / 10
-    steps = max(3, min(500, int(TIMED_SECONDS / BLOCKS / once)))
-    times = [_seconds(run, steps, device) / steps for _ in range(BLOCKS)]
-    return round(1e6 * statistics.median(times) / ready.training.minibatches, 1)
+class Clock:
+    """Times blocks of steps of a training that works."""
+
+    def __init__(self, ready: Ready, cell: Cell, device: str) -> None:
+        self.ready, self.device = ready, device
+        self.batches = problem.make(
+            torch.float32, device, residual=cell.way.residual
+        ).batches
+        self.steps = 10  # of a block; the first one finds how many
+        once = self.microseconds() * ready.training.minibatches / 1e6
+        self.steps = max(3, min(500, int(BLOCK_SECONDS / once)))
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def microseconds(self) -> float:
+        """A step of one minibatch, as the mean of a block."""
+        seconds = _seconds(self._run, self.steps, self.device) / self.steps
+        return 1e6 * seconds / self.ready.training.minibatches
+
+    def block(self) -> dict[str, float]:
+        """A block's time, and the most memory that tensors held on a GPU so far."""
+        result = {"us": self.microseconds()}
+        if self.device == "cuda":
+            result["peak_bytes"] = torch.cuda.max_memory_allocated()
+        return result
+
+    def _run(self, n: int) -> None:
+        for i in range(n):
+            self.ready.step(self.batches[i % len(self.batches)])
 
 
 def _seconds(run: Callable[[int], Any], steps: int, device: str) -> float:

@@ -1,4 +1,8 @@
-"""Processes, one for each cell: examined side by side, timed one after another when nothing else runs."""
+"""Processes, one for each cell: examined side by side, then timed in turns when nothing else runs.
+
+The cells of a wave and the baseline run one block of steps each, round after round, so that whatever slows the machine
+meets all of them. A cell's speed-up is the median over the rounds of its ratio to the baseline's block of the round.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,7 +23,9 @@ from typing import Any, NamedTuple
 from experiments.paths import ROOT
 
 MARK = "@cell "  # begins a line that is meant for the parent
-TIMING_LIMIT = 60.0  # seconds
+TIMING_LIMIT = 60.0  # seconds of a block
+ROUNDS = 11
+BASELINE = "0/eager, fused Adam/none/default"
 SCRIPT = ROOT / "experiments" / "full_step_matrix.py"
 Result = dict[str, Any]
 
@@ -65,11 +72,14 @@ class Worker:
             "seconds": round(time.perf_counter() - began, 1),
         }
 
-    def time(self) -> Result:
-        """Its microseconds a step; nothing where that failed."""
+    def time_block(self) -> Result:
+        """Microseconds a step of one block; nothing where that failed."""
         assert self.process is not None and self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return {}
         return self._read(TIMING_LIMIT) or {}
 
     def alive(self) -> bool:
@@ -133,16 +143,13 @@ class Plan(NamedTuple):
 def run(
     cell_ids: list[str], plan: Plan, done: Callable[[str, Result], None]
 ) -> None:
-    """Call `done` with the result of every cell; one job at a time keeps the order."""
-    if plan.jobs == 1:
-        waves = [[name] for name in cell_ids]
-    else:
-        timed = [name for name in cell_ids if plan.timed(name)]
-        waves = [[name for name in cell_ids if not plan.timed(name)]]
-        waves += [
-            timed[start : start + plan.wave]
-            for start in range(0, len(timed), plan.wave)
-        ]
+    """Call `done` with the result of every cell: first those that are not timed, then wave by wave."""
+    timed = [name for name in cell_ids if plan.timed(name)]
+    waves = [[name for name in cell_ids if not plan.timed(name)]]
+    waves += [
+        timed[start : start + plan.wave]
+        for start in range(0, len(timed), plan.wave)
+    ]
     for wave in waves:
         _wave(
             [Worker(name, plan.device, plan.limit) for name in wave], plan, done
@@ -173,8 +180,48 @@ def _wave(
             thread.start()
         for thread in threads:
             thread.join()
-        for worker, result in waiting:
-            done(worker.cell_id, {**result, **worker.time()})
+        if waiting:
+            _time_in_turns(waiting, plan, done)
     finally:
         for worker in workers:
             worker.close()
+
+
+def _time_in_turns(
+    waiting: list[tuple[Worker, Result]],
+    plan: Plan,
+    done: Callable[[str, Result], None],
+) -> None:
+    """Report the cells of a wave with their times."""
+    baseline = Worker(BASELINE, plan.device, plan.limit)
+    try:
+        baseline.start()
+        workers = [baseline, *(worker for worker, _ in waiting)]
+        rounds = [
+            [worker.time_block() for worker in workers] for _ in range(ROUNDS)
+        ]
+    finally:
+        baseline.close()
+    first, *others = zip(*rounds)
+    for (worker, result), blocks in zip(waiting, others):
+        done(worker.cell_id, {**result, **summarize(list(blocks), list(first))})
+
+
+def summarize(blocks: list[Result], baseline: list[Result]) -> Result:
+    """The median time of a cell and its speed-up, each with the quartiles; nothing if a block is missing."""
+    if not all(blocks):
+        return {}
+    times = [block["us"] for block in blocks]
+    low, middle, high = statistics.quantiles(times, n=4)
+    result: Result = {
+        "step_us": round(middle, 1),
+        "step_us_quartiles": [round(low, 1), round(high, 1)],
+    }
+    if all(baseline):
+        ratios = [b["us"] / time for b, time in zip(baseline, times)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        result["speedup"] = round(middle, 3)
+        result["speedup_quartiles"] = [round(low, 3), round(high, 3)]
+    if "peak_bytes" in blocks[-1]:
+        result["peak_bytes"] = blocks[-1]["peak_bytes"]
+    return result

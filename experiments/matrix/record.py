@@ -38,7 +38,10 @@ LOSS_ONLY = (
     "9/as written",
     "10/as written",
     "11/as written",
+    "I/the wrapped loss",
+    "I/the compiled loss",
 )
+NETWORK_ONLY = "I/AOTInductor package of the network"
 
 
 def path(folder: Path, version: str, device: str) -> Path:
@@ -125,6 +128,8 @@ def describe(cell: Cell) -> dict[str, str]:
         "mode": cell.mode,
         "compiles": "loss"
         if cell.id.startswith(LOSS_ONLY)
+        else "network"
+        if cell.id.startswith(NETWORK_ONLY)
         else "step"
         if way.compiled
         else "nothing",

@@ -11,7 +11,6 @@ from experiments.matrix import record, registry
 from experiments.matrix.causes import CAUSES
 
 Record = dict[str, Any]
-BASELINE = "0/eager, fused Adam/none/default"
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
 REPORT = tuple(str(i) for i in range(1, 12))
 NOT_RUN = "not run"
@@ -107,11 +106,9 @@ def outcome(cell: Record) -> str:
     if cell["status"] == "not compiled":
         return "**no graph at all**"
     if cell["status"] == "one graph":
-        return (
-            "**one graph**"
-            if cell["compiles"] == "step"
-            else "one graph, of the loss only"
-        )
+        if cell["compiles"] == "step":
+            return "**one graph**"
+        return f"one graph, of the {cell['compiles']} only"
     return cell["status"]
 
 
@@ -326,7 +323,7 @@ def times(of: list[Record]) -> str:
         if any(c["mode"] == m for c in r["cells"].values())
     ]
     rows = []
-    for approach, title, variant in variants(of, ("0", *REPORT, *"ABCDEFGH")):
+    for approach, title, variant in variants(of, ("0", *REPORT, *"ABCDEFGHI")):
         cells = [_timed(r, approach, variant, mode) for r, mode in columns]
         if any("step_us" in cell for cell in cells):
             rows.append(
@@ -353,16 +350,18 @@ def _timed(of: Record, approach: str, variant: str, mode: str) -> Record:
 
 
 def _time(of: Record, cell: Record) -> str:
-    base = of["cells"].get(BASELINE, {})
-    if "step_us" not in cell or "step_us" not in base:
+    """Microseconds on a GPU, the speed-up, and the seconds of compiling.
+
+    A speed-up is given with its quartiles: where those of two cells overlap, neither is faster.
+    """
+    if "step_us" not in cell:
         return outcome(cell) if cell else ""
     words: list[str] = []
-    # Machines differ from day to day: there is no ratio to a time of another commit.
-    is_comparable = cell["commit"] == base["commit"]
-    if of["device"] != "cpu" or not is_comparable:
+    if of["device"] != "cpu":
         words.append(f"{cell['step_us']:.0f} µs")
-    if is_comparable:
-        words.append(f"{base['step_us'] / cell['step_us']:.1f}x")
+    if "speedup" in cell:
+        low, high = cell["speedup_quartiles"]
+        words.append(f"{cell['speedup']:.1f}x ({low:.1f} to {high:.1f})")
     if cell["mode"] == "default" and cell["backend"] != "none":
         words.append(f"{cell['compile_s']:.0f} s")
     return ", ".join(words)
@@ -409,6 +408,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "approaches": lambda of: statuses(of, REPORT),
     "routes": lambda of: statuses(of, tuple("ABCDEFG")),
     "hopes": lambda of: statuses(of, ("H",)),
+    "ingredients": lambda of: statuses(of, ("I",)),
     "baselines": lambda of: statuses(of, ("0",)),
     "messages": messages,
     "others": others,

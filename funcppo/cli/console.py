@@ -7,6 +7,7 @@ such as "[/x]" or ":smile:" is neither markup nor an emoji.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import threading
 import time
@@ -55,6 +56,15 @@ def make_console(use_stderr: bool) -> Console:
     return _PlainConsole(stderr=use_stderr)
 
 
+@dataclasses.dataclass(slots=True)
+class _Phase:
+    """A part of the work that one text names."""
+
+    start: float  # on the monotonic clock, seconds
+    first_done: int  # how much was done when it began
+    last_done: int = 0
+
+
 class WorkDisplay:
     """What a program does: a bar in a terminal, elsewhere a line on standard error every `LINE_SECONDS`."""
 
@@ -74,6 +84,7 @@ class WorkDisplay:
             )
             self._task = self._bar.add_task("", total=None, amount="", note="")
         self._has_ended = threading.Event()
+        self._phases: dict[str, _Phase] = {}
         self._start_phase(text, 0)
         self.update(text)
 
@@ -92,7 +103,7 @@ class WorkDisplay:
     def update(
         self, text: str, done: int = 0, total: int | None = None, note: str = ""
     ) -> None:
-        """Change what is shown; another text begins a phase, whose time starts at 0.
+        """Change what is shown; another text begins a phase, whose time starts at 0, or goes on with an earlier one.
 
         Args:
           text: what is being done.
@@ -103,6 +114,7 @@ class WorkDisplay:
         if text != self._text:
             self._start_phase(text, done)
         self._done, self._total, self._note = done, total, note
+        self._phase.last_done = done
         if self._bar:
             self._bar.update(
                 self._task,
@@ -124,7 +136,7 @@ class WorkDisplay:
           seconds: time since the phase began.
         """
         parts = [self._amount(), f"{seconds:.0f} s"]
-        n_new = self._done - self._first_done
+        n_new = self._done - self._phase.first_done
         if self._total is not None and n_new > 0:
             left = (self._total - self._done) * seconds / n_new
             parts.append(f"about {left:.0f} s left")
@@ -132,14 +144,18 @@ class WorkDisplay:
         return f"{self._text}: {', '.join(filter(None, parts))}"
 
     def _start_phase(self, text: str, first_done: int) -> None:
+        """Begin a phase; one that had done less under the same text goes on, such as training after a validation."""
+        phase = self._phases.get(text)
+        if phase is None or not 0 < phase.last_done <= first_done:
+            phase = _Phase(time.monotonic(), first_done)
+        self._phases[text] = self._phase = phase
         self._text = text
-        self._first_done = first_done
         self._done: int = first_done
         self._total: int | None = None
         self._note = ""
-        self._start = time.monotonic()
         if self._bar:
             self._bar.reset(self._task, completed=first_done, total=None)
+            self._bar.tasks[0].start_time = phase.start
 
     def _amount(self) -> str:
         if self._total is None:
@@ -148,7 +164,7 @@ class WorkDisplay:
 
     def _print_lines(self) -> None:
         while not self._has_ended.wait(LINE_SECONDS):
-            line = self.line(time.monotonic() - self._start)
+            line = self.line(time.monotonic() - self._phase.start)
             # A closed standard error ends no work.
             with contextlib.suppress(OSError, ValueError):
                 print(line, file=sys.stderr, flush=True)

@@ -80,9 +80,10 @@ def _hold(lock_path: Path, locked: Path) -> Iterator[None]:
 
 
 def _write_process_id(descriptor: int) -> None:
-    """Write the id of this process to a lock file that it has just got."""
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
+    """Write the id of this process to a lock file that it has just got; on a full disk the lock holds without it."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
 
 
 def _read_process_id(lock_path: Path) -> str:

@@ -256,7 +256,7 @@ class Train:
         with show_status(console, "reading data") as status:
             run = (
                 self._resume_run(status.update)
-                if self.resume
+                if self._has_run_to_resume()
                 else self._start_run(console, status.update)
             )
         _print_run(console, run)
@@ -371,12 +371,26 @@ class Train:
             )
         return dataclasses.replace(stored, steps=given.steps)
 
+    def _has_run_to_resume(self) -> bool:
+        """Whether --resume finds a run; a supervisor gives it from the start, and a run that was ended before its first
+        files is begun anew.
+
+        Raises:
+          ValueError: DATASET is missing, which only a stored run can say.
+        """
+        if not self.resume:
+            return False
+        is_stored = (self.out / CONFIG_FILE).is_file()
+        if not is_stored and not self.dataset:
+            read_config(self.out)  # raises what is missing
+        return is_stored
+
     def stored_options(self) -> Train | None:
         """The options of the run to resume or of --config; None without them."""
         if self.resume and (self.overwrite or self.config):
             other = "--overwrite" if self.overwrite else "--config"
             raise ValueError(f"--resume, {other}: expected one of them")
-        if self.resume:
+        if self._has_run_to_resume():
             stored = read_config(self.out)
         elif self.config:
             base = dataclasses.replace(_DEFAULT, dataset=self.dataset)
@@ -409,6 +423,8 @@ class Train:
         )
 
         notes = self._remove_stale_parts()
+        if self.resume:
+            notes.append(f"{self.out}: held no run to resume: a new one")
         run = dataclasses.replace(run, notes=(*run.notes, *notes))
         if mined is not None:
             rules = str((self.out / MINED_RULES_FILE).absolute())

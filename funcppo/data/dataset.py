@@ -355,10 +355,13 @@ def duplicate_note(n_duplicates: int) -> str:
 
 def _unseen_notes(n_entities: int, n_relations: int) -> list[str]:
     """The notes on entities and relations that only held-out triples have."""
-    counts = {"entities": n_entities, "relations": n_relations}
+    counts = {
+        ("entity occurs", "entities occur"): n_entities,
+        ("relation occurs", "relations occur"): n_relations,
+    }
     return [
-        f"valid, test: {n_unseen} {kind} occur in no known fact; they are kept"
-        for kind, n_unseen in counts.items()
+        f"valid, test: {n_unseen} {words[n_unseen > 1]} in no known fact and {'are' if n_unseen > 1 else 'is'} kept"
+        for words, n_unseen in counts.items()
         if n_unseen
     ]
 
@@ -441,6 +444,12 @@ def _drop_rules_of_unknown_names(
     if len(kept) == len(rules):
         return rules, []
 
+    # Named first: a rule whose names no rule at all has. Others may lack only
+    # what such a rule would define.
+    defined = relations | {rule.head.predicate for rule in rules}
+    roots = [r for r in rules if _unknown_names(r, entities, defined)]
+    if roots:
+        relations = defined
     first = next(r for r in rules if _unknown_names(r, entities, relations))
     kind, name = _unknown_names(first, entities, relations)[0]
     known = dataset.entities if kind == "entity" else sorted(relations)

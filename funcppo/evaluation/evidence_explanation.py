@@ -6,6 +6,7 @@ the candidates of the question. All numbers but the weights are counts over know
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -221,10 +222,12 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
     e = explanation
     lines = [
         f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
-        f"probability {e.probability:.3f}, score {e.score:+.2f}, the sum of:"
+        f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:"
     ]
     derive = "rule derives" if len(e.rules) == 1 else "rules derive"
-    lines.append(f"  {e.rule_score:+.2f}  {len(e.rules)} {derive} it:")
+    lines.append(
+        f"  {e.rule_score:+.2f}  {len(e.rules)} {derive} it, the log of their weight {math.exp(e.rule_score):.3g}:"
+    )
     for rule in e.rules[:MAX_PRINTED_RULES]:
         lines.append(
             f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}"
@@ -239,7 +242,7 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         n_others = len(e.rules) - MAX_PRINTED_RULES
         lines.append(f"      {others:6.1%} by {_count(n_others, 'other')}")
     for fact in e.facts:
-        word = "against" if fact.weight + e.linked_weight < 0 else "for"
+        word = "against" if fact.weight < 0 else "for"
         lines.append(
             f"  {fact.weight:+.2f}  {word}: {_fact_text(dataset, e, fact)} is a fact"
         )
@@ -249,14 +252,20 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         )
     place = "head" if e.side == HEAD else "tail"
     facts = _count(e.own_degree, "other fact")
+    relation = dataset.predicates[e.predicate - 1]
     lines.append(
-        f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of the relation"
+        f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of {relation}"
     )
     if e.degree_weight:
         lines.append(
-            f"  {e.degree_weight:+.2f}  its numbers of facts of the other relations"
+            f"  {e.degree_weight:+.2f}  how many facts of other relations it has"
         )
     return lines
+
+
+def _logistic(log_odds: float) -> float:
+    """The score that a table of answers shows."""
+    return float(torch.sigmoid(torch.tensor(log_odds, dtype=torch.float64)))
 
 
 def _count(n: int, noun: str) -> str:

@@ -229,8 +229,9 @@ def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
         f"{_value_text(value)} {mrr:.4f}" for value, mrr in best.items()
     )
     label = "rule score" if name == "score" else name.replace("_", " ")
+    at = "" if name == "height" else f" at height {trials[0].height}"
     return (
-        f"{label} {_value_text(chosen)} chosen: MRR of rule confidences on "
+        f"{label} {_value_text(chosen)} chosen: MRR of rule confidences{at} on "
         f"{choice.n_queries} valid triples: {listing}"
     )
 

@@ -308,7 +308,8 @@ def fit_listwise(
             for uses_degrees, value in _best_by_degrees(fits).items()
         )
         chosen = "on" if best.setup.policy.aggregation.uses_degrees else "off"
-        notes.append(f"degrees {chosen}; best on valid: {listing}")
+        why = ", as the untrained weights are" if best is fits[0] else ""
+        notes.append(f"degrees {chosen}{why}; best fits on valid: {listing}")
     return Fitted(best.setup, best.params, notes)
 
 

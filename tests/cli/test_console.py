@@ -187,3 +187,24 @@ def test_a_line_on_work_says_how_much_is_done_and_how_long_the_rest_takes():
     assert display.line(15) == "counting: 20 of 80, 15 s, about 45 s left"
     display.report("next", 0.0, 0.0)
     assert display.line(2) == "next: 2 s"
+
+
+def test_a_phase_goes_on_with_its_time_after_another(monkeypatch):
+    """Training, a validation, training again: the rate is that of all of it; a second validation starts anew."""
+    now = [0.0]
+    monkeypatch.setattr(console_.time, "monotonic", lambda: now[0])
+    display = show_status(make_console(use_stderr=True), "starting")
+    seen = []
+    for at, text, done in [
+        (10, "training", 0),
+        (20, "training", 5),
+        (21, "validating", 0),
+        (25, "validating", 9),
+        (30, "training", 6),
+        (31, "validating", 0),
+    ]:
+        now[0] = at
+        display.update(text, done, 10)
+        seen.append(display.line(now[0] - display._phase.start))
+    assert "training: 6 of 10, 20 s, about 13 s left" in seen
+    assert seen[-1] == "validating: 0 of 10, 0 s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -24,6 +25,24 @@ with lock_folder(Path(sys.argv[1])):
 
 def files(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_lock_needs_no_room_on_the_disk(tmp_path, monkeypatch):
+    """The file that is to be written then names the full disk; no lock is left behind."""
+
+    def write(descriptor, contents):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    with lock_output(tmp_path / "a.tsv"):
+        assert files(tmp_path) == ["a.tsv.lock"]
+        line = "expected no other process that writes it, got process unknown"
+        with (
+            pytest.raises(ValueError, match=line),
+            lock_output(tmp_path / "a.tsv"),
+        ):
+            pytest.fail("two hold it")
+    assert files(tmp_path) == []
 
 
 def test_a_folder_is_held_by_one_at_a_time(tmp_path):

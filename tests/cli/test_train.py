@@ -128,6 +128,21 @@ def test_without_a_data_set_or_with_two_sources_of_settings_it_ends(
     assert line in capsys.readouterr().err
 
 
+def test_a_supervisor_may_resume_from_the_start(
+    trained, monkeypatch, capsys, tmp_path
+):
+    """Where there is no run yet, a new one begins, equal to one without --resume."""
+    words = ("countries_s1", "--out", tmp_path / "run", "--resume", *TRAINED)
+    assert funcppo(monkeypatch, "train", *words) == 0
+    assert "held no run to resume: a new one" in capsys.readouterr().out
+    assert_equal_runs(tmp_path / "run", trained)
+
+    # Without a data set there is nothing to begin with.
+    words = ("--out", tmp_path / "none", "--resume")
+    assert funcppo(monkeypatch, "train", *words) == 2
+    assert "got one without config.json" in capsys.readouterr().err
+
+
 def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
     """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
     words = ("countries_s1", "--out", tmp_path, "--graphs", "off", *TRAINED)
@@ -1051,7 +1066,7 @@ def test_a_run_that_learns_from_questions_through_all_programs(
 
     assert funcppo(monkeypatch, "prove", out, proved[0]["atom"]) == 0
     text = capsys.readouterr().out
-    assert "as an answer to" in text and " it:\n" in text
+    assert "as an answer to" in text and " it, the log of" in text
     assert funcppo(monkeypatch, "prove", out, proved[0]["atom"], "--json", "-") == 0  # fmt: skip
     evidence = json.loads(capsys.readouterr().out)["evidence"]
     assert [e["rules"][0]["share"] > 0 for e in evidence] == [True, True]

@@ -448,8 +448,8 @@ def test_entities_and_relations_that_only_valid_or_test_have_are_kept_and_counte
     assert (dataset.entities, dataset.n_duplicates) == (("a", "b", "c", "d"), 1)
     assert dataset.notes == (
         "train: 1 lines repeat another and were dropped",
-        "valid, test: 2 entities occur in no known fact; they are kept",
-        "valid, test: 1 relations occur in no known fact; they are kept",
+        "valid, test: 2 entities occur in no known fact and are kept",
+        "valid, test: 1 relation occurs in no known fact and is kept",
     )
 
 

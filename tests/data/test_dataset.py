@@ -73,8 +73,8 @@ def test_the_ids_of_triples_follow_first_occurrence_worked_by_hand():
     ) == (5, 3, 3, 1, 2)
     assert d.notes == (
         "train: 1 lines repeat another and were dropped",
-        "valid, test: 2 entities occur in no known fact; they are kept",
-        "valid, test: 1 relations occur in no known fact; they are kept",
+        "valid, test: 2 entities occur in no known fact and are kept",
+        "valid, test: 1 relation occurs in no known fact and is kept",
     )
 
 
@@ -147,12 +147,12 @@ ONE = [("a", "r", "b")]
             "rules:2: unknown relation 'rr': expected one of the data's (close: 'r'), in a rule for 'r'; "
             "2 of 3 rules have unknown names and were left out",
         ),
-        # s has no rule once the rule of the unknown entity is gone.
+        # The rule for r goes too, since s has no rule then; the cause is named.
         (
             "r(X,Y) :- s(X,Y)\ns(X,Y) :- r(X,Y), r(Y,c)\nt(X,Y) :- r(Y,X)",
             1,
-            "rules:1: unknown relation 's': expected one of the data's (none of 2 is spelled like it), in a rule for "
-            "'r'; 2 of 3 rules have unknown names and were left out",
+            "rules:2: unknown entity 'c': expected one of the data's (none of 2 is spelled like it), in a rule for "
+            "'s'; 2 of 3 rules have unknown names and were left out",
         ),
     ],
 )

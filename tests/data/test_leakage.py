@@ -54,7 +54,7 @@ def test_inverses_of_known_facts_are_counted_worked_by_hand():
 def test_a_loop_is_not_its_own_inverse():
     known = [(f"a{i}", "r", f"a{i}") for i in range(5)]
     assert notes_of(known, [], [("a5", "r", "a5")]) == (
-        "valid, test: 1 entities occur in no known fact; they are kept",
+        "valid, test: 1 entity occurs in no known fact and is kept",
     )
 
 

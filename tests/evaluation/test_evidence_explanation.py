@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -157,13 +158,30 @@ def test_the_text_and_the_json_name_rules_and_facts(subject):
                for line in evidence_explanation.to_lines(dataset, many))  # fmt: skip
     one = e._replace(rules=e.rules[:1], n_candidates=1, side=TAIL, own_degree=1)
     text = "\n".join(evidence_explanation.to_lines(dataset, one))
-    assert "of 1 candidate," in text and "1 rule derives it:" in text
-    assert "it is the tail of 1 other fact of the relation" in text
+    assert "of 1 candidate," in text and "1 rule derives it, the log" in text
+    relation = dataset.predicates[e.predicate - 1]
+    assert f"it is the tail of 1 other fact of {relation}" in text
 
     fields = json.loads(json.dumps(evidence_explanation.to_json(dataset, e)))
     assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
     assert len(fields["facts"]) == len(e.facts)
     assert fields["question"].count(", ") == 1 and fields["score"] == e.score
+
+
+def test_a_fact_is_for_or_against_by_the_number_beside_it(subject):
+    """Whatever the weight that is added once where some fact links the two."""
+    task, _ = subject
+    linked = [e for _, _, e in explanations(subject) if e.facts]
+    seen = set()
+    for e, sign in itertools.product(linked[:3], (-1.0, 1.0)):
+        facts = [fact._replace(weight=0.1 * sign) for fact in e.facts]
+        e = e._replace(facts=tuple(facts), linked_weight=-9.0 * sign)
+        for line in evidence_explanation.to_lines(task.dataset, e):
+            if line.endswith(" is a fact"):
+                number, word, *_ = line.split()
+                assert word == ("for:" if float(number) > 0 else "against:")
+                seen.add(word)
+    assert seen == {"for:", "against:"}
 
 
 def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):

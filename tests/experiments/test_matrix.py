@@ -202,6 +202,7 @@ def test_a_way_that_compiles_the_loss_alone_says_so():
         "transform_outside_aot",
     }
     by_hand |= {"minibatch_disabled", "no_grad_over_compiled_loss"}
+    by_hand |= {"compiled_around_ddp", "ddp_around_compiled"}
     by_hand |= {"by_dict_outside", "by_position_outside", "outer_eager"}
     for cell in registry.cells(True, ("*",)):
         assert (record.describe(cell)["compiles"] == "loss") == (
@@ -214,6 +215,48 @@ def test_a_machine_without_a_gpu_runs_the_default_mode_only():
     assert {cell.mode for cell in registry.cells(True, ("*",))} == set(
         registry.MODES
     )
+
+
+def test_a_speed_up_is_that_of_the_rounds_and_not_of_the_medians():
+    """A machine that slows down as the rounds go on: every round says 2x."""
+    baseline = [{"us": 10.0 * i} for i in range(1, 12)]
+    cell = [{"us": 5.0 * i} for i in range(1, 12)]
+    got = pool.summarize(cell, baseline)
+    assert got["step_us"] == 30.0 and got["step_us_quartiles"] == [15.0, 45.0]
+    assert got["speedup"] == 2.0 and got["speedup_quartiles"] == [2.0, 2.0]
+    assert pool.summarize([*cell[:10], {}], baseline) == {}
+    assert "speedup" not in pool.summarize(cell, [{}] * 11)
+
+
+def test_the_cells_of_a_wave_are_timed_in_turns(monkeypatch):
+    asked = []
+
+    class Fake:
+        def __init__(self, cell_id, device, limit):
+            self.cell_id = cell_id
+
+        def start(self):
+            return {"status": "eager"}
+
+        def time_block(self):
+            asked.append(self.cell_id)
+            return {"us": 1.0}
+
+        def alive(self):
+            return True
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(pool, "Worker", Fake)
+    monkeypatch.setattr(pool, "ROUNDS", 2)
+    ended = {}
+    plan = pool.Plan("cpu", 1.0, 1, 2, lambda name: name != "untimed")
+    pool.run(["a", "untimed", "b", "c"], plan, ended.__setitem__)
+    assert list(ended) == ["untimed", "a", "b", "c"]
+    assert "speedup" not in ended["untimed"] and ended["c"]["speedup"] == 1.0
+    wave = [pool.BASELINE, "a", "b"]
+    assert asked == [*wave, *wave, *[pool.BASELINE, "c"] * 2]
 
 
 def test_a_hanging_cell_times_out():
