@@ -447,7 +447,7 @@ class _StrategySelector:
     tolerance: float
     # the strategy is chosen by name, so that its failure is an error
     raise_on_failure: bool
-    agree: Agree
+    agree: Agree = _alone
     failures: list[Failure] = field(default_factory=list)
 
     def compile_rollout_parts(
