@@ -13,6 +13,7 @@ Knowledge graphs:
 Learn:
     fp.ppo(env=..., network=..., **options)   a learner: init(key) -> state, step(state) -> (state, metrics)
     fp.compile(learner, state)                the learner with a compiled step; its `record` says how and why
+    fp.distribute(learner)                    the learner shared by the processes of torchrun
     fp.train(learner, total_steps)            the whole run: callbacks, evaluation, checkpoints
     fp.train_many(learner, total_steps)       the same for several seeds at once
     fp.evaluate_policy(learner, state)        returns of whole episodes, greedy and sampled, with intervals
@@ -76,7 +77,13 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         mine,
         open,
     )
-    from funcppo.learner import CompiledLearner, Learner, compile, ppo
+    from funcppo.learner import (
+        CompiledLearner,
+        Learner,
+        compile,
+        distribute,
+        ppo,
+    )
     from funcppo.nets.base import GaussianPolicyValue, PolicyValue
     from funcppo.rl.many import train_many
     from funcppo.train_step import Metrics, TrainState
@@ -114,6 +121,7 @@ __all__ = [
     "__version__",
     "check",
     "compile",
+    "distribute",
     "envs",
     "evaluate_policy",
     "fit",
@@ -161,6 +169,7 @@ _SOURCES = {
     "ProofResult": "funcppo.knowledge",
     "check": "funcppo.envs.laws",
     "compile": "funcppo.learner",
+    "distribute": "funcppo.learner",
     "evaluate_policy": "funcppo.trainer",
     "fit": "funcppo.knowledge",
     "load": "funcppo.knowledge",

@@ -23,7 +23,7 @@ from funcppo.ranges import (
 
 # It imports torch, which the command line's help does without.
 if TYPE_CHECKING:
-    from funcppo.interfaces import AnyAgent, AnyEnvironment
+    from funcppo.interfaces import AnyAgent, AnyEnvironment, GatherShards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +78,10 @@ class PPOConfig:
     """Number of minibatches per epoch; must divide n_envs * n_steps."""
     n_microbatches: Size = 1
     """Gradient-accumulation steps per minibatch; must divide the minibatch size."""
+    n_shards: Size = 1
+    """Number of shards: equal shares of the environments, each with keys and row orders of its own, whose gradients are
+    summed in their order. The result does not depend on how many processes hold them. Must divide n_envs, and
+    n_minibatches * n_microbatches the rows of a shard."""
     learning_rate: NonNegativeFloat = 2.5e-4
     """Initial learning rate of Adam."""
     gamma: UnitInterval = 0.99
@@ -126,6 +130,10 @@ class PPOConfig:
           ValueError: names the field.
         """
         check_fields(self)
+        if self.n_envs % self.n_shards:
+            raise ValueError(
+                f"n_shards: expected a divisor of n_envs = {self.n_envs}, got {self.n_shards}"
+            )
         batch_size = self.n_envs * self.n_steps
         if batch_size % self.n_minibatches:
             raise ValueError(
@@ -137,12 +145,22 @@ class PPOConfig:
                 f"n_microbatches: expected a divisor of the {minibatch_size} rows of a minibatch, "
                 f"got {self.n_microbatches}"
             )
+        if minibatch_size % (self.n_microbatches * self.n_shards):
+            raise ValueError(
+                f"n_shards: expected a divisor of the {minibatch_size // self.n_microbatches} rows of a microbatch, "
+                f"got {self.n_shards}"
+            )
         # The deviation of one advantage is 0 (ddof 0) or not defined (ddof 1).
         if minibatch_size == 1 and self.advantage_ddof is not None:
             raise ValueError(
                 f"n_minibatches: expected at least 2 rows a minibatch to normalise advantages over, got "
                 f"{self.n_minibatches} minibatches of {batch_size} rows; or set advantage_ddof to None"
             )
+
+    @property
+    def n_envs_per_shard(self) -> int:
+        """Number of environments of one shard."""
+        return self.n_envs // self.n_shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,15 +175,30 @@ class Config:
     """The network, and the distribution that it acts by."""
     update_agent: AnyAgent | None = None
     """The agent that the update applies to the same params, e.g. of a smaller capacity. None: `agent`."""
+    gather_shards: GatherShards | None = None
+    """Gathers the shards of all processes. None: this process holds them all."""
 
     def __post_init__(self) -> None:
-        """Check that minibatches and microbatches of a network with memory are of whole environments.
+        """Check what the environment and the network ask of the sizes.
 
         Raises:
           ValueError: names the field.
         """
-        if self.agent.initial_memory is None:
-            return
+        has_memory = self.agent.initial_memory is not None
+        if self.ppo.n_shards > 1 and (has_memory or self.env.host is not None):
+            reason = (
+                "the network has memory"
+                if has_memory
+                else "the environments step on the host"
+            )
+            raise ValueError(
+                f"n_shards: expected 1, because {reason}, got {self.ppo.n_shards}"
+            )
+        if has_memory:
+            self._check_whole_environments()
+
+    def _check_whole_environments(self) -> None:
+        """Check that minibatches and microbatches are of whole environments, as a network with memory needs."""
         n_envs = self.ppo.n_envs
         for name in ("n_minibatches", "n_microbatches"):
             n = getattr(self.ppo, name)

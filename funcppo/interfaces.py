@@ -351,3 +351,11 @@ class NetworkFactory(Protocol):
     """Builds an agent for the sizes of an environment."""
 
     def __call__(self, spec: EnvironmentSpec, /) -> AnyAgent: ...
+
+
+class GatherShards(Protocol):
+    """Gathers tensors of the shards of all processes, `runtime.distributed.AllGather`."""
+
+    def __call__(self, shards: Tensor, /) -> Tensor:
+        """All shards [n_shards, ...], in their order, from those of this process [k, ...]."""
+        ...

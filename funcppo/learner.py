@@ -10,7 +10,7 @@ The functions behind it are `train_step.init` and `train_step.train_step`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -48,6 +48,7 @@ from funcppo.types import I64, Obs, Params, State, World
 
 if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
     from funcppo.runtime.capture import CapturedStep
+    from funcppo.runtime.collectives import Group
     from funcppo.runtime.compile import StrategyRecord
 
 
@@ -60,6 +61,7 @@ class PPOOptions(TypedDict, total=False):
     n_epochs: int
     n_minibatches: int
     n_microbatches: int
+    n_shards: int
     learning_rate: float
     gamma: float
     gae_lambda: float
@@ -85,14 +87,41 @@ class Learner(Generic[Params, State]):
 
     cfg: Config
     world: object  # tensors of the environment that no step changes
+    # the processes that share its shards: see `distribute`; None: this one has all
+    group: Group | None = None
 
     def init(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
-        """The state before the first update, on the device of the key.
+        """The state before the first update, on the device of the key. Of several processes the key of rank 0 counts.
 
         Raises:
           TypeError: params, or the state of the environment, are no tree of tensors.
         """
-        return train_step.init(self.cfg, self.world, key)
+        return self.scatter(train_step.init(self.cfg, self.world, key))
+
+    def scatter(
+        self, state: TrainState[Params, State]
+    ) -> TrainState[Params, State]:
+        """The part of a whole state that this process works on; all of it in a single process.
+
+        Of several processes each must call it; the state of rank 0 counts.
+        """
+        if self.group is None:
+            return state
+        state = self.group.broadcast(state)
+        return train_step.take_shards(
+            state, self.group.rank, self.group.world_size
+        )
+
+    def gather(
+        self, state: TrainState[Params, State]
+    ) -> TrainState[Params, State]:
+        """The whole state, to be saved or evaluated, from the part that this process works on.
+
+        Of several processes each must call it, and each receives the whole.
+        """
+        if self.group is None:
+            return state
+        return train_step.gather_shards(state, self.group.all_gather)
 
     def step(
         self, state: TrainState[Params, State]
@@ -227,6 +256,79 @@ def _describe(value: object) -> str:
     return f"the {kind} {name}" if isinstance(name, str) else kind
 
 
+def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
+    """Share the shards of a learner among the processes that torchrun started: each works on as many.
+
+        torchrun --nproc-per-node 2 learn.py
+
+    Every process runs the same program. Parameters, moments and metrics are equal in all of them, and equal to those of
+    one process. Call it before the first tensor on a GPU: each process then uses the GPU of its number as "cuda".
+
+    Args:
+      learner: of `ppo`, with `n_shards` a multiple of the number of processes.
+
+    Returns:
+      The learner, whose states hold the shards of this process: see its `scatter` and `gather`. The learner as it is
+      where there is one process.
+
+    Raises:
+      ValueError: the shards cannot be shared equally; or versions, settings or kinds of device differ between the
+        processes.
+      StalledError: some process does not come.
+    """
+    from funcppo.runtime import collectives, distributed
+
+    world_size = distributed.launched_size()
+    if world_size <= 1:
+        return learner
+    n_shards = learner.cfg.ppo.n_shards
+    if n_shards == 1 or n_shards % world_size:
+        raise ValueError(
+            f"n_shards: expected a multiple of the {world_size} processes, got {n_shards}"
+        )
+
+    if distributed.joined() is None:
+        collectives.choose_gpu()
+    processes = distributed.join({}, hide_gpus=False)
+    assert processes is not None
+    facts = {
+        "settings": settings_text(learner.cfg),
+        "threads": torch.get_num_threads(),
+        "GPU": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else "none",
+    }
+    group = collectives.connect(processes, facts)
+    cfg = replace(learner.cfg, gather_shards=group.all_gather)
+    return replace(learner, cfg=cfg, group=group)
+
+
+def settings_text(cfg: Config) -> dict[str, str]:
+    """The settings of a learning problem as text, equal in every process: what a checkpoint and its learner share."""
+    ppo = {
+        field.name: repr(getattr(cfg.ppo, field.name))
+        for field in fields(cfg.ppo)
+    }
+    return ppo | {
+        "env.spec": repr(cfg.env.spec),
+        "env.cfg": _text(cfg.env.cfg),
+        "agent.cfg": _text(cfg.agent.cfg),
+    }
+
+
+def _text(value: object) -> str:
+    """A setting as text: a function by its name, not by its address."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            f"{field.name}={_text(getattr(value, field.name))}"
+            for field in fields(value)
+        ]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return repr(value)
+
+
 def compile(
     learner: Learner[Params, State],
     state: TrainState[Params, State],
@@ -278,6 +380,7 @@ def compile(
         tuple(set(ROLLOUT_PARTS) - {"rollout_step"})
         if is_on_host
         else ROLLOUT_PARTS,
+        None if learner.group is None else learner.group.all_succeed,
     )
     if not is_on_host:
         captured = capture(

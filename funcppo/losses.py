@@ -274,9 +274,10 @@ def normalize_advantages(
 ) -> F32[Tensor, "TB"]:
     """(A - mean) / (deviation + 1e-8) over all finite rows; unchanged if `advantage_ddof` is None.
 
-    The deviation of a single row is 0.
+    The deviation of a single row is 0. Those of a shard are unchanged: `shards.minibatch_step` normalises them before,
+    over the minibatch of all shards.
     """
-    if cfg.advantage_ddof is None:
+    if cfg.advantage_ddof is None or cfg.n_shards > 1:
         return advantage
     is_finite = torch.isfinite(advantage)
     n_rows = advantage.shape[0]

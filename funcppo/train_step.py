@@ -17,17 +17,16 @@ from typing import Any, Generic, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from funcppo import minibatch, optim, random, rollout, tree
+from funcppo import minibatch, optim, random, rollout, shards, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
-from funcppo.interfaces import Memory
+from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
 from funcppo.minibatch import (
     MinibatchIndices,
     MinibatchMetrics,
     MinibatchParts,
     UpdateState,
-    minibatch_step,
 )
 from funcppo.optim import AdamState
 from funcppo.rollout import (
@@ -39,6 +38,7 @@ from funcppo.rollout import (
     Transition,
     rollout_step,
 )
+from funcppo.shards import Moments, ShardedIndices, minibatch_step
 from funcppo.types import F32, I64, Obs, Params, Scan, State
 
 
@@ -49,7 +49,7 @@ class TrainState(NamedTuple, Generic[Params, State]):
     opt_state: AdamState[Params]
     env_state: State
     episode_stats: EpisodeStats
-    key: I64[Tensor, "2"]
+    key: I64[Tensor, "... 2"]  # with several shards one for each
     # Updates made so far, each of one rollout and all its minibatches; `opt_state.step` counts the latter.
     update: I64[Tensor, ""]
     scalars: Scalars  # before their schedules
@@ -116,8 +116,10 @@ class RolloutResult(NamedTuple):
     key: I64[Tensor, "2"]  # of the next update
     rollout_state: RolloutState[Any]  # after the rollout
     update_state: UpdateState  # before the first minibatch
+    # with several shards a tuple of one for each shard of this process
     batch: Batch[Any]
     scalars: Scalars  # of this update
+    # with several shards `ShardedIndices`
     minibatches: MinibatchIndices
     metrics: RolloutMetrics
 
@@ -138,9 +140,7 @@ def init(
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
     tree.check_common_dtype(params, "params of the network")
-    rollout_state = rollout.init_rollout_state(
-        cfg, world, reset_key, cfg.ppo.n_envs
-    )
+    rollout_state = _init_rollout_state(cfg, world, reset_key)
     rollout.check_spaces(cfg, world, params, rollout_state)
     scalars = Scalars(
         *(
@@ -153,11 +153,38 @@ def init(
         opt_state=optim.init(params),
         env_state=rollout_state.env_state,
         episode_stats=rollout_state.episode_stats,
-        key=loop_key,
+        key=loop_key
+        if cfg.ppo.n_shards == 1
+        else random.split(loop_key, cfg.ppo.n_shards),
         update=torch.zeros((), dtype=torch.int64, device=key.device),
         scalars=scalars,
         memory=rollout_state.memory,
     )
+
+
+def _init_rollout_state(
+    cfg: Config, world: object, key: I64[Tensor, "2"]
+) -> RolloutState[Any]:
+    """The first state of all rows; that of each shard by itself.
+
+    Raises:
+      TypeError: the environment's state is no tree of tensors.
+      ValueError: with several shards, a tensor of it has another number of rows than there are environments.
+    """
+    ppo = cfg.ppo
+    if ppo.n_shards == 1:
+        return rollout.init_rollout_state(cfg, world, key, ppo.n_envs)
+    own = [
+        rollout.init_rollout_state(cfg, world, shard_key, ppo.n_envs_per_shard)
+        for shard_key in random.split(key, ppo.n_shards).unbind()
+    ]
+    for name, leaf in zip(tree.paths(own[0]), tree.leaves(own[0])):
+        if leaf.shape[:1] != (ppo.n_envs_per_shard,):
+            raise ValueError(
+                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment of a shard, "
+                f"got {list(leaf.shape)}"
+            )
+    return tree.map(lambda *rows: torch.cat(rows), *own)
 
 
 def apply_schedules(
@@ -252,14 +279,17 @@ def sample_randomness(
     ppo = cfg.ppo
     next_key, rollout_key, order_key = random.split(key, 3).unbind()
 
-    step_keys = rollout.rollout_keys(rollout_key, ppo.n_steps, ppo.n_envs)
+    step_keys = rollout.rollout_keys(
+        rollout_key, ppo.n_steps, ppo.n_envs_per_shard
+    )
     random_inputs = rollout.sample_random_inputs(cfg.env, world, step_keys)
 
     # Each epoch goes through all rows in an order of its own: [n_epochs, TB], cut into minibatches [n_minibatches, MB].
     # A network with memory goes through all environments, and learns from each as a whole.
     n_minibatches = ppo.n_epochs * ppo.n_minibatches
     is_recurrent = cfg.agent.initial_memory is not None
-    n_rows = ppo.n_envs if is_recurrent else ppo.n_envs * ppo.n_steps
+    n_envs = ppo.n_envs_per_shard
+    n_rows = n_envs if is_recurrent else n_envs * ppo.n_steps
     order = random.permutation(random.split(order_key, ppo.n_epochs), n_rows)
     rows = order.view(n_minibatches, -1)
     if is_recurrent:
@@ -373,6 +403,133 @@ def collect(
     parts: Parts = EAGER_PARTS,
 ) -> RolloutResult:
     """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
+    if cfg.ppo.n_shards == 1:
+        return _collect_shard(cfg, world, state, parts)
+    own = [_collect_shard(cfg, world, shard, parts) for shard in _shards(state)]
+    moments = [_shard_moments(shard) for shard in own]
+    metrics, advantage = _merge_shards(shards.gather(cfg, moments))
+    first = own[0]
+    minibatches = ShardedIndices(
+        rows=torch.stack([shard.minibatches.rows for shard in own], 1),
+        ends_epoch=first.minibatches.ends_epoch,
+        advantage=advantage,
+    )
+    return RolloutResult(
+        key=torch.stack([shard.key for shard in own]),
+        rollout_state=tree.map(
+            lambda *rows: torch.cat(rows),
+            *[shard.rollout_state for shard in own],
+        ),
+        update_state=first.update_state,
+        batch=cast(Any, tuple(shard.batch for shard in own)),
+        scalars=first.scalars,
+        minibatches=cast(Any, minibatches),
+        metrics=metrics,
+    )
+
+
+def _shards(
+    state: TrainState[Params, State],
+) -> list[TrainState[Params, State]]:
+    """The state of each shard that a state holds.
+
+    Raises:
+      ValueError: the key is not one for each shard.
+    """
+    if state.key.ndim != 2:
+        raise ValueError(
+            f"n_shards: expected a state with one key for each shard, got keys {list(state.key.shape)}; "
+            "`vmap_parts` is for 1 shard"
+        )
+    n = state.key.shape[0]
+    shards_of_state = [take_shards(state, i, n) for i in range(n)]
+    return [shard._replace(key=shard.key[0]) for shard in shards_of_state]
+
+
+def take_shards(
+    state: TrainState[Params, State], index: int, n: int
+) -> TrainState[Params, State]:
+    """The part of a state that holds share `index` of `n` equal shares of its shards: their rows and their keys."""
+    # Copied: at an address of its own a tensor is computed with alike, whatever lies beside it.
+    return _map_rows(lambda x: x.chunk(n)[index].clone(), state)
+
+
+def gather_shards(
+    state: TrainState[Params, State], gather: GatherShards
+) -> TrainState[Params, State]:
+    """The state that holds the shards of all processes, from the part that this process holds.
+
+    Args:
+      gather: the rows of all processes from those of this one.
+    """
+    return _map_rows(gather, state)
+
+
+def _map_rows(
+    fn: Callable[[Tensor], Tensor], state: TrainState[Params, State]
+) -> TrainState[Params, State]:
+    """The state with a function applied to what belongs to shards."""
+    rows = (state.env_state, state.episode_stats, state.key)
+    env_state, episode_stats, key = tree.map(fn, rows)
+    return TrainState(
+        params=state.params,
+        opt_state=state.opt_state,
+        env_state=env_state,
+        episode_stats=episode_stats,
+        key=key,
+        update=state.update,
+        scalars=state.scalars,
+        memory=state.memory,
+    )
+
+
+class _ShardMoments(NamedTuple):
+    """What all shards must know of one shard's rollout."""
+
+    metrics: RolloutMetrics
+    residual: Moments  # of value targets less values
+    value_target: Moments
+    advantage: Moments  # of each minibatch
+
+
+def _shard_moments(shard: RolloutResult) -> _ShardMoments:
+    batch = shard.batch
+    residual = batch.value_target - batch.value
+    is_row = torch.ones_like(residual, dtype=torch.bool)
+    advantage = batch.advantage[shard.minibatches.rows]
+    return _ShardMoments(
+        metrics=shard.metrics,
+        residual=shards.masked_moments(is_row, residual),
+        value_target=shards.masked_moments(is_row, batch.value_target),
+        advantage=shards.masked_moments(torch.isfinite(advantage), advantage),
+    )
+
+
+def _merge_shards(
+    all_shards: list[_ShardMoments],
+) -> tuple[RolloutMetrics, Moments]:
+    """Measures of the rollouts of all shards, and the moments of the advantages of each minibatch."""
+    residual = shards.merge_moments([shard.residual for shard in all_shards])
+    target = shards.merge_moments([shard.value_target for shard in all_shards])
+    sums = shards.sum_in_order([shard.metrics for shard in all_shards])
+    metrics = RolloutMetrics(
+        n_episodes=sums.n_episodes,
+        episode_return_sum=sums.episode_return_sum,
+        episode_length_sum=sums.episode_length_sum,
+        n_truncated_episodes=sums.n_truncated_episodes,
+        explained_variance=1 - residual.square_sum / target.square_sum,
+    )
+    advantage = shards.merge_moments([shard.advantage for shard in all_shards])
+    return metrics, advantage
+
+
+def _collect_shard(
+    cfg: Config,
+    world: object,
+    state: TrainState[Params, State],
+    parts: Parts,
+) -> RolloutResult:
+    """What `collect` returns, of one shard."""
     return _prepare(
         cfg, world, state, roll_out(cfg, world, state, parts), parts
     )

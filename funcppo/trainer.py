@@ -9,7 +9,6 @@ not, bit for bit.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
@@ -23,8 +22,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
-from funcppo.config import Config, PPOConfig
+from funcppo import random, train_step, tree
+from funcppo.config import PPOConfig
 from funcppo.envs import base
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.experiment import checkpoint as checkpoints
@@ -32,10 +31,11 @@ from funcppo.experiment import loggers, metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.experiment.loggers import LoggerName
 from funcppo.interfaces import AnyEnvironment
-from funcppo.learner import Learner, compile
+from funcppo.learner import Learner, compile, settings_text
 from funcppo.recurrence import apply_agent, initial_memory
 from funcppo.runtime import stacked
 from funcppo.runtime.compile import StrategyRecord
+from funcppo.runtime.distributed import launched_size
 from funcppo.train_step import Metrics, TrainState
 from funcppo.types import F32, I64, Bool
 
@@ -182,7 +182,7 @@ class MetricsLog:
             self._names,
             self._path.parent,
             metrics_log.mean_over_seeds(metrics_log.read(self._path)),
-            _settings(progress.learner.cfg),
+            settings_text(progress.learner.cfg),
         )
         return self._open.enter_context(opened)
 
@@ -243,6 +243,9 @@ def train(
 
     The schedules of the learner end with the run: `n_updates` is set from `total_steps`.
 
+    Of several processes (`fp.distribute`) each calls it with the same arguments. Rank 0 alone reads and writes files,
+    and calls the callbacks; another number of processes may continue a checkpoint.
+
     Args:
       learner: of `fp.ppo`.
       total_steps: environment steps in all; the last update is made whole.
@@ -261,8 +264,15 @@ def train(
       The state after the run, and its evaluations.
 
     Raises:
-      ValueError: a number is out of range, or the checkpoint is damaged or of another learner.
+      ValueError: a number is out of range, the checkpoint is damaged or of another learner, or torchrun started several
+        processes, and the learner is not of `fp.distribute`.
     """
+    n_processes = launched_size()
+    if n_processes > 1 and learner.group is None:
+        raise ValueError(
+            f"learner: expected one of fp.distribute, which {n_processes} processes of torchrun share, "
+            "got one of a single process"
+        )
     check_positive(
         total_steps=total_steps,
         evaluate_every=evaluate_every,
@@ -271,16 +281,22 @@ def train(
     )
     learner = with_length(learner, total_steps)
     path = None if checkpoint is None else Path(checkpoint)
-    first = learner.init(random.key(seed, device))
-    state, notes = restore_latest(learner, first, path)
+    # Of several processes rank 0 reads the checkpoint.
+    whole = train_step.init(
+        learner.cfg, learner.world, random.key(seed, device)
+    )
+    whole, notes = restore_latest(
+        learner, whole, path if _is_main(learner) else None
+    )
+    state = learner.scatter(whole)
     is_finished = int(state.update) >= learner.cfg.ppo.n_updates
     is_compiled = compile_step and not is_finished
     compiled = compile(learner, state) if is_compiled else None
 
     schedule = Schedule(
         evaluate_every=evaluate_every,
-        evaluate=partial(
-            evaluate_policy, learner, n_episodes=n_episodes, seed=seed
+        evaluate=lambda state: evaluate_policy(
+            learner, learner.gather(state), n_episodes=n_episodes, seed=seed
         ),
         checkpoint_every=checkpoint_every,
         save=partial(save_checkpoint, path, learner),
@@ -340,7 +356,7 @@ def make_updates(
     is_stopped = False
     with _closing_logs(callbacks):
         while update < n_updates and not is_stopped:
-            with _saved_at_interrupt(schedule, state, update):
+            with _saved_at_interrupt(stepper, schedule, state, update):
                 state, metrics = stepper.step(state)
                 evaluation = None
                 if _is_due(update + 1, schedule.evaluate_every, n_updates):
@@ -365,13 +381,18 @@ def make_updates(
 
 @contextmanager
 def _saved_at_interrupt(
-    schedule: Schedule[Any], state: State, update: int
+    stepper: Stepper, schedule: Schedule[Any], state: State, update: int
 ) -> Generator[None, None, None]:
     """Save the state before an update that a KeyboardInterrupt ends midway; see `make_updates`."""
     try:
         yield
     except KeyboardInterrupt:
-        if state.key.device.type == "cpu" and _update_of(state) == update:
+        # A gather of several processes would wait for those that go on.
+        is_alone = stepper.learner.group is None
+        is_whole = (
+            state.key.device.type == "cpu" and _update_of(state) == update
+        )
+        if is_alone and is_whole:
             schedule.save(state)
         raise
 
@@ -390,13 +411,30 @@ def _call(
     progress: Progress[Any],
     save: Callable[[], None] | None,
 ) -> bool:
-    """Whether a callback stops the run; where one raises, a checkpoint that is due is not lost."""
+    """Whether a callback stops the run; where one raises, a checkpoint that is due is not lost.
+
+    Of several processes rank 0 calls them and decides for all.
+    """
+    group = progress.learner.group
+    is_stopped = False
     try:
-        return any([bool(callback(progress)) for callback in callbacks])
+        if _is_main(progress.learner):
+            is_stopped = any(
+                [bool(callback(progress)) for callback in callbacks]
+            )
     except Exception:
-        if save is not None:
+        # The others wait in the next collective: they cannot take part in a gather.
+        if save is not None and group is None:
             save()
         raise
+    if group is None or not callbacks:
+        return is_stopped
+    return group.agree(is_stopped)
+
+
+def _is_main(learner: Learner[Any, Any]) -> bool:
+    """Whether this process reads and writes files."""
+    return learner.group is None or learner.group.is_main
 
 
 def _update_of(state: State) -> int:
@@ -521,46 +559,25 @@ def _is_due(update: int, every: int | None, n_updates: int) -> bool:
 # Checkpoints
 
 
-def _settings(cfg: Config) -> dict[str, str]:
-    """What a checkpoint must agree in with the learner that continues from it, as text."""
-    ppo = {
-        field.name: repr(getattr(cfg.ppo, field.name))
-        for field in dataclasses.fields(cfg.ppo)
-    }
-    return ppo | {
-        "env.spec": repr(cfg.env.spec),
-        "env.cfg": _describe(cfg.env.cfg),
-        "agent.cfg": _describe(cfg.agent.cfg),
-    }
-
-
-def _describe(value: object) -> str:
-    """Settings as text that is equal in every process: a function by its name, not by its address."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [
-            f"{field.name}={_describe(getattr(value, field.name))}"
-            for field in dataclasses.fields(value)
-        ]
-        return f"{type(value).__name__}({', '.join(parts)})"
-    if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return repr(value)
-
-
 def save_checkpoint(
     path: Path | None, learner: Learner[Any, Any], state: State
 ) -> None:
-    """Write a checkpoint, if there is to be one."""
+    """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it."""
     if path is None:
         return
-    meta: Any = {"settings": _settings(learner.cfg)}
+    state = learner.gather(state)
+    if not _is_main(learner):
+        return
+    meta: Any = {"settings": settings_text(learner.cfg)}
     previous = PREVIOUS_NAME.format(name=path.name)
     checkpoints.save(path, state, meta, previous)
 
 
 def _restore(path: Path, learner: Learner[Any, Any], like: State) -> State:
     stored = cast(Any, checkpoints.read(path).meta).get("settings", {})
-    for name, value in _settings(learner.cfg).items():
+    # A checkpoint of a version without shards does not name them.
+    stored = {"n_shards": "1"} | stored
+    for name, value in settings_text(learner.cfg).items():
         if stored.get(name) != value:
             raise ValueError(
                 f"{path}: made with other settings: {name}: expected {value}, got {stored.get(name)}"

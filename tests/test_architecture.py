@@ -40,6 +40,7 @@ CORE = (
     "rollout",
     "losses",
     "minibatch",
+    "shards",
     "train_step",
     "learner",
 )

@@ -30,6 +30,22 @@ def test_the_number_of_microbatches_must_divide_the_minibatch():
         PPOConfig(n_minibatches=4, n_microbatches=3)
 
 
+def test_the_number_of_shards_must_divide_environments_and_microbatches():
+    sizes = {"n_envs": 8, "n_steps": 6, "n_minibatches": 2, "n_microbatches": 3}
+    assert PPOConfig(**sizes, n_shards=4).n_envs_per_shard == 2
+    with pytest.raises(
+        ValueError,
+        match=r"n_shards: expected a divisor of n_envs = 8, got 3",
+    ):
+        PPOConfig(**sizes, n_shards=3)
+    sizes["n_microbatches"] = 6
+    with pytest.raises(
+        ValueError,
+        match="n_shards: expected a divisor of the 4 rows of a microbatch, got 8",
+    ):
+        PPOConfig(**sizes, n_shards=8)
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_a_minibatch_of_one_row_is_refused_where_advantages_are_normalised(
     ddof,
@@ -52,6 +68,7 @@ def test_a_minibatch_of_one_row_is_refused_where_advantages_are_normalised(
         "n_epochs",
         "n_minibatches",
         "n_microbatches",
+        "n_shards",
     ],
 )
 def test_a_count_is_at_least_1(name):

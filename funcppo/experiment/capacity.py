@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from funcppo import train_step
@@ -41,7 +43,9 @@ def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
         return cfg
 
     ppo = cfg.ppo
-    n_rows = ppo.n_envs * ppo.n_steps // ppo.n_minibatches // ppo.n_microbatches
+    # of one forward pass: a shard's share of a microbatch
+    n_rows = ppo.n_envs * ppo.n_steps // ppo.n_minibatches
+    n_rows //= ppo.n_microbatches * ppo.n_shards
     successor_mask = _profile_successors(cfg, world, state)
     n_slots = successor_mask.shape[1]
     n_successors = successor_mask.sum(1).double()
@@ -70,4 +74,7 @@ def _profile_successors(
         n_microbatches=1,
     )
     profile = train_step.collect(replace(cfg, ppo=ppo), world, state)
-    return profile.batch.obs.action_mask[:, :-1]
+    batches = cast(Any, profile.batch)
+    if ppo.n_shards == 1:
+        batches = (batches,)
+    return torch.cat([batch.obs.action_mask[:, :-1] for batch in batches])

@@ -16,11 +16,13 @@ The runtime receives the functions of a training step as arguments. From this pa
     host_transfer.py     copies between host and GPU that overlap with computation
     monitor.py           counts of compilations and recordings, times, and one warning when they repeat
     memory.py            memory in use on a device
+    collectives.py       gathers among processes, in compiled functions and CUDA graphs
     distributed.py       the processes that torchrun started: agreement, tasks, results in order
     inductor/            rewrites and kernels that Inductor uses
 
-Tensors are overwritten in this folder only, and in four places of it. `capture.py` copies the new state of a step over
+Tensors are overwritten in this folder only, and in five places of it. `capture.py` copies the new state of a step over
 its buffers. `graphed.py` writes the outputs of a loop body into their rows of the stacked result. `host_transfer.py`
-fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments. All other functions
-return new tensors, and no function writes to a tensor that a caller passes in.
+fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments, and `collectives.py`
+receives into copies. All other functions return new tensors, and no function writes to a tensor that a caller passes
+in.
 """

@@ -59,6 +59,7 @@ ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
 SLOWEST_TO_COMPILE = "rollout_step"
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
+PEER_IS_EAGER = "another process stays eager"
 MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
 
@@ -185,6 +186,7 @@ def select_strategy(
     backend: str = "inductor",
     tolerance: float = DEFAULT_TOLERANCE,
     rollout_parts: tuple[str, ...] = ROLLOUT_PARTS,
+    agree: Agree | None = None,
 ) -> SelectedStrategy[Parts]:
     """Compile the parts of a training step by the fastest strategy that works here.
 
@@ -201,6 +203,7 @@ def select_strategy(
         may use TF32. Above that, for products of lower precision, the rollout parts are not compared, because rounding
         changes some of the random choices.
       rollout_parts: which of `ROLLOUT_PARTS` to compile; the others stay eager.
+      agree: of several processes that learn together, so that all use one strategy. None: this one is alone.
 
     Returns:
       parts: the parts to run instead of the eager ones.
@@ -232,7 +235,10 @@ def select_strategy(
             skip_code=skip_code,
         )
 
+    agree = agree or _alone
     skip_reason, skip_code = _reason_to_stay_eager(strategy)
+    if not agree(skip_code is None) and skip_code is None:
+        skip_reason, skip_code = PEER_IS_EAGER, FailureCode.DISABLED
     if skip_code is not None:
         record = make_record("eager", (), skip_reason, skip_code)
         return SelectedStrategy(parts, record)
@@ -246,6 +252,7 @@ def select_strategy(
         backend=backend,
         tolerance=tolerance,
         raise_on_failure=strategy != "auto",
+        agree=agree,
     )
 
     # Only one-graph compiles the minibatch step as a whole.
@@ -420,6 +427,25 @@ class CompileAttempt(Protocol[Compiled]):
         ...
 
 
+class Agree(Protocol):
+    """Tells the other processes whether this one succeeded in what all of them try."""
+
+    def __call__(self, succeeded: bool, /) -> bool:
+        """Whether all succeeded."""
+        ...
+
+
+def _alone(succeeded: bool) -> bool:
+    return succeeded
+
+
+class PeerFailedError(RuntimeError):
+    """What all processes try works here, but not in another one."""
+
+    def __init__(self) -> None:
+        super().__init__("it fails in another process")
+
+
 class CompilePart(Protocol):
     """A compiler whose backend and options are chosen."""
 
@@ -436,6 +462,7 @@ class _StrategySelector:
     tolerance: float
     # the strategy is chosen by name, so that its failure is an error
     raise_on_failure: bool
+    agree: Agree = _alone
     failures: list[Failure] = field(default_factory=list)
 
     def compile_rollout_parts(
@@ -493,12 +520,25 @@ class _StrategySelector:
         """The result of `attempt` with custom passes; if that fails, record the failure and try without them."""
         if self.backend == "inductor" and name != "eager":
             try:
-                return attempt(use_custom_passes=True)
+                return self._try(attempt, use_custom_passes=True)
             except Exception as error:
                 self.failures.append(
                     _failure(f"{name} with custom passes", error)
                 )
-        return attempt(use_custom_passes=False)
+        return self._try(attempt, use_custom_passes=False)
+
+    def _try(
+        self, attempt: CompileAttempt[Result], use_custom_passes: bool
+    ) -> Result:
+        """The result of an attempt that succeeds in all processes."""
+        try:
+            result = attempt(use_custom_passes=use_custom_passes)
+        except Exception:
+            self.agree(False)
+            raise
+        if not self.agree(True):
+            raise PeerFailedError
+        return result
 
     def _handle_failure(self, name: str, error: Exception) -> None:
         if self.raise_on_failure or name == "eager":

@@ -39,6 +39,8 @@ IGNORED_ENV_VARS = {
     "TRITON_LIBDEVICE_PATH",
     "TRITON_PTXAS_PATH",
 }
+# torchrun names each start by them
+LAUNCHER_PREFIX = "TORCHELASTIC_"
 # what a cache key may refer to
 ALLOWED_PACKAGES = {
     PACKAGE_DIR.name,
@@ -465,6 +467,7 @@ def _environment_key(args: tuple[object, ...]) -> tuple[object, ...]:
             is_compiler_setting
             and "_DIR" not in name
             and name not in IGNORED_ENV_VARS
+            and not name.startswith(LAUNCHER_PREFIX)
         ):
             env_vars.append((name, value))
 

@@ -106,17 +106,31 @@ class Processes:
           PeerError: another process has ended with an error.
           StalledError: no process made progress for too long.
         """
-        self._put(f"{name}/{self.rank}", json.dumps(facts).encode())
-        all_facts: list[Facts] = []
-        for rank in range(self.world_size):
-            self._wait(f"{name}/{rank}")
-            all_facts.append(json.loads(self._get(f"{name}/{rank}")))
+        all_facts: list[Facts] = self.exchange(name, facts)
         for rank, others in enumerate(all_facts):
             for key, expected in all_facts[0].items():
                 if others.get(key) != expected:
                     raise ValueError(
                         f"rank {rank}: expected {key} {expected}, as rank 0 has, got {others.get(key)}"
                     )
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """The values of all processes in the order of ranks; a barrier.
+
+        Args:
+          name: not used before.
+          value: a JSON value.
+
+        Raises:
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
+        """
+        self._put(f"{name}/{self.rank}", json.dumps(value).encode())
+        values: list[Any] = []
+        for rank in range(self.world_size):
+            self._wait(f"{name}/{rank}")
+            values.append(json.loads(self._get(f"{name}/{rank}")))
+        return values
 
     def iter_results(
         self, name: str, n_tasks: int, work: Work
@@ -274,13 +288,13 @@ def joined() -> Processes | None:
     return _joined[0] if _joined else None
 
 
-def join(facts: Facts) -> Processes | None:
+def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
     """Connect with the other processes of the program; a process joins once.
-
-    The GPU with the number of the process on its host becomes the only one that PyTorch sees.
 
     Args:
       facts: what must be the same for all, beside the versions of Python and PyTorch; JSON values.
+      hide_gpus: let PyTorch see one GPU only, that with the number of the process on its host. It works before PyTorch
+        has looked for GPUs.
 
     Returns:
       The processes; None where no launcher started this one.
@@ -292,7 +306,8 @@ def join(facts: Facts) -> Processes | None:
     if not launched_size() or _joined:
         return joined()
     stall_seconds = _stall_seconds()
-    _choose_gpu()
+    if hide_gpus:
+        _choose_gpu()
 
     from datetime import timedelta
 

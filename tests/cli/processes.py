@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ def run_processes(
     *args: object,
     env: Mapping[str, str] | None = None,
     prepare: Callable[[int], object] = lambda rank: None,
+    main: Callable[[], object] = cli.main,
 ) -> list[Ended]:
     """Run a command line in some processes that know of each other as those of torchrun do.
 
@@ -34,6 +36,7 @@ def run_processes(
       folder: for what they print.
       env: more variables.
       prepare: called in each process with its rank before the program starts.
+      main: the program.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     launch = {
@@ -53,20 +56,16 @@ def run_processes(
         if pid == 0:
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             os.environ.update(launch | ranks)
-            _run_child(files[rank], list(map(str, args)), rank, prepare)
+            sys.argv = ["funcppo", *map(str, args)]
+            _run_child(files[rank], [partial(prepare, rank), main])
         children.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(x, 0)[1]) for x in children]
     texts = [[file.read_text() for file in pair] for pair in files]
     return [Ended(code, *pair) for code, pair in zip(codes, texts)]
 
 
-def _run_child(
-    files: list[Path],
-    args: list[str],
-    rank: int,
-    prepare: Callable[[int], object],
-) -> None:
-    """Run a command line in this process and end it."""
+def _run_child(files: list[Path], calls: list[Callable[[], object]]) -> None:
+    """Make some calls in this process and end it."""
     status = 1
     try:
         for number, file in enumerate(files, 1):
@@ -77,9 +76,10 @@ def _run_child(
         sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
             2, "w", buffering=1, closefd=False
         )
-        sys.argv = ["funcppo", *args]
-        prepare(rank)
-        cli.main()
+        for call in calls:
+            call()
+        sys.stdout.flush()
+        status = 0
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
     except BaseException as error:

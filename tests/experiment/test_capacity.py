@@ -48,18 +48,26 @@ def limited_to(cfg, capacity: int):
     )
 
 
-@pytest.mark.parametrize("n_microbatches", [1, 2])
-def test_an_update_with_a_capacity_equals_the_update_without(n_microbatches):
+@pytest.mark.parametrize(
+    ("n_microbatches", "n_shards"), [(1, 1), (2, 1), (1, 2)]
+)
+def test_an_update_with_a_capacity_equals_the_update_without(
+    n_microbatches, n_shards
+):
     """1e-6: of float32 sums; params move by 1e-3 each minibatch."""
     cfg, world, first, state = trained_problem(
-        replace(PPO, n_microbatches=n_microbatches)
+        replace(PPO, n_microbatches=n_microbatches, n_shards=n_shards)
     )
     limited = with_capacity(cfg, world, first)
     want, metrics = train_step.train_step(cfg, world, state)
     got, limited_metrics = train_step.train_step(limited, world, state)
     assert (
         limited.update_agent.cfg.capacity
-        <= 64 // n_microbatches * cfg.env.cfg.resolve.max_successors / 2
+        <= 64
+        // n_microbatches
+        // n_shards
+        * cfg.env.cfg.resolve.max_successors
+        / 2
     )
     assert float(limited_metrics.loss.dropped_fraction) == 0.0
     assert_trees_equal(got, want, rtol=0, atol=1e-6)

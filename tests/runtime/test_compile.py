@@ -522,3 +522,56 @@ def test_a_record_says_why_others_were_not_tried_or_that_all_were():
     assert record.failures == () and record.skip_reason
     _, record = select()
     assert record.strategy == "one-graph" and record.skip_reason == ""
+
+
+class Peers:
+    """Another process, which fails in what is tried at some turns; counted from 0."""
+
+    def __init__(self, *fails_at):
+        self.fails_at = fails_at
+        self.own = []
+
+    def __call__(self, succeeded):
+        self.own.append(succeeded)
+        return succeeded and len(self.own) - 1 not in self.fails_at
+
+
+def test_a_strategy_that_fails_in_another_process_is_passed_over():
+    """One turn for whether to compile at all, three for the rollout parts, then one for each strategy."""
+    peers = Peers(4, 5)
+    parts, record = select_strategy(
+        collect,
+        EAGER_PARTS,
+        CFG,
+        WORLD,
+        state(),
+        "auto",
+        "aot_eager",
+        agree=peers,
+    )
+    assert record.strategy == "forward" and peers.own == [True] * 7
+    assert [f.name for f in record.failures] == ["one-graph", "two-graphs"]
+    assert {f.message for f in record.failures} == {
+        "it fails in another process"
+    }
+    got, _ = train_step(CFG, WORLD, state(), parts)
+    want, _ = train_step(CFG, WORLD, state())
+    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+
+
+def test_a_process_stays_eager_beside_one_that_does():
+    peers = Peers(0)
+    parts, record = select_strategy(
+        collect, EAGER_PARTS, CFG, WORLD, state(), agree=peers
+    )
+    assert parts is EAGER_PARTS and record.strategy == "eager"
+    assert record.skip_reason == "another process stays eager"
+
+
+def test_others_hear_of_a_strategy_that_fails_here():
+    peers = Peers()
+    failing = with_parts(minibatch_step=broken("minibatch_step", "no"))
+    select_strategy(
+        collect, failing, CFG, WORLD, state(), "auto", "aot_eager", agree=peers
+    )
+    assert peers.own[4:6] == [False, True]

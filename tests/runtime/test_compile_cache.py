@@ -253,7 +253,11 @@ def test_other_sources_and_other_options_are_other_code(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("TRITON_PTXAS_PATH", True), ("TORCHINDUCTOR_MAX_AUTOTUNE", False)],
+    [
+        ("TRITON_PTXAS_PATH", True),
+        ("TORCHELASTIC_RUN_ID", True),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", False),
+    ],
 )
 def test_what_pytorch_sets_while_it_runs_makes_no_other_code(
     monkeypatch, name, found

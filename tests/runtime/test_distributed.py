@@ -100,6 +100,11 @@ def test_equal_facts_pass():
     assert run_ranks(2, lambda x: x.check_equal("join", check)) == [None] * 2
 
 
+def test_all_receive_the_values_of_all_in_the_order_of_ranks():
+    results = run_ranks(3, lambda x: x.exchange("sizes", [x.rank]))
+    assert results == [[[0], [1], [2]]] * 3
+
+
 class Clock:
     """Time that passes when somebody sleeps, by a part of the deadline of 1 s."""
 

@@ -1,0 +1,152 @@
+"""Collectives among the processes of torchrun that can be traced: in one graph of the compiler, and in one CUDA graph.
+
+    group = connect(processes)
+    table = group.all_gather(rows)      # in a compiled function too
+
+A collective waits for all processes: each must call the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from funcppo import tree
+from funcppo.runtime.distributed import Facts, Processes
+
+Tree = TypeVar("Tree")
+
+_agreements = count()  # gives each agreement of a program a name of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllGather:
+    """Gathers the rows of all processes; equal in all of them, so that they compile one graph."""
+
+    world_size: int
+    group_name: str
+
+    def __call__(self, rows: Tensor, /) -> Tensor:
+        """The rows [world_size * n, ...] of all processes in the order of ranks, from n of this one.
+
+        Raises:
+          RuntimeError: called under `torch.vmap`, which would return numbers of no meaning, or `torch.func.grad`.
+        """
+        if _is_transformed(rows):
+            raise RuntimeError(
+                "all_gather: expected a call outside of torch.vmap and torch.func.grad, which cannot transform it"
+            )
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
+            rows.contiguous(), self.world_size, self.group_name
+        )
+        return torch.ops._c10d_functional.wait_tensor(gathered)
+
+
+def _is_transformed(x: Tensor) -> bool:
+    """Whether `torch.vmap` or `torch.func.grad` is at work on a tensor."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if functorch.is_batchedtensor(x):
+        return True
+    # The compiler refuses a derivative by itself, and cannot trace the question.
+    is_compiling = torch.compiler.is_compiling()
+    return not is_compiling and functorch.is_functorch_wrapped_tensor(x)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """This process among those that learn together."""
+
+    processes: Processes
+    all_gather: AllGather
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return self.processes.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.processes.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.processes.is_main
+
+    def broadcast(self, values: Tree) -> Tree:
+        """The tensors of rank 0; those of other processes say shapes and dtypes. A collective."""
+
+        def receive(x: Tensor) -> Tensor:
+            x = x.clone(memory_format=torch.contiguous_format)
+            distributed.broadcast(x, 0)
+            return x
+
+        return tree.map(receive, values)
+
+    def agree(self, decision: bool) -> bool:
+        """What rank 0 has decided. A collective."""
+        return bool(self.broadcast(torch.tensor(decision)))
+
+    def all_succeed(self, succeeded: bool) -> bool:
+        """Whether all processes succeeded in what they tried. They may have failed in a collective: none is used.
+
+        Raises:
+          StalledError: some process did not come to an end.
+        """
+        name = f"agreement/{next(_agreements)}"
+        return all(self.processes.exchange(name, succeeded))
+
+
+def connect(processes: Processes, facts: Facts) -> Group:
+    """Connect the processes for collectives: by NCCL on GPUs, by Gloo on CPUs.
+
+    A process group that the program has made itself is used as it is.
+
+    Args:
+      facts: what must be the same for all; JSON values.
+
+    Raises:
+      ValueError: they differ; the message names the rank, and both values.
+      PeerError: another process has ended with an error.
+      StalledError: some process does not come.
+    """
+    processes.check_equal(f"agreement/{next(_agreements)}", facts)
+    if not distributed.is_initialized():
+        has_gpu = torch.cuda.is_available()
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+            store=distributed.PrefixStore("collectives", processes.store),  # pyright: ignore[reportPrivateImportUsage]
+            rank=processes.rank,
+            world_size=processes.world_size,
+            timeout=timedelta(seconds=processes.stall_seconds),
+        )
+        atexit.register(_disconnect)
+    world = distributed.group.WORLD
+    assert world is not None
+    return Group(
+        processes=processes,
+        all_gather=AllGather(
+            world_size=processes.world_size,
+            group_name=world.group_name,
+        ),
+    )
+
+
+def choose_gpu() -> None:
+    """Make the GPU with the number of this process on its host the current one, if there is one."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+
+
+def _disconnect() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,166 @@
+"""Collectives of two processes: in order, traced in one graph, and refused where they would return nonsense."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcppo.runtime import collectives, distributed
+from funcppo.runtime.collectives import AllGather
+from tests.cli.processes import run_processes
+
+# of no processes: a call that is refused reaches none
+ALL_GATHER = AllGather(world_size=2, group_name="none")
+
+
+def in_processes(n, folder, program):
+    """What a program of a group returns in each of some processes, as JSON."""
+
+    def main():
+        torch.set_num_threads(1)
+        processes = distributed.join({}, hide_gpus=False)
+        print(json.dumps(program(collectives.connect(processes, {}))))
+
+    ended = run_processes(n, folder, main=main)
+    assert [x.status for x in ended] == [0] * n, ended
+    return [json.loads(x.out) for x in ended]
+
+
+def rows_of(group):
+    return 10.0 * group.rank + torch.arange(4.0).view(2, 2)
+
+
+def test_rows_come_in_the_order_of_ranks(tmp_path):
+    def gather(group):
+        table = group.all_gather(rows_of(group).T)
+        kinds = [torch.bool, torch.int64, torch.bfloat16]
+        like = [group.all_gather(rows_of(group).to(x)) for x in kinds]
+        assert [x.dtype for x in like] == kinds
+        return table.tolist()
+
+    expected = [[0.0, 2.0], [1.0, 3.0], [10.0, 12.0], [11.0, 13.0]]
+    assert in_processes(2, tmp_path, gather) == [expected] * 2
+
+
+class Pair(NamedTuple):
+    """Two tensors."""
+
+    number: Tensor
+    flags: Tensor
+
+
+def test_all_receive_the_tensors_and_the_decision_of_rank_0(tmp_path):
+    def share(group):
+        own = Pair(torch.tensor(group.rank), torch.full((2,), group.is_main))
+        got = group.broadcast(own)
+        assert int(own.number) == group.rank  # written to no argument
+        agreed = [group.agree(group.rank == i) for i in range(2)]
+        return [int(got.number), got.flags.tolist(), agreed]
+
+    expected = [0, [True, True], [True, False]]
+    assert in_processes(2, tmp_path, share) == [expected] * 2
+
+
+def test_what_one_fails_in_none_succeeds_in(tmp_path):
+    def agree(group):
+        return [group.all_succeed(group.rank != i) for i in range(3)]
+
+    assert in_processes(2, tmp_path, agree) == [[False, False, True]] * 2
+
+
+def test_a_gather_is_traced_in_one_graph(tmp_path):
+    """No break; the code of both processes is equal, and the result that of eager calls."""
+
+    def compiled(group):
+        graphs = []
+
+        def backend(graph, _):
+            graphs.append(graph.code)
+            return graph.forward
+
+        step = lambda x: group.all_gather(x * 2).sum(0)
+        fast = torch.compile(step, fullgraph=True, backend=backend)
+        x = rows_of(group)
+        assert torch.equal(fast(x), step(x))
+        return graphs
+
+    first, second = in_processes(2, tmp_path, compiled)
+    assert len(first) == 1 and first == second
+    assert "all_gather_into_tensor" in first[0]
+
+
+def sum_of_gathered(x):
+    return ALL_GATHER(x).sum()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        torch.vmap(sum_of_gathered),
+        torch.func.grad(sum_of_gathered),
+        torch.func.grad(lambda x: torch.vmap(sum_of_gathered)(x).sum()),
+        torch.vmap(torch.func.grad(sum_of_gathered)),
+    ],
+    ids=["vmap", "grad", "grad of vmap", "vmap of grad"],
+)
+def test_a_gather_under_a_transformation_is_refused(transformed):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^all_gather: expected a call outside of torch.vmap and torch.func.grad",
+    ):
+        transformed(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_a_compiled_gather_under_a_transformation_is_refused(
+    tmp_path, transform
+):
+    def compiled(group):
+        def step(x):
+            return transform(lambda row: group.all_gather(row).sum())(x)
+
+        fast = torch.compile(step, fullgraph=True, backend="eager")
+        try:
+            fast(torch.ones(2, 2))
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    text = (
+        "expected a call outside of torch.vmap"
+        if transform is torch.vmap
+        else "all_gather_into_tensor"
+    )
+    for message in in_processes(2, tmp_path, compiled):
+        assert text in message
+
+
+def test_facts_that_differ_are_an_error_of_all(tmp_path):
+    def main():
+        processes = distributed.join({}, hide_gpus=False)
+        facts = {"n_envs": 8 + processes.rank}
+        with pytest.raises(ValueError, match="rank 1: expected n_envs 8, as"):
+            collectives.connect(processes, facts)
+
+    ended = run_processes(2, tmp_path, main=main)
+    assert [x.status for x in ended] == [0, 0], ended
+
+
+def test_a_process_uses_the_gpu_of_its_number_if_there_is_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        collectives.choose_gpu()
+    assert chosen == [0, 1]
+
+
+def test_gathers_of_equal_groups_are_equal():
+    """Settings of one graph, which a cache finds again."""
+    again = AllGather(world_size=2, group_name="none")
+    assert again == ALL_GATHER and hash(ALL_GATHER) == hash(again)

@@ -1,0 +1,366 @@
+"""Shards: the union of their minibatches is one minibatch, and who holds them changes no bit."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from funcppo import losses, minibatch, random, rollout, shards, tree
+from funcppo.minibatch import MinibatchIndices
+from funcppo.shards import ShardGradient
+from funcppo.train_step import (
+    EAGER_PARTS,
+    collect,
+    init,
+    train_step,
+    vmap_parts,
+)
+from tests.learning import (
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    compiled,
+    double,
+    one_thread,
+    pendulum_config,
+)
+
+SMALL = {
+    "n_envs": 8,
+    "n_steps": 8,
+    "n_updates": 10,
+    "n_epochs": 2,
+    "n_minibatches": 2,
+    "learning_rate": 1e-2,
+}
+# episodes short enough that some end in a rollout
+sharded = partial(cartpole_config, max_steps=5, **SMALL)
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+def moments(values):
+    x = torch.tensor(values, dtype=torch.float64)
+    return shards.masked_moments(x.isfinite(), x)
+
+
+def test_moments_of_shards_by_hand():
+    """1, 2 and 6: mean 3, squared differences 4 + 1 + 9."""
+    assert shards.merge_moments([moments([1.0, 2.0]), moments([6.0])]) == (
+        3,
+        3,
+        14,
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0, 5.0], [1e6, 2.0], [-3.0, 0.25]],
+        [[1.0, torch.nan], [torch.inf, torch.nan], [7.0, 2.0]],
+        [[torch.nan], [torch.nan]],
+    ],
+)
+def test_moments_of_shards_are_those_of_all_their_numbers(values):
+    merged = shards.merge_moments([moments(x) for x in values])
+    together = moments([x for shard in values for x in shard])
+    for got, want in zip(merged, together):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
+def test_a_mean_over_shards_by_hand():
+    """3 rows and 1 row: weights 3/4 and 1/4; fractions of all rows count equally."""
+
+    def shard(gradient, n_counted, fraction):
+        loss = torch.tensor(gradient)
+        metrics = losses.LossMetrics(*[loss] * 6, (), torch.tensor(fraction))
+        return ShardGradient(loss[None], metrics, torch.tensor(n_counted))
+
+    grads, metrics = shards.mean_over_shards(
+        [shard(4.0, 3.0, 0.25), shard(8.0, 1.0, 0.75)]
+    )
+    assert grads.tolist() == [5.0] and metrics.loss == 5.0
+    assert metrics.nonfinite_fraction == 0.5 and metrics.dropped_fraction == ()
+
+    grads, _ = shards.mean_over_shards([shard(0.0, 0.0, 1.0)] * 2)
+    assert grads.tolist() == [0.0]
+
+
+def collected(cfg, seed=0):
+    """A rollout, float64, and the step of a minibatch that learns from it."""
+    state = double(init(cfg, WORLD, random.key(seed)))
+    got = collect(cfg, WORLD, state)
+    return state, got
+
+
+def as_one_shard(cfg, got):
+    """The same rollout and minibatches as of one shard: its config, batch and minibatches."""
+    batch = tree.map(lambda *x: torch.cat(x), *got.batch)
+    n_rows = got.batch[0].advantage.shape[0]
+    offsets = n_rows * torch.arange(len(got.batch))
+    rows = got.minibatches.rows + offsets[:, None]
+    minibatches = MinibatchIndices(rows.flatten(1), got.minibatches.ends_epoch)
+    ppo = replace(cfg.ppo, n_shards=1)
+    return replace(cfg, ppo=ppo), batch, minibatches
+
+
+def learn(cfg, state, got, batch, minibatches):
+    step = partial(
+        shards.minibatch_step, cfg, WORLD, state.params, batch, got.scalars
+    )
+    return rollout.scan(step, got.update_state, minibatches)
+
+
+@pytest.mark.parametrize(
+    "ppo",
+    [
+        {},
+        {"advantage_ddof": 0, "value_loss": "plain"},
+        {"advantage_ddof": None},
+        {"n_microbatches": 2},
+        {"target_kl": 1e-9},
+        {"target_kl": 0.002, "kl_stop": "minibatch"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [cartpole_config, pendulum_config])
+def test_a_minibatch_of_shards_equals_the_same_rows_of_one_shard(make, ppo):
+    """Four minibatches, float64, 1e-12: a mean over rows is the weighted mean of the shards' means."""
+    cfg = make(max_steps=5, **SMALL, **ppo, n_shards=4)
+    state, got = collected(cfg)
+    want = learn(
+        *(lambda cfg, *x: (cfg, state, got, *x))(*as_one_shard(cfg, got))
+    )
+    assert_trees_equal(
+        learn(cfg, state, got, got.batch, got.minibatches),
+        want,
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
+    """Of 4 shards one has a bad row, another only such; float64, 1e-12."""
+    cfg = sharded(n_shards=4)
+    state, got = collected(cfg)
+    row = torch.arange(got.batch[0].advantage.shape[0])
+    bad = {1: row == 3, 2: row >= 0}
+    batch = tuple(
+        b._replace(
+            advantage=torch.where(bad[i], torch.nan, b.advantage)
+            if i in bad
+            else b.advantage
+        )
+        for i, b in enumerate(got.batch)
+    )
+    spoilt = got._replace(batch=batch)
+    own = [
+        b.advantage[rows]
+        for b, rows in zip(batch, got.minibatches.rows.unbind(1))
+    ]
+    advantage = shards.merge_moments(
+        [shards.masked_moments(x.isfinite(), x) for x in own]
+    )
+    minibatches = got.minibatches._replace(advantage=advantage)
+    update, metrics = learn(cfg, state, got, batch, minibatches)
+    one, all_rows, indices = as_one_shard(cfg, spoilt)
+    want = learn(one, state, got, all_rows, indices)
+    assert_trees_equal((update, metrics), want, rtol=1e-9, atol=1e-12)
+    assert metrics.is_applied.all()
+    assert metrics.loss.nonfinite_fraction.sum() == 2 * (0.25 + 1 / 64) * 2
+
+
+def test_a_shard_that_is_not_finite_stops_the_minibatch_for_all():
+    cfg = sharded(n_shards=4)
+    state, got = collected(cfg)
+    last = got.batch[-1]
+    # of a finite row: its loss is infinite
+    batch = (
+        *got.batch[:-1],
+        last._replace(value_target=torch.full_like(last.value_target, 1e300)),
+    )
+    update, metrics = learn(cfg, state, got, batch, got.minibatches)
+    assert not metrics.is_finite.any() and not metrics.is_applied.any()
+    assert update.flat_params.equal(got.update_state.flat_params)
+
+
+def test_one_shard_is_computed_by_the_graph_of_a_minibatch_step():
+    cfg = cartpole_config(**SMALL)
+    state = init(cfg, WORLD, random.key(0))
+    got = collect(cfg, WORLD, state)
+    first = tree.map(lambda x: x[0], got.minibatches)
+
+    def graph(step):
+        step = partial(step, cfg, WORLD)
+        traced = make_fx(step)(
+            state.params, got.batch, got.scalars, got.update_state, first
+        )
+        return traced.code
+
+    assert graph(shards.minibatch_step) == graph(minibatch.minibatch_step)
+
+
+def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():
+    """Float32 sums may be computed in another order: 1e-6."""
+    cfg = sharded(n_shards=2)
+    state = init(cfg, WORLD, random.key(0))
+    got = collect(cfg, WORLD, state)
+    first = tree.map(lambda x: x[0], got.minibatches)
+    rest = (state.params, got.batch, got.scalars, got.update_state, first)
+    step = compiled(shards.minibatch_step, backend="aot_eager")
+    assert_trees_equal(
+        step(cfg, WORLD, *rest),
+        shards.minibatch_step(cfg, WORLD, *rest),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_shards_have_environments_keys_and_orders_of_their_own():
+    cfg = sharded(n_shards=4)
+    state = init(cfg, WORLD, random.key(0))
+    assert state.key.shape == (4, 2) and len(state.key.unique(dim=0)) == 4
+    assert len(state.env_state.motion.unique(dim=0)) == 8
+    got = collect(cfg, WORLD, state)
+    assert len(got.minibatches.rows.transpose(0, 1).unique(dim=0)) == 4
+    epochs = got.minibatches.rows.transpose(0, 1).reshape(4, 2, 16)
+    assert torch.equal(epochs.sort().values, torch.arange(16).expand(4, 2, 16))
+
+
+def test_a_shard_rolls_out_as_if_it_were_alone():
+    """Each shard's batch is that of a learner of 2 environments that begins in its state."""
+    cfg = sharded(n_shards=4)
+    state = init(cfg, WORLD, random.key(0))
+    got = collect(cfg, WORLD, state)
+    alone = replace(cfg, ppo=replace(cfg.ppo, n_envs=2, n_shards=1))
+    for i, batch in enumerate(got.batch):
+        rows = (state.env_state, state.episode_stats)
+        env_state, stats = tree.map(lambda x, i=i: x[2 * i : 2 * i + 2], rows)
+        own = state._replace(
+            env_state=env_state, episode_stats=stats, key=state.key[i]
+        )
+        want = collect(alone, WORLD, own)
+        assert_trees_equal(batch, want.batch, rtol=0, atol=0)
+        assert torch.equal(got.key[i], want.key)
+
+
+def test_metrics_are_of_all_shards():
+    cfg = sharded(n_shards=4)
+    _, got = collected(cfg)
+    # each of 8 environments ends an episode of 5 steps, none in the 3 that follow
+    assert got.metrics.n_episodes == got.metrics.n_truncated_episodes == 8
+    assert got.metrics.episode_return_sum == 40
+    batch = tree.map(lambda *x: torch.cat(x), *got.batch)
+    residual = batch.value_target - batch.value
+    explained = 1 - residual.var(correction=0) / batch.value_target.var(
+        correction=0
+    )
+    torch.testing.assert_close(
+        got.metrics.explained_variance, explained, rtol=1e-10, atol=0
+    )
+
+
+class Exchange:
+    """The shards of some threads, in the order of the threads."""
+
+    def __init__(self, n):
+        self.barrier = threading.Barrier(n, timeout=60)
+        self.shares = [None] * n
+
+    def gather(self, i, share):
+        self.shares[i] = share
+        self.barrier.wait()
+        table = torch.cat(self.shares)
+        self.barrier.wait()  # none writes before all have read
+        return table
+
+
+def run_divided(cfg, n, n_updates=2):
+    """The states and metrics of threads that hold an equal number of the shards each."""
+    whole = init(cfg, WORLD, random.key(0))
+    exchange, results = Exchange(n), [None] * n
+
+    def run(i):
+        torch.set_num_threads(1)
+        own = replace(cfg, gather_shards=partial(exchange.gather, i))
+        share = lambda x: x.chunk(n)[i].clone()
+        state = whole._replace(
+            env_state=tree.map(share, whole.env_state),
+            episode_stats=tree.map(share, whole.episode_stats),
+            key=share(whole.key),
+        )
+        for _ in range(n_updates):
+            state, metrics = train_step(own, WORLD, state)
+        results[i] = state, metrics
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("make", [cartpole_config, pendulum_config])
+def test_who_holds_the_shards_changes_no_bit(make):
+    cfg = make(max_steps=5, **SMALL, n_shards=4, target_kl=0.02)
+    state = init(cfg, WORLD, random.key(0))
+    for _ in range(2):
+        state, metrics = train_step(cfg, WORLD, state)
+    for n in (2, 4):
+        results = run_divided(cfg, n)
+        for own, own_metrics in results:
+            assert_trees_equal(
+                (own.params, own.opt_state, own_metrics),
+                (state.params, state.opt_state, metrics),
+                rtol=0,
+                atol=0,
+            )
+        rows = [(x.env_state, x.episode_stats, x.key) for x, _ in results]
+        assert_trees_equal(
+            tree.map(lambda *x: torch.cat(x), *rows),
+            (state.env_state, state.episode_stats, state.key),
+            rtol=0,
+            atol=0,
+        )
+
+
+def test_a_process_that_holds_too_many_shards_is_refused():
+    cfg = replace(
+        sharded(n_shards=4), gather_shards=lambda x: torch.cat([x, x])
+    )
+    state = init(cfg, WORLD, random.key(0))
+    with pytest.raises(ValueError, match=r"state: expected 4 shards .* got 8"):
+        train_step(cfg, WORLD, state)
+
+
+def test_learners_of_several_shards_under_vmap_equal_their_single_runs():
+    """Two learners, float64, 1e-10 after an update; the parts for many learners are refused."""
+    cfg = sharded(n_shards=2)
+    states = [double(init(cfg, WORLD, random.key(seed))) for seed in range(2)]
+    together = tree.map(lambda *x: torch.stack(x), *states)
+    got = torch.vmap(partial(train_step, cfg, WORLD))(together)
+    singles = [train_step(cfg, WORLD, state) for state in states]
+    want = tree.map(lambda *x: torch.stack(x), *singles)
+    assert_trees_equal(got, want, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="n_shards: expected a state with one"):
+        train_step(cfg, WORLD, together, vmap_parts(EAGER_PARTS))
+
+
+def test_a_state_of_the_environment_without_rows_is_refused():
+    cfg = sharded(n_shards=2)
+
+    def reset(*args):
+        state = cfg.env.reset(*args)
+        return state._replace(steps=state.steps.sum())
+
+    broken = replace(cfg, env=replace(cfg.env, reset=reset))
+    with pytest.raises(
+        ValueError, match=r"steps: expected 4 rows, .* got \[\]"
+    ):
+        init(broken, WORLD, random.key(0))
