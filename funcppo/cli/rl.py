@@ -121,6 +121,8 @@ class Rl:
     and it is an error where it cannot be recorded."""
     hidden: Annotated[tuple[Size, ...], arg(metavar="N...")] = _DEFAULT.hidden
     """Units of each hidden layer of actor and critic. Default: as published."""
+    activation: Literal["tanh", "relu"] = _DEFAULT.activation
+    """Of the hidden layers: tanh or relu. Default: as published."""
     normalize_observation: bool = False
     """Shift and scale observations by their running moments. Default: as published."""
     normalize_reward: bool = False

@@ -51,6 +51,9 @@ class RLConfig:
     hidden: tuple[Size, ...]
     """Units of each hidden layer of actor and critic."""
 
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Of the hidden layers: tanh or relu."""
+
     normalize_observation: bool
     """Shift and scale observations by their running moments."""
 

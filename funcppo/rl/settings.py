@@ -27,7 +27,7 @@ class RLSettings:
     """Units of each hidden layer of actor and critic."""
 
     activation: Literal["tanh", "relu"] = "tanh"
-    """Of the hidden layers."""
+    """Of the hidden layers: tanh or relu."""
 
     normalize_observation: bool = False
     """Shift and scale observations by their running moments."""

@@ -236,9 +236,7 @@ def select_strategy(
         )
 
     agree = agree or _alone
-    skip_reason, skip_code = _reason_to_stay_eager(strategy)
-    if not agree(skip_code is None) and skip_code is None:
-        skip_reason, skip_code = PEER_IS_EAGER, FailureCode.DISABLED
+    skip_reason, skip_code = _common_reason_to_stay_eager(strategy, agree)
     if skip_code is not None:
         record = make_record("eager", (), skip_reason, skip_code)
         return SelectedStrategy(parts, record)
@@ -307,6 +305,16 @@ def with_host_environment(record: StrategyRecord) -> StrategyRecord:
         code=FailureCode.HOST_ENVIRONMENT,
     )
     return dataclasses.replace(record, failures=(failure, *record.failures))
+
+
+def _common_reason_to_stay_eager(
+    strategy: str, agree: Agree
+) -> tuple[str, FailureCode | None]:
+    """As `_reason_to_stay_eager`, of this process or of another that learns with it."""
+    reason, code = _reason_to_stay_eager(strategy)
+    if not agree(code is None) and code is None:
+        return PEER_IS_EAGER, FailureCode.DISABLED
+    return reason, code
 
 
 def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
