@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import io
 import json
 import os
 import platform
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +177,25 @@ def source(way: Way) -> str:
 
 @functools.cache
 def _code(file: str) -> str:
-    """A file without comments and docstrings."""
-    parsed = ast.parse(Path(file).read_text())
-    for node in ast.walk(parsed):
+    """The lines of a file without comments and docstrings: as text, which every version of Python cuts alike."""
+    text = Path(file).read_text()
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+
+    for node in ast.walk(ast.parse(text)):
         if (
             isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and ast.get_docstring(node) is not None
         ):
-            node.body = node.body[1:]
-    return ast.unparse(parsed)
+            docstring = node.body[0]
+            assert docstring.end_lineno is not None
+            for row in range(docstring.lineno, docstring.end_lineno + 1):
+                lines[row - 1] = ""
+    stripped = [line.rstrip() for line in lines]
+    return "\n".join(line for line in stripped if line)
 
 
 def _file(module: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -130,11 +131,13 @@ def variants(
 
 
 def by_backend(of: Record, approach: str, variant: str) -> str:
-    """How a way ends in the default mode: once where the backends agree."""
-    cells = {
-        b: of["cells"].get(f"{approach}/{variant}/{b}/default")
-        for b in BACKENDS
-    }
+    """How a way ends in the default mode, or in its only one: once where the backends agree."""
+    name, cells = f"{approach}/{variant}", {}
+    for backend, mode in itertools.product(
+        BACKENDS, ("default", "graphed callables")
+    ):
+        cell = of["cells"].get(f"{name}/{backend}/{mode}")
+        cells[backend] = cells.get(backend) or cell
     ends: dict[str, list[str]] = {}
     for backend, cell in cells.items():
         if cell:

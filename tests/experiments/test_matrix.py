@@ -40,7 +40,6 @@ STALE_RECORDS = {
     "2.9.1 cpu": "older than the masking of rows that are not finite",
     "2.11.0 cpu": "older than the library's losses, networks and trees",
     "2.13.0 cpu": "older than the masking of rows that are not finite",
-    "2.11.0 NVIDIA H200": "older, and recordings were counted as 0",
 }
 EAGER = "0/eager, fused Adam/none/default"
 
@@ -535,6 +534,51 @@ def test_graph_trees_record_one_graph_steps_and_lose_what_is_fed_back(of):
     inside = cells["A/written back inside/inductor/reduce-overhead"]
     assert inside["recordings"] == 0
     assert "mutated inputs" in inside["skips"][0]
+
+
+@pytest.mark.parametrize(
+    "of",
+    [r for r in RECORDS if any(name.startswith("I/") for name in r["cells"])],
+    ids=tables.label,
+)
+def test_what_else_a_step_may_hold(of):
+    """Where the other end of a row is torch's own: random numbers of a generator, and a wrapper inside."""
+    ends = {
+        variant: tables.by_backend(of, "I", variant)
+        for _, _, variant in tables.variants([of], ("I",))
+    }
+    for variant in (
+        "bfloat16 around the loss, inside the compiled step",
+        "torch's generator, fallback_random",
+        "a function of an explicit key",
+        "buffers written inside",
+        "buffers in, buffers out",
+        "a collective of the gradient inside the compiled step",
+    ):
+        assert ends[variant] == "**one graph**", variant
+    around = "the wrapped loss compiled, eager backward, fused Adam"
+    assert ends[around] == "fails: Unsupported"
+    inside = "the compiled loss wrapped, eager backward, fused Adam"
+    assert ends[inside] == "one graph, of the loss only"
+    if of["device"] != "cpu":
+        assert "inductor: **wrong result**" in ends["torch's generator"]
+        cells = of["cells"]
+        graphed = cells["I/make_graphed_callables/none/graphed callables"]
+        by_hand = cells["0/eager, fused Adam/none/manual graph"]
+        assert graphed["status"] == "eager"
+        assert by_hand["step_us"] < graphed["step_us_quartiles"][0]
+
+
+def test_a_hash_of_code_depends_on_code_alone(tmp_path):
+    """Not on comments, docstrings or empty lines, nor on the version of Python, which would quote f-strings anew."""
+    text = "def f(x):\n    return f'{x[\"a\"]}  # no comment'\n"
+    documented = text.replace(":\n", ':\n    """Two\n    lines."""\n\n')
+    same, other = documented + "\n# a comment\n", text.replace("x", "y")
+    files = [tmp_path / f"{name}.py" for name in "abc"]
+    for file, contents in zip(files, (text, same, other)):
+        file.write_text(contents)
+    first, second, third = (record._code(str(file)) for file in files)
+    assert first == second == text.strip() and third != first
 
 
 # the text

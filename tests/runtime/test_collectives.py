@@ -17,6 +17,12 @@ from tests.cli.processes import run_processes
 ALL_GATHER = AllGather(world_size=2, group_name="none")
 
 
+# The compiler asks for the GPU, which a process that is forked cannot have.
+needs_no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a forked process cannot use a GPU"
+)
+
+
 def in_processes(n, folder, program):
     """What a program of a group returns in each of some processes, as JSON."""
 
@@ -72,6 +78,7 @@ def test_what_one_fails_in_none_succeeds_in(tmp_path):
     assert in_processes(2, tmp_path, agree) == [[False, False, True]] * 2
 
 
+@needs_no_gpu
 def test_a_gather_is_traced_in_one_graph(tmp_path):
     """No break; the code of both processes is equal, and the result that of eager calls."""
 
@@ -115,6 +122,7 @@ def test_a_gather_under_a_transformation_is_refused(transformed):
         transformed(torch.ones(2, 2))
 
 
+@needs_no_gpu
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
 def test_a_compiled_gather_under_a_transformation_is_refused(
     tmp_path, transform
