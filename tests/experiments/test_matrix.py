@@ -39,7 +39,6 @@ NAMES = [tables.label(r) for r in RECORDS]
 STALE_RECORDS = {
     "2.9.1 cpu": "older than the masking of rows that are not finite",
     "2.11.0 cpu": "older than the library's losses, networks and trees",
-    "2.13.0 cpu": "older than the masking of rows that are not finite",
 }
 EAGER = "0/eager, fused Adam/none/default"
 
