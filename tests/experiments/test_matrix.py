@@ -741,14 +741,22 @@ def test_the_storage_of_a_transformed_tensor_cannot_be_read():
 
 
 def test_a_collective_under_vmap_is_wrong_in_silence():
-    """The rank's own numbers, or memory that nobody wrote; never the sums, and no error."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    told = next(x for x in said("vmap_over_collective", port) if "vmap" in x)
-    by_row, mapped = told.split(", under vmap ")
-    assert by_row == "all-reduce row by row [3.0, 30.0]"
-    assert mapped.startswith("[") and mapped != "[3.0, 30.0]"
+    """The rank's own numbers, or memory that nobody wrote, and no error.
+
+    Nothing waits for the sums: where the collective happens to end first, they are there. Not in five runs of five.
+    """
+    results: list[str] = []
+    while len(results) < 5 and set(results) <= {"[3.0, 30.0]"}:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        lines = said("vmap_over_collective", port)
+        told = next(line for line in lines if "vmap" in line)
+        by_row, mapped = told.split(", under vmap ")
+        assert by_row == "all-reduce row by row [3.0, 30.0]"
+        assert mapped.startswith("[")
+        results.append(mapped)
+    assert set(results) != {"[3.0, 30.0]"}
 
 
 def test_a_reset_of_dynamo_clears_the_callbacks_of_others():
