@@ -354,7 +354,7 @@ class NetworkFactory(Protocol):
 
 
 class GatherShards(Protocol):
-    """Gathers tensors of the shards of all processes, `runtime.distributed.AllGather`."""
+    """Gathers tensors of the shards of all processes, `runtime.collectives.AllGather`."""
 
     def __call__(self, shards: Tensor, /) -> Tensor:
         """All shards [n_shards, ...], in their order, from those of this process [k, ...]."""

@@ -405,9 +405,12 @@ def collect(
     """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
     if cfg.ppo.n_shards == 1:
         return _collect_shard(cfg, world, state, parts)
+
+    # Each shard by itself, then what all of them must know of each.
     own = [_collect_shard(cfg, world, shard, parts) for shard in _shards(state)]
     moments = [_shard_moments(shard) for shard in own]
     metrics, advantage = _merge_shards(shards.gather(cfg, moments))
+
     first = own[0]
     minibatches = ShardedIndices(
         rows=torch.stack([shard.minibatches.rows for shard in own], 1),

@@ -422,6 +422,8 @@ def sizes(of: list[Record]) -> str:
                     *_size_words(row),
                 ]
             )
+    if not rows:
+        return "No record yet.\n"
     head = ["device", "network", "cell", "µs a step", "times as fast"]
     return grid([*head, "GB held", "compile, s"], rows)
 

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from funcppo.runtime.compile import StrategyRecord
     from funcppo.trainer import Progress
 
-# The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
 TRIALS_FILE = "trials.csv"
 MAX_SHOWN_TRIALS = 10
+# The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
 PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
 RUN_FILES = (
     CONFIG_FILE,
@@ -217,10 +217,7 @@ class Rl:
         else:
             self._begin(config, folder)
         _print_settings(config, console)
-        removed = remove_stale_parts(folder, RUN_FILES)
-        print_notes(
-            console, [f"removed {x}, left by a killed process" for x in removed]
-        )
+        _remove_parts(folder, console)
 
         if config.search != "none":
             return self._search(config, learner, folder, console)
@@ -291,6 +288,14 @@ class Rl:
             words = ("funcppo", "rl", "--out", str(self.out), "--resume")
             line += f"; `{shlex.join(words)}` continues"
         console.print(line)
+
+
+def _remove_parts(folder: Path, console: Console) -> None:
+    """Remove what killed processes have left half-written, and say so."""
+    removed = remove_stale_parts(folder, RUN_FILES)
+    print_notes(
+        console, [f"removed {x}, left by a killed process" for x in removed]
+    )
 
 
 def _as_options(settings: RLConfig | RLSettings) -> JsonObject:

@@ -418,6 +418,31 @@ def _check_body_length(clause: Clause, path: str) -> None:
         )
 
 
+def _first_unknown_name(
+    dataset: Dataset,
+    rules: list[Clause],
+    entities: set[str],
+    relations: set[str],
+    path: str,
+) -> str:
+    """The message on the first rule with an unknown name.
+
+    Args:
+      relations: those of the data, and of the rules that are left.
+    """
+    # Named first: a rule whose names no rule at all has. Others may lack only
+    # what such a rule would define.
+    defined = relations | {rule.head.predicate for rule in rules}
+    if any(_unknown_names(rule, entities, defined) for rule in rules):
+        relations = defined
+    first = next(r for r in rules if _unknown_names(r, entities, relations))
+    kind, name = _unknown_names(first, entities, relations)[0]
+    known = dataset.entities if kind == "entity" else sorted(relations)
+    problem = unknown_name_message(kind, name, known)
+    head = shorten(first.head.predicate)
+    return f"{path}:{first.line}: {problem}, in a rule for {head}"
+
+
 def _drop_rules_of_unknown_names(
     dataset: Dataset, rules: list[Clause], path: str
 ) -> tuple[list[Clause], list[str]]:
@@ -444,18 +469,7 @@ def _drop_rules_of_unknown_names(
     if len(kept) == len(rules):
         return rules, []
 
-    # Named first: a rule whose names no rule at all has. Others may lack only
-    # what such a rule would define.
-    defined = relations | {rule.head.predicate for rule in rules}
-    roots = [r for r in rules if _unknown_names(r, entities, defined)]
-    if roots:
-        relations = defined
-    first = next(r for r in rules if _unknown_names(r, entities, relations))
-    kind, name = _unknown_names(first, entities, relations)[0]
-    known = dataset.entities if kind == "entity" else sorted(relations)
-    problem = unknown_name_message(kind, name, known)
-    head = shorten(first.head.predicate)
-    message = f"{path}:{first.line}: {problem}, in a rule for {head}"
+    message = _first_unknown_name(dataset, rules, entities, relations, path)
     if not kept:
         raise ValueError(message)
     n_dropped = len(rules) - len(kept)

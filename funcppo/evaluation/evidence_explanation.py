@@ -224,10 +224,13 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
         f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:"
     ]
-    derive = "rule derives" if len(e.rules) == 1 else "rules derive"
+    is_one = len(e.rules) == 1
+    derive = "rule derives" if is_one else "rules derive"
+    whose, weight = "its" if is_one else "their", math.exp(e.rule_score)
     lines.append(
-        f"  {e.rule_score:+.2f}  {len(e.rules)} {derive} it, the log of their weight {math.exp(e.rule_score):.3g}:"
+        f"  {e.rule_score:+.2f}  {len(e.rules)} {derive} it, the log of {whose} weight {weight:.3g}:"
     )
+
     for rule in e.rules[:MAX_PRINTED_RULES]:
         lines.append(
             f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}"
@@ -241,6 +244,7 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         others = sum(rule.share for rule in e.rules[MAX_PRINTED_RULES:])
         n_others = len(e.rules) - MAX_PRINTED_RULES
         lines.append(f"      {others:6.1%} by {_count(n_others, 'other')}")
+
     for fact in e.facts:
         word = "against" if fact.weight < 0 else "for"
         lines.append(
@@ -250,6 +254,7 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         lines.append(
             f"  {e.linked_weight:+.2f}  some fact links it to {_term_text(dataset, e.given)}"
         )
+
     place = "head" if e.side == HEAD else "tail"
     facts = _count(e.own_degree, "other fact")
     relation = dataset.predicates[e.predicate - 1]

@@ -99,6 +99,7 @@ def _stack_returns(rows: Sequence[metrics_log.Row]) -> Returns:
         for seed in seeds
     ]
     steps = sorted(set.intersection(*map(set, by_seed)))
+
     table = np.array(
         [
             [

@@ -140,7 +140,7 @@ PUBLISHED = {
 
 
 def published(name: str) -> RLSettings:
-    """The settings of an environment; those of Huang et al. 2022 for classic control where there are no others."""
+    """The settings of an environment; the defaults of `PPOConfig` where none are published."""
     default = RLSettings(
         source="the defaults of PPOConfig: none are published for it",
         steps=500_000,
