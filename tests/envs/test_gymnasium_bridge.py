@@ -159,6 +159,28 @@ def test_a_finished_row_stays_as_it_is():
         assert float(timestep.reward[1]) == 0.0
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_no_environment_is_stepped_past_its_end(end):
+    """Some raise an error then; the row stays, whatever its environment does meanwhile."""
+
+    class Strict(Counter):
+        def step(self, action):
+            assert self.count < 3, "stepped past its end"
+            obs, reward, is_over, _, info = super().step(action)
+            is_terminated = is_over and end == "terminated"
+            return obs, reward, is_terminated, is_over != is_terminated, info
+
+    env = fp.envs.gymnasium(Strict)
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.zeros(2, dtype=torch.int64)
+    for count in (1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0):
+        state, timestep = env.step_functional(
+            env.cfg, None, state, action, keys(2)
+        )
+        assert state.obs[:, 0].tolist() == [count] * 2
+        assert getattr(timestep, end).tolist() == [count == 3.0] * 2
+
+
 def test_rollouts_are_reproducible_from_the_key():
     def trajectory(seed):
         env = fp.envs.gymnasium("CartPole-v1", n_envs=3)
