@@ -54,6 +54,7 @@ PROGRAMS = {
     "plot": "Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
+    "warm": "Compile the training step of a run ahead of it, so that `funcppo train` finds the code on disk.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
 

@@ -180,29 +180,34 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-GraphsChoice: TypeAlias = Literal["auto", "off", "manual"]
+GraphsChoice: TypeAlias = Literal["auto", "off", "trees", "manual"]
 
 
 @contextmanager
 def graphs_allowed(graphs: GraphsChoice, device: str) -> Iterator[None]:
-    """Record no CUDA graph meanwhile if --graphs is off, and go on without none if it is manual.
+    """Record the CUDA graphs meanwhile that --graphs says.
 
     Raises:
-      ValueError: --graphs is manual, and a CUDA graph cannot be recorded.
+      ValueError: --graphs demands graphs, and there is no GPU, or one cannot be recorded.
     """
     if graphs == "auto":
         yield
         return
 
     device = resolve_device(device)
-    if graphs == "manual" and not is_cuda(device):
+    if graphs in ("trees", "manual") and not is_cuda(device):
         raise ValueError(
-            f"--graphs manual: expected --device cuda, got {device}"
+            f"--graphs {graphs}: expected --device cuda, got {device}, which has no CUDA graphs: --graphs auto runs "
+            "the same step without them"
         )
-    from funcppo.runtime import capture
+    from funcppo.runtime import capture, cudagraph_trees
 
     if graphs == "off":
         with capture.without_cuda_graphs("turned off by --graphs off"):
+            yield
+        return
+    if graphs == "trees":
+        with cudagraph_trees.cudagraph_trees_only():
             yield
         return
     try:

@@ -73,10 +73,12 @@ class Doctor:
             ):
                 record = try_strategies(device)
             report["strategy"] = dataclasses.asdict(record)
+            report["graphs"] = self.graphs
 
         write_json(self.json, report)
         if record is not None:
             _print_record(console, record)
+            console.print(f"{'graphs':>10}  {self.graphs}")
             console.print(f"tried in {time.perf_counter() - start:.0f} s")
         return 0
 

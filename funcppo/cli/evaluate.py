@@ -114,7 +114,8 @@ class Evaluate:
     say what to attach. Default: off."""
     graphs: GraphsChoice = "auto"
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
-    out; manual: always, and it is an error where one cannot be recorded."""
+    out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
+    always, and it is an error where one cannot be recorded."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None

@@ -53,6 +53,7 @@ LoggerNames: TypeAlias = Annotated[
     tuple[LoggerName, ...], arg(metavar="{csv,tensorboard,wandb,jsonl}")
 ]
 
+# of configs; a program that hides options of the program it extends lists them itself
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 METAVARS_OF_FIELDS = {"columns": "H,R,T", "split_ratios": "X,X,X"}
@@ -150,7 +151,8 @@ def _make_registry(has_all_twins: bool = False) -> ConstructorRegistry:
 
         if not isinstance(spec, StructConstructorSpec):
             return None
-        hidden = HIDDEN_OPTIONS.get(info.type, set())
+        own = getattr(info.type, "HIDDEN_OPTIONS", set())
+        hidden = HIDDEN_OPTIONS.get(info.type, own)
         fields = tuple(
             _style_field(field, has_all_twins)
             for field in spec.fields

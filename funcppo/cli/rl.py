@@ -117,8 +117,9 @@ class Rl:
     )
     """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
     graphs: GraphsChoice = "auto"
-    """Replay the training step as a CUDA graph on a GPU. auto: where it can be recorded; off: never; manual: always,
-    and it is an error where it cannot be recorded."""
+    """Replay the training step as a CUDA graph on a GPU. auto: where it can be recorded; off: never; trees: those
+    that PyTorch records of compiled functions, to compare with; manual: always, and it is an error where it cannot be
+    recorded."""
     hidden: Annotated[tuple[Size, ...], arg(metavar="N...")] = _DEFAULT.hidden
     """Units of each hidden layer of actor and critic. Default: as published."""
     activation: Literal["tanh", "relu"] = _DEFAULT.activation
@@ -226,6 +227,7 @@ class Rl:
             self._print_interrupted(trained.update, console)
             return trained.exit_status
         results = _results(config, folder, trained.record)
+        results["graphs"] = self.graphs
         results["seconds"] = time.perf_counter() - start
         self._write(results, folder)
         _print_results(results, console)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from tyro.conf import arg
 
@@ -146,7 +146,8 @@ class Train:
     compilation, otherwise the first of these that works and matches eager."""
     graphs: GraphsChoice = "auto"
     """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
-    recorded; off: never, to rule them out; manual: always, and it is an error where one cannot be recorded."""
+    recorded; off: never, to rule them out; trees: those that PyTorch records of compiled functions (mode
+    reduce-overhead), to compare with; manual: always, and it is an error where one cannot be recorded."""
     precision: Literal["highest", "high", "bfloat16"] = _DEFAULT.precision
     """Precision of matrix products. highest: float32; high: TF32 where the GPU has it; bfloat16: bfloat16 inputs, all
     else float32."""
@@ -268,6 +269,7 @@ class Train:
                 trained.run, time.perf_counter() - start, console
             )
             results["strategy"] = dataclasses.asdict(trained.strategy)
+            results["graphs"] = self.graphs
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
@@ -392,8 +394,12 @@ class Train:
             stored = read_settings(Path(self.config), base)
         else:
             return None
+        return self.with_settings(stored)
+
+    def with_settings(self, run_config: RunConfig) -> Self:
+        """The program with the settings of a run as its options."""
         settings = {
-            field.name: getattr(stored, field.name)
+            field.name: getattr(run_config, field.name)
             for field in dataclasses.fields(RunConfig)
         }
         return dataclasses.replace(self, **settings)
@@ -536,7 +542,12 @@ class Train:
         n_updates = run.cfg.ppo.n_updates
         with Monitor() as monitor:
             captured, record = _prepare_train_step(run, monitor, console)
-            _write_header(run, self.out, record)
+            header = {
+                "strategy": dataclasses.asdict(record),
+                "graphs": self.graphs,
+                "versions": package_versions(),
+            }
+            _write_header(run, self.out, header)
             if exporter:
                 exporter.monitor = monitor
                 _describe_run(exporter, run, record, captured)
@@ -626,15 +637,11 @@ def _truncate_metrics(run: Run, folder: Path) -> list[str]:
     return metrics_log.truncate(folder / METRICS_FILE, last_update)
 
 
-def _write_header(run: Run, folder: Path, record: StrategyRecord) -> None:
+def _write_header(run: Run, folder: Path, header: JsonObject) -> None:
     """Write to the first line of the metrics log how the updates after it are computed."""
     from funcppo.experiment import metrics_log
     from funcppo.experiment.run import last_logged_update
 
-    header = {
-        "strategy": dataclasses.asdict(record),
-        "versions": package_versions(),
-    }
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
 
 

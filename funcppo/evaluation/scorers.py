@@ -44,6 +44,7 @@ from funcppo.prover.task import (
     inference_world,
     with_answers,
 )
+from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 
@@ -90,8 +91,13 @@ class RuleScore(Protocol):
 def make_search_step(device: torch.device | str) -> SearchStep:
     """`evaluate_step` as it runs without compilation.
 
-    On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
+    On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph. It is compiled where
+    graphs of compiled functions are asked for.
     """
+    if cudagraph_trees.are_demanded():
+        from funcppo.runtime.compile import compile_function
+
+        return compile_function(evaluate_step)
     return (
         GraphedStep(evaluate_step)
         if torch.device(device).type == "cuda"

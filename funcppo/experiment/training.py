@@ -34,6 +34,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.experiment.loggers import MetricsLogger
 from funcppo.runtime import compile as compilation
+from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
@@ -165,6 +166,8 @@ def prepare_step(
       Exception: whatever a strategy raises that was set by name and fails.
     """
     is_short = strategy == "auto" and _n_calls(cfg.ppo) < COMPILE_MIN_CALLS
+    # graphs of compiled functions are asked for
+    is_short = is_short and not cudagraph_trees.are_demanded()
     parts, record = compilation.select_strategy(
         train_step.collect,
         parts,

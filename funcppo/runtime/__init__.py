@@ -13,6 +13,7 @@ The runtime receives the functions of a training step as arguments. From this pa
     whole_iteration.py   one training iteration as one graph, its loops kept as loops
     capture.py           a step over static buffers, as one CUDA graph where the device allows it
     graphed.py           functions whose repeated calls replay CUDA graphs, and per-step graphs of the loops
+    cudagraph_trees.py   compiled functions of which PyTorch records CUDA graphs itself
     host_transfer.py     copies between host and GPU that overlap with computation
     monitor.py           counts of compilations and recordings, times, and one warning when they repeat
     memory.py            memory in use on a device

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.protocols import ReplayMode
 from funcppo.runtime.reasons import FallbackCode
 
@@ -71,11 +72,12 @@ class CapturedStep(Generic[State, Output]):
     state: State
     # advances the state once; the output is valid until the next call
     step: Callable[[], Output]
-    # "none": the function is called, and its new state copied over the buffers
+    # "none": the function is called, and its new state copied over the buffers; "cuda-graph-trees": likewise, and its
+    # compiled functions replay CUDA graphs of their own
     replay_mode: ReplayMode
     fallback_reason: str  # why the step is no CUDA graph; empty if it is one
     fallback_code: FallbackCode | None  # the same as a code; None if it is one
-    n_graphs: int  # CUDA graphs recorded
+    n_graphs: int  # CUDA graphs recorded here
     # time to record, without the warm-up and its compilations; 0 if nothing was recorded
     capture_ms: float
     fn: PureStep[State, Output]  # the function behind the step
@@ -121,7 +123,10 @@ def capture(
         else ("disabled by use_cuda_graph=False", FallbackCode.DISABLED)
     )
 
-    if code is None:
+    replay_mode: ReplayMode = "none"
+    if code is None and cudagraph_trees.are_demanded():
+        replay_mode = "cuda-graph-trees"
+    elif code is None:
         try:
             return _capture_cuda_graph(fn, buffers)
         except StateMismatchError:
@@ -132,12 +137,12 @@ def capture(
             _memory_pools.pop(torch.cuda.current_device(), None)
             buffers = _clone_contiguous(state)
 
-    if strict or (use_cuda_graph and _demands):
+    if code is not None and (strict or (use_cuda_graph and _demands)):
         raise CaptureError(reason, code)
     return CapturedStep(
         state=buffers,
         step=partial(_call_and_write_back, fn, buffers),
-        replay_mode="none",
+        replay_mode=replay_mode,
         fallback_reason=reason,
         fallback_code=code,
         n_graphs=0,

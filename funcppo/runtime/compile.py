@@ -27,7 +27,12 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from funcppo import tree
-from funcppo.runtime import parallel_compile, reasons, stacked
+from funcppo.runtime import (
+    cudagraph_trees,
+    parallel_compile,
+    reasons,
+    stacked,
+)
 from funcppo.runtime.compile_cache import (
     CachedFunction,
     InductorOptions,
@@ -141,7 +146,8 @@ def compile_function(
 
     Args:
       fn: a pure function of trees of tensors and frozen settings.
-      backend: a backend of `torch.compile`; only Inductor's code is cached on disk.
+      backend: a backend of `torch.compile`; only Inductor's code is cached on disk, and only Inductor records CUDA
+        graphs where `cudagraph_trees_only` asks for them.
       use_custom_passes: rewrite matrix products (`inductor/matmul_pass.py`), and fuse more than Inductor by default.
       **inductor_options: further options of Inductor.
     """
@@ -163,7 +169,7 @@ def _compile_with_inductor(
     fn: Callable[..., Result],
     use_custom_passes: bool = True,
     **inductor_options: object,
-) -> CachedFunction[Result]:
+) -> CachedFunction[Result] | cudagraph_trees.TreeFunction[Result]:
     # Imported here: an eager run can do without Inductor's 75 MB. The first import registers the lowering.
     from funcppo.runtime.inductor import threefry_lowering  # noqa: F401
     from funcppo.runtime.inductor.matmul_pass import MatmulPass
@@ -173,6 +179,8 @@ def _compile_with_inductor(
         options["post_grad_custom_pre_pass"] = MatmulPass()
         options.update(FUSION_OPTIONS)
     options.update(inductor_options)
+    if cudagraph_trees.are_demanded():
+        return cudagraph_trees.TreeFunction(fn, options)
     return CachedFunction(fn, options or None)
 
 
@@ -210,7 +218,8 @@ def select_strategy(
       record: the strategy in use, and the failures of others.
 
     Raises:
-      ValueError: there is no such strategy, or it compiles and PyTorch's compiler is turned off.
+      ValueError: there is no such strategy, or it compiles and PyTorch's compiler is turned off, or it compiles nothing
+        and `cudagraph_trees_only` asks for graphs of compiled functions.
       Exception: whatever a strategy that is chosen by name raises.
     """
     choices = ("auto", *STRATEGIES)
@@ -321,11 +330,16 @@ def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
     """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
-      ValueError: the strategy compiles, is asked for by name, and the compiler is turned off.
+      ValueError: the strategy compiles, is asked for by name, and the compiler is turned off; or it compiles nothing,
+        and CUDAGraph Trees are asked for.
     """
+    reason = reason_against_compiling()
+    if cudagraph_trees.are_demanded() and (strategy == "eager" or reason):
+        raise ValueError(
+            f"strategy: expected one that compiles, for CUDAGraph Trees, got {reason or strategy}"
+        )
     if strategy == "eager":
         return "eager was asked for", FailureCode.NOT_REQUESTED
-    reason = reason_against_compiling()
     if reason and strategy != "auto":
         raise ValueError(
             f"strategy: expected auto or eager, since {reason} turns the compiler off, got {strategy!r}"
@@ -344,7 +358,10 @@ def _may_use_tf32(device: torch.device) -> bool:
 
 
 def _auto_strategies(cfg: TrainingConfig) -> tuple[str, ...]:
-    return STRATEGIES if cfg.ppo.n_microbatches == 1 else STRATEGIES[1:]
+    first = 0 if cfg.ppo.n_microbatches == 1 else 1
+    # graphs of what is compiled
+    last = -1 if cudagraph_trees.are_demanded() else None
+    return STRATEGIES[first:last]
 
 
 def _record_calls(
@@ -405,16 +422,20 @@ def _compile_parts_in_background(
     parts: TrainingParts, calls: _Calls, backend: str
 ) -> Iterator[Callable[[], None]]:
     """Compile the uncached parts, except the slowest, in other processes; yields a function that waits for these."""
-    if backend != "inductor" or not parallel_compile.MAX_WORKERS:
+    is_cacheable = backend == "inductor" and not cudagraph_trees.are_demanded()
+    if not is_cacheable or not parallel_compile.MAX_WORKERS:
         yield lambda: None
         return
 
     uncached: list[parallel_compile.Call] = []
     for name, (args, *_) in calls.items():
         part = getattr(parts, name)
-        if name != SLOWEST_TO_COMPILE and not _compile_with_inductor(
-            part
-        ).is_cached(*args):
+        function = _compile_with_inductor(part)
+        if (
+            name != SLOWEST_TO_COMPILE
+            and isinstance(function, CachedFunction)
+            and not function.is_cached(*args)
+        ):
             uncached.append((part, args))
     with parallel_compile.compile_in_background(uncached) as wait:
         yield wait
@@ -517,9 +538,11 @@ class _StrategySelector:
                 )
                 return self.compile_with_fallback(attempt, strategy), strategy
             except Exception as error:
-                self._handle_failure(strategy, error)
+                if strategy == candidates[-1]:
+                    raise
+                self.failures.append(_failure(strategy, error))
         raise AssertionError(
-            "unreachable: a failure of the eager update raises by itself"
+            "unreachable: the last candidate returns or raises"
         )
 
     def compile_with_fallback(
@@ -549,7 +572,7 @@ class _StrategySelector:
         return result
 
     def _handle_failure(self, name: str, error: Exception) -> None:
-        if self.raise_on_failure or name == "eager":
+        if self.raise_on_failure:
             raise error
         self.failures.append(_failure(name, error))
 

@@ -157,8 +157,10 @@ class Collect(Protocol[ConfigIn, WorldIn, StateIn, PartsIn]):
         ...
 
 
-# how a step is replayed, if at all
-ReplayMode = Literal["none", "cuda-graph", "cuda-graph-per-loop-body"]
+# how a step is replayed, if at all; "cuda-graph-trees": its compiled functions are, by PyTorch
+ReplayMode = Literal[
+    "none", "cuda-graph", "cuda-graph-per-loop-body", "cuda-graph-trees"
+]
 
 
 class CaptureOutcome(Protocol):

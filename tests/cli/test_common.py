@@ -14,6 +14,7 @@ import torch._dynamo.config  # it reads the environment once
 
 import funcppo
 from funcppo.cli import common
+from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import reason_against_compiling
 
@@ -181,14 +182,15 @@ def test_the_second_gpu_becomes_the_current_one():
 
 
 def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
-    with (
-        pytest.raises(
-            ValueError,
-            match=r"^--graphs manual: expected --device cuda, got cpu$",
-        ),
-        common.graphs_allowed("manual", "cpu"),
-    ):
-        raise AssertionError
+    for graphs in ("manual", "trees"):
+        with (
+            pytest.raises(
+                ValueError,
+                match=rf"^--graphs {graphs}: expected --device cuda, got cpu, .*--graphs auto runs the same step",
+            ),
+            common.graphs_allowed(graphs, "cpu"),
+        ):
+            raise AssertionError
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with (
         pytest.raises(
@@ -201,6 +203,9 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
     for graphs in ("auto", "off"):
         with common.graphs_allowed(graphs, "cpu"):
             capture(lambda state: (state, ()), torch.ones(1))
+            assert not cudagraph_trees.are_demanded()
+    with common.graphs_allowed("trees", "cuda"):
+        assert cudagraph_trees.are_demanded()
 
 
 def test_the_version_of_a_package_that_is_not_installed():

@@ -97,6 +97,7 @@ def test_nothing_is_tried_where_the_compiler_is_turned_off(monkeypatch, capsys):
     assert doctor("--device", "cpu", "--graphs", "off") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "strategy eager on cpu, replay: none" in output
+    assert "graphs off" in output
     assert (
         "others not tried: TORCH_COMPILE_DISABLE=1 turns the compiler off"
         in output

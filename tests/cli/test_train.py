@@ -67,6 +67,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     assert strategy["skip_code"] == "not_requested"
     assert metrics_log.read_header(trained / METRICS_FILE) == {
         "strategy": strategy,
+        "graphs": results["graphs"],
         "versions": results["versions"],
     }
     assert set(results["test"]) == {
@@ -149,6 +150,8 @@ def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
     assert funcppo(monkeypatch, "train", *words) == 0
     rows = metrics_log.read(tmp_path / METRICS_FILE)
     assert rows[-1]["fallback_reason"] == "turned off by --graphs off"
+    header = metrics_log.read_header(tmp_path / METRICS_FILE)
+    assert header["graphs"] == "off"
     assert_equal_runs(tmp_path, trained)
 
 

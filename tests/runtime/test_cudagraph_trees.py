@@ -1,164 +1,145 @@
-"""How CUDAGraph Trees (`mode="reduce-overhead"`) fail: the symptom, what the monitor says, and the cure.
-
-funcppo replays whole iterations by `capture`; these are for who meets the alternative. Every case needs a GPU.
-"""
+"""The CUDA graphs of CUDAGraph Trees: a compiled function is recorded once, and no result is overwritten."""
 
 from __future__ import annotations
+
+from functools import cache, partial
 
 import pytest
 import torch
 
+from funcppo import random
+from funcppo.runtime.capture import capture, without_cuda_graphs
+from funcppo.runtime.compile import select_strategy, with_capture
+from funcppo.runtime.cudagraph_trees import (
+    CUDAGRAPH_OPTIONS,
+    TreeFunction,
+    are_demanded,
+    cudagraph_trees_only,
+)
 from funcppo.runtime.monitor import Monitor
-from tests.runtime.test_capture import on_gpu
+from funcppo.train_step import EAGER_PARTS, collect, init, train_step
+from tests.learning import WORLD, assert_trees_equal, cartpole_config
+from tests.runtime.test_capture import Pair, on_gpu, pair
 
-pytestmark = on_gpu
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+CFG = cartpole_config(
+    max_steps=5, n_envs=4, n_steps=8, n_updates=10, n_epochs=2, n_minibatches=2
+)
 
 
-def tree_compiled(fn):
-    return torch.compile(fn, mode="reduce-overhead", fullgraph=True)
+@cache
+def state(device: str = "cpu"):
+    return init(CFG, WORLD, random.key(0, device))
 
 
-def run(fn, inputs) -> Monitor:
-    """Call a compiled function on one input after another, a step each."""
-    with Monitor() as monitor:
-        for x in inputs:
-            torch.compiler.cudagraph_mark_step_begin()
-            fn(x)
-    return monitor
-
-
-def scaled(weight):
-    return tree_compiled(lambda x: (x * weight).sin() + 1)
-
-
-def test_an_input_that_is_mutated_is_skipped_with_the_reason_until_it_is_returned_instead():
-    def in_place(x):
-        x.add_(1)
-        return x * 2
-
-    bad = run(
-        tree_compiled(in_place),
-        [torch.zeros(8, device="cuda") for _ in range(4)],
-    )
+def test_the_options_are_those_of_the_mode():
     assert (
-        bad.cudagraph_recordings == 0
-        and "mutated inputs" in bad.cudagraph_skip_reasons[0]
+        torch._inductor.list_mode_options("reduce-overhead")
+        == CUDAGRAPH_OPTIONS
     )
-    good = run(
-        tree_compiled(lambda x: (x + 1, (x + 1) * 2)),
-        [torch.zeros(8, device="cuda")] * 4,
-    )
-    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
 
 
-def test_a_host_operator_is_skipped_with_the_reason_until_it_is_moved():
-    host = torch.arange(8.0)
-    # which leaves such operators out of the graph
-    with torch._inductor.config.patch(graph_partition=False):
-        bad = run(
-            tree_compiled(lambda x: (x * 2, host * 2)),
-            [torch.zeros(8, device="cuda")] * 4,
+def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(
+    monkeypatch,
+):
+    """In place of PyTorch's function one that, as a graph does, overwrites what it has returned."""
+    buffers = pair("cpu")
+    asked, events = [], []
+
+    def compile_over_buffers(fn, **options):
+        asked.append(options)
+
+        def compiled(x):
+            events.append("call")
+            buffers.a.copy_(fn(x))
+            return buffers
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compile_over_buffers)
+    monkeypatch.setattr(
+        torch.compiler,
+        "cudagraph_mark_step_begin",
+        lambda: events.append("step"),
+    )
+    double = TreeFunction(lambda x: 2 * x, {"size_asserts": False})
+    first, second = double(torch.ones(3)), double(torch.full((3,), 5.0))
+    assert type(first) is Pair
+    assert first.a.tolist() == [2.0] * 3 and second.a.tolist() == [10.0] * 3
+    assert events == ["step", "call"] * 2
+    (options,) = asked
+    assert options["fullgraph"] and options["dynamic"] is False
+    assert options["options"] == {"size_asserts": False} | CUDAGRAPH_OPTIONS
+
+
+def test_the_demand_ends_with_its_block():
+    assert not are_demanded()
+    with cudagraph_trees_only():
+        with cudagraph_trees_only():
+            assert are_demanded()
+        assert are_demanded()
+        captured = capture(lambda s: (s, ()), pair("cpu"))
+        assert captured.fallback_reason == "no CUDA tensor in the state"
+        assert captured.replay_mode == "none"
+    assert not are_demanded()
+
+
+def test_a_strategy_that_compiles_nothing_is_refused(monkeypatch):
+    select = partial(select_strategy, collect, EAGER_PARTS, CFG, WORLD, state())
+    message = r"^strategy: expected one that compiles, .*, got "
+    with cudagraph_trees_only():
+        with pytest.raises(ValueError, match=message + "eager$"):
+            select("eager")
+        monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+        with pytest.raises(ValueError, match=message + "TORCH_COMPILE_DISABLE"):
+            select("auto")
+
+
+def test_where_no_strategy_compiles_the_last_failure_is_raised(monkeypatch):
+    """Instead of falling back to eager functions, of which there are no graphs."""
+
+    def refuses(*args, **kwargs):
+        raise LookupError("no compiler")
+
+    monkeypatch.setattr("funcppo.runtime.compile.compile_function", refuses)
+    select = partial(select_strategy, collect, EAGER_PARTS, CFG, WORLD, state())
+    with cudagraph_trees_only(), pytest.raises(LookupError):
+        select("auto", "aot_eager")
+    assert select("auto", "aot_eager").record.strategy == "eager"
+
+
+@on_gpu
+def test_a_training_step_replays_one_graph_for_each_compiled_function():
+    """Four functions; 1e-5 of parameters that move by up to 1e-3. The second update records nothing."""
+    torch._dynamo.reset()
+    want = state("cuda")
+    with cudagraph_trees_only(), Monitor() as monitor:
+        parts, record = select_strategy(
+            collect, EAGER_PARTS, CFG, WORLD, want, "one-graph"
         )
-    assert (
-        bad.cudagraph_recordings == 0
-        and "cpu" in bad.cudagraph_skip_reasons[0].lower()
-    )
-    device = host.cuda()
-    assert (
-        run(
-            tree_compiled(lambda x: (x * 2, device * 2)),
-            [torch.zeros(8, device="cuda")] * 4,
-        ).cudagraph_recordings
-        == 1
-    )
-
-
-def test_weights_that_move_are_recorded_again_until_they_stay():
-    """Parameters are static inputs: each new home is a new recording."""
-    net = torch.nn.Linear(8, 8, device="cuda")
-    x = torch.zeros(2, 8, device="cuda")
-    step = tree_compiled(net)
-    with Monitor() as moving, torch.no_grad():
-        for _ in range(6):
-            torch.compiler.cudagraph_mark_step_begin()
-            step(x)
-            moving.watch_addresses(tuple(net.parameters()))
-            net.weight.data = net.weight.data.clone()
-            assert moving.moved_leaves(tuple(net.parameters())) == ["0"]
-    torch._dynamo.reset()
-    step = tree_compiled(net)
-    with Monitor() as staying, torch.no_grad():
-        for _ in range(6):
-            torch.compiler.cudagraph_mark_step_begin()
-            step(x)
-            net.weight.copy_(net.weight * 0.9)
-    assert moving.cudagraph_recordings > staying.cudagraph_recordings == 1
-
-
-def test_an_output_kept_over_a_step_is_lost_until_it_is_cloned():
-    step = tree_compiled(lambda x: x * 2)
-    kept = None
-    for i in range(4):
-        torch.compiler.cudagraph_mark_step_begin()
-        before, kept = kept, step(torch.full((4,), float(i), device="cuda"))
-    try:
-        lost = float(before[0]) != 4.0
-    except RuntimeError as error:
-        lost = "overwritten" in str(error)
-    assert lost
-    kept_clones = []
-    for i in range(4):
-        torch.compiler.cudagraph_mark_step_begin()
-        kept_clones.append(
-            step(torch.full((4,), float(i), device="cuda")).clone()
+        captured = capture(
+            partial(train_step, CFG, WORLD, parts=parts), state("cuda")
         )
-    assert [float(x[0]) for x in kept_clones] == [0.0, 2.0, 4.0, 6.0]
+        record = with_capture(record, captured)
+        recordings = []
+        for _ in range(3):
+            captured.step()
+            recordings.append(monitor.cudagraph_recordings)
+    assert record.replay_mode == "cuda-graph-trees" and not record.failures
+    assert recordings == [4] * 3, monitor.report()
+    assert monitor.cudagraph_skip_reasons == []
+    assert monitor.cudagraph_rerecordings == 0
+
+    for _ in range(3):
+        want, _ = train_step(CFG, WORLD, want)
+    got = captured.state
+    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
 
 
-def test_a_batch_of_another_size_is_compiled_and_recorded_again_until_it_is_padded():
-    step = torch.compile(lambda x: x * 2, mode="reduce-overhead", dynamic=False)
-    sizes = run(
-        step, [torch.zeros(n, device="cuda") for n in (8, 8, 8, 5, 5, 5)]
-    )
-    assert sizes.cudagraph_recordings == 2 and sizes.compiles == 2
-    padded = run(step, [torch.zeros(8, device="cuda") for _ in range(6)])
-    assert padded.compiles == 0
-
-
-def test_gradients_set_to_none_move_and_gradients_set_to_zero_stay():
-    net = torch.nn.Linear(8, 8, device="cuda")
-    homes: dict[bool, set[int]] = {}
-    for to_none in (True, False):
-        homes[to_none], held = set(), []
-        for _ in range(4):
-            net(torch.ones(2, 8, device="cuda")).sum().backward()
-            homes[to_none].add(net.weight.grad.data_ptr())
-            # something else takes the memory that was let go
-            held.append(torch.empty_like(net.weight))
-            net.zero_grad(set_to_none=to_none)
-            held.append(torch.empty_like(net.weight))
-    assert len(homes[False]) == 1 < len(homes[True])
-
-
-def test_two_paths_through_one_function_are_recorded_once_each():
-    left, right = tree_compiled(lambda x: x * 2), tree_compiled(lambda x: x * 3)
-
-    def call(x, turn):
-        y = (x + 1).sin()
-        return left(y) if turn else right(y)
-
-    with Monitor() as monitor:
-        for i in range(10):
-            torch.compiler.cudagraph_mark_step_begin()
-            call(torch.zeros(8, device="cuda"), i % 2 == 0)
-    assert (
-        monitor.cudagraph_recordings == 2
-        and monitor.cudagraph_rerecordings == 0
-    )
+@on_gpu
+def test_no_graph_is_recorded_of_a_state_on_a_gpu_by_capture():
+    with cudagraph_trees_only():
+        captured = capture(lambda s: (s, s.a), pair("cuda"))
+        assert captured.replay_mode == "cuda-graph-trees"
+        assert captured.n_graphs == 0 and captured.fallback_code is None
+        with without_cuda_graphs("off"):
+            assert capture(lambda s: (s, s.a), pair("cuda")).fallback_reason

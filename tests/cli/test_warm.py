@@ -1,0 +1,85 @@
+"""`warm`: a later `train` with the same options finds what it compiled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from funcppo.cli.warm import Warm
+from funcppo.experiment import metrics_log
+from funcppo.experiment.config import METRICS_FILE
+from funcppo.runtime import compile as compilation
+from funcppo.train_step import EAGER_PARTS
+from tests.cli.runner import TRAINED, funcppo
+
+OPTIONS = [*TRAINED, "--strategy", "two-graphs"]
+
+
+@pytest.fixture
+def one_compiled(monkeypatch, tmp_path):
+    """Of the functions of a training step only Adam is compiled, which takes the least time."""
+    compile_function = compilation.compile_function
+
+    def compile_adam(fn, *args):
+        is_adam = fn is EAGER_PARTS.minibatch_parts.apply_gradients
+        return compile_function(fn, *args) if is_adam else fn
+
+    monkeypatch.setattr(compilation, "compile_function", compile_adam)
+    monkeypatch.setattr(compilation.parallel_compile, "MAX_WORKERS", 0)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "set by --cache-dir, and restored")
+    return tmp_path / "cache"
+
+
+def warm(monkeypatch, capsys, *words) -> dict:
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "warm", *words, "--json", "-") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_training_finds_what_was_compiled_before(
+    one_compiled, trained, monkeypatch, capsys, tmp_path
+):
+    """By the counters of the cache: one function compiled, then none; of other sizes it is another one."""
+    cache = ("--cache-dir", one_compiled)
+    first = warm(monkeypatch, capsys, "countries_s1", *OPTIONS, *cache)
+    assert list(first["compiled"]) == ["apply_gradients"]
+    assert (first["found"], first["uncached_reasons"]) == ({}, {})
+    assert first["strategy"]["strategy"] == "two-graphs"
+    assert first["cache_dir"] == str(one_compiled / "inductor")
+    assert first["seconds"] > first["compiled"]["apply_gradients"] > 0.0
+
+    out = tmp_path / "run"
+    words = ("countries_s1", "--out", out, *OPTIONS, *cache)
+    assert funcppo(monkeypatch, "train", *words) == 0
+    last = metrics_log.read(out / METRICS_FILE)[-1]
+    assert (last["compiles"], last["cache_hits"]) == (0, 1)
+
+    of_run = warm(monkeypatch, capsys, out, *cache)
+    assert list(of_run["found"]) == ["apply_gradients"]
+    assert of_run["compiled"] == {}
+
+
+def test_a_run_too_short_to_be_compiled_says_so(monkeypatch, capsys):
+    words = ("countries_s1", *TRAINED, "--strategy", "auto")
+    assert funcppo(monkeypatch, "warm", *words) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "nothing to compile: compiling would take longer" in output
+
+
+def test_a_run_is_compiled_for_with_its_own_settings(
+    trained, monkeypatch, capsys
+):
+    for words, message in (
+        ((trained, "--ppo.n-envs", 16), "--ppo.n-envs: expected 8 as in "),
+        ((trained, "--config", "x"), "--config: "),
+        ((), "RUN|DATASET: expected a run or a data set"),
+    ):
+        assert funcppo(monkeypatch, "warm", *words) == 2
+        assert f"funcppo: {message}" in capsys.readouterr().err
+
+
+def test_options_of_training_alone_are_none_of_it():
+    assert "out" in Warm.HIDDEN_OPTIONS
+    assert set(Warm.__dataclass_fields__) > Warm.HIDDEN_OPTIONS
