@@ -143,7 +143,8 @@ class Train:
     """How the training step is executed. one-graph: a minibatch update (forward, loss, backward, clipping, Adam)
     compiled as one graph; two-graphs: gradient and optimiser step compiled as two; forward: forward pass and loss
     compiled, backward pass by autograd; eager: nothing of the update compiled; auto: eager for a run too short to repay
-    compilation, otherwise the first of these that works and matches eager."""
+    compilation, otherwise the first of these that works and matches eager; in a run long enough to repay that, the
+    fastest of them."""
     graphs: GraphsChoice = "auto"
     """Replay the training step, and the search of validations, as CUDA graphs on a GPU. auto: where they can be
     recorded; off: never, to rule them out; trees: those that PyTorch records of compiled functions (mode
@@ -541,7 +542,10 @@ class Train:
         )
         n_updates = run.cfg.ppo.n_updates
         with Monitor() as monitor:
-            captured, record = _prepare_train_step(run, monitor, console)
+            log = metrics_log.read_header(self.out / METRICS_FILE)
+            captured, record = _prepare_train_step(
+                run, monitor, console, log.get("strategy")
+            )
             header = {
                 "strategy": dataclasses.asdict(record),
                 "graphs": self.graphs,
@@ -667,13 +671,16 @@ def _print_run(console: Console, run: Run) -> None:
 
 
 def _prepare_train_step(
-    run: Run, monitor: Monitor, console: Console
+    run: Run,
+    monitor: Monitor,
+    console: Console,
+    earlier: JsonObject | None,
 ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
-    """Compile and capture the training step as the run's strategy asks for."""
+    """Compile and capture the training step as the run's strategy asks for, or as was measured at its start."""
     from funcppo.experiment import training
 
     with show_status(console, "preparing the training step"):
-        captured, record = training.prepare_train_step(run)
+        captured, record = training.prepare_train_step(run, earlier)
     monitor.record_capture(captured)
     print_notes(console, [training.describe_strategy(record)])
     return captured, record

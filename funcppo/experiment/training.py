@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -60,6 +60,9 @@ from funcppo.experiment.validation import validate
 # Rollout steps and minibatch updates from which a run is long enough to be compiled. Compiling takes a minute or two,
 # and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.
 COMPILE_MIN_CALLS = 40_000
+# Those from which all strategies are compiled and the fastest is taken. That compiles three times as much, for a part
+# of what compiling saves.
+COMPARE_MIN_CALLS = 10 * COMPILE_MIN_CALLS
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints, validations aside
 
 
@@ -113,11 +116,16 @@ class DivergenceError(ValueError):
 
 
 def prepare_train_step(
-    run: Run,
+    run: Run, earlier: Mapping[str, Any] | None = None
 ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile or capture the training step of a run, starting from its state.
 
-    With strategy auto, a run too short to repay compilation is not compiled.
+    With strategy auto, a run too short to repay compilation is not compiled, and one long enough to repay a comparison
+    takes the fastest strategy.
+
+    Args:
+      earlier: the record of the strategy of a run that is resumed, as a dictionary. What was compared then is not
+        compared again: other times would give another strategy, and other bits.
 
     Returns:
       The step, and the record of the strategy that it uses and why.
@@ -134,14 +142,30 @@ def prepare_train_step(
         first = initial_train_state(cfg, run.task, run_config)
         cfg = with_capacity(cfg, world, first)
     is_rounded = run_config.precision == "bfloat16"
-    return prepare_step(
+    times_ms = earlier.get("times_ms", {}) if earlier else {}
+    strategy: str | tuple[str, ...] = run_config.strategy
+    if strategy == "auto" and earlier and times_ms:
+        others = [name for name in times_ms if name != earlier["strategy"]]
+        strategy = (earlier["strategy"], *others)
+    elif strategy == "auto" and _n_calls(cfg.ppo) >= COMPARE_MIN_CALLS:
+        strategy = "fastest"
+
+    captured, record = prepare_step(
         cfg,
         world,
         run.state.train_state,
         EAGER_PARTS,
-        run_config.strategy,
+        strategy,
         BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
     )
+    if strategy == "auto" and record.untimed_reason:
+        reason = "comparing strategies would take longer than it saves"
+        record = dataclasses.replace(record, untimed_reason=reason)
+    elif not isinstance(strategy, str):
+        record = dataclasses.replace(
+            record, times_ms=times_ms, untimed_reason=""
+        )
+    return captured, record
 
 
 def prepare_step(
@@ -149,7 +173,7 @@ def prepare_step(
     world: object,
     state: TrainState[Any, Any],
     parts: Parts,
-    strategy: str,
+    strategy: str | tuple[str, ...],
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> tuple[CapturedStep[TrainState[Any, Any], Metrics], StrategyRecord]:
     """Compile or capture a training step; with strategy auto, one of a run too short to repay that is not compiled.
@@ -157,7 +181,8 @@ def prepare_step(
     Args:
       state: the first state; it is copied.
       parts: `EAGER_PARTS`, or `vmap_parts` of them for stacked states.
-      tolerance: as of `runtime.compile.select_strategy`.
+      strategy: as of `runtime.compile.select_strategy`.
+      tolerance: likewise.
 
     Returns:
       The step, and the record of the strategy that it uses and why.
@@ -206,6 +231,11 @@ def describe_strategy(record: StrategyRecord) -> str:
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
     if record.skip_reason:
         line += f"; others not tried: {record.skip_reason}"
+    if record.times_ms:
+        times = [f"{name} {ms:.3g}" for name, ms in record.times_ms.items()]
+        line += f"; ms a minibatch: {', '.join(times)}"
+    if record.untimed_reason:
+        line += f"; others not timed: {record.untimed_reason}"
     failures = [
         f"not {failure.name}: {failure.error_type}: {failure.message}"
         for failure in record.failures

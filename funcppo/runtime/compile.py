@@ -6,7 +6,8 @@
     eager       nothing of the minibatch update compiled
 
 `select_strategy` tries these candidates in this order. It takes the first one whose update equals the eager update,
-because some compilers are fast and wrong. The rollout parts (random inputs, rollout step, advantages) are compiled one
+because some compilers are fast and wrong; or, asked for the fastest, the one of those whose minibatch step takes the
+least time. The rollout parts (random inputs, rollout step, advantages) are compiled one
 by one, whatever the strategy. All functions tried are pure, so trials leave the user's state as it was.
 
 `compile_function` compiles a single function.
@@ -16,11 +17,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor
@@ -33,6 +44,7 @@ from funcppo.runtime import (
     reasons,
     stacked,
 )
+from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
     CachedFunction,
     InductorOptions,
@@ -67,6 +79,11 @@ FUSION_OPTIONS = {"online_softmax": False}
 PEER_IS_EAGER = "another process stays eager"
 MAX_CHECKED_STEPS = 4  # of a rollout, over which rollout parts are compared
 MIN_RECOMPILE_LIMIT = 64  # times that one process may compile a function
+N_TIMED_STEPS = 5  # minibatch steps of each strategy, where they are compared
+# a strategy is taken in place of one before it in STRATEGIES if it is faster by this factor: less is noise
+MIN_GAIN = 1.05
+
+clock = time.perf_counter  # seconds, by which strategies are compared
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -111,6 +128,10 @@ class StrategyRecord:
     skip_code: FailureCode | None = None  # the same as a code
     # why a step on a GPU is not replayed; None if it is, and on a CPU
     fallback_code: FallbackCode | None = None
+    # milliseconds of a minibatch step, by strategy; empty if none were compared
+    times_ms: dict[str, float] = field(default_factory=dict)
+    # why strategies that may be faster were not compared; empty if they were
+    untimed_reason: str = ""
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -190,7 +211,7 @@ def select_strategy(
     cfg: Config,
     world: World,
     state: State,
-    strategy: str = "auto",
+    strategy: str | tuple[str, ...] = "auto",
     backend: str = "inductor",
     tolerance: float = DEFAULT_TOLERANCE,
     rollout_parts: tuple[str, ...] = ROLLOUT_PARTS,
@@ -204,8 +225,10 @@ def select_strategy(
       cfg: the configuration of the training step.
       world: data that the training step reads.
       state: a training state. Trials compute a rollout and minibatch updates from it and drop the results.
-      strategy: the only candidate, or "auto" for all of them. "auto" begins with two-graphs if there are microbatches:
-        in one graph a compiler may hold the activations of all microbatches at once.
+      strategy: the only candidate, or several, of which the first that works is used. "auto": all of them, in the order
+        of `STRATEGIES`; "fastest": all of them, of which the one that takes the least time is used, unless several
+        processes learn together. Both leave one-graph out if there are microbatches: in one graph a compiler may hold
+        the activations of all microbatches at once.
       backend: a backend of `torch.compile`.
       tolerance: largest relative difference from eager: see `equivalence.py`. At least `TF32_TOLERANCE` where PyTorch
         may use TF32. Above that, for products of lower precision, the rollout parts are not compared, because rounding
@@ -222,43 +245,32 @@ def select_strategy(
         and `cudagraph_trees_only` asks for graphs of compiled functions.
       Exception: whatever a strategy that is chosen by name raises.
     """
-    choices = ("auto", *STRATEGIES)
-    if strategy not in choices:
-        raise ValueError(
-            f"strategy: expected {', '.join(choices)}, got {strategy!r}"
-        )
-
-    def make_record(
-        selected: str,
-        failures: tuple[Failure, ...],
-        skip_reason: str = "",
-        skip_code: FailureCode | None = None,
-    ) -> StrategyRecord:
-        return StrategyRecord(
-            strategy=selected,
-            failures=failures,
-            torch_version=torch.__version__,
-            device=str(state.key.device),
-            backend=backend,
-            skip_reason=skip_reason,
-            skip_code=skip_code,
-        )
-
+    _check_strategy(strategy)
     agree = agree or _alone
+    record = StrategyRecord(
+        strategy="eager",
+        failures=(),
+        torch_version=torch.__version__,
+        device=str(state.key.device),
+        backend=backend,
+    )
     skip_reason, skip_code = _common_reason_to_stay_eager(strategy, agree)
     if skip_code is not None:
-        record = make_record("eager", (), skip_reason, skip_code)
+        record = dataclasses.replace(
+            record, skip_reason=skip_reason, skip_code=skip_code
+        )
         return SelectedStrategy(parts, record)
 
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
     calls = _record_calls(collect, parts, cfg, world, state)
     calls = _subset(calls, (*rollout_parts, "minibatch_step"))
-    candidates = _auto_strategies(cfg) if strategy == "auto" else (strategy,)
+    candidates = _candidates(strategy, cfg)
     selector = _StrategySelector(
         backend=backend,
         tolerance=tolerance,
-        raise_on_failure=strategy != "auto",
+        raise_on_failure=strategy in STRATEGIES,
+        take_fastest=strategy == "fastest" and agree is _alone,
         agree=agree,
     )
 
@@ -280,8 +292,29 @@ def select_strategy(
             parts, candidates, update_args, collected
         )
 
-    failures = tuple(selector.failures)
-    return SelectedStrategy(parts, make_record(selected, failures))
+    record = dataclasses.replace(
+        record,
+        strategy=selected,
+        failures=tuple(selector.failures),
+        times_ms=selector.times_ms,
+        untimed_reason=selector.untimed_reason(selected, candidates),
+    )
+    return SelectedStrategy(parts, record)
+
+
+def _check_strategy(strategy: str | tuple[str, ...]) -> None:
+    """Check the name of a strategy, or several.
+
+    Raises:
+      ValueError: there is no such strategy.
+    """
+    choices = ("auto", "fastest", *STRATEGIES)
+    names = (strategy,) if isinstance(strategy, str) else strategy
+    for name in names:
+        if name not in choices:
+            raise ValueError(
+                f"strategy: expected {', '.join(choices)}, got {name!r}"
+            )
 
 
 def with_capture(
@@ -317,7 +350,7 @@ def with_host_environment(record: StrategyRecord) -> StrategyRecord:
 
 
 def _common_reason_to_stay_eager(
-    strategy: str, agree: Agree
+    strategy: str | tuple[str, ...], agree: Agree
 ) -> tuple[str, FailureCode | None]:
     """As `_reason_to_stay_eager`, of this process or of another that learns with it."""
     reason, code = _reason_to_stay_eager(strategy)
@@ -326,7 +359,9 @@ def _common_reason_to_stay_eager(
     return reason, code
 
 
-def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
+def _reason_to_stay_eager(
+    strategy: str | tuple[str, ...],
+) -> tuple[str, FailureCode | None]:
     """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
 
     Raises:
@@ -340,7 +375,7 @@ def _reason_to_stay_eager(strategy: str) -> tuple[str, FailureCode | None]:
         )
     if strategy == "eager":
         return "eager was asked for", FailureCode.NOT_REQUESTED
-    if reason and strategy != "auto":
+    if reason and strategy in STRATEGIES:
         raise ValueError(
             f"strategy: expected auto or eager, since {reason} turns the compiler off, got {strategy!r}"
         )
@@ -357,7 +392,14 @@ def _may_use_tf32(device: torch.device) -> bool:
     )
 
 
-def _auto_strategies(cfg: TrainingConfig) -> tuple[str, ...]:
+def _candidates(
+    strategy: str | tuple[str, ...], cfg: TrainingConfig
+) -> tuple[str, ...]:
+    """The strategies to try, in this order."""
+    if not isinstance(strategy, str):
+        return strategy
+    if strategy in STRATEGIES:
+        return (strategy,)
     first = 0 if cfg.ppo.n_microbatches == 1 else 1
     # graphs of what is compiled
     last = -1 if cudagraph_trees.are_demanded() else None
@@ -491,8 +533,11 @@ class _StrategySelector:
     tolerance: float
     # the strategy is chosen by name, so that its failure is an error
     raise_on_failure: bool
+    take_fastest: bool = False
     agree: Agree = _alone
     failures: list[Failure] = field(default_factory=list)
+    # of a minibatch step, by strategy, where they are compared
+    times_ms: dict[str, float] = field(default_factory=dict)
 
     def compile_rollout_parts(
         self, parts: Parts, calls: _Calls, wait: Callable[[], None]
@@ -530,20 +575,37 @@ class _StrategySelector:
         args: tuple[object, ...],
         collected: CollectedData,
     ) -> tuple[Parts, str]:
-        """Compile the minibatch step by the first candidate that works; returns the parts, and that strategy."""
+        """Compile the minibatch step by the first candidate that works, or by the fastest; the parts, and its name."""
+        working: dict[str, Parts] = {}
         for strategy in candidates:
             try:
                 attempt = partial(
                     self._compile_update, strategy, parts, args, collected
                 )
-                return self.compile_with_fallback(attempt, strategy), strategy
+                working[strategy] = self.compile_with_fallback(
+                    attempt, strategy
+                )
             except Exception as error:
-                if strategy == candidates[-1]:
+                if strategy == candidates[-1] and not working:
                     raise
                 self.failures.append(_failure(strategy, error))
-        raise AssertionError(
-            "unreachable: the last candidate returns or raises"
-        )
+            if working and not self.take_fastest:
+                break
+
+        if len(working) > 1:
+            for strategy, choice in working.items():
+                step = partial(choice.minibatch_step, *args)
+                self.times_ms[strategy] = _time_step(step, collected)
+        selected = _select_fastest(working, self.times_ms)
+        return working[selected], selected
+
+    def untimed_reason(self, selected: str, candidates: tuple[str, ...]) -> str:
+        """Why the candidates after the one in use were not compared with it; empty if they were, or there are none."""
+        if self.take_fastest or selected == candidates[-1]:
+            return ""
+        if self.agree is not _alone:
+            return "several processes learn together, and would measure different times"
+        return "the first that works was asked for"
 
     def compile_with_fallback(
         self, attempt: CompileAttempt[Result], name: str
@@ -614,6 +676,41 @@ class _StrategySelector:
             self.tolerance,
         )
         return dataclasses.replace(parts, minibatch_step=step)
+
+
+def _time_step(
+    step: TensorFunction[tuple[Any, object]], collected: CollectedData
+) -> float:
+    """The shortest of some minibatch steps in milliseconds, replayed as a CUDA graph where one can be recorded."""
+    minibatch = stacked.item(collected.minibatches, 0)
+    captured = capture(
+        lambda state: step(state, minibatch), collected.update_state
+    )
+    captured.step()  # the first may load code
+
+    times: list[float] = []
+    for _ in range(N_TIMED_STEPS):
+        _wait_for_gpu()
+        start = clock()
+        captured.step()
+        _wait_for_gpu()
+        times.append(clock() - start)
+    return 1e3 * min(times)
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _select_fastest(
+    working: Mapping[str, object], times_ms: Mapping[str, float]
+) -> str:
+    """The strategy that takes the least time, or one before it that is nearly as fast; the first if none was timed."""
+    if not times_ms:
+        return next(iter(working))
+    limit = MIN_GAIN * min(times_ms.values())
+    return next(name for name, ms in times_ms.items() if ms <= limit)
 
 
 def _build_minibatch_step(

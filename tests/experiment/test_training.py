@@ -22,6 +22,7 @@ from funcppo.experiment.config import (
 )
 from funcppo.experiment.run import learner_config, saved_update
 from funcppo.runtime import compile as compilation
+from funcppo.runtime.compile import SelectedStrategy, StrategyRecord
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
 from tests.experiment.runs import CONFIG, N_UPDATES, trained
@@ -269,6 +270,8 @@ def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
     [
         (5_100_000, "auto", "eager"),
         (5_120_000, "auto", "auto"),
+        (51_200_000, "auto", "fastest"),
+        (51_200_000, "forward", "forward"),
         (1, "one-graph", "one-graph"),
     ],
 )
@@ -292,6 +295,44 @@ def test_a_run_is_compiled_if_it_is_long_or_a_strategy_is_set(
             replace(run, run_config=run_config, cfg=cfg)
         )
     assert asked == [selected]
+
+
+def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
+    run, monkeypatch
+):
+    """Not the one that would be now: it would continue with other bits."""
+    asked = []
+
+    def select_strategy(*args, tolerance):
+        asked.append(args[-1])
+        record = StrategyRecord(
+            strategy=args[-1][0],
+            failures=(),
+            torch_version="2.13",
+            device="cpu",
+            backend="inductor",
+            untimed_reason="the first that works was asked for",
+        )
+        return SelectedStrategy(EAGER_PARTS, record)
+
+    monkeypatch.setattr(compilation, "select_strategy", select_strategy)
+    auto = replace(run, run_config=replace(CONFIG, strategy="auto"))
+    times = {"one-graph": 3.0, "two-graphs": 2.0, "eager": 9.0}
+    earlier = {"strategy": "two-graphs", "times_ms": times}
+    _, record = training.prepare_train_step(auto, earlier)
+    assert asked == [("two-graphs", "one-graph", "eager")]
+    assert record.strategy == "two-graphs" and record.times_ms == times
+    assert record.untimed_reason == ""
+    line = training.describe_strategy(record)
+    assert "ms a minibatch: one-graph 3, two-graphs 2, eager 9" in line
+
+    # Nothing was compared, and nothing is in so short a run.
+    monkeypatch.setattr(training, "COMPILE_MIN_CALLS", 1)
+    _, record = training.prepare_train_step(auto, earlier | {"times_ms": {}})
+    assert asked[1:] == ["auto"]
+    assert record.untimed_reason.endswith("take longer than it saves")
+    line = training.describe_strategy(record)
+    assert line.endswith(f"others not timed: {record.untimed_reason}")
 
 
 def test_the_initial_parameters_are_those_of_a_fresh_run(run, uninterrupted):

@@ -407,7 +407,7 @@ def test_an_update_that_fails_eagerly_too_raises():
 def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
     with pytest.raises(
         ValueError,
-        match=r"^strategy: expected auto, one-graph, two-graphs, forward, eager, got 'fast'$",
+        match=r"^strategy: expected auto, fastest, one-graph, two-graphs, forward, eager, got 'fast'$",
     ):
         select(strategy="fast")
 
@@ -575,3 +575,80 @@ def test_others_hear_of_a_strategy_that_fails_here():
         collect, failing, CFG, WORLD, state(), "auto", "aot_eager", agree=peers
     )
     assert peers.own[4:6] == [False, True]
+
+
+def clock_of(monkeypatch, *seconds):
+    """A clock by which the strategies that are timed take so long, one after the other."""
+    ticks = []
+    now = 0.0
+    for each in seconds:
+        # The first step is slow, as if the machine was busy.
+        for late in (1.0, *[0.0] * (compilation.N_TIMED_STEPS - 1)):
+            ticks += [now, now + each + late]
+            now += each + late
+    readings = iter(ticks)
+    monkeypatch.setattr(compilation, "clock", lambda: next(readings))
+    return readings
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fastest"),
+    [
+        ((0.280, 0.222, 0.351, 1.484), "two-graphs"),
+        ((0.042, 0.0791, 0.0689, 0.575), "one-graph"),
+        ((0.104, 0.102, 0.100, 0.100), "one-graph"),  # nearly as fast
+        ((0.2, 0.2, 0.2, 0.1), "eager"),
+    ],
+)
+def test_the_fastest_strategy_is_selected_and_the_times_recorded(
+    seconds, fastest, monkeypatch
+):
+    """Two of these are the times of our own records, in which either compiled strategy is the fastest."""
+    readings = clock_of(monkeypatch, *seconds)
+    parts, record = select(strategy="fastest")
+    assert next(readings, None) is None
+    assert record.strategy == fastest and record.failures == ()
+    assert list(record.times_ms) == list(STRATEGIES)
+    for got, want in zip(record.times_ms.values(), seconds):
+        assert math.isclose(got, 1e3 * want, rel_tol=1e-9)
+    assert record.untimed_reason == ""
+    got, _ = train_step(CFG, WORLD, state(), parts)
+    want, _ = train_step(CFG, WORLD, state())
+    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+
+
+def test_a_strategy_that_is_wrong_is_not_timed(monkeypatch):
+    clock_of(monkeypatch, 0.2, 0.1, 0.3)
+    fast_and_wrong = replace(EAGER_PARTS, minibatch_step=wrong)
+    _, record = select(fast_and_wrong, "fastest")
+    assert list(record.times_ms) == ["two-graphs", "forward", "eager"]
+    assert record.strategy == "forward"
+    assert [f.name for f in record.failures] == ["one-graph"]
+
+
+def test_processes_that_learn_together_compare_no_times(monkeypatch):
+    """Each would measure others."""
+    monkeypatch.setattr(compilation, "clock", None)
+    _, record = select_strategy(
+        collect,
+        EAGER_PARTS,
+        CFG,
+        WORLD,
+        state(),
+        "fastest",
+        "aot_eager",
+        agree=Peers(),
+    )
+    assert record.strategy == "one-graph" and record.times_ms == {}
+    assert "several processes" in record.untimed_reason
+
+
+def test_of_several_strategies_the_first_that_works_is_used(monkeypatch):
+    monkeypatch.setattr(compilation, "clock", None)
+    parts = with_parts(loss_gradient=broken("loss_gradient"))
+    _, record = select(parts, ("two-graphs", "eager", "one-graph"))
+    assert record.strategy == "eager"
+    assert [f.name for f in record.failures] == ["two-graphs"]
+    assert record.untimed_reason == "the first that works was asked for"
+    with pytest.raises(ValueError, match=r", got 'slow'$"):
+        select(strategy=("two-graphs", "slow"))
