@@ -6,7 +6,8 @@ of a rollout are sampled before it (`rollout_keys`, `sample_random_inputs`).
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from funcppo.types import (
     Carry,
     Obs,
     ResetSample,
+    Scan,
     ScanBody,
     State,
     World,
@@ -256,6 +258,20 @@ def rollout_step(
     return RolloutState(next_state, next_stats, next_memory), transition
 
 
+class RolloutStepFn(Protocol):
+    """As `rollout_step`."""
+
+    def __call__(
+        self,
+        cfg: Config,
+        world: object,
+        params: object,
+        rollout_state: RolloutState[State],
+        random_inputs: RandomInputs[Any],
+        /,
+    ) -> tuple[RolloutState[State], Transition[Any]]: ...
+
+
 def _check_memory(before: Memory, after: Memory) -> None:
     """Raise TypeError, naming the tensor, unless a network's memory keeps its shapes and dtypes."""
     leaves, next_leaves = tree.leaves(before), tree.leaves(after)
@@ -325,3 +341,26 @@ def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:
 
 def _stack(*leaves: Tensor) -> Tensor:
     return torch.stack(leaves)
+
+
+def unroll(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[State],
+    random_inputs: RandomInputs[Any],
+    scan: Scan,
+    rollout_step: RolloutStepFn,
+) -> tuple[RolloutState[State], Transition[Any]]:
+    """Make all steps of a rollout.
+
+    Args:
+      random_inputs: of all steps, [T, ...].
+      scan: the loop.
+      rollout_step: one step.
+
+    Returns:
+      The state after the last step, and the transitions [T, B, ...].
+    """
+    step = partial(rollout_step, cfg, world, params)
+    return scan(step, rollout_state, random_inputs)

@@ -35,6 +35,7 @@ from funcppo.rollout import (
     RandomInputs,
     RolloutMemory,
     RolloutState,
+    RolloutStepFn,
     Transition,
     rollout_step,
 )
@@ -311,8 +312,8 @@ class SampleRandomnessFn(Protocol):
     ) -> UpdateRandomness: ...
 
 
-class RolloutStepFn(Protocol):
-    """As `rollout.rollout_step`."""
+class UnrollFn(Protocol):
+    """As `rollout.unroll`."""
 
     def __call__(
         self,
@@ -321,6 +322,8 @@ class RolloutStepFn(Protocol):
         params: object,
         rollout_state: RolloutState[State],
         random_inputs: RandomInputs[Any],
+        scan: Scan,
+        rollout_step: RolloutStepFn,
         /,
     ) -> tuple[RolloutState[State], Transition[Any]]: ...
 
@@ -377,7 +380,7 @@ class MinibatchStepFn(Protocol):
 class Parts:
     """The functions that `train_step` calls, in this order; a runtime may put compiled ones in their place.
 
-    The loop `scan` runs `rollout_step`, and later `minibatch_step`.
+    The loop `scan` runs `rollout_step`, by `unroll`, and later `minibatch_step`.
 
     `train_step` does not call the functions in `minibatch_parts`: a runtime that cannot compile `minibatch_step` as a
     whole composes one from them (`minibatch.MinibatchParts`).
@@ -386,6 +389,7 @@ class Parts:
     scan: Scan = rollout.scan
     sample_randomness: SampleRandomnessFn = sample_randomness
     rollout_step: RolloutStepFn = rollout_step
+    unroll: UnrollFn = rollout.unroll
     build_batch: BuildBatchFn = build_batch
     ravel_update_state: RavelFn = minibatch.ravel_update_state
     minibatch_step: MinibatchStepFn = minibatch_step
@@ -546,10 +550,15 @@ def roll_out(
 ) -> Rollout:
     """Sample what is random in an update, and roll out: all of `train_step` that steps environments."""
     randomness = parts.sample_randomness(cfg, world, state.key)
-    step = partial(parts.rollout_step, cfg, world, state.params)
     first = RolloutState(state.env_state, state.episode_stats, state.memory)
-    rollout_state, trajectory = parts.scan(
-        step, first, randomness.random_inputs
+    rollout_state, trajectory = parts.unroll(
+        cfg,
+        world,
+        state.params,
+        first,
+        randomness.random_inputs,
+        parts.scan,
+        parts.rollout_step,
     )
     return Rollout(
         next_key=randomness.next_key,

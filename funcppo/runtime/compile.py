@@ -18,13 +18,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import (
     Any,
     Generic,
+    Literal,
     NamedTuple,
     ParamSpec,
     Protocol,
@@ -70,10 +71,9 @@ from funcppo.runtime.reasons import FailureCode, FallbackCode
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "two-graphs", "forward", "eager")
-# fields of `Parts`, compiled in this order
+# Fields of `Parts`, compiled in this order: this process compiles the first, which is the slowest, while others compile
+# the rest.
 ROLLOUT_PARTS = ("rollout_step", "sample_randomness", "build_batch")
-# the part that this process compiles while others compile the rest
-SLOWEST_TO_COMPILE = "rollout_step"
 # a softmax over few actions would be a kernel of its own otherwise
 FUSION_OPTIONS = {"online_softmax": False}
 PEER_IS_EAGER = "another process stays eager"
@@ -132,6 +132,10 @@ class StrategyRecord:
     times_ms: dict[str, float] = field(default_factory=dict)
     # why strategies that may be faster were not compared; empty if they were
     untimed_reason: str = ""
+    # "kernel": the rollout is one kernel of Triton; "steps": its steps are called one by one
+    rollout: Literal["kernel", "steps"] = "steps"
+    # why it is no kernel; empty if it is one, and where there is no GPU
+    rollout_reason: str = ""
 
 
 class SelectedStrategy(NamedTuple, Generic[Parts]):
@@ -256,13 +260,16 @@ def select_strategy(
     )
     skip_reason, skip_code = _common_reason_to_stay_eager(strategy, agree)
     if skip_code is not None:
-        record = dataclasses.replace(
-            record, skip_reason=skip_reason, skip_code=skip_code
+        return SelectedStrategy(
+            parts,
+            dataclasses.replace(
+                record, skip_reason=skip_reason, skip_code=skip_code
+            ),
         )
-        return SelectedStrategy(parts, record)
 
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
+    eager_unroll = parts.unroll
     calls = _record_calls(collect, parts, cfg, world, state)
     calls = _subset(calls, (*rollout_parts, "minibatch_step"))
     candidates = _candidates(strategy, cfg)
@@ -274,9 +281,13 @@ def select_strategy(
         agree=agree,
     )
 
+    parts, rollout_reason = selector.unroll_by_kernel(parts, calls)
+    if parts.unroll is not eager_unroll:
+        calls.pop("rollout_step")
+
     # Only one-graph compiles the minibatch step as a whole.
     background_calls = (
-        calls if candidates[0] == "one-graph" else _subset(calls, rollout_parts)
+        calls if candidates[0] == "one-graph" else _subset(calls, ROLLOUT_PARTS)
     )
     with _compile_parts_in_background(parts, background_calls, backend) as wait:
         parts = selector.compile_rollout_parts(parts, calls, wait)
@@ -298,6 +309,8 @@ def select_strategy(
         failures=tuple(selector.failures),
         times_ms=selector.times_ms,
         untimed_reason=selector.untimed_reason(selected, candidates),
+        rollout="steps" if parts.unroll is eager_unroll else "kernel",
+        rollout_reason=rollout_reason,
     )
     return SelectedStrategy(parts, record)
 
@@ -451,12 +464,18 @@ def _scan_first_steps(
         carry, y = fn(carry, stacked.item(xs, t))
         outputs.append(y)
     outputs += [outputs[-1]] * (n_steps - len(outputs))
-    ys = tree.map(lambda *leaves: torch.stack(leaves), *outputs)
-    return carry, ys
+    return carry, _stack(outputs)
 
 
-def _subset(calls: _Calls, names: tuple[str, ...]) -> _Calls:
-    return {name: calls[name] for name in names}
+def _stack(trees: Sequence[Result]) -> Result:
+    """One tree whose leaves are those of several, stacked."""
+    return tree.map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def _subset(
+    calls: _Calls, names: tuple[str, ...]
+) -> dict[str, list[tuple[object, ...]]]:
+    return {name: calls[name] for name in names if name in calls}
 
 
 @contextmanager
@@ -470,11 +489,12 @@ def _compile_parts_in_background(
         return
 
     uncached: list[parallel_compile.Call] = []
+    first = next(name for name in ROLLOUT_PARTS if name in calls)
     for name, (args, *_) in calls.items():
         part = getattr(parts, name)
         function = _compile_with_inductor(part)
         if (
-            name != SLOWEST_TO_COMPILE
+            name != first
             and isinstance(function, CachedFunction)
             and not function.is_cached(*args)
         ):
@@ -539,6 +559,48 @@ class _StrategySelector:
     # of a minibatch step, by strategy, where they are compared
     times_ms: dict[str, float] = field(default_factory=dict)
 
+    def unroll_by_kernel(
+        self, parts: Parts, calls: _Calls
+    ) -> tuple[Parts, str]:
+        """The parts with the whole rollout as one kernel, or as they are, and why it is none.
+
+        The reason is empty where there is no GPU, or the steps of the rollout are not to be compiled.
+        """
+        steps = calls.get("rollout_step", [])
+        on_gpu = steps and tree.leaves(steps[0][1:])[0].is_cuda
+        if not on_gpu or self.backend != "inductor":
+            return parts, ""
+        if cudagraph_trees.are_demanded():
+            return parts, "CUDAGraph Trees are asked for"
+        try:
+            attempt = partial(self._compile_unroll, parts, steps)
+            kernel = self._try(attempt, use_custom_passes=False)
+        except Exception as error:
+            return parts, _failure("rollout", error).message
+        return dataclasses.replace(parts, unroll=kernel), ""
+
+    def _compile_unroll(
+        self,
+        parts: TrainingParts,
+        steps: list[tuple[object, ...]],
+        use_custom_passes: bool,
+    ) -> Callable[..., object]:
+        """The kernel of a rollout, after a check on its first steps."""
+        from funcppo.runtime import rollout_kernel
+
+        cfg, *args = steps[0]
+        first = rollout_kernel.StepArguments(*args)
+        step: rollout_kernel.StepFn = parts.rollout_step  # pyright: ignore[reportAssignmentType]
+        kernel = rollout_kernel.compile_unroll(step, cfg, first)
+
+        states, transitions = zip(*(step(*args) for args in steps))
+        random_inputs = [args[-1] for args in steps]
+        actual = kernel(cfg, *first[:-1], _stack(random_inputs))
+        expected = (states[-1], _stack(transitions))
+        if self.tolerance <= TF32_TOLERANCE:
+            check_output(actual, expected, self.tolerance)
+        return kernel
+
     def compile_rollout_parts(
         self, parts: Parts, calls: _Calls, wait: Callable[[], None]
     ) -> Parts:
@@ -548,9 +610,8 @@ class _StrategySelector:
           wait: waits for the other processes to end.
         """
         n_misses_before = _count_cache_misses()
-        for name in ROLLOUT_PARTS:
-            if name not in calls:
-                continue
+        names = [name for name in ROLLOUT_PARTS if name in calls]
+        for name in names:
             try:
                 attempt = partial(
                     self._compile_rollout_part, name, parts, calls[name]
@@ -561,10 +622,7 @@ class _StrategySelector:
 
             # The next parts come from disk once the other processes have stored them. If this part was on disk too,
             # those have only just begun, and compiling here takes no longer than waiting.
-            if (
-                name == SLOWEST_TO_COMPILE
-                and _count_cache_misses() > n_misses_before
-            ):
+            if name == names[0] and _count_cache_misses() > n_misses_before:
                 wait()
         return parts
 

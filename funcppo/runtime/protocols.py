@@ -7,6 +7,7 @@ say what it expects of its arguments. `train_step.Parts`, `minibatch.MinibatchPa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import Field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -67,6 +68,11 @@ class TrainingParts(Protocol):
     @property
     def rollout_step(self) -> TensorFunction[object]:
         """One transition of every environment."""
+        ...
+
+    @property
+    def unroll(self) -> Callable[..., object]:
+        """All transitions of a rollout."""
         ...
 
     @property

@@ -1,0 +1,396 @@
+"""The rollout of small networks and environments as one Triton kernel.
+
+Each block of threads carries some rows through all steps of the rollout. Params stay in registers, the state never
+leaves them, and nothing is launched between two steps: a rollout of 128 steps is one kernel instead of a thousand.
+
+`compile_unroll` makes the function that a training step calls in place of its loop over steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from funcppo import random, tree
+from funcppo.runtime.row_program import (
+    TRACED_ROWS,
+    TRITON_DTYPES,
+    Expression,
+    Program,
+    RowTensor,
+    UnsupportedError,
+    expressions_tensor,
+    memory_tensor,
+    named_tensor,
+    numbers_a_row,
+    write_row_program,
+)
+
+# numbers of all params together, which a block keeps in its registers
+MAX_PARAMS = 24_576
+# Rows up to which each has a block of its own, and rows of a block where there are more; the warps of each.
+MAX_SINGLE_ROWS = 256
+MANY_ROWS = 16
+WARPS = {1: 2, MANY_ROWS: 8}
+
+Leaf = TypeVar("Leaf")
+
+INDENT = "    "
+ROWS_OF_STEP = "(t * n_rows + rows)"  # in tensors [T, rows, ...]
+HEADER = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+"""
+
+
+class StepArguments(NamedTuple):
+    """The trees that one step of a rollout reads: see `rollout.rollout_step`."""
+
+    world: object
+    params: object
+    rollout_state: object
+    random_inputs: object
+
+
+class StepFn(Protocol):
+    """One step of a rollout: see `rollout.rollout_step`."""
+
+    def __call__(
+        self,
+        cfg: Any,
+        world: object,
+        params: object,
+        rollout_state: Any,
+        random_inputs: Any,
+        /,
+    ) -> tuple[Any, Any]:
+        """The next state, and the transition."""
+        ...
+
+
+class RolloutCode(NamedTuple):
+    """A kernel's code, and the trees that it returns."""
+
+    source: str
+    n_rows: int
+    rows_a_block: int
+    next_state: object  # [TRACED_ROWS, ...]
+    transition: object  # [TRACED_ROWS, ...]
+
+
+def compile_unroll(
+    step: StepFn, cfg: object, args: StepArguments
+) -> RolloutKernel:
+    """The rollout as a kernel, for the shapes of one step's arguments.
+
+    Raises:
+      UnsupportedError: why there is no such kernel.
+    """
+    try:
+        import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+    except ImportError as error:
+        raise UnsupportedError("triton is not installed") from error
+    return RolloutKernel(write_rollout_kernel(step, cfg, args))
+
+
+def write_rollout_kernel(
+    step: StepFn, cfg: object, args: StepArguments
+) -> RolloutCode:
+    """Write the kernel of a rollout.
+
+    Args:
+      step: as `rollout.rollout_step`.
+      args: of one step, on any device.
+
+    Raises:
+      UnsupportedError: the params do not fit into a block, several learners learn at once, or the step is no program of
+        rows: see `row_program.write_row_program`.
+    """
+    n_params = sum(x.numel() for x in tree.leaves((args.world, args.params)))
+    if n_params > MAX_PARAMS:
+        raise UnsupportedError(
+            f"{n_params} params, more than the {MAX_PARAMS} that one block can hold"
+        )
+    n_rows = _count_rows(args)
+    examples, inputs = _examples(args)
+
+    def flat_step(*leaves: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return tree.leaves(step(cfg, *tree.unflatten(examples, [*leaves])))
+
+    with torch.no_grad():
+        next_state, transition = step(cfg, *examples)
+    rows_a_block = 1 if n_rows <= MAX_SINGLE_ROWS else MANY_ROWS
+    program = write_row_program(
+        flat_step, tree.leaves(examples), inputs, rows_a_block
+    )
+    source = _kernel_source(program, examples, next_state, transition)
+    return RolloutCode(source, n_rows, rows_a_block, next_state, transition)
+
+
+def _count_rows(args: StepArguments) -> int:
+    """Environments of a step.
+
+    Raises:
+      UnsupportedError: tensors of the state do not have one row for each environment.
+    """
+    counts = {x.shape[:1] for x in tree.leaves(args.rollout_state)}
+    key, *_ = tree.leaves(args.random_inputs)
+    if len(counts) != 1 or key.ndim != 1:
+        raise UnsupportedError("several learners at once")
+    ((n_rows,),) = counts
+    return n_rows
+
+
+def _examples(args: StepArguments) -> tuple[StepArguments, list[RowTensor]]:
+    """Arguments with `TRACED_ROWS` rows, and where a kernel finds each of their tensors."""
+    inputs: list[RowTensor] = []
+
+    def shared(x: Tensor) -> Tensor:
+        inputs.append(memory_tensor(f"p{len(inputs)}", x))
+        return torch.zeros(x.shape, dtype=x.dtype)
+
+    def of_rows(prefix: str, x: Tensor) -> Tensor:
+        example = torch.zeros(TRACED_ROWS, *x.shape[1:], dtype=x.dtype)
+        inputs.append(named_tensor(f"{prefix}{len(inputs)}", example))
+        return example
+
+    def of_all_rows(x: Tensor) -> Tensor:
+        name = f"x{len(inputs)}"
+        numbers = [Expression(f"{name}_{j}") for j in range(x.numel())]
+        inputs.append(expressions_tensor(numbers, x))
+        return torch.zeros(x.shape, dtype=x.dtype)
+
+    world, params = tree.map(shared, (args.world, args.params))
+    state = tree.map(partial(of_rows, "s"), args.rollout_state)
+    # The first of the random inputs is a key for all rows.
+    key, *of_each = tree.leaves(args.random_inputs)
+    drawn = [of_all_rows(key), *(of_rows("x", x) for x in of_each)]
+    random_inputs = tree.unflatten(args.random_inputs, drawn)
+    return StepArguments(world, params, state, random_inputs), inputs
+
+
+def _kernel_source(
+    program: Program,
+    args: StepArguments,
+    next_state: object,
+    transition: object,
+) -> str:
+    """The module that holds the kernel."""
+    shared = tree.leaves((args.world, args.params))
+    states = tree.leaves(args.rollout_state)
+    drawn = tree.leaves(args.random_inputs)
+    outputs = tree.leaves(transition)
+    n_states = len(states)
+
+    # Names as `_examples` gives them: by the position among all leaves.
+    n = len(shared)
+    state_names = [f"s{n + i}" for i in range(n_states)]
+    drawn_names = [f"x{n + n_states + i}" for i in range(len(drawn))]
+    pointers = [
+        *(f"p{i}" for i in range(n)),
+        *(f"{name}_ptr" for name in [*state_names, *drawn_names]),
+        *(f"{name}_out" for name in state_names),
+        *(f"y{i}_ptr" for i in range(len(outputs))),
+    ]
+
+    before = [
+        "rows = (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)",
+        "mask = rows < n_rows",
+        *program.preamble,
+        *_lines(_load_rows, state_names, states),
+    ]
+    loop = [
+        *_lines(_load_drawn, drawn_names, drawn),
+        *program.body,
+        *_lines(
+            _store_step,
+            [f"y{i}" for i in range(len(outputs))],
+            program.outputs[n_states:],
+        ),
+        *_carry(state_names, program.outputs[:n_states], states),
+    ]
+    after = _lines(_store_rows, state_names, states)
+    lines = [
+        *(INDENT + line for line in before),
+        f"{INDENT}for t in range(n_steps):",
+        *(2 * INDENT + line for line in loop),
+        *(INDENT + line for line in after),
+    ]
+    signature = ", ".join([*pointers, "n_rows", "n_steps", "R: tl.constexpr"])
+    head = f"@triton.jit\ndef rollout_kernel({signature}):\n"
+    return "".join([HEADER, threefry_source(), head, "\n".join(lines), "\n"])
+
+
+def _lines(
+    write: Callable[[str, Leaf], list[str]],
+    names: Sequence[str],
+    leaves: Sequence[Leaf],
+) -> list[str]:
+    """The lines that are written for each leaf."""
+    pairs = zip(names, leaves)
+    return [line for name, leaf in pairs for line in write(name, leaf)]
+
+
+def _numbers(x: Tensor) -> int:
+    """Numbers of a row."""
+    return math.prod(x.shape[1:])
+
+
+def _load_rows(name: str, x: Tensor, rows: str = "rows") -> list[str]:
+    """Lines that load the numbers of each row."""
+    n = _numbers(x)
+    suffix = " != 0" if x.dtype == torch.bool else ""
+    return [
+        f"{name}_{j} = tl.load({name}_ptr + {rows} * {n} + {j}, mask=mask, other=0){suffix}"
+        for j in range(n)
+    ]
+
+
+def _load_drawn(name: str, x: Tensor) -> list[str]:
+    """Lines that load the random inputs of step t: of each row, or of all."""
+    if x.shape[:1] == (TRACED_ROWS,):
+        return _load_rows(name, x, ROWS_OF_STEP)
+    n = x.numel()
+    return [
+        f"{name}_{j} = tl.load({name}_ptr + t * {n} + {j})" for j in range(n)
+    ]
+
+
+def _store_rows(name: str, x: Tensor) -> list[str]:
+    """Lines that store the state of each row."""
+    n = _numbers(x)
+    return [
+        f"tl.store({name}_out + rows * {n} + {j}, {name}_{j}, mask=mask)"
+        for j in range(n)
+    ]
+
+
+def _store_step(name: str, value: RowTensor) -> list[str]:
+    """Lines that store what a step returns of each row."""
+    numbers = numbers_a_row(value)
+    return [
+        f"tl.store({name}_ptr + {ROWS_OF_STEP} * {len(numbers)} + {j}, {number.code}, mask=mask)"
+        for j, number in enumerate(numbers)
+    ]
+
+
+def _carry(
+    names: list[str], values: Sequence[RowTensor], states: list[Tensor]
+) -> list[str]:
+    """Lines that make the next state the state, as rows of its dtype."""
+    computed: list[str] = []
+    assigned: list[str] = []
+    for name, value, x in zip(names, values, states):
+        dtype = TRITON_DTYPES[x.dtype]
+        for j, number in enumerate(numbers_a_row(value)):
+            code = number.code
+            if number.kind == "scalar":
+                code = f"tl.zeros([R], {dtype}) + {code}"
+            computed.append(f"next_{name}_{j} = ({code}).to({dtype})")
+            assigned.append(f"{name}_{j} = next_{name}_{j}")
+    return [*computed, *assigned]
+
+
+class _Word(NamedTuple):
+    """A word of 32 bits as code, for `random.threefry_rounds`."""
+
+    code: str
+    lines: list[str]
+
+    def __add__(self, other: Any) -> _Word:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._line(f"{self.code} + {_code(other)}")
+
+    def __xor__(self, other: Any) -> _Word:
+        return self._line(f"{self.code} ^ {_code(other)}")
+
+    def __and__(self, other: Any) -> _Word:
+        return self  # a word of 32 bits has no more
+
+    def rotated(self, n_bits: int) -> _Word:
+        """The word, rotated to the left."""
+        return self._line(
+            f"({self.code} << {n_bits}) | ({self.code} >> {32 - n_bits})"
+        )
+
+    def _line(self, code: str) -> _Word:
+        name = f"w{len(self.lines)}"
+        self.lines.append(f"{INDENT}{name} = {code}")
+        return _Word(name, self.lines)
+
+
+def _code(word: Any) -> str:
+    return word.code if isinstance(word, _Word) else str(word)
+
+
+def threefry_source() -> str:
+    """Functions of both words that the random numbers are made of, in arithmetic of 32 bits."""
+    lines: list[str] = [
+        f"{INDENT}{name} = {name}.to(tl.uint32)"
+        for name in ("k0", "k1", "x0", "x1")
+    ]
+    words = random.threefry_rounds(
+        *(_Word(name, lines) for name in ("k0", "k1", "x0", "x1")),
+        constant=lambda value: _Word(f"tl.full([], {value}, tl.uint32)", lines),
+        rotate_left=lambda word, n_bits: word.rotated(n_bits),
+    )
+    body = "\n".join(lines)
+    return "".join(
+        f"@triton.jit\ndef threefry_{i}(k0, k1, x0, x1):\n{body}\n"
+        f"{INDENT}return {word.code}.to(tl.int64)\n\n\n"
+        for i, word in enumerate(words)
+    )
+
+
+class RolloutKernel:
+    """A rollout as one kernel, for the shapes that it was written for; as `rollout.unroll`."""
+
+    def __init__(self, code: RolloutCode) -> None:
+        from torch._inductor.codecache import PyCodeCache
+
+        self.code = code
+        self._kernel: Any = PyCodeCache.load(code.source).rollout_kernel
+
+    def __call__(
+        self,
+        cfg: object,
+        world: object,
+        params: object,
+        rollout_state: Any,
+        random_inputs: Any,
+        *_: object,
+    ) -> tuple[Any, Any]:
+        """Roll out; the state after the last step, and all transitions [T, B, ...]."""
+        inputs = tree.leaves((world, params, rollout_state, random_inputs))
+        n_steps = tree.leaves(random_inputs)[0].shape[0]
+        n_rows, rows_a_block = self.code.n_rows, self.code.rows_a_block
+        if tree.leaves(rollout_state)[0].shape[0] != n_rows:
+            raise ValueError(f"rollout: expected {n_rows} environments")
+
+        def empty(shape: tuple[int, ...], x: Tensor) -> Tensor:
+            shape = (*shape, n_rows, *x.shape[1:])
+            return torch.empty(shape, dtype=x.dtype, device=inputs[0].device)
+
+        next_state = tree.map(partial(empty, ()), self.code.next_state)
+        trajectory = tree.map(partial(empty, (n_steps,)), self.code.transition)
+        outputs = tree.leaves((next_state, trajectory))
+        self._kernel[(-(-n_rows // rows_a_block),)](
+            *(_bytes(x.contiguous()) for x in inputs),
+            *(_bytes(x) for x in outputs),
+            n_rows,
+            n_steps,
+            R=rows_a_block,
+            num_warps=WARPS[rows_a_block],
+        )
+        return next_state, trajectory
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The tensor, a bool as a byte."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x

@@ -1,0 +1,188 @@
+"""The rollout as one kernel: generated code run on numpy, equal to the loop over steps; on a GPU the kernel itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import funcppo as fp
+from funcppo import rollout, train_step, tree
+from funcppo.envs.base import NoWorld
+from funcppo.learner import Learner
+from funcppo.runtime import rollout_kernel
+from funcppo.runtime.rollout_kernel import RolloutKernel, StepArguments
+from funcppo.runtime.row_program import UnsupportedError
+from tests.runtime import numpy_triton
+
+N_STEPS = 5
+CLASSIC = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+)
+
+
+class NumpyKernel:
+    """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        """The function that launches so many blocks."""
+
+        def launch(*args: Any, R: int, num_warps: int) -> None:
+            values = [
+                numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
+                for x in args
+            ]
+            numpy_triton.run(
+                self.source, "rollout_kernel", grid[0], *values, R=R
+            )
+
+        return launch
+
+
+def make_learner(
+    name: str, n_envs: int, *hidden: int, device: str = "cpu", **options: Any
+) -> tuple[Learner, Any]:
+    ppo = fp.ppo(
+        env=fp.envs.make(name),
+        network=fp.nets.mlp(*hidden, **options),
+        n_envs=n_envs,
+        n_steps=N_STEPS,
+        n_updates=2,
+        n_minibatches=1,
+    )
+    return ppo, ppo.init(fp.random.key(3, device))
+
+
+def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
+    """The arguments of a whole rollout."""
+    inputs = train_step.sample_randomness(learner.cfg, NoWorld(), state.key)
+    first = rollout.RolloutState(state.env_state, state.episode_stats)
+    # Episodes are about to end, so that rows are reset on the way.
+    first = first._replace(
+        env_state=tree.map(
+            lambda x: x + 196 if x.dtype == torch.int64 else x, first.env_state
+        )
+    )
+    return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
+
+
+def write(learner: Learner, args: StepArguments) -> rollout_kernel.RolloutCode:
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    return rollout_kernel.write_rollout_kernel(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+
+
+def assert_equals_the_loop(
+    kernel: RolloutKernel, learner: Learner, args: StepArguments
+) -> None:
+    with torch.no_grad():
+        actual = kernel(learner.cfg, *args)
+        expected = rollout.unroll(
+            learner.cfg, *args, rollout.scan, rollout.rollout_step
+        )
+    assert tree.paths(actual) == tree.paths(expected)
+    for name, x, y in zip(
+        tree.paths(actual), tree.leaves(actual), tree.leaves(expected)
+    ):
+        torch.testing.assert_close(
+            x, y, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_the_code_computes_what_the_loop_does(name: str) -> None:
+    learner, state = make_learner(name, 3, 16)
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "options"),
+    [
+        ((20, 16), {"activation": "relu"}),
+        ((7, 33), {"shared_trunk": True}),
+        ((), {}),
+    ],
+)
+def test_layers_of_any_width_and_blocks_that_are_not_full(
+    hidden: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    n_envs = rollout_kernel.MAX_SINGLE_ROWS + 5
+    learner, state = make_learner("CartPole-v1", n_envs, *hidden, **options)
+    args = rollout_arguments(learner, state)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, args)
+    assert kernel.code.rows_a_block == rollout_kernel.MANY_ROWS
+    kernel._kernel = NumpyKernel(kernel.code.source)
+    assert_equals_the_loop(kernel, learner, args)
+
+
+def test_a_kernel_refuses_another_number_of_environments() -> None:
+    learner, state = make_learner("CartPole-v1", 3, 16)
+    kernel = RolloutKernel.__new__(RolloutKernel)
+    kernel.code = write(learner, rollout_arguments(learner, state))
+    other, other_state = make_learner("CartPole-v1", 4, 16)
+    with pytest.raises(ValueError, match="expected 3 environments"):
+        kernel(other.cfg, *rollout_arguments(other, other_state))
+
+
+def test_params_that_do_not_fit_into_a_block_are_refused() -> None:
+    learner, state = make_learner("CartPole-v1", 3, 256, 256)
+    with pytest.raises(UnsupportedError, match="params, more than"):
+        write(learner, rollout_arguments(learner, state))
+
+
+def test_an_environment_with_a_large_state_is_refused() -> None:
+    learner, state = make_learner("CartPole-v1", 3, 16)
+    args = rollout_arguments(learner, state)
+    large = (args.rollout_state, torch.zeros(3, 10, 10))
+    with pytest.raises(UnsupportedError, match="100 numbers for each"):
+        write(learner, args._replace(rollout_state=large))
+
+
+def test_several_learners_at_once_are_refused() -> None:
+    learner, state = make_learner("CartPole-v1", 3, 16)
+    args = rollout_arguments(learner, state)
+    many = tree.map(lambda x: torch.stack([x, x]), args)
+    random_inputs = tree.map(lambda x: torch.stack([x, x], 1), args[-1])
+    with pytest.raises(UnsupportedError, match="several learners"):
+        write(learner, many._replace(random_inputs=random_inputs))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CLASSIC)
+@pytest.mark.parametrize("n_envs", [4, 300])
+def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
+    learner, state = make_learner(name, n_envs, 64, 64, device="cuda")
+    args = rollout_arguments(learner, state)
+    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
+    kernel = rollout_kernel.compile_unroll(
+        rollout.rollout_step,
+        learner.cfg,
+        args._replace(random_inputs=random_inputs),
+    )
+    assert_equals_the_loop(kernel, learner, args)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_compiled_learner_on_a_gpu_rolls_out_in_one_kernel() -> None:
+    learner, state = make_learner("CartPole-v1", 4, 16, device="cuda")
+    fast = fp.compile(learner, state)
+    assert fast.record.rollout == "kernel"
+    assert not fast.record.rollout_reason
+    state, metrics = fast.step(state)
+    assert bool(torch.isfinite(metrics.grad_norm))
