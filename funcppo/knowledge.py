@@ -242,6 +242,8 @@ class Predictions(_Table, Sequence[Answer]):
     """All answers that the rules derive and that are not known."""
     n_known: int
     """Known answers, in some split or in facts.txt, listed or not."""
+    n_self: int = 0
+    """1 if the entity of the query is derivable and left out."""
 
     def __len__(self) -> int:
         """The number of answers that are listed."""
@@ -260,7 +262,11 @@ class Predictions(_Table, Sequence[Answer]):
         return [answer.to_json() for answer in self.answers]
 
     def _title(self) -> str:
-        return f"{self.query}: {self.n_new:,} new answers, {self.n_known:,} known, score {self.score}"
+        left_out = ", itself left out (with_self keeps it)" * self.n_self
+        return (
+            f"{self.query}: {self.n_new:,} new answers, {self.n_known:,} known{left_out}, "
+            f"score {self.score}"
+        )
 
     def _columns(self) -> tuple[str, ...]:
         return ("rank", "entity", "score", "known", "verdict")
@@ -414,6 +420,7 @@ class Knowledge:
         tail: str | None = None,
         k: int | None = 10,
         known: bool = False,
+        with_self: bool = False,
         min_score: float = 0.0,
         explain: bool = False,
     ) -> Predictions:
@@ -427,6 +434,7 @@ class Knowledge:
           tail: the known tail.
           k: the number of answers; None for all.
           known: list known answers too. Otherwise they are left out and counted.
+          with_self: list the given entity too, where no triple of the relation links an entity to itself.
           min_score: leave out answers that score less.
           explain: give each answer its proof, and the evidence of a run that weighs evidence.
 
@@ -458,11 +466,17 @@ class Knowledge:
             [query],
             k=k,
             with_known=known,
+            with_self=with_self,
             min_score=min_score,
             with_explanations=explain,
         )
         return Predictions(
-            found.query, found.answers, self.score, found.n_new, found.n_known
+            query=found.query,
+            answers=found.answers,
+            score=self.score,
+            n_new=found.n_new,
+            n_known=found.n_known,
+            n_self=found.n_self,
         )
 
     def prove(self, query: str) -> ProofResult:

@@ -67,6 +67,13 @@ BATCH_SECONDS = 1.0
 SHARED_BATCH_QUERIES = 64
 
 
+class _AskedQuery(NamedTuple):
+    """A query, and how it was written."""
+
+    query: OpenQuery
+    text: str
+
+
 class _AnsweredQuery(NamedTuple):
     """What is written and printed of the answers of a query; JSON values."""
 
@@ -74,6 +81,7 @@ class _AnsweredQuery(NamedTuple):
     fields: JsonObject  # of --json
     csv_rows: list[list[object]]
     has_answers: bool
+    n_self: int  # 1 if the entity of the query was left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +115,9 @@ class Predict:
     """Number of answers of a query."""
     known: bool = False
     """List known answers too, marked. Default: they are left out and counted."""
+    with_self: bool = False
+    """List the entity of a query among its own answers, as `funcppo evaluate` ranks it. Default: only if some triple of
+    the relation, or the head of a rule, links an entity to itself."""
     min_score: NonNegativeFloat = 0.0
     """Leave out answers with a smaller score."""
     explain: bool = False
@@ -270,8 +281,22 @@ class Predict:
         seconds = time.perf_counter() - start
 
         self._write_answers(answerer, answered, seconds)
+        self._print_self(sum(query.n_self for query in answered))
         self._print_speed(answered, len(queries), seconds)
         return interrupt.exit_status if len(answered) < len(queries) else 0
+
+    def _print_self(self, n_self: int) -> None:
+        """Print how many answers were left out that are the entity of their query."""
+        if not n_self:
+            return
+        is_one = n_self == 1
+        answers = "answer that is" if is_one else "answers that are"
+        print_notes_to_stderr(
+            [
+                f"left out {n_self:,} derivable {answers} the entity of the query itself: no triple of the relation "
+                f"links an entity to itself (--with-self keeps {'it' if is_one else 'them'})"
+            ]
+        )
 
     def _print_speed(
         self, answered: Sequence[_AnsweredQuery], n_queries: int, seconds: float
@@ -289,7 +314,7 @@ class Predict:
         )
 
     def _iter_batches(
-        self, answerer: Answerer, queries: Sequence[OpenQuery]
+        self, answerer: Answerer, queries: Sequence[_AskedQuery]
     ) -> Iterator[list[_AnsweredQuery]]:
         """Yield the answers of some queries after others, about a second's work at a time."""
         first, size = 0, FIRST_BATCH_QUERIES
@@ -306,7 +331,7 @@ class Predict:
         self,
         processes: Processes,
         answerer: Answerer,
-        queries: Sequence[OpenQuery],
+        queries: Sequence[_AskedQuery],
     ) -> Iterator[list[_AnsweredQuery]]:
         """Answer the batches that this process takes; on rank 0, yield the answers of all in order."""
 
@@ -321,27 +346,37 @@ class Predict:
             yield [_AnsweredQuery(*fields) for fields in jsonlib.loads(block)]
 
     def _answer(
-        self, answerer: Answerer, queries: Sequence[OpenQuery]
+        self, answerer: Answerer, queries: Sequence[_AskedQuery]
     ) -> list[_AnsweredQuery]:
         """The answers of some queries."""
-        score = answerer.subject.score
-        return [
-            _AnsweredQuery(
-                text=_answers_text(answers, score, self.known),
-                fields=answers.to_json(),
-                csv_rows=_csv_rows(answers),
-                has_answers=bool(answers.answers),
-            )
-            for answers in answerer.answer(
-                queries,
-                k=self.k,
-                with_known=self.known,
-                min_score=self.min_score,
-                with_explanations=self.explain,
-            )
-        ]
+        from funcppo.experiment.subject import describe_numbers
 
-    def _read_queries(self, answerer: Answerer) -> list[OpenQuery]:
+        score = answerer.subject.score
+        legend = describe_numbers(answerer.subject) if self.explain else ""
+        found = answerer.answer(
+            [asked.query for asked in queries],
+            k=self.k,
+            with_known=self.known,
+            with_self=self.with_self,
+            min_score=self.min_score,
+            with_explanations=self.explain,
+        )
+        answered: list[_AnsweredQuery] = []
+        for asked, answers in zip(queries, found):
+            # In files a query stands as it was written, so that they join with the queries.
+            as_written = answers._replace(query=asked.text)
+            answered.append(
+                _AnsweredQuery(
+                    text=_answers_text(answers, score, self.known, legend),
+                    fields=as_written.to_json(),
+                    csv_rows=_csv_rows(as_written),
+                    has_answers=bool(answers.answers),
+                    n_self=answers.n_self,
+                )
+            )
+        return answered
+
+    def _read_queries(self, answerer: Answerer) -> list[_AskedQuery]:
         """The queries of the command line or of the file.
 
         Raises:
@@ -352,9 +387,9 @@ class Predict:
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
             print_notes_to_stderr(read.notes)
-            return [query]
+            return [_AskedQuery(query, self.query)]
         path = Path(str(self.queries))
-        queries: list[OpenQuery] = []
+        queries: list[_AskedQuery] = []
         text = path.read_text(encoding="utf-8-sig")
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
@@ -363,7 +398,7 @@ class Predict:
                 query, _ = read_open_query(answerer.dataset, line)
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
-            queries.append(query)
+            queries.append(_AskedQuery(query, line.removesuffix("\r")))
         if not queries:
             raise ValueError(f"{path}: expected a query a line, got none")
         return queries
@@ -433,7 +468,12 @@ class Predict:
             show_status(make_console(use_stderr=True), "deriving") as bar,
         ):
             for progress in relation_facts.derive(
-                answerer, predicate, file, first, self.min_score
+                answerer,
+                predicate,
+                file,
+                first,
+                self.min_score,
+                with_self=self.with_self,
             ):
                 done = progress.n_heads
                 note = f"{progress.n_facts:,} facts"
@@ -450,8 +490,9 @@ class Predict:
                 [f"interrupted after {done:,} of {n_heads:,} entities; {hint}"]
             )
             return interrupt.exit_status
-        n_facts = relation_facts.finish(file)
-        self._print_facts(answerer, file, n_facts)
+        counts = relation_facts.finish(file)
+        self._print_facts(answerer, file, counts.n_facts)
+        self._print_self(counts.n_self)
         return 0
 
     def _relation_file(self, answerer: Answerer, path: Path) -> RelationFile:
@@ -479,6 +520,7 @@ class Predict:
             "smoothing": cfg.smoothing,
             "object_identity": cfg.object_identity,
             "min_score": self.min_score,
+            "with_self": self.with_self,
             "params_digest": run and digest(run.state.best_params),
         }
 
@@ -560,16 +602,21 @@ def _term_text(name: str) -> str:
     return name if is_bare_name(name) else quote(name)
 
 
-def _answers_text(answers: QueryAnswers, score: str, with_known: bool) -> str:
-    """The answers of a query as lines."""
+def _answers_text(
+    answers: QueryAnswers, score: str, with_known: bool, legend: str
+) -> str:
+    """The answers of a query as lines, what the numbers mean before those with proofs."""
     n_shown = sum(not answer.known for answer in answers.answers)
-    n_others = answers.n_entities - answers.n_new - answers.n_known
+    n_listable = answers.n_new + answers.n_known + answers.n_self
+    n_others = answers.n_entities - n_listable
     known = "ranked too" if with_known else "left out"
     lines = [
         f"{answers.query}: {n_shown:,} of {answers.n_new:,} new answers, score {score}; "
         f"{answers.n_known:,} known {known}; {n_others:,} other entities are not derivable, score 0"
     ]
     width = max([6, *(len(_term_text(a.entity)) for a in answers.answers)])
+    if answers.answers and legend:
+        lines.append(f"  {legend}")
     if answers.answers:
         lines.append(f"  rank  {'entity':<{width}}  score   known  verdict")
     for answer in answers.answers:

@@ -246,11 +246,7 @@ def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
         )
     lines = [_headline(result, failed.n_matching)]
     if best_proof:
-        lines.append(
-            "the policy's most probable proof, p of each choice:"
-            if policy_proof
-            else ""
-        )
+        lines.append(policy_proof.headline if policy_proof else "")
         lines.append(
             proof.to_text(
                 best_proof, names.format_atom, names.format_rule
@@ -307,6 +303,7 @@ class _PolicyProof(NamedTuple):
     """What a trained run says of an atom."""
 
     proof: Proof
+    headline: str  # which proof it is, and what its p is
     evidence_lines: list[str]  # empty if the run weighs none
     evidence: list[JsonObject]
 
@@ -333,8 +330,14 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
         for side in sides
         if (explanation := run_proofs.explain_answer(run, query, side))
     ]
+    headline = (
+        "the policy's most probable proof; p: the probability with which it chooses the step"
+        if run.questions is None
+        else "the proof by the rule that weighs most; p: its share in the weight of all rules that derive the answer"
+    )
     return _PolicyProof(
         best,
+        f"{headline}:",
         [
             line
             for explanation in explanations

@@ -4,6 +4,9 @@
 and orders them. Known true answers, of all splits and of facts.txt, are left out and counted, or listed and marked.
 What the rules are applied to are the facts of train and of facts.txt, as in an evaluation.
 
+An evaluation ranks the entity of a query among its own answers. On request it is left out and counted, unless some
+triple of the relation, or the head of a rule, links an entity to itself.
+
 Where T_P is held in part, which is so at height 1 only, the candidates are listed by the evidence of the questions.
 """
 
@@ -54,6 +57,7 @@ class RankedAnswers(NamedTuple):
     is_derivable: Bool[Tensor, "n"]  # by the rules, from other facts
     n_new: int  # answers that are derivable and not known
     n_known: int  # known answers, listed or not
+    n_self: int  # 1 if the entity of the query is derivable and left out
 
 
 class ScorerMaker(Protocol):
@@ -71,6 +75,7 @@ class _Listing(NamedTuple):
     entity: I64[Tensor, "L"]
     atom: I64[Tensor, "L W"]
     is_known: Bool[Tensor, "L"]
+    is_left_out: Bool[Tensor, "Q"]  # the entity of the query is an answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,23 +94,31 @@ class Predictor:
     """What T_P derives; None where it is held in part."""
     facts: FactIndex | None
     """Index of the facts, where T_P is held in part."""
+    has_loops: Bool[Tensor, "P+1"]
+    """Relations of which a known triple, or the head of a rule, links an entity to itself."""
     reads_derivations: bool
     """Whether the scorers read which rules derive an atom."""
 
     def rank(
-        self, queries: Sequence[OpenQuery], *, with_known: bool = False
+        self,
+        queries: Sequence[OpenQuery],
+        *,
+        with_known: bool = False,
+        with_self: bool = True,
     ) -> list[RankedAnswers]:
         """The answers of some queries, in the order of the queries.
 
         Args:
           queries: in any order, repetitions allowed.
           with_known: list the known true answers too.
+          with_self: list the entity of a query among its answers, as an evaluation does; otherwise only where the
+            relation has loops.
         """
         found: dict[OpenQuery, RankedAnswers] = {}
         for side in (HEAD, TAIL):
             of_side = sorted({query for query in queries if query.side == side})
             if of_side:
-                found |= self._rank_side(of_side, side, with_known)
+                found |= self._rank_side(of_side, side, with_known, with_self)
         return [found[query] for query in queries]
 
     def score(self, atoms: I64[Tensor, "n W"], side: int) -> F64[Tensor, "n"]:
@@ -159,11 +172,15 @@ class Predictor:
         )
 
     def _rank_side(
-        self, queries: list[OpenQuery], side: int, with_known: bool
+        self,
+        queries: list[OpenQuery],
+        side: int,
+        with_known: bool,
+        with_self: bool,
     ) -> dict[OpenQuery, RankedAnswers]:
         """The answers of distinct, ascending queries about one side."""
         atoms = self._query_atoms(queries, side)
-        listing = self._list(atoms, side, with_known)
+        listing = self._list(atoms, side, with_known, with_self)
         log_odds = self.score(listing.atom, side)
         score = rank_metrics.quantise(log_odds)
         is_derivable = ~listing.is_known
@@ -174,6 +191,7 @@ class Predictor:
             )
         known_range = triple_index.answer_range(self.known, atoms, side)
         n_known = (known_range.stop - known_range.start).tolist()
+        is_left_out = listing.is_left_out.tolist()
 
         bounds = torch.searchsorted(
             listing.query,
@@ -190,6 +208,7 @@ class Predictor:
                     listing.is_known[span],
                     is_derivable[span],
                     n_known[row],
+                    int(is_left_out[row]),
                 )
             }
         return answers
@@ -203,8 +222,10 @@ class Predictor:
             rows.append([predicate, *arguments, *[0] * (width - TAIL - 1)])
         return torch.tensor(rows, device=self.task.entity_pool.device)
 
-    def _list(self, atoms: Tensor, side: int, with_known: bool) -> _Listing:
-        """The derivable entities of each query, and perhaps the known ones."""
+    def _list(
+        self, atoms: Tensor, side: int, with_known: bool, with_self: bool
+    ) -> _Listing:
+        """The derivable entities of each query, and perhaps the known ones and its own."""
         base = self.task.sizes.n_constants + 1
         parts = [self._derivable_codes(atoms, side)]
         if with_known:
@@ -215,11 +236,17 @@ class Predictor:
         column = torch.arange(atoms.shape[1], device=atoms.device)
         atom = torch.where(column == side, entity[:, None], atoms[query])
         is_known = triple_index.contains(self.known, atom, side)
-        if not with_known:
-            new = ~is_known
-            query, entity, atom = query[new], entity[new], atom[new]
-            is_known = is_known[new]
-        return _Listing(query, entity, atom, is_known)
+        is_left_out = torch.zeros_like(is_known)
+        if not with_self:
+            is_loop = atom[:, HEAD] == atom[:, TAIL]
+            is_left_out = is_loop & ~self.has_loops[atom[:, 0]]
+
+        keep = ~is_left_out if with_known else ~is_left_out & ~is_known
+        of_query = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
+        of_query[query[is_left_out]] = True
+        return _Listing(
+            query[keep], entity[keep], atom[keep], is_known[keep], of_query
+        )
 
     def _derivable_codes(self, atoms: Tensor, side: int) -> Tensor:
         """row * (C + 1) + entity for the derivable entities of each query."""
@@ -306,8 +333,24 @@ def make_predictor(
         if is_whole
         else None,
         facts=None if is_whole else evidence.index_facts(task.kb, task.sizes),
+        has_loops=_relations_with_loops(task, known),
         reads_derivations=reads_derivations,
     )
+
+
+def _relations_with_loops(
+    task: ProverTask, known: I64[Tensor, "n W"]
+) -> Bool[Tensor, "P+1"]:
+    """Relations of which a known triple, or the head of a rule, has the same two arguments."""
+    heads = torch.from_numpy(task.dataset.rules[:, 0]).to(known)
+    atoms = torch.cat([known, heads])
+    has_loops = torch.zeros(
+        task.sizes.n_predicates + 1, dtype=torch.bool, device=known.device
+    )
+    if atoms.shape[1] > TAIL:
+        is_loop = atoms[:, HEAD] == atoms[:, TAIL]
+        has_loops[atoms[is_loop, 0].long()] = True
+    return has_loops
 
 
 def probability(score: int) -> float:
@@ -326,6 +369,7 @@ def _order(
     is_known: Tensor,
     is_derivable: Tensor,
     n_known: int,
+    n_self: int,
 ) -> RankedAnswers:
     """The answers of a query, listed by ascending entity, with the best score first."""
     score, order = torch.sort(score, descending=True, stable=True)
@@ -340,4 +384,5 @@ def _order(
         is_derivable=is_derivable[order],
         n_new=int((~is_known).sum()),
         n_known=n_known,
+        n_self=n_self,
     )

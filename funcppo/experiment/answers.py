@@ -124,6 +124,8 @@ class QueryAnswers(NamedTuple):
     answers: tuple[Answer, ...]  # best first
     n_new: int  # all answers that the rules derive and that are not known
     n_known: int  # known answers
+    # 1 if the entity of the query is derivable, and left out
+    n_self: int
     n_entities: int  # all entities
 
     def to_json(self) -> Json:
@@ -171,6 +173,7 @@ class Answerer:
         *,
         k: int | None = 10,
         with_known: bool = False,
+        with_self: bool = False,
         min_score: float = 0.0,
         with_explanations: bool = False,
     ) -> list[QueryAnswers]:
@@ -180,10 +183,14 @@ class Answerer:
           queries: in any order.
           k: answers of a query, those of `with_known` included; None for all.
           with_known: list known answers too, among the others.
+          with_self: list the entity of a query among its own answers, also where nothing says that the relation may
+            link an entity to itself.
           min_score: leave out answers that score less.
           with_explanations: give each listed answer its proof and evidence.
         """
-        ranked = self.predictor.rank(queries, with_known=with_known)
+        ranked = self.predictor.rank(
+            queries, with_known=with_known, with_self=with_self
+        )
         return [
             self._named(answers, k, min_score, with_explanations)
             for answers in ranked
@@ -232,6 +239,7 @@ class Answerer:
             answers=tuple(listed),
             n_new=ranked.n_new,
             n_known=ranked.n_known,
+            n_self=ranked.n_self,
             n_entities=dataset.n_constants,
         )
 

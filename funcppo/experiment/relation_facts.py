@@ -47,6 +47,14 @@ class Progress(NamedTuple):
     n_facts: int  # facts that were found
 
 
+class FactCounts(NamedTuple):
+    """What stands in FILE, and what does not."""
+
+    n_facts: int
+    # facts r(e, e) that were left out, as nothing says that the relation may link an entity to itself
+    n_self: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelationFile:
     """The file of the new facts of a relation."""
@@ -104,31 +112,38 @@ def derive(
     file: RelationFile,
     first_head: int,
     min_score: float = 0.0,
+    *,
+    with_self: bool = False,
 ) -> Iterator[Progress]:
     """Append the new facts of a relation to FILE.part, some head entities at a time.
 
     Args:
       first_head: what `open_file` returns.
       min_score: leave out facts that score less.
+      with_self: keep facts r(e, e) of a relation without loops too; otherwise `finish` leaves them out.
 
     Returns:
       Yields the progress after each step, at which the work may end.
     """
     n_heads = answerer.dataset.n_constants
     n_facts = 0
+    has_loops = bool(answerer.predictor.has_loops[predicate])
+    leave_out_self = not (with_self or has_loops)
     head, size = first_head, FIRST_STEP_HEADS
     with open(file.part_path, "ab") as output:
         while head <= n_heads:
             start = time.perf_counter()
             heads = range(head, min(head + size, n_heads + 1))
             queries = [OpenQuery(predicate, TAIL, h) for h in heads]
-            answers = answerer.answer(queries, k=None, min_score=min_score)
+            answers = answerer.answer(
+                queries, k=None, with_self=True, min_score=min_score
+            )
             lines: list[str] = []
             for given, found in zip(heads, answers):
-                lines += [
-                    _part_line(given, found.query, answer)
-                    for answer in found.answers
-                ]
+                for answer in found.answers:
+                    is_self = leave_out_self and answer.head == answer.tail
+                    line = _part_line(given, found.query, answer, is_self)
+                    lines.append(line)
             output.write("".join(lines).encode())
             output.flush()
 
@@ -142,19 +157,24 @@ def derive(
             size = max(FIRST_STEP_HEADS, int(largest))
 
 
-def finish(file: RelationFile) -> int:
+def finish(file: RelationFile) -> FactCounts:
     """Write FILE, the facts of FILE.part with the best first, and remove FILE.part.
 
     Returns:
-      The number of facts.
+      The number of facts, and of those that were left out.
     """
     offsets, scores = array("q"), array("q")
+    n_self = 0
     with open(file.part_path, "rb") as part:
         offset = 0
         for line in part:
-            offsets.append(offset)
-            score = json.loads(line)["quantised_score"]
-            scores.append(_ZERO if score is None else score)
+            fields = json.loads(line)
+            if fields["is_self"]:
+                n_self += 1
+            else:
+                score = fields["quantised_score"]
+                offsets.append(offset)
+                scores.append(_ZERO if score is None else score)
             offset += len(line)
     order = np.argsort(-np.array(scores, np.int64), kind="stable")
     starts = np.array(offsets, np.int64)[order]
@@ -170,12 +190,12 @@ def finish(file: RelationFile) -> int:
             for start, rank in zip(starts.tolist(), ranks.tolist()):
                 part.seek(start)
                 fields = {"rank": rank, **json.loads(part.readline())}
-                del fields["head_id"]
+                del fields["head_id"], fields["is_self"]
                 output.write(_format_line(fields, is_csv))
 
     write_atomically(file.path, write)
     file.part_path.unlink()
-    return len(ranks)
+    return FactCounts(len(ranks), n_self)
 
 
 def _format_line(fields: Json, is_csv: bool) -> bytes:
@@ -192,9 +212,10 @@ def _format_row(values: Iterable[object]) -> bytes:
     return text.getvalue().encode()
 
 
-def _part_line(head_id: int, query: str, answer: Answer) -> str:
+def _part_line(head_id: int, query: str, answer: Answer, is_self: bool) -> str:
     """A fact as a line of FILE.part."""
-    fields = {"head_id": head_id, "query": query, **answer.to_json()}
+    marks = {"head_id": head_id, "is_self": is_self}
+    fields = {**marks, "query": query, **answer.to_json()}
     del fields["rank"]  # among the answers of the query
     return json.dumps(fields, ensure_ascii=False) + "\n"
 

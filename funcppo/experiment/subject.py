@@ -89,6 +89,23 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
     return Subject(run.task, score, run, notes if update < n_updates else [])
 
 
+def describe_numbers(subject: Subject) -> str:
+    """What the numbers of an answer and of its proof mean, as one line."""
+    run = subject.policy_run
+    if run is None:
+        return "score: what the confidences of the rules that derive the answer give"
+    if run.questions is not None:
+        return (
+            "score: the logistic function of the log-odds in the evidence, which order answers; place and probability: "
+            "among these candidates, known answers of valid and test included; p: the share of the rule in the weight "
+            "of all rules that derive the answer"
+        )
+    return (
+        f"score: {subject.score}, of the whole answer; p: the probability with which the policy chooses the step, "
+        "whose product is that of the proof"
+    )
+
+
 def check_untrained_score(score: str, name: str) -> None:
     """Check that a score needs no training.
 

@@ -499,7 +499,8 @@ def training_world(task: ProverTask) -> World:
     positives = train[torch.isin(train[:, 0], head_predicates)]
     if not len(positives):
         raise ValueError(
-            f"{name}: expected a train fact with the predicate of a rule's head, got none"
+            f"{name}: expected a train fact with the predicate of a rule's head, got none: training learns from known "
+            "facts of what is asked (add some, or ask without training: funcppo predict)"
         )
     return inference_world(task)._replace(
         positives=positives, hard_negatives=_hard_negatives(task)

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import funcppo
+from funcppo.experiment.subject import describe_numbers
 from funcppo.report.names import display, score_text
 from funcppo.serve import proof_tree
 from funcppo.serve.errors import RequestError
@@ -321,6 +322,7 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
         "graph_name": explorer.dataset.name,
         "is_trained": subject.policy_run is not None,
         "score_name": subject.score,
+        "numbers": describe_numbers(subject),
         "smoothing": subject.task.cfg.smoothing or 0.0,
         "version": funcppo.__version__,
     }

@@ -296,6 +296,7 @@ class Explorer:
         k: int,
         known: bool,
         min_score: float,
+        with_self: bool = False,
     ) -> Answers:
         """The ranked answers of relation(head, X) or relation(X, tail).
 
@@ -316,6 +317,7 @@ class Explorer:
             [OpenQuery(relation, side, given_id)],
             k=k,
             with_known=known,
+            with_self=with_self,
             min_score=min_score,
         )
 
@@ -332,6 +334,7 @@ class Explorer:
             "trained": self.answerer.subject.policy_run is not None,
             "n_new": found.n_new,
             "n_known": found.n_known,
+            "n_self": found.n_self,
             "n_entities": found.n_entities,
             "answers": answers,
         }

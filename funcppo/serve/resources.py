@@ -150,6 +150,12 @@ RESOURCES = (
                 default=False,
             ),
             Parameter(
+                name="with_self",
+                kind="flag",
+                summary="List the given entity too, where no triple of the relation links an entity to itself.",
+                default=False,
+            ),
+            Parameter(
                 name="min_score",
                 kind="number",
                 summary="Leave out answers that score less.",

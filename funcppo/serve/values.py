@@ -177,7 +177,7 @@ class Answer(TypedDict):
 
 
 class Answers(TypedDict):
-    """The ranked answers of a query, best first."""
+    """The ranked answers of a query, best first; `n_self` is 1 if the given entity is derivable and left out."""
 
     query: str
     side: str
@@ -186,6 +186,7 @@ class Answers(TypedDict):
     score: str
     trained: bool
     n_new: int
+    n_self: int
     n_known: int
     n_entities: int
     answers: list[Answer]

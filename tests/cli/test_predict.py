@@ -95,6 +95,7 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
     queries.write_text("\n".join(asked))
 
     args = [subject, "--queries", queries, "--k", 1000, *options]
+    args += ["--with-self"]  # a candidate of the evaluation
     found = predicted(monkeypatch, capsys, *args, "--known")["queries"]
     new = predicted(monkeypatch, capsys, *args)["queries"]
     assert len(found) == len(new) == len(records) == 40
@@ -239,6 +240,45 @@ def test_a_query_without_answers_keeps_a_row(
     assert empty == ["s(e1, X)", *[""] * 8]
     assert found[0] == "p(e1, X)" and found[1] == "1"
     assert "2 of 2 queries" in notes and "1 have no answer to list" in notes
+
+
+def test_a_query_stands_in_files_as_it_was_written(
+    graph, monkeypatch, capsys, tmp_path
+):
+    queries = tmp_path / "queries.txt"
+    written = [" p( e1,?tail ) ", "'p'('e1', X)", "s(e1,_)"]
+    queries.write_bytes("\r\n".join(written).encode())
+    args = [graph, "--queries", queries, "--k", 1]
+    (_, *rows), _ = csv_rows(monkeypatch, capsys, *args)
+    assert [row[0] for row in rows] == written
+    found = predicted(monkeypatch, capsys, *args)["queries"]
+    assert [query["query"] for query in found] == written
+
+
+def test_answers_that_are_the_entity_of_the_query_are_left_out_once_said(
+    monkeypatch, capsys, tmp_path
+):
+    """The other answers keep their scores; the speed of a file and the note stand apart."""
+    (tmp_path / "train.txt").write_text("a\tq\ta\na\tq\tb\nb\tq\tb\n")
+    (tmp_path / "rules.txt").write_text("p(X, Y) :- q(X, Y).")
+    queries = tmp_path / "queries"
+    queries.write_text("p(a, X)\np(b, X)\n")
+    names = {}
+    for option in ([], ["--with-self"]):
+        args = [tmp_path, "--queries", queries, "--json", "-", *option]
+        assert funcppo(monkeypatch, "predict", *args) == 0
+        output = capsys.readouterr()
+        found = json.loads(output.out)["queries"]
+        names[bool(option)] = [
+            [a["entity"] for a in query["answers"]] for query in found
+        ]
+        assert output.err.count("left out 2 derivable") == (not option)
+    assert names == {False: [["b"], []], True: [["a", "b"], ["b"]]}
+    args = [tmp_path, "--relation", "p", "--new"]
+    assert funcppo(monkeypatch, "predict", *args) == 0
+    output = capsys.readouterr()
+    assert "1 new facts" in output.out
+    assert "left out 2 derivable answers" in output.err
 
 
 def test_csv_on_a_terminal_has_no_control_characters(

@@ -1,5 +1,6 @@
 """Ranked answers of open queries: the candidates and scores of a ranking, known answers apart, T_P held in part."""
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -168,6 +169,46 @@ def test_equal_scores_share_the_rank_of_the_first():
     (found,) = predictor_of(task, "noisy-or").rank([OpenQuery(p, TAIL, 1)])
     names = [dataset.entities[i - 1] for i in found.entity.tolist()]
     assert (names, found.rank.tolist()) == (["b", "c", "d"], [1, 1, 3])
+
+
+LOOP_RULES = """p(X, Y) :- q(X, Y).
+s(X, Y) :- q(X, Y).
+t(X, X) :- q(X, Y).
+"""
+
+
+@pytest.mark.parametrize("max_atoms", [None, 5])
+@pytest.mark.parametrize("side", [HEAD, TAIL])
+def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
+    max_atoms, side
+):
+    """p: no loop is known. s: one is, in test. t: a rule says so. T_P is held whole or in part."""
+    dataset = data.from_triples(
+        [("a", "q", "a"), ("a", "q", "b"), ("b", "q", "a"), ("b", "p", "z")],
+        test=[("z", "s", "z")],
+        rules=LOOP_RULES,
+    )
+    cfg = ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False)
+    if max_atoms:
+        cfg = dataclasses.replace(cfg, max_atoms=max_atoms)
+    task = build_task(dataset, cfg)
+    assert task.least_model.complete == (max_atoms is None)
+    predictor = predictor_of(task, "max-confidence")
+    queries = [
+        OpenQuery(dataset.predicates.index(name) + 1, side, 1) for name in "pst"
+    ]
+    with_self = predictor.rank(queries)
+    found = predictor.rank(queries, with_self=False)
+    assert [answers.n_self for answers in with_self] == [0, 0, 0]
+    assert [answers.n_self for answers in found] == [1, 0, 0]
+    assert [answers.n_new for answers in found] == [1, 2, 1]
+
+    # The scores of the others do not change, and their ranks are among those listed.
+    for kept, left in zip(with_self, found):
+        is_listed = torch.isin(kept.entity, left.entity)
+        assert left.entity.tolist() == kept.entity[is_listed].tolist()
+        assert left.score.tolist() == kept.score[is_listed].tolist()
+    assert with_self[0].rank.tolist() == [1, 1] and found[0].rank[0] == 1
 
 
 def test_repeated_queries_are_answered_in_the_order_asked():

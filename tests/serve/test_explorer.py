@@ -24,7 +24,7 @@ def test_answers_are_those_of_predict(
     explorer = explorers[name]
     relation, entity = explorer.relation_id(ALSO), explorer.entity_id("e3")
     capsys.readouterr()
-    query = f"'{ALSO}'(e3, ?x)"
+    query = f"'{ALSO}'(e3, X)"
     args = ("predict", runs[name], query, "--known", "--k", "7")
     assert funcppo(monkeypatch, *args, "--json", "-") == 0
     (expected,) = json.loads(capsys.readouterr().out)["queries"]
@@ -36,7 +36,7 @@ def test_answers_are_those_of_predict(
         name_of_id = explorer.entity_name(answer.pop("entity_id"))["name"]
         assert name_of_id == answer["entity"]
     assert answers == expected["answers"]
-    for field in ("query", "side", "n_new", "n_known", "n_entities"):
+    for field in ("query", "side", "n_new", "n_known", "n_self", "n_entities"):
         assert found[field] == expected[field]
 
 
