@@ -30,10 +30,13 @@ import torch
 from funcppo import data
 from funcppo.data import Dataset, format_atom, format_rule, proof_names
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
-from funcppo.data.dataset import similar_names_hint, unknown_name_message
 from funcppo.data.in_memory import to_triples, write_splits
 from funcppo.data.queries import read_query
 from funcppo.data.rule_tables import format_rule_table
+from funcppo.data.similar_names import (
+    similar_names_hint,
+    unknown_name_message,
+)
 from funcppo.evaluation import ranking
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.evaluation.rank_metrics import Metrics

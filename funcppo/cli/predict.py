@@ -581,7 +581,7 @@ def _find_relation(answerer: Answerer, name: str) -> int:
     Raises:
       ValueError: the data have none of that name.
     """
-    from funcppo.data.dataset import unknown_name_message
+    from funcppo.data.similar_names import unknown_name_message
 
     dataset = answerer.dataset
     binary = {

@@ -8,7 +8,6 @@ An atom is `[predicate, argument...]`, padded with 0 to the width W of the wides
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from funcppo.data.leakage import leakage_notes
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import Atom, Clause, Variable
 from funcppo.data.prolog import indicator
+from funcppo.data.similar_names import unknown_name_message
 from funcppo.data.triple_table import (
     NameTable,
     Triple,
@@ -31,8 +31,6 @@ from funcppo.data.triple_table import (
 PredicateKey = tuple[str, int]  # name and arity
 NameT = TypeVar("NameT", str, PredicateKey)
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
-# characters of a name for which similar names are searched
-_MAX_SUGGESTION_LENGTH = 100
 _MAX_LISTED = 5  # predicates that a note names
 
 
@@ -299,30 +297,6 @@ def encode_atom(
                 unknown_name_message("entity", term, dataset.entities)
             )
     return ids
-
-
-def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
-    """The message for a name that is not among the known ones; suggests some of similar spelling.
-
-    Args:
-      kind: relation or entity.
-      name: the unknown name.
-      known: all names of this kind.
-    """
-    hint = similar_names_hint(name, known)
-    return (
-        f"unknown {kind} {shorten(name)}: expected one of the data's ({hint})"
-    )
-
-
-def similar_names_hint(name: str, known: Sequence[str]) -> str:
-    """The known names that are spelled like a name, or that there are none."""
-    similar = []
-    if len(name) <= _MAX_SUGGESTION_LENGTH:
-        similar = difflib.get_close_matches(name, known, n=3)
-    if similar:
-        return "close: " + ", ".join(map(shorten, similar))
-    return f"none of {len(known)} is spelled like it"
 
 
 def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from funcppo.data.dataset import Dataset, from_splits, similar_names_hint
+from funcppo.data.dataset import Dataset, from_splits
 from funcppo.data.in_memory import to_triples
 from funcppo.data.lexer import shorten
+from funcppo.data.similar_names import similar_names_hint
 
 PREFIX = "pykeen:"
 _FACTORIES = {"train": "training", "valid": "validation", "test": "testing"}

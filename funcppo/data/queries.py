@@ -27,8 +27,6 @@ from funcppo.data.dataset import (
     assign_ids,
     encode_atom,
     predicate_ids,
-    similar_names_hint,
-    unknown_name_message,
 )
 from funcppo.data.lexer import (
     Token,
@@ -38,6 +36,10 @@ from funcppo.data.lexer import (
     tokenize_line,
 )
 from funcppo.data.parser import Atom, Variable, parse_atom
+from funcppo.data.similar_names import (
+    similar_names_hint,
+    unknown_name_message,
+)
 
 _MARKED_VARIABLE = re.compile(r"\?\w+")
 _WORDS = ("name", "quoted", "variable", "integer")  # kinds of tokens

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from funcppo.data import format_atom, format_rule
-from funcppo.data.dataset import assign_ids, unknown_name_message
+from funcppo.data.dataset import assign_ids
 from funcppo.data.lexer import shorten
 from funcppo.data.queries import read_query
+from funcppo.data.similar_names import unknown_name_message
 from funcppo.evaluation.prediction import OpenQuery
 from funcppo.experiment.answers import (
     MAX_FACT_PROOF_ROWS,

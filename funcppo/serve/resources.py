@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from funcppo.data.dataset import similar_names_hint
 from funcppo.data.lexer import shorten
+from funcppo.data.similar_names import similar_names_hint
 from funcppo.json_io import Json
 from funcppo.serve import values
 from funcppo.serve.errors import RequestError

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.data import from_text, from_triples, parse_query
-from funcppo.data.dataset import from_splits, unknown_name_message, with_rules
+from funcppo.data.dataset import from_splits, with_rules
 from tests.data.clause_strategies import NAMES
 from tests.data.python_datalog import triples
 
@@ -166,13 +166,3 @@ def test_rules_of_unknown_names_are_left_out_and_counted(rules, n_left, note):
 def test_rules_that_all_have_unknown_names_are_an_error():
     with pytest.raises(ValueError, match=r"^rules:1: unknown entity 'c'"):
         from_triples(ONE, rules="r(X,c) :- r(X,b)\nr(X,Y) :- q(Y,X)")
-
-
-def test_a_name_of_similar_spelling_is_suggested():
-    assert unknown_name_message(
-        "entity", "fance", ["france", "spain"]
-    ).endswith("(close: 'france')")
-    assert unknown_name_message("entity", "zzz", ["france", "spain"]).endswith(
-        "(none of 2 is spelled like it)"
-    )
-    assert "none of 1" in unknown_name_message("entity", "a" * 101, ["a" * 101])

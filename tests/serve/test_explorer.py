@@ -36,7 +36,8 @@ def test_answers_are_those_of_predict(
         name_of_id = explorer.entity_name(answer.pop("entity_id"))["name"]
         assert name_of_id == answer["entity"]
     assert answers == expected["answers"]
-    for field in ("query", "side", "n_new", "n_known", "n_self", "n_entities"):
+    assert explorer.read(found["query"]) == (relation, entity, None)
+    for field in ("side", "n_new", "n_known", "n_self", "n_entities"):
         assert found[field] == expected[field]
 
 
@@ -81,7 +82,7 @@ def assert_holds(explorer, why):
 def not_derivable(explorer):
     """A relation, and an entity that is no answer to relation(1, X)."""
     relation = explorer.relation_id(ALSO)
-    found = explorer.answers(relation, 1, None, 1000, True, 0.0)
+    found = explorer.answers(relation, 1, None, 1000, True, 0.0, True)
     proved = {a["entity_id"] for a in found["answers"]}
     entities = range(1, explorer.dataset.n_constants + 1)
     return relation, next(i for i in entities if i not in proved)
