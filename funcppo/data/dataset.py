@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,7 +35,7 @@ MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
 _MAX_LISTED = 5  # predicates that a note names
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Dataset:
     """Known facts, held-out facts and rules of a knowledge graph; compare two by `fingerprint`."""
 
@@ -102,6 +103,9 @@ class Dataset:
             content = np.ascontiguousarray(table, dtype="<i4")
             digest.update(content.tobytes())
         return digest.hexdigest()[:16]
+
+
+_ENTITY_IDS: WeakKeyDictionary[Dataset, dict[str, int]] = WeakKeyDictionary()
 
 
 def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
@@ -265,7 +269,7 @@ def with_rules(
 def encode_atom(
     dataset: Dataset,
     atom: Atom,
-    entity_ids: dict[str, int],
+    entity_ids: Mapping[str, int],
     predicate_ids: dict[PredicateKey, int],
     variables: dict[Variable, int],
 ) -> list[int]:
@@ -302,6 +306,14 @@ def encode_atom(
 def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
     """Ids of the predicates by name and arity."""
     return assign_ids(zip(dataset.predicates, dataset.arities))
+
+
+def index_entities(dataset: Dataset) -> Mapping[str, int]:
+    """Ids of the entities by name, made once for each data set."""
+    ids = _ENTITY_IDS.get(dataset)
+    if ids is None:
+        ids = _ENTITY_IDS[dataset] = assign_ids(dataset.entities)
+    return ids
 
 
 def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:

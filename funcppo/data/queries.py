@@ -24,8 +24,8 @@ import numpy as np
 
 from funcppo.data.dataset import (
     Dataset,
-    assign_ids,
     encode_atom,
+    index_entities,
     predicate_ids,
 )
 from funcppo.data.lexer import (
@@ -91,8 +91,7 @@ def read_query(dataset: Dataset, text: str) -> Query:
 
 def _parse_atom(dataset: Dataset, text: str) -> Atom:
     """The atom of a query, in names."""
-    known = frozenset(dataset.entities)
-    tokens = tokenize_line(text, partial(_is_variable, dataset, known))
+    tokens = tokenize_line(text, partial(_is_variable, dataset))
     try:
         atom, next_index = parse_atom(tokens, 0, prolog=False)
         next_token = tokens[next_index]
@@ -121,13 +120,13 @@ def _quoting_hint(dataset: Dataset, tokens: Sequence[Token]) -> str:
     return "; a name with spaces is written in single quotes, with \\' for a quote in it"
 
 
-def _is_variable(dataset: Dataset, known: frozenset[str], word: str) -> bool:
-    """Whether a word without quotes is a variable; `known` holds the entities."""
+def _is_variable(dataset: Dataset, word: str) -> bool:
+    """Whether a word without quotes is a variable."""
     if _MARKED_VARIABLE.fullmatch(word) or word == "_":
         return True
     if dataset.is_program:
         return is_variable(word)
-    if word in known:
+    if word in index_entities(dataset):
         return False
 
     match = _CAPITAL_WITH_DIGITS.fullmatch(word)
@@ -139,7 +138,7 @@ def _is_variable(dataset: Dataset, known: frozenset[str], word: str) -> bool:
 
 def _ambiguity_notes(dataset: Dataset, atom: Atom, text: str) -> list[str]:
     """A note on each name without quotes that is a variable and could be an entity, or the other way round."""
-    known = set(dataset.entities)
+    known = index_entities(dataset)
     words = {
         token.text
         for token in tokenize_line(text, lambda word: False)
@@ -171,7 +170,7 @@ def _with_constants_of(
       ValueError: the data set is no program, and has not all of the entities.
     """
     names = [term for term in atom.args if not isinstance(term, Variable)]
-    known = set(dataset.entities)
+    known = index_entities(dataset)
     unknown = [name for name in dict.fromkeys(names) if name not in known]
     if not unknown:
         return dataset, []
@@ -204,7 +203,7 @@ def _encode(dataset: Dataset, atom: Atom) -> tuple[list[int], tuple[str, ...]]:
     ids = encode_atom(
         dataset,
         atom,
-        assign_ids(dataset.entities),
+        index_entities(dataset),
         predicate_ids(dataset),
         variables,
     )

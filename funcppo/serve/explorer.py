@@ -7,7 +7,8 @@ length is said.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from funcppo.data import format_atom, format_rule
 from funcppo.data.dataset import assign_ids
-from funcppo.data.lexer import shorten
+from funcppo.data.lexer import QUOTED_PATTERN, shorten, unquote
 from funcppo.data.queries import read_query
 from funcppo.data.similar_names import unknown_name_message
 from funcppo.evaluation.prediction import OpenQuery
@@ -91,6 +92,7 @@ class Explorer:
         Raises:
           RequestError: there is none; the message has the nearest spellings.
         """
+        name = _unquoted(name, self._entity_ids)
         if name not in self._entity_ids:
             message = unknown_name_message(
                 "entity", name, self.dataset.entities
@@ -104,6 +106,7 @@ class Explorer:
         Raises:
           RequestError: there is none; the message has the nearest spellings.
         """
+        name = _unquoted(name, self.dataset.predicates)
         named = zip(self.dataset.predicates, self.dataset.arities)
         found = [
             (arity != TAIL, i)
@@ -497,6 +500,15 @@ class Explorer:
             ],
             "splits": [] if row is None else self.facts_index.splits_of(row),
         }
+
+
+def _unquoted(name: str, known: Container[str]) -> str:
+    """The name that stands in single quotes, as in a query or a suggestion; any other text as it is."""
+    if name in known or re.fullmatch(QUOTED_PATTERN, name) is None:
+        return name
+    with suppress(ValueError):
+        return unquote(name)
+    return name
 
 
 def _name_of(kind: str, number: int, names: Sequence[str]) -> Name:

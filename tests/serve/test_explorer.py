@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from funcppo import data
+from funcppo.data.lexer import quote
 from funcppo.experiment.answers import Answerer, score_atoms
 from funcppo.experiment.subject import dataset_subject
 from funcppo.logic import proof as proofs
@@ -77,6 +78,22 @@ def assert_holds(explorer, why):
         leave_one_out=True,
     )
     assert errors == []
+
+
+def test_a_name_may_stand_in_quotes_as_it_is_suggested(explorers):
+    explorer = explorers["untrained"]
+    for name, find in (
+        (ALSO, explorer.relation_id),
+        ("e3", explorer.entity_id),
+    ):
+        assert find(quote(name)) == find(name)
+        with pytest.raises(RequestError) as error:
+            find(name + "!")
+        suggestion = str(error.value).split("close: ")[1]
+        assert find(suggestion.split(", '")[0].rstrip(")")) == find(name)
+    for text in (r"'\q'", "''", "'e3"):
+        with pytest.raises(RequestError, match="unknown entity"):
+            explorer.entity_id(text)
 
 
 def not_derivable(explorer):
