@@ -29,13 +29,23 @@ from funcppo.evaluation import (
 from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.logic import derivability, partial_fixpoint, triple_index
 from funcppo.logic import kb as kbase
+from funcppo.logic.derivability import DerivabilityIndex
+from funcppo.logic.firing_chunks import (
+    fired_atoms,
+    iter_firing_chunks,
+    open_questions,
+)
+from funcppo.logic.question_types import Questions
 from funcppo.logic.sorting import unique_values
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.logic.typed_torch import unique_rows
 from funcppo.prover import evidence
 from funcppo.prover.evidence import FactIndex
 from funcppo.prover.task import ProverTask, known_triples
-from funcppo.types import F64, I64, Bool
+from funcppo.types import F64, I32, I64, Bool
+
+# questions whose derivations are found one question at a time; for more, the rules are applied to all facts
+MAX_INDEX_QUESTIONS = 256
 
 
 class OpenQuery(NamedTuple):
@@ -152,9 +162,11 @@ class Predictor:
             return task
         kb, sizes = task.kb, task.sizes
         atoms = atoms.to(kb.facts.device, torch.int32)
-        index = derivability.build_derivability_index_for_atoms(
-            kb, sizes, task.least_model, atoms
-        )
+        index = self._index_by_questions(atoms)
+        if index is None:
+            index = derivability.build_derivability_index_for_atoms(
+                kb, sizes, task.least_model, atoms
+            )
 
         # A fact may be listed too that no rule derives.
         is_derived = torch.isin(
@@ -169,6 +181,61 @@ class Predictor:
         )
         return dataclasses.replace(
             task, least_model=model, derivability_index=index
+        )
+
+    def _index_by_questions(
+        self, atoms: I32[Tensor, "n W"]
+    ) -> DerivabilityIndex | None:
+        """The rules that derive some atoms, found without applying every rule to all facts.
+
+        Args:
+          atoms: of two arguments, distinct, in lexicographic order.
+
+        Returns:
+          The index; None if the atoms answer so many questions that applying the rules takes less.
+        """
+        task = self.task
+        assert self.facts is not None, "T_P is held in part"
+        is_fact = kbase.contains(task.kb, task.sizes, atoms)
+        new, facts = atoms[~is_fact].long(), atoms[is_fact].long()
+        asked = min(
+            (open_questions(new, side) for side in (HEAD, TAIL)),
+            key=lambda questions: len(questions.entity),
+        )
+        # A fact is left out of the question that it answers.
+        without_fact = Questions(
+            predicate=facts[:, 0],
+            side=torch.full_like(facts[:, 0], TAIL),
+            entity=facts[:, HEAD],
+            left_out=facts[:, TAIL],
+        )
+        if len(asked.entity) + len(facts) > MAX_INDEX_QUESTIONS:
+            return None
+
+        index = kbase.index_sorted_atoms(
+            atoms, task.sizes.n_predicates, task.sizes.n_constants
+        )
+        keys = [atoms.new_zeros(0, dtype=torch.int64)]
+        for part in (asked, without_fact):
+            for questions, firings in iter_firing_chunks(
+                self.facts.plan,
+                part,
+                object_identity=task.least_model.object_identity,
+            ):
+                derived = fired_atoms(questions, firings, task.sizes)
+                row = kbase.find_atoms(index, task.sizes, derived.long())
+                left_out = questions.left_out[firings.question]
+                is_asked = torch.where(
+                    left_out > 0,
+                    firings.candidate == left_out,
+                    ~is_fact[row.clamp(min=0)],
+                )
+                kept = is_asked & (row >= 0)
+                keys.append(row[kept] * task.sizes.n_rules + firings.rule[kept])
+        return DerivabilityIndex(
+            atom_index=index,
+            height=torch.zeros_like(atoms[:, 0]),
+            derivation_keys=unique_values(torch.cat(keys)),
         )
 
     def _rank_side(

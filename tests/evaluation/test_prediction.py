@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from funcppo import data
-from funcppo.evaluation import rank_metrics, ranking, scorers
+from funcppo.evaluation import prediction, rank_metrics, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.evaluation.prediction import (
     OpenQuery,
@@ -133,8 +133,12 @@ def test_a_fact_is_derived_from_other_facts_only():
 
 @pytest.mark.parametrize("score", [NOISY_OR, "exists@1"])
 @pytest.mark.parametrize("with_known", [False, True])
-def test_the_answers_are_the_same_where_t_p_is_held_in_part(score, with_known):
-    """Also to queries that neither valid nor test asks."""
+@pytest.mark.parametrize("max_questions", [0, 10**6])
+def test_the_answers_are_the_same_where_t_p_is_held_in_part(
+    score, with_known, max_questions, monkeypatch
+):
+    """Also to queries that neither valid nor test asks; whether derivations are found by questions or by rules."""
+    monkeypatch.setattr(prediction, "MAX_INDEX_QUESTIONS", max_questions)
     whole = make_task()
     n_atoms = len(whole.least_model.atoms)
     part = make_task(max_atoms=n_atoms - 1)
