@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import asyncio
+
     import uvicorn
     from starlette.types import ASGIApp
 
     from funcppo.serve.worker import Worker
 
 PACKAGES = ("starlette", "uvicorn", "jinja2")
+# one more ends the oldest that waits for a request, or else the oldest
 MAX_CONNECTIONS = 100
 MAX_HEADER_BYTES = 16_384
 # requests in progress may take so long at the end
@@ -93,6 +96,29 @@ def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
       workers: whose work ends first.
     """
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    connections: dict[Protocol, None] = {}  # the oldest first
+
+    class Protocol(H11Protocol):
+        """A connection that gives way to later ones, so that idle ones lock nobody out."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            super().connection_made(transport)
+            if len(connections) >= MAX_CONNECTIONS:
+                waiting = filter(Protocol.is_waiting, connections)
+                ended = next(waiting, next(iter(connections)))
+                del connections[ended]
+                ended.transport.abort()
+            connections[self] = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            connections.pop(self, None)
+            super().connection_lost(exc)
+
+        def is_waiting(self) -> bool:
+            """Whether no request is being answered."""
+            return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
     class Server(uvicorn.Server):
         """A server that does not wait for work at its end."""
@@ -110,11 +136,10 @@ def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
         access_log=False,
         lifespan="off",
         loop="asyncio",
-        http="h11",
+        http=Protocol,
         ws="none",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
