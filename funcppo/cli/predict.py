@@ -281,8 +281,7 @@ class Predict:
         seconds = time.perf_counter() - start
 
         self._write_answers(answerer, answered, seconds)
-        self._print_self(sum(query.n_self for query in answered))
-        self._print_speed(answered, len(queries), seconds)
+        self._print_summary(answered, len(queries), seconds)
         return interrupt.exit_status if len(answered) < len(queries) else 0
 
     def _print_self(self, n_self: int) -> None:
@@ -298,10 +297,11 @@ class Predict:
             ]
         )
 
-    def _print_speed(
+    def _print_summary(
         self, answered: Sequence[_AnsweredQuery], n_queries: int, seconds: float
     ) -> None:
-        """Print how many queries of a file were answered, and how fast."""
+        """Print what was left out; of a file also how many queries were answered, and how fast."""
+        self._print_self(sum(query.n_self for query in answered))
         if self.queries is None:
             return
         n_empty = sum(not query.has_answers for query in answered)

@@ -309,8 +309,8 @@ class Predictor:
             is_left_out = is_loop & ~self.has_loops[atom[:, 0]]
 
         keep = ~is_left_out if with_known else ~is_left_out & ~is_known
-        of_query = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
-        of_query[query[is_left_out]] = True
+        rows = torch.arange(len(atoms), device=atoms.device)
+        of_query = torch.isin(rows, query[is_left_out])
         return _Listing(
             query[keep], entity[keep], atom[keep], is_known[keep], of_query
         )
@@ -411,13 +411,11 @@ def _relations_with_loops(
     """Relations of which a known triple, or the head of a rule, has the same two arguments."""
     heads = torch.from_numpy(task.dataset.rules[:, 0]).to(known)
     atoms = torch.cat([known, heads])
-    has_loops = torch.zeros(
-        task.sizes.n_predicates + 1, dtype=torch.bool, device=known.device
-    )
-    if atoms.shape[1] > TAIL:
-        is_loop = atoms[:, HEAD] == atoms[:, TAIL]
-        has_loops[atoms[is_loop, 0].long()] = True
-    return has_loops
+    predicates = torch.arange(task.sizes.n_predicates + 1, device=known.device)
+    if atoms.shape[1] <= TAIL:
+        return torch.zeros_like(predicates, dtype=torch.bool)
+    is_loop = atoms[:, HEAD] == atoms[:, TAIL]
+    return torch.isin(predicates, atoms[is_loop, 0])
 
 
 def probability(score: int) -> float:

@@ -25,6 +25,7 @@ from funcppo.experiment.answers import (
     CSV_COLUMNS,
     Answer,
     Answerer,
+    QueryAnswers,
     csv_row,
 )
 from funcppo.json_io import Json
@@ -138,12 +139,7 @@ def derive(
             answers = answerer.answer(
                 queries, k=None, with_self=True, min_score=min_score
             )
-            lines: list[str] = []
-            for given, found in zip(heads, answers):
-                for answer in found.answers:
-                    is_self = leave_out_self and answer.head == answer.tail
-                    line = _part_line(given, found.query, answer, is_self)
-                    lines.append(line)
+            lines = _part_lines(heads, answers, leave_out_self)
             output.write("".join(lines).encode())
             output.flush()
 
@@ -163,19 +159,7 @@ def finish(file: RelationFile) -> FactCounts:
     Returns:
       The number of facts, and of those that were left out.
     """
-    offsets, scores = array("q"), array("q")
-    n_self = 0
-    with open(file.part_path, "rb") as part:
-        offset = 0
-        for line in part:
-            fields = json.loads(line)
-            if fields["is_self"]:
-                n_self += 1
-            else:
-                score = fields["quantised_score"]
-                offsets.append(offset)
-                scores.append(_ZERO if score is None else score)
-            offset += len(line)
+    offsets, scores, n_self = _read_part(file.part_path)
     order = np.argsort(-np.array(scores, np.int64), kind="stable")
     starts = np.array(offsets, np.int64)[order]
     sorted_scores = np.array(scores, np.int64)[order]
@@ -198,6 +182,23 @@ def finish(file: RelationFile) -> FactCounts:
     return FactCounts(len(ranks), n_self)
 
 
+def _read_part(path: Path) -> tuple[array[int], array[int], int]:
+    """Where the lines of FILE.part start that stand in FILE, their scores, and the number of the others."""
+    offsets, scores = array("q"), array("q")
+    n_self, offset = 0, 0
+    with open(path, "rb") as part:
+        for line in part:
+            fields = json.loads(line)
+            score = fields["quantised_score"]
+            if fields["is_self"]:
+                n_self += 1
+            else:
+                offsets.append(offset)
+                scores.append(_ZERO if score is None else score)
+            offset += len(line)
+    return offsets, scores, n_self
+
+
 def _format_line(fields: Json, is_csv: bool) -> bytes:
     """A fact as a line of CSV or JSON."""
     if is_csv:
@@ -210,6 +211,18 @@ def _format_row(values: Iterable[object]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue().encode()
+
+
+def _part_lines(
+    heads: Iterable[int], answers: Iterable[QueryAnswers], leave_out_self: bool
+) -> list[str]:
+    """The facts of some heads as lines of FILE.part."""
+    lines: list[str] = []
+    for head, found in zip(heads, answers):
+        for answer in found.answers:
+            is_self = leave_out_self and answer.head == answer.tail
+            lines.append(_part_line(head, found.query, answer, is_self))
+    return lines
 
 
 def _part_line(head_id: int, query: str, answer: Answer, is_self: bool) -> str:

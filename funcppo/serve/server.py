@@ -96,6 +96,35 @@ def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
       workers: whose work ends first.
     """
     import uvicorn
+
+    class Server(uvicorn.Server):
+        """A server that does not wait for work at its end."""
+
+        async def shutdown(
+            self, sockets: list[socket.socket] | None = None
+        ) -> None:
+            for worker in workers:
+                worker.stop()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        loop="asyncio",
+        http=_make_protocol(),
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    return Server(config)
+
+
+def _make_protocol() -> type[asyncio.Protocol]:
+    """What a server makes of each connection."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     connections: dict[Protocol, None] = {}  # the oldest first
@@ -120,27 +149,4 @@ def make_server(app: ASGIApp, workers: Sequence[Worker]) -> uvicorn.Server:
             """Whether no request is being answered."""
             return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
-    class Server(uvicorn.Server):
-        """A server that does not wait for work at its end."""
-
-        async def shutdown(
-            self, sockets: list[socket.socket] | None = None
-        ) -> None:
-            for worker in workers:
-                worker.stop()
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        loop="asyncio",
-        http=Protocol,
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    return Server(config)
+    return Protocol
