@@ -63,7 +63,8 @@ def test_names_become_ids(explorer):
     entity = explorer.entity_id("e1")
     expected = {
         "relation": relation, "head": entity, "tail": None, "k": 20,
-        "known": True, "min_score": 0.25,
+        "known": True,
+            "with_self": False, "min_score": 0.25,
     }  # fmt: skip
     options = {"known": "1", "min_score": "0.25"}
     for fields in (
