@@ -52,6 +52,9 @@ def main() -> None:
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument("--updates", type=int, default=100_000)
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end after these"
+    )
     parser.add_argument("--envs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--out", type=Path, help="record to write")
@@ -61,14 +64,15 @@ def main() -> None:
     learner, state = make_learner(
         args.updates, args.envs, args.steps, args.device
     )
-    rows = run_windows(learner, state, args.updates, args.device)
+    rows = run_windows(learner, state, args.updates, args.device, args.seconds)
     verdict = judge(rows)
     for name, value in verdict.items():
         print(f"{name}: {value}")
     if args.out:
         record = {
             "machine": describe_machine(args.device),
-            "updates": args.updates,
+            "updates": rows[-1]["update"],
+            "updates_asked_for": args.updates,
             "n_envs": args.envs,
             "n_steps": args.steps,
             "strategy": learner.record.strategy,
@@ -98,12 +102,15 @@ def make_learner(
 
 
 def run_windows(
-    learner: Any, state: Any, n_updates: int, device: str
+    learner: Any, state: Any, n_updates: int, device: str, max_seconds: float
 ) -> list[Row]:
-    """A row for each window of updates."""
+    """A row for each window of updates, the last one that which ends after `max_seconds`."""
     per_window = max(1, n_updates // WINDOWS)
     rows: list[Row] = []
+    began = time.perf_counter()
     for first in range(0, n_updates, per_window):
+        if time.perf_counter() - began > max_seconds:
+            break
         seconds: list[float] = []
         for _ in range(min(per_window, n_updates - first)):
             start = time.perf_counter()
