@@ -290,6 +290,15 @@ def metrics_exported(
         yield exporter
 
 
+def set_caches(cache_dir: Path | None) -> None:
+    """Set the folders of the compilers, which read these variables when they are imported; None leaves them."""
+    if cache_dir is None:
+        return
+    folder = cache_dir.absolute()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+
+
 def set_threads(n_threads: int) -> None:
     """Set how many CPU threads an operation of PyTorch uses."""
     import torch

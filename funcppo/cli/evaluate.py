@@ -20,6 +20,7 @@ from funcppo.cli.common import (
     defer_interrupt,
     graphs_allowed,
     metrics_exported,
+    set_caches,
     write_json,
 )
 from funcppo.cli.console import (
@@ -29,6 +30,7 @@ from funcppo.cli.console import (
     show_status,
 )
 from funcppo.cli.evaluation_setup import (
+    CompileChoice,
     EvaluationSetup,
     prepare_evaluation,
     search_notes,
@@ -116,6 +118,12 @@ class Evaluate:
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
     out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
     always, and it is an error where one cannot be recorded."""
+    compile: CompileChoice = "auto"
+    """Compile the search of a policy as one graph, after its batch size is chosen. auto: on a GPU, for so many
+    candidates that it saves more time than it takes, half a minute with an empty cache; on: always, and it is an error
+    where that fails; off: never."""
+    cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Folder for compiled code, as --cache-dir of `funcppo train`. Default: PyTorch's compile cache."""
     threads: PositiveInt | None = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
@@ -144,6 +152,7 @@ class Evaluate:
         Returns:
           The exit status.
         """
+        set_caches(self.cache_dir)
         processes = distributed.joined()
         if processes is not None and not processes.is_main:
             with graphs_allowed(self.graphs, self.device):
@@ -364,6 +373,7 @@ class Evaluate:
             ),
             "processes": _n_processes(),
             "graphs": self.graphs,
+            "compiled": setup.is_compiled,
             "notes": _notes(setup),
         }
 

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
+from typing import (
+    TYPE_CHECKING,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+)
 
 from funcppo.cli.common import JsonObject, select_device
 from funcppo.cli.console import make_console, show_status
@@ -23,6 +31,7 @@ from funcppo.cli.target import (
 from funcppo.data.config import DataConfig
 from funcppo.data.lexer import shorten
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.ranges import is_cuda
 from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
         Scorer,
         ScorerBySide,
     )
+    from funcppo.evaluation.slot_scheduler import SearchStep
     from funcppo.experiment.answers import Answerer
     from funcppo.experiment.run import Run
     from funcppo.experiment.subject import Subject
@@ -51,6 +61,9 @@ if TYPE_CHECKING:
 TUNING_SAMPLE_SIZE = 2048
 # fields of SearchConfig that are tuned
 TUNED_SIZES = ("slots", "rows_per_step", "chunk_size")
+# Candidates from which the search is compiled on a GPU: it takes half a minute, and saves 3 microseconds on each
+# (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
+COMPILE_MIN_CANDIDATES = 10_000_000
 # bytes of each unit
 MEMORY_UNITS = {
     "": 1,
@@ -61,6 +74,9 @@ MEMORY_UNITS = {
     "mib": 2**20,
     "gib": 2**30,
 }
+
+
+CompileChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
 class EvaluationOptions(Protocol):
@@ -92,6 +108,10 @@ class EvaluationOptions(Protocol):
     def memory(self) -> str | None: ...
     @property
     def all_scores(self) -> bool: ...
+    @property
+    def compile(self) -> CompileChoice: ...
+    @property
+    def queries(self) -> int | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +136,8 @@ class EvaluationSetup:
     """Device to score on."""
     peer_peak_bytes: list[int] = field(default_factory=list)
     """Memory peaks that other processes of the evaluation reported."""
+    is_compiled: bool = False
+    """Whether the search is compiled."""
     fallback_reasons: Callable[[], list[str]]
     """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
 
@@ -132,6 +154,12 @@ class SearchStats:
     """Candidates whose beam dropped partial proofs."""
     n_overflowed: int = 0
     """Candidates with a state that had more successors than fit."""
+    n_halvings: int = 0
+    """How often the slots were halved because memory did not suffice."""
+
+    def add_halving(self, cfg: SearchConfig, /) -> None:
+        """Add one halving of the slots."""
+        self.n_halvings += 1
 
     def add(
         self, result: SearchResult | None, active_row_steps: int, row_steps: int
@@ -161,6 +189,7 @@ class SearchStats:
             "active_fraction": self.active_row_steps / self.row_steps,
             "n_pruned": self.n_pruned,
             "n_overflowed": self.n_overflowed,
+            "n_halvings": self.n_halvings,
         }
 
 
@@ -168,7 +197,9 @@ class _PolicyScorer(NamedTuple):
     """A scorer by a policy."""
 
     scorer: Scorer
-    notes: list[str]  # on its batch size
+    fallback_reasons: Callable[[], list[str]]  # of graphs of its search
+    is_compiled: bool
+    notes: list[str]  # on its batch size, and on compiling
 
 
 def prepare_evaluation(
@@ -190,8 +221,11 @@ def prepare_evaluation(
     Raises:
       ValueError: an option is bad or does not fit the target, or the memory limit is too small.
     """
-    from funcppo.evaluation import scorers
-    from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
+    from funcppo.evaluation.ranking import (
+        RankingProtocol,
+        estimate_candidates,
+        ranked_sides,
+    )
     from funcppo.experiment.subject import Subject, make_subject_scorer
     from funcppo.prover.task import with_ranking_on
 
@@ -203,27 +237,32 @@ def prepare_evaluation(
 
     search_stats = SearchStats()
     split = getattr(task.dataset, options.split)
-    fallback_reasons: Callable[[], list[str]] = list
-    if policy_run is None or policy_run.questions is not None:
-        scorer = make_subject_scorer(subject, task)
-        _check_memory(memory_limit, options.device)
-    else:
-        on_phase("choosing the batch size")
-        scorer, batch_notes = _make_policy_scorer(
-            policy_run, score, split, memory_limit, search_stats
-        )
-        notes = [*notes, *batch_notes]
-        fallback_reasons = partial(
-            scorers.graph_fallback_notes, policy_run.search_step
-        )
-        task = with_ranking_on(task, "cpu")
-
     protocol = RankingProtocol(
         sides=ranked_sides(task),
         n_negatives=n_negatives,
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
+    is_compiled = False
+    fallback_reasons: Callable[[], list[str]] = list
+    if policy_run is None or policy_run.questions is not None:
+        scorer = make_subject_scorer(subject, task)
+        _check_memory(memory_limit, options.device)
+    else:
+        on_phase("choosing the batch size")
+        task = with_ranking_on(task, "cpu")
+        queries = split[: options.queries]
+        n_candidates = estimate_candidates(task, queries, protocol)
+        scorer, fallback_reasons, is_compiled, more = _make_policy_scorer(
+            policy_run,
+            score,
+            split,
+            memory_limit,
+            search_stats,
+            choose_compiling(options, n_candidates),
+        )
+        notes = [*notes, *more]
+
     subject = Subject(task, score, policy_run, notes)
     prove = _make_prover(subject, split) if with_proofs else _no_proof
     return EvaluationSetup(
@@ -235,8 +274,23 @@ def prepare_evaluation(
         memory_limit=memory_limit,
         policy_run=policy_run,
         device=options.device,
+        is_compiled=is_compiled,
         fallback_reasons=fallback_reasons,
     )
+
+
+def choose_compiling(
+    options: EvaluationOptions, n_candidates: int
+) -> CompileChoice:
+    """Whether to compile the search; "auto" says that it is worth trying.
+
+    Args:
+      n_candidates: that are ranked.
+    """
+    if options.compile != "auto":
+        return options.compile
+    is_long = n_candidates >= COMPILE_MIN_CANDIDATES
+    return "auto" if is_cuda(options.device) and is_long else "off"
 
 
 def search_notes(result: JsonObject) -> list[str]:
@@ -263,6 +317,10 @@ def search_notes(result: JsonObject) -> list[str]:
     if result["n_overflowed"]:
         lines.append(
             f"successors of {result['n_overflowed']:,} candidates did not fit"
+        )
+    if result["n_halvings"]:
+        lines.append(
+            f"memory did not suffice: the slots were halved {result['n_halvings']} times"
         )
     if result["n_missed"]:
         lines.append(
@@ -428,6 +486,7 @@ def _make_policy_scorer(
     split: np.ndarray,
     memory_limit: int,
     search_stats: SearchStats,
+    compiling: CompileChoice,
 ) -> _PolicyScorer:
     """Build the scorer of a run's policy with the batch size that is fastest here within the memory limit."""
     from funcppo.evaluation import scorers
@@ -435,14 +494,54 @@ def _make_policy_scorer(
     cfg, notes = _choose_batch_size(
         run, cast("ScoreName", score), split, memory_limit
     )
+    step, compile_notes = run.search_step, []
+    if compiling != "off" and scorers.needs_search(run.task, cfg):
+        step, compile_notes = _compile_step(run, cfg, split, compiling)
     scorer = scorers.make_policy_scorer(
         cfg,
         run.task,
         run.state.best_params,
-        run.search_step,
+        step,
         on_scored=search_stats.add,
+        on_halved=search_stats.add_halving,
     )
-    return _PolicyScorer(scorer, notes)
+    is_compiled = step is not run.search_step
+    fallback_reasons = partial(scorers.graph_fallback_notes, step)
+    notes = [*notes, *compile_notes]
+    return _PolicyScorer(scorer, fallback_reasons, is_compiled, notes)
+
+
+def _compile_step(
+    run: Run, cfg: SearchConfig, split: np.ndarray, compiling: CompileChoice
+) -> tuple[SearchStep, list[str]]:
+    """The step of the search compiled, or as it was if it is not worth an error; and a note on it.
+
+    Raises:
+      ValueError: compiling was asked for, and it fails.
+    """
+    import torch
+
+    from funcppo.evaluation import scorers
+    from funcppo.runtime.compile import reason_against_compiling
+
+    device = run.run_config.device
+    step = scorers.make_search_step(device, compiled=True)
+    sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
+    start = time.perf_counter()
+    try:
+        if reason := reason_against_compiling():
+            raise RuntimeError(f"{reason} turns the compiler off")
+        params = run.state.best_params
+        scorers.compile_search_step(cfg, run.task, params, sample, step)
+    except Exception as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        if compiling == "on":
+            raise ValueError(
+                f"--compile on: expected a search that can be compiled, got: {line}"
+            ) from error
+        return run.search_step, [f"the search is not compiled: {line}"]
+    seconds = time.perf_counter() - start
+    return step, [f"the search is compiled, ready in {seconds:.0f} s"]
 
 
 def _choose_batch_size(
@@ -470,8 +569,10 @@ def _tune_batch_size(
     import torch
 
     from funcppo.evaluation import autotune, scorers
+    from funcppo.evaluation.slot_scheduler import evaluate_step
     from funcppo.experiment import validation
     from funcppo.prover.task import inference_world
+    from funcppo.runtime import cudagraph_trees
 
     task = run.task
     params = run.state.best_params
@@ -484,6 +585,9 @@ def _tune_batch_size(
     ).to(task.kb.facts.device)
     if scorers.needs_search(task, cfg):
         make_step = partial(scorers.make_search_step, run.run_config.device)
+        if cudagraph_trees.are_demanded():
+            # Each size would be compiled.
+            make_step = lambda: evaluate_step
         cfg, trials = autotune.tune_slots(
             cfg, inference_world(task), params, sample, memory_limit, make_step
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import shutil
 import tempfile
@@ -28,6 +27,7 @@ from funcppo.cli.common import (
     option_name,
     package_versions,
     select_device,
+    set_caches,
     set_threads,
     write_json,
 )
@@ -225,7 +225,7 @@ class Train:
             raise ValueError(
                 "DATASET: expected a data set, got none (see --help)"
             )
-        self._set_caches()
+        set_caches(self.cache_dir)
         check_loggers(self.log)
         self._check_outputs()
         with (
@@ -280,14 +280,6 @@ class Train:
         _print_results(trained.run, results, console)
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
-
-    def _set_caches(self) -> None:
-        """Set the folders of the compilers, which read these variables when they are imported."""
-        if self.cache_dir is None:
-            return
-        folder = self.cache_dir.absolute()
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-        os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
     def _print_interrupted(self, console: Console) -> None:
         """Print what the checkpoint holds, and how to continue from it."""
@@ -546,12 +538,7 @@ class Train:
             captured, record = _prepare_train_step(
                 run, monitor, console, log.get("strategy")
             )
-            header = {
-                "strategy": dataclasses.asdict(record),
-                "graphs": self.graphs,
-                "versions": package_versions(),
-            }
-            _write_header(run, self.out, header)
+            _write_header(run, self.out, record, self.graphs)
             if exporter:
                 exporter.monitor = monitor
                 _describe_run(exporter, run, record, captured)
@@ -641,11 +628,18 @@ def _truncate_metrics(run: Run, folder: Path) -> list[str]:
     return metrics_log.truncate(folder / METRICS_FILE, last_update)
 
 
-def _write_header(run: Run, folder: Path, header: JsonObject) -> None:
+def _write_header(
+    run: Run, folder: Path, record: StrategyRecord, graphs: GraphsChoice
+) -> None:
     """Write to the first line of the metrics log how the updates after it are computed."""
     from funcppo.experiment import metrics_log
     from funcppo.experiment.run import last_logged_update
 
+    header = {
+        "strategy": dataclasses.asdict(record),
+        "graphs": graphs,
+        "versions": package_versions(),
+    }
     metrics_log.truncate(folder / METRICS_FILE, last_logged_update(run), header)
 
 

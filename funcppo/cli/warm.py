@@ -15,6 +15,7 @@ from funcppo.cli.common import (
     JsonObject,
     graphs_allowed,
     select_device,
+    set_caches,
     set_threads,
     write_json,
 )
@@ -78,7 +79,7 @@ class Warm(Train):
             raise ValueError(
                 "RUN|DATASET: expected a run or a data set, got none (see --help)"
             )
-        self._set_caches()
+        set_caches(self.cache_dir)
         set_threads(self._run_config().threads)
         select_device(self.device)
         console = make_console(self.json == "-")

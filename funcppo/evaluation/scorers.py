@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -26,9 +28,11 @@ from funcppo.evaluation.ranking import Scorer
 from funcppo.evaluation.slot_scheduler import (
     ChunkLoader,
     ProgressCallback,
+    ScoringRun,
     SearchStep,
     evaluate_step,
     ignore_progress,
+    init_scheduler,
     score_by_rules,
     score_by_width,
     width_schedule,
@@ -47,6 +51,9 @@ from funcppo.prover.task import (
 from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
+
+# Of log scores: sums of tens of terms, each rounded to float32.
+SEARCH_TOLERANCE = 1e-4
 
 
 class ScoredCallback(Protocol):
@@ -69,6 +76,14 @@ class ScoredCallback(Protocol):
         ...
 
 
+class HalvedCallback(Protocol):
+    """Receives the settings of a search that is smaller than before."""
+
+    def __call__(self, cfg: SearchConfig, /) -> None:
+        """Receive the settings."""
+        ...
+
+
 class _RuleScores(NamedTuple):
     """Scores computed without a search."""
 
@@ -88,21 +103,67 @@ class RuleScore(Protocol):
     ) -> Tensor: ...
 
 
-def make_search_step(device: torch.device | str) -> SearchStep:
-    """`evaluate_step` as it runs without compilation.
+def make_search_step(
+    device: torch.device | str, *, compiled: bool = False
+) -> SearchStep:
+    """`evaluate_step` as it runs on a device.
 
-    On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph. It is compiled where
-    graphs of compiled functions are asked for.
+    On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
+
+    Args:
+      compiled: compile it as one graph, by Inductor; it is compiled in any case where graphs of compiled functions are
+        asked for.
     """
-    if cudagraph_trees.are_demanded():
+    step: SearchStep = evaluate_step
+    if compiled or cudagraph_trees.are_demanded():
         from funcppo.runtime.compile import compile_function
 
-        return compile_function(evaluate_step)
-    return (
-        GraphedStep(evaluate_step)
-        if torch.device(device).type == "cuda"
-        else evaluate_step
-    )
+        step = compile_function(evaluate_step)
+    is_gpu = torch.device(device).type == "cuda"
+    if is_gpu and not cudagraph_trees.are_demanded():
+        return GraphedStep(step)
+    return step
+
+
+def compile_search_step(
+    cfg: SearchConfig,
+    task: ProverTask,
+    params: Params,
+    sample: Tensor,
+    step: SearchStep,
+) -> None:
+    """Compile a search step for the widths that a search begins with, and compare it with the eager one.
+
+    Args:
+      sample: some candidates, at least one.
+      step: what `make_search_step` returns.
+
+    Raises:
+      EquivalenceError: it is fast and wrong.
+      Exception: whatever the compiler raises.
+    """
+    from funcppo.runtime.equivalence import check_output
+
+    world = inference_world(task)
+    atoms = sample.to(task.kb.facts.device)
+    for width in width_schedule(cfg):
+        n = min(len(atoms), width.chunk_size)
+        padding = atoms.new_zeros((width.chunk_size + 1 - n, atoms.shape[1]))
+        chunk = torch.cat([atoms[:n], padding]).to(torch.int32)
+
+        # Only the compiled one may overwrite the state that it is given.
+        state = init_scheduler(width, chunk)
+        expected = state
+        for _ in range(width.max_depth):
+            expected = evaluate_step(width, world, params, chunk, expected)
+        actual = init_scheduler(width, chunk)
+        for _ in range(width.max_depth):
+            actual = step(width, world, params, chunk, actual)
+        check_output(
+            actual.results.log_score[:n],
+            expected.results.log_score[:n],
+            SEARCH_TOLERANCE,
+        )
 
 
 def graph_fallback_notes(step: SearchStep) -> list[str]:
@@ -120,6 +181,10 @@ def ignore_outcome(
     """Record nothing of a scorer's work."""
 
 
+def ignore_halving(cfg: SearchConfig, /) -> None:
+    """Do not tell of a search that is smaller than before."""
+
+
 def make_policy_scorer(
     cfg: SearchConfig,
     task: ProverTask,
@@ -127,8 +192,11 @@ def make_policy_scorer(
     step: SearchStep,
     on_progress: ProgressCallback = ignore_progress,
     on_scored: ScoredCallback = ignore_outcome,
+    on_halved: HalvedCallback = ignore_halving,
 ) -> Scorer:
     """Make the scorer of a policy.
+
+    Where a search does not fit into memory, it and all later ones have half the slots; scores do not depend on them.
 
     Candidates may be on another device than the policy: they come to its device chunk by chunk, and their scores go
     back.
@@ -138,22 +206,25 @@ def make_policy_scorer(
       step: what `make_search_step` returns, or another way to run `evaluate_step`; not called where there is no search.
       on_progress: called with the number of candidates started, and of all.
       on_scored: called once for each call of the scorer.
+      on_halved: called whenever memory was exceeded.
     """
     world = inference_world(task)
     load_chunks = partial(prefetch, device=task.kb.facts.device)
-    widths = width_schedule(cfg)
+    search = _ShrinkingSearch(cfg, step, on_halved)
 
     def score(atoms: Tensor, /) -> Tensor:
         if needs_search(task, cfg):
-            run = score_by_width(
-                widths,
-                world,
-                params,
-                atoms,
-                step,
-                on_progress,
-                load_chunks,
-                make_readback=AsyncReadback,
+            run = search.run(
+                lambda widths: score_by_width(
+                    widths,
+                    world,
+                    params,
+                    atoms,
+                    step,
+                    on_progress,
+                    load_chunks,
+                    make_readback=AsyncReadback,
+                )
             )
             on_scored(run.results, run.active_row_steps, run.row_steps)
             return log_odds(cfg, run.results).to(atoms.device)
@@ -171,6 +242,62 @@ def make_policy_scorer(
         return scores.to(atoms.device)
 
     return score
+
+
+class _ShrinkingSearch:
+    """The settings of a search, whose slots are halved where memory does not suffice."""
+
+    def __init__(
+        self, cfg: SearchConfig, step: SearchStep, on_halved: HalvedCallback
+    ) -> None:
+        """Begin with the given settings."""
+        self._cfg = cfg
+        self._step = step
+        self._on_halved = on_halved
+
+    def run(
+        self, search: Callable[[Sequence[SearchConfig]], ScoringRun]
+    ) -> ScoringRun:
+        """The outcome of a search over ascending widths.
+
+        Raises:
+          RuntimeError: the smallest search does not fit either.
+        """
+        while True:
+            try:
+                return search(width_schedule(self._cfg))
+            except RuntimeError as error:
+                smaller = _halved(self._cfg)
+                if not _is_out_of_memory(error) or smaller is None:
+                    raise
+            # Outside of the handler, whose traceback holds the tensors of the search.
+            self._cfg = smaller
+            if isinstance(self._step, GraphedStep):
+                self._step.release()
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+            self._on_halved(smaller)
+
+
+def _halved(cfg: SearchConfig) -> SearchConfig | None:
+    """A search with half the slots, rows and candidates; None if it has one slot."""
+    rows = cfg.rows_per_step // 2
+    if cfg.slots == 1 or rows < cfg.beam:
+        return None
+    chunk_size = max(1, cfg.chunk_size // 2)
+    return replace(
+        cfg,
+        slots=cfg.slots // 2,
+        rows_per_step=rows,
+        chunk_size=chunk_size,
+    )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error says that memory does not suffice; PyTorch has no type of its own for that of the machine."""
+    pattern = "can't allocate memory|out of memory"
+    return re.search(pattern, str(error)) is not None
 
 
 def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:

@@ -19,7 +19,11 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.runtime import stacked
-from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.capture import (
+    CapturedStep,
+    capture,
+    clear_graph_pools,
+)
 from funcppo.runtime.protocols import TensorFunction, TrainingParts
 
 State = TypeVar("State")
@@ -113,6 +117,14 @@ class GraphedStep(_GraphCache, Generic[State]):
             self._in_place_args = (*args[:-1], state)
         self._captured.step()
         return self._captured.state[-1]
+
+    def release(self) -> None:
+        """Let go of all graphs and their buffers; later calls capture anew."""
+        self._captures.clear()
+        self._in_place_args = ()
+        if hasattr(self, "_captured"):
+            del self._captured
+        clear_graph_pools()
 
     def _advance(
         self, cfg: object, world: object, inputs: tuple[Any, ...]

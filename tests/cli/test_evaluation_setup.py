@@ -25,6 +25,7 @@ SEARCHED = RESULT | {
     "active_fraction": 0.5,
     "n_pruned": 0,
     "n_overflowed": 0,
+    "n_halvings": 0,
 }
 
 
@@ -177,3 +178,29 @@ def test_the_policy_of_a_run_is_tuned_and_identified(trained, monkeypatch):
         ).log_settings["params_digest"]
         is None
     )
+
+
+def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
+    """By hand: 28 s to compile are repaid by 3 microseconds a candidate after some 10 million."""
+    enough = evaluation_setup.COMPILE_MIN_CANDIDATES
+    for asked, device, n, expected in (
+        ("auto", "cuda", enough, "auto"),
+        ("auto", "cuda:1", enough, "auto"),
+        ("auto", "cuda", enough - 1, "off"),
+        ("auto", "cpu", 100 * enough, "off"),
+        ("on", "cpu", 1, "on"),
+        ("off", "cuda", enough, "off"),
+    ):
+        options = Evaluate(target="x", compile=asked, device=device)
+        got = evaluation_setup.choose_compiling(options, n)
+        assert got == expected, (asked, device, n)
+    assert pytest.approx(enough, rel=0.1) == 28 / 3e-6
+
+
+def test_halvings_are_counted_and_said():
+    stats = SearchStats()
+    for _ in range(2):
+        stats.add_halving(None)
+    assert stats.counts()["n_halvings"] == 2
+    (line,) = search_notes(SEARCHED | {"n_halvings": 2})[1:]
+    assert line == "memory did not suffice: the slots were halved 2 times"

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from funcppo import data, random, train_step
+from funcppo import data, random, train_step, tree
 from funcppo.config import PPOConfig
 from funcppo.evaluation import beam_search, scorers
 from funcppo.evaluation.slot_scheduler import (
@@ -17,7 +17,9 @@ from funcppo.evaluation.slot_scheduler import (
 from funcppo.logic import derivability, kb
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.runtime.equivalence import EquivalenceError
 from funcppo.runtime.graphed import GraphedStep
+from tests.runtime.test_capture import on_gpu
 
 
 @cache
@@ -279,3 +281,92 @@ def test_a_step_that_is_not_replayed_says_why():
     assert note.startswith(
         "steps of a search were not replayed as a CUDA graph: "
     )
+
+
+class CallTooLargeError(RuntimeError):
+    """An error that is none of memory."""
+
+
+def step_within(n_slots, error):
+    """A step that fails with more slots, as where memory does not suffice."""
+
+    def step(cfg, *args):
+        if cfg.slots > n_slots:
+            raise error
+        return evaluate_step(cfg, *args)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ],
+)
+def test_slots_are_halved_until_the_search_fits(error):
+    """Once for all later calls; scores do not depend on the number of slots (1e-5, as where they are set)."""
+    task, _, params, atoms = untrained(max_height=2)
+    cfg = dataclasses.replace(
+        search("success", max_height=2), slots=8, rows_per_step=64
+    )
+    halved = []
+    scorer = scorers.make_policy_scorer(
+        cfg, task, params, step_within(2, error), on_halved=halved.append
+    )
+    expected = scorers.make_policy_scorer(cfg, task, params, evaluate_step)
+    for part in (atoms[:20], atoms[20:30]):
+        torch.testing.assert_close(
+            scorer(part), expected(part), rtol=1e-5, atol=1e-5
+        )
+    assert [smaller.slots for smaller in halved] == [4, 2]
+    assert [smaller.rows_per_step for smaller in halved] == [32, 16]
+    assert [smaller.chunk_size for smaller in halved] == [8, 4]
+
+
+def test_a_search_that_cannot_be_smaller_and_other_errors_are_raised():
+    task, _, params, atoms = untrained(max_height=2)
+    cfg = search("success", max_height=2)
+    for n_slots, error in (
+        (0, torch.OutOfMemoryError("CUDA out of memory")),
+        (5, CallTooLargeError("expected less")),
+    ):
+        scorer = scorers.make_policy_scorer(
+            cfg, task, params, step_within(n_slots, error)
+        )
+        with pytest.raises(type(error)):
+            scorer(atoms[:3])
+
+
+@on_gpu
+def test_the_search_is_compiled_as_one_graph_that_equals_it():
+    """By Inductor, with all widths, and captured; a graph break would be an error. It takes minutes on a CPU."""
+    task, _, params, atoms = untrained(max_height=2)
+    expected = scorers.make_policy_scorer(
+        search("success", max_height=2), task, params, evaluate_step
+    )
+    on_cuda = prover_task.build_task(task.dataset, task.cfg, "cuda")
+    cuda_params = tree.map(lambda x: x.cuda(), params)
+    cfg = search("success", max_height=2)
+    step = scorers.make_search_step("cuda", compiled=True)
+    scorers.compile_search_step(cfg, on_cuda, cuda_params, atoms[:9], step)
+    got = scorers.make_policy_scorer(cfg, on_cuda, cuda_params, step)
+    torch.testing.assert_close(
+        got(atoms[:40]), expected(atoms[:40]), rtol=1e-4, atol=1e-4
+    )
+    assert scorers.graph_fallback_notes(step) == []
+
+
+def test_a_search_that_is_fast_and_wrong_is_refused():
+    task, _, params, atoms = untrained(max_height=2)
+
+    def wrong(*args):
+        state = evaluate_step(*args)
+        score = state.results.log_score * 1.01
+        return state._replace(results=state.results._replace(log_score=score))
+
+    with pytest.raises(EquivalenceError):
+        scorers.compile_search_step(
+            search("success", max_height=2), task, params, atoms[:9], wrong
+        )

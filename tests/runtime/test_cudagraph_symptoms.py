@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from funcppo.runtime.monitor import Monitor
+from funcppo.runtime.reasons import SkipCode
 from tests.runtime.test_capture import on_gpu
 
 pytestmark = on_gpu
@@ -162,3 +163,190 @@ def test_two_paths_through_one_function_are_recorded_once_each():
         monitor.cudagraph_recordings == 2
         and monitor.cudagraph_rerecordings == 0
     )
+
+
+def sized(sizes):
+    """Three steps of each size: warm-up, recording, replay."""
+    return [torch.zeros(n, device="cuda") for n in sizes for _ in range(3)]
+
+
+def test_one_compiled_function_of_symbolic_sizes_is_recorded_once_a_size():
+    """The compilation is shared, the graphs are not: whoever has many sizes pads them."""
+    step = torch.compile(lambda x: x * 2, mode="reduce-overhead", dynamic=True)
+    sizes = run(step, sized((8, 5, 6)))
+    assert (sizes.compiles, sizes.cudagraph_recordings) == (1, 3)
+
+
+def test_symbolic_sizes_are_skipped_on_demand_until_they_are_fixed():
+    options = {
+        "graph_partition": False,
+        "triton.cudagraph_skip_dynamic_graphs": True,
+    }
+    with torch._inductor.config.patch(options):
+        bad = run(
+            torch.compile(
+                lambda x: x * 2, mode="reduce-overhead", dynamic=True
+            ),
+            sized((8, 5)),
+        )
+        assert bad.cudagraph_recordings == 0
+        assert set(bad.cudagraph_skip_codes()) == {SkipCode.DYNAMIC_SHAPES}
+        torch._dynamo.reset()
+        good = run(
+            torch.compile(
+                lambda x: x * 2, mode="reduce-overhead", dynamic=False
+            ),
+            sized((8, 5)),
+        )
+    assert good.cudagraph_recordings == 2 and not good.cudagraph_skip_reasons
+
+
+def test_a_size_that_depends_on_values_is_skipped_until_it_is_a_mask():
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        torch._inductor.config.patch(graph_partition=False),
+    ):
+        bad = run(
+            tree_compiled(lambda x: (x * 2, x.nonzero())),
+            [torch.ones(8, device="cuda")] * 4,
+        )
+    assert bad.cudagraph_recordings == 0
+    assert set(bad.cudagraph_skip_codes()) <= {
+        SkipCode.INCOMPATIBLE_OPERATOR,
+        SkipCode.DYNAMIC_SHAPES,
+    }
+    assert bad.cudagraph_skip_reasons
+    good = run(
+        tree_compiled(lambda x: (x * 2, torch.where(x != 0, x, 0))),
+        [torch.ones(8, device="cuda")] * 4,
+    )
+    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
+
+
+def test_a_value_read_on_the_host_is_skipped_until_it_stays_a_tensor():
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        torch._inductor.config.patch(graph_partition=False),
+    ):
+        bad = run(
+            tree_compiled(lambda x: x * x.sum().item()),
+            [torch.ones(8, device="cuda")] * 4,
+        )
+    assert bad.cudagraph_recordings == 0
+    assert SkipCode.OTHER not in bad.cudagraph_skip_codes()
+    assert bad.cudagraph_skip_reasons
+    good = run(
+        tree_compiled(lambda x: x * x.sum()),
+        [torch.ones(8, device="cuda")] * 4,
+    )
+    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
+
+
+def test_what_is_incompatible_under_deterministic_algorithms_is_named():
+    """Some versions of PyTorch record no `index_put` then; without them it is recorded, and so it is as a gather."""
+    index = torch.tensor([0, 2, 2], device="cuda")
+
+    def accumulate(x):
+        return torch.zeros_like(x).index_put((index,), x[:3], accumulate=True)
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch._inductor.config.patch(graph_partition=False):
+            strict = run(
+                tree_compiled(accumulate), [torch.ones(8, device="cuda")] * 4
+            )
+    finally:
+        torch.use_deterministic_algorithms(before)
+    if strict.cudagraph_recordings == 0:
+        codes = set(strict.cudagraph_skip_codes())
+        assert codes == {SkipCode.INCOMPATIBLE_OPERATOR}
+    else:
+        assert not strict.cudagraph_skip_reasons
+
+    torch._dynamo.reset()
+    one_hot = torch.nn.functional.one_hot(index, 8).float()
+    for fn in (accumulate, lambda x: x[:3] @ one_hot):
+        free = run(tree_compiled(fn), [torch.ones(8, device="cuda")] * 4)
+        assert free.cudagraph_recordings == 1
+
+
+def test_the_shared_tail_of_two_branches_is_recorded_once_a_branch():
+    """1 -> 2 -> 4 and 1 -> 3 -> 4 are five recordings of four graphs; as one graph that chooses by a mask, one."""
+
+    def branching(x, turn):
+        y = x + 1
+        torch._dynamo.graph_break()
+        y = y * 2 if turn else y * 3
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    step = torch.compile(branching, mode="reduce-overhead")
+    with Monitor() as monitor:
+        for i in range(12):
+            torch.compiler.cudagraph_mark_step_begin()
+            step(torch.zeros(8, device="cuda"), i % 2 == 0)
+    assert monitor.cudagraph_recordings == 5
+
+    masked = tree_compiled(
+        lambda x, turn: torch.where(turn, (x + 1) * 2, (x + 1) * 3).sin()
+    )
+    with Monitor() as monitor:
+        for i in range(12):
+            torch.compiler.cudagraph_mark_step_begin()
+            turn = torch.tensor(i % 2 == 0, device="cuda")
+            masked(torch.zeros(8, device="cuda"), turn)
+    assert monitor.cudagraph_recordings == 1
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_without_step_boundaries_forward_passes_pile_up_in_one_path(marked):
+    """Outputs that wait for a backward pass keep the step open, so that each further call is recorded anew."""
+    weight = torch.ones(8, device="cuda", requires_grad=True)
+    step = tree_compiled(lambda x: (x * weight).sin())
+    outputs = []
+    with Monitor() as monitor:
+        for _ in range(6):
+            if marked:
+                torch.compiler.cudagraph_mark_step_begin()
+            outputs.append(step(torch.ones(8, device="cuda")))
+    if marked:
+        assert monitor.cudagraph_recordings == 1
+    else:
+        assert monitor.cudagraph_recordings > 1
+
+
+def test_a_prior_output_may_be_mutated_where_an_eager_input_may_not():
+    def in_place(x):
+        x.add_(1)
+        return x * 2
+
+    first, second = tree_compiled(lambda x: x + 1), tree_compiled(in_place)
+    with Monitor() as monitor:
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            result = second(first(torch.zeros(8, device="cuda")))
+            assert result.tolist() == [4.0] * 8
+    assert monitor.cudagraph_recordings == 2
+    assert not monitor.cudagraph_skip_reasons
+
+
+def test_memory_that_lives_longer_than_at_the_recording_records_again():
+    """The second graph may reuse memory of the first output, if that was dead when it was recorded."""
+
+    def recordings(keeps) -> int:
+        torch._dynamo.reset()
+        first = tree_compiled(lambda x: x * 2)
+        second = tree_compiled(lambda x: x * 3)
+        with Monitor() as monitor:
+            for keep in keeps:
+                torch.compiler.cudagraph_mark_step_begin()
+                kept = first(torch.ones(8, device="cuda"))
+                if not keep:
+                    kept = None
+                second(torch.ones(8, device="cuda"))
+                del kept
+        return monitor.cudagraph_recordings
+
+    assert recordings([False] * 8) == 2
+    assert recordings([False] * 4 + [True] * 4) > 2
