@@ -270,8 +270,10 @@ def select_strategy(
     if _may_use_tf32(state.key.device):
         tolerance = max(tolerance, TF32_TOLERANCE)
     eager_unroll = parts.unroll
-    calls = _record_calls(collect, parts, cfg, world, state)
-    calls = _subset(calls, (*rollout_parts, "minibatch_step"))
+    calls = _subset(
+        _record_calls(collect, parts, cfg, world, state),
+        (*rollout_parts, "minibatch_step"),
+    )
     candidates = _candidates(strategy, cfg)
     selector = _StrategySelector(
         backend=backend,
