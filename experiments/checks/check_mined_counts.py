@@ -19,6 +19,7 @@ import gzip
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -229,7 +230,8 @@ def count_paths(
     everyone = torch.linspace(0, 1 - 2**-20, edges.n_entity_ids)
     unlimited = Budget(max_rows=1 << 62, seconds=1e12)
     counted = [(0.0, 0.0, 0.0)] * len(paths_)
-    for part in counting.count_exactly(edges, found, everyone, unlimited, 1.0):
+    count = partial(counting.count_tasks, edges, everyone)
+    for part in counting.count_exactly(edges, found, count, unlimited, 1.0):
         columns = (
             part.rows,
             part.rules.support,

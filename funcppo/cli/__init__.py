@@ -59,7 +59,7 @@ PROGRAMS = {
 }
 
 # Programs whose work several processes share; the others run in one.
-SHARED_PROGRAMS = ("evaluate", "predict")
+SHARED_PROGRAMS = ("evaluate", "predict", "mine", "provable")
 
 
 # what tyro calls the kinds of numbers

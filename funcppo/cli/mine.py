@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,6 +33,9 @@ from funcppo.cli.options import DataOptions, DeviceOption, JsonOutput
 from funcppo.cli.target import data_files
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.mining.config import MiningConfig
+from funcppo.mining.tasks import MapTasks, map_alone
+from funcppo.runtime import distributed
+from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -99,20 +103,65 @@ class Mine:
         Returns:
           The exit status.
         """
-        self._check_outputs()
         select_device(self.device)
+        processes = distributed.joined()
+        if processes is not None and not processes.is_main:
+            return self._help(processes)
+        self._check_outputs()
         with lock_output(self.out):
-            return self._run()
+            return self._run(processes)
 
-    def _run(self) -> int:
+    def _run(self, processes: Processes | None) -> int:
         """Mine into a file that no other process writes; the exit status."""
-        from funcppo.data import load
         from funcppo.runtime import memory
 
         start = time.perf_counter()
         console = make_console(str(self.out) == "-" or self.json == "-")
         with show_status(make_console(use_stderr=True), "reading"):
-            dataset = load(self.dataset, facts_only=True, cfg=self.data)
+            dataset, limit = self._read(processes)
+        memory.reset_peak(self.device)
+
+        if processes is None:
+            mined = self._mine(dataset, console, map_alone, lambda _: None)
+        else:
+            from funcppo.runtime.task_pool import TaskPool
+
+            with TaskPool(processes, self.device) as pool:
+                mined = self._mine(
+                    dataset, console, pool.map_tasks, processes.report
+                )
+        notes = [*mined.result.notes, *self._write(dataset, mined)]
+        seconds = time.perf_counter() - start
+        summary = _summarise(self, mined, notes, seconds) | {
+            "memory_limit_bytes": limit,
+            "peak_bytes": memory.peak_bytes(self.device),
+            "processes": max(1, distributed.launched_size()),
+        }
+        write_json(self.json, summary)
+        print_notes(console, (*dataset.notes, *notes))
+        _print_summary(console, self, mined, summary)
+        return _exit_status(mined.result.interrupt)
+
+    def _help(self, processes: Processes) -> int:
+        """Do tasks of rank 0, which mines; the exit status."""
+        from funcppo.experiment import rule_cache
+        from funcppo.runtime.task_pool import TaskPool
+
+        dataset, _ = self._read(processes)
+        context = rule_cache.mining_context(dataset, self._config, self.device)
+        TaskPool(processes, self.device).serve(context)
+        return 0
+
+    def _read(self, processes: Processes | None) -> tuple[Dataset, int]:
+        """The data set, the same in all processes, and the memory limit.
+
+        Raises:
+          ValueError: it is too large, or another process has other data or another kind of GPU.
+        """
+        from funcppo.cli.shared_evaluation import gpu_facts
+        from funcppo.data import load
+
+        dataset = load(self.dataset, facts_only=True, cfg=self.data)
         limit = check_mining_memory(
             dataset,
             self.memory,
@@ -120,19 +169,10 @@ class Mine:
             self.device,
             max_length=self.max_length,
         )
-        memory.reset_peak(self.device)
-
-        mined = self._mine(dataset, console)
-        notes = [*mined.result.notes, *self._write(dataset, mined)]
-        seconds = time.perf_counter() - start
-        summary = _summarise(self, mined, notes, seconds) | {
-            "memory_limit_bytes": limit,
-            "peak_bytes": memory.peak_bytes(self.device),
-        }
-        write_json(self.json, summary)
-        print_notes(console, (*dataset.notes, *notes))
-        _print_summary(console, self, mined, summary)
-        return _exit_status(mined.result.interrupt)
+        if processes is not None:
+            facts = {"data": dataset.fingerprint} | gpu_facts(self.device)
+            processes.check_equal("setup", facts)
+        return dataset, limit
 
     @property
     def _config(self) -> MiningConfig:
@@ -153,9 +193,19 @@ class Mine:
         outputs = [("--out", self.out), ("--json", self.json)]
         check_overwrites(outputs, triple_files)
 
-    def _mine(self, dataset: Dataset, console: Console) -> MinedDataset:
+    def _mine(
+        self,
+        dataset: Dataset,
+        console: Console,
+        map_tasks: MapTasks,
+        tell_others: Callable[[str], None],
+    ) -> MinedDataset:
         """The data set with the mined rules as its rules, their counts, and how they were mined."""
         from funcppo.experiment import rule_cache
+
+        def show(stage: str, done: float, total: float) -> None:
+            display.report(stage, done, total)
+            tell_others(f"{stage}, {done:.0f} of {total:.0f} rows")
 
         with show_status(
             make_console(use_stderr=True), "mining rules"
@@ -164,8 +214,9 @@ class Mine:
                 dataset,
                 self._config,
                 self.device,
-                display.report,
+                show,
                 lambda line: print_notes(console, [line]),
+                map_tasks,
             )
 
     def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
@@ -201,7 +252,8 @@ def check_mining_memory(
     """The memory limit of mining, in bytes.
 
     Args:
-      text: the limit of this process, or of the GPU; None for three quarters of what is free.
+      text: the limit of this process, or of the GPU; None for three quarters of what is free, shared by the processes of a
+        host.
       option: the option that sets it, for the error.
       max_length: of the bodies of rules, in atoms.
 
@@ -212,7 +264,8 @@ def check_mining_memory(
     from funcppo.runtime import memory
 
     used_bytes = memory.used_bytes(device)
-    limit = used_bytes + memory.free_bytes(device) * 3 // 4
+    n_sharing = distributed.local_size() if device == "cpu" else 1
+    limit = used_bytes + memory.free_bytes(device) * 3 // 4 // n_sharing
     if text is not None:
         limit = parse_memory(text, option)
     needed_bytes = used_bytes + miner.needed_bytes(

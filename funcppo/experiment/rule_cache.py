@@ -33,7 +33,12 @@ from funcppo.mining import mined_rules, miner
 from funcppo.mining.budget import ProgressCallback, ignore_progress
 from funcppo.mining.config import MiningConfig
 from funcppo.mining.mined_rules import MinedRules
-from funcppo.mining.miner import AnnounceCallback, MiningResult
+from funcppo.mining.miner import (
+    AnnounceCallback,
+    MiningContext,
+    MiningResult,
+)
+from funcppo.mining.tasks import MapTasks, map_alone
 
 # Part of the cache key; increase it when the miner finds other rules.
 MINER_VERSION = 7
@@ -62,6 +67,7 @@ def mine_dataset(
     device: str = "cpu",
     progress: ProgressCallback = ignore_progress,
     announce: AnnounceCallback = lambda _: None,
+    map_tasks: MapTasks = map_alone,
 ) -> MinedDataset:
     """Mine the rules that the known facts of a data set support.
 
@@ -69,6 +75,7 @@ def mine_dataset(
       device: where to count; the rules are the same on every device.
       progress: told what is done, and how much of it.
       announce: told how much work there is, before it begins.
+      map_tasks: does the tasks, perhaps in several processes; see `mining_context`.
 
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
@@ -82,6 +89,7 @@ def mine_dataset(
         cfg,
         progress,
         announce,
+        map_tasks,
     )
     statistics = _statistics(result.rules)
 
@@ -97,6 +105,19 @@ def mine_dataset(
         with_encoded_rules(dataset, atoms, statistics),
         statistics,
         result,
+    )
+
+
+def mining_context(
+    dataset: Dataset, cfg: MiningConfig, device: str
+) -> MiningContext:
+    """What a process holds that does tasks of `mine_dataset` for another one."""
+    ordered = order_facts(dataset)
+    return miner.make_context(
+        torch.from_numpy(ordered.facts).to(device),
+        len(ordered.predicates) - 1,
+        len(ordered.entities) - 1,
+        cfg,
     )
 
 

@@ -8,8 +8,9 @@ depend on the first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -110,10 +111,38 @@ def count_rules(
     return CountedRules(sums, facts.fact[derives], facts.rule[derives])
 
 
+class CountTask(NamedTuple):
+    """Path rules of one length to count from the sources of some priorities."""
+
+    labels: I64[Tensor, "r 6"]
+    length: int  # number of body atoms
+    low: float
+    high: float
+
+
+class CountFn(Protocol):
+    """Counts rules, as `count_tasks`."""
+
+    def __call__(
+        self, tasks: Sequence[CountTask], /
+    ) -> Generator[CountedRules, None, None]:
+        """Yield the counts of each task, in the order of the tasks."""
+        ...
+
+
+def count_tasks(
+    edges: EdgeIndex, priority: F32[Tensor, "C1"], tasks: Sequence[CountTask]
+) -> Generator[CountedRules, None, None]:
+    """Count the rules of some tasks, one task after the other."""
+    for labels, length, low, high in tasks:
+        sources = SourceRange(priority, low, high)
+        yield count_rules(edges, labels, length, sources)
+
+
 def count_exactly(
     edges: EdgeIndex,
     found: FoundRules,
-    priority: F32[Tensor, "C1"],
+    count: CountFn,
     budget: Budget,
     share: float,
 ) -> Iterator[CountedPart]:
@@ -123,25 +152,34 @@ def count_exactly(
 
     Args:
       found: rules with what they cost; their counts are not read.
-      priority: a random number in [0, 1) for each entity.
+      count: counts them.
       budget: pays for the work.
       share: share of the budget at which counting stops.
     """
+    groups: list[tuple[Tensor, list[CountTask]]] = []
     for first, last in paths.pack(found.cost, CHUNK_ROWS):
         largest = float(found.cost[first:last].max())
         n_ranges = max(1, math.ceil(largest / CHUNK_ROWS))
         for rows, length in _rows_by_length(found, first, last):
             labels = found.rules.labels[rows]
+            tasks = [
+                CountTask(labels, length, i / n_ranges, (i + 1) / n_ranges)
+                for i in range(n_ranges)
+            ]
+            groups.append((rows, tasks))
+
+    with closing(
+        count([task for _, tasks in groups for task in tasks])
+    ) as counted:
+        for rows, tasks in groups:
             parts: list[CountedRules] = []
-            for i in range(n_ranges):
+            for _ in tasks:
                 if budget.is_exhausted(share):
                     return
-                ends = (i / n_ranges, (i + 1) / n_ranges)
-                sources = SourceRange(priority, *ends)
-                parts.append(count_rules(edges, labels, length, sources))
-                budget.spend(float(found.cost[rows].sum()) / n_ranges)
+                parts.append(next(counted))
+                budget.spend(float(found.cost[rows].sum()) / len(tasks))
             whole = _add_up(parts)
-            rules = _exact_rules(edges, labels, whole.sums)
+            rules = _exact_rules(edges, tasks[0].labels, whole.sums)
             yield CountedPart(rows, rules, whole.fact, whole.rule)
 
 
@@ -149,6 +187,7 @@ def estimate(
     edges: EdgeIndex,
     found: FoundRules,
     priority: F32[Tensor, "C1"],
+    count: CountFn,
     budget: Budget,
     max_rows: float,
 ) -> Iterator[CountedPart]:
@@ -157,19 +196,25 @@ def estimate(
     Args:
       found: rules with what they cost; their counts are not read.
       priority: a random number in [0, 1) for each entity, independent of what the rules were chosen by.
+      count: counts them by these priorities.
       budget: pays for the work.
       max_rows: limit of the work; 0 for none.
     """
     fraction = min(1.0, max_rows / max(float(found.cost.sum()), 1.0))
     sources = SourceRange(priority, 0.0, fraction)
+    groups: list[tuple[Tensor, CountTask]] = []
     for first, last in paths.pack(found.cost * fraction, CHUNK_ROWS):
         for rows, length in _rows_by_length(found, first, last):
+            labels = found.rules.labels[rows]
+            groups.append((rows, CountTask(labels, length, 0.0, fraction)))
+
+    with closing(count([task for _, task in groups])) as counted:
+        for rows, task in groups:
             if budget.is_late():
                 return
-            labels = found.rules.labels[rows]
-            part = count_rules(edges, labels, length, sources)
+            part = next(counted)
             budget.spend(float(found.cost[rows].sum()) * fraction)
-            rules = estimate_rules(edges, labels, sources, part.sums)
+            rules = estimate_rules(edges, task.labels, sources, part.sums)
             yield CountedPart(rows, rules, part.fact, part.rule)
 
 

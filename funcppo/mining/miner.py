@@ -16,10 +16,10 @@ the rules with a vote are counted once more, exactly or from a third sample, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,18 +34,25 @@ from funcppo.mining import (
     mined_rules,
     path_rules,
     paths,
+    tasks,
     voting,
 )
 from funcppo.mining.budget import Budget, ProgressCallback, ignore_progress
 from funcppo.mining.closing import ClosedRules
 from funcppo.mining.config import MAX_EXTENDED_LENGTH, MiningConfig
-from funcppo.mining.counting import CountedPart
+from funcppo.mining.counting import CountedPart, CountTask
 from funcppo.mining.long_paths import CountedRules, LongPathSearch
 from funcppo.mining.mined_rules import FoundRules, MinedRules, Thresholds
-from funcppo.mining.path_rules import Bodies, BodySample
+from funcppo.mining.path_rules import (
+    Bodies,
+    BodySample,
+    ExtensionPlan,
+    PromisingRules,
+)
 from funcppo.mining.paths import EdgeIndex
+from funcppo.mining.tasks import MapTasks
 from funcppo.mining.voting import Votes
-from funcppo.types import F32, I32
+from funcppo.types import F32, F64, I32
 
 # of one core, where the graph is sparse and where it is dense
 EXPECTED_ROWS_PER_SECOND = (2_000_000, 14_000_000)
@@ -75,7 +82,7 @@ class StepFn(Protocol):
     """A part of mining: yields what has been found, after each part of its work."""
 
     def __call__(
-        self, context: _MiningContext, state: _State, /
+        self, context: MiningContext, state: _State, /
     ) -> Iterator[_State]: ...
 
 
@@ -120,7 +127,7 @@ class MiningResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _MiningContext:
+class MiningContext:
     """What every stage reads."""
 
     edges: EdgeIndex
@@ -130,6 +137,24 @@ class _MiningContext:
     third_priority: F32[Tensor, "C1"]
     cfg: MiningConfig
     budget: Budget
+    map_tasks: MapTasks
+
+
+class _ToBeat(NamedTuple):
+    """What a rule's score must exceed to get a vote of each fact."""
+
+    exact: F64[Tensor, "N"]
+    sampled: F64[Tensor, "N"]
+
+
+class _PathPart(NamedTuple):
+    """What was found among some bodies."""
+
+    rows: float  # of work since the part before
+    n_candidates: int = 0
+    bodies: Bodies | None = None  # that may be extended
+    is_sampled: bool = False
+    found: PromisingRules | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +198,7 @@ def mine_rules(
     cfg: MiningConfig,
     progress: ProgressCallback = ignore_progress,
     announce: AnnounceCallback = lambda _: None,
+    map_tasks: MapTasks = tasks.map_alone,
 ) -> MiningResult:
     """Mine the rules of a graph that are not redundant.
 
@@ -184,15 +210,15 @@ def mine_rules(
       facts: [predicate, argument...], padded with 0, distinct.
       progress: told what is done, and how much of it.
       announce: told how much work there is, before it begins.
+      map_tasks: does the tasks of the search, perhaps in several processes, which hold the context of `make_context`.
 
     Returns:
       MiningResult, its rules by descending smoothed confidence.
     """
-    budget = Budget(
-        max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
-    )
     binary, notes = _binary_facts(facts)
-    context = _make_context(binary, n_predicates, n_constants, cfg, budget)
+    context = make_context(
+        facts, n_predicates, n_constants, cfg, progress, map_tasks
+    )
     n_votes = cfg.votes_per_fact
     state = _State(
         votes=voting.no_votes(len(binary), n_votes, facts.device),
@@ -227,31 +253,37 @@ def _binary_facts(facts: Tensor) -> tuple[Tensor, list[str]]:
     ]
 
 
-def _make_context(
-    binary: Tensor,
+def make_context(
+    facts: I32[Tensor, "N W"],
     n_predicates: int,
     n_constants: int,
     cfg: MiningConfig,
-    budget: Budget,
-) -> _MiningContext:
-    """The facts, indexed, and a random priority for each entity."""
+    progress: ProgressCallback = ignore_progress,
+    map_tasks: MapTasks = tasks.map_alone,
+) -> MiningContext:
+    """What every task of `mine_rules` reads: the facts, indexed, and a random priority for each entity."""
+    budget = Budget(
+        max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
+    )
+    binary, _ = _binary_facts(facts)
     ids = torch.arange(n_constants + 1, device=binary.device)
     key = random.key(cfg.seed, binary.device)
     first, second, third = (
         random.uniform(random.fold_in(part, ids), ())
         for part in random.split(key, 3)
     )
-    return _MiningContext(
+    return MiningContext(
         edges=paths.build_edge_index(binary, n_predicates, n_constants),
         priority=first,
         second_priority=second,
         third_priority=third,
         cfg=cfg,
         budget=budget,
+        map_tasks=map_tasks,
     )
 
 
-def _describe_work(context: _MiningContext) -> str:
+def _describe_work(context: MiningContext) -> str:
     """How much work there is, and how much of it may be done."""
     edges = context.edges
     degree = torch.diff(edges.offsets).double()
@@ -287,7 +319,7 @@ def _duration(least: float, most: float) -> str:
     return "under 1 s" if most < 1 else f"about {least:.0f} to {most:.0f} s"
 
 
-def _iter_states(context: _MiningContext, state: _State) -> Iterator[_State]:
+def _iter_states(context: MiningContext, state: _State) -> Iterator[_State]:
     """Yield what has been found so far, after each part of the work."""
     cfg = context.cfg
     searches: list[StepFn] = []
@@ -305,15 +337,21 @@ def _iter_states(context: _MiningContext, state: _State) -> Iterator[_State]:
 
 
 def _search_paths(
-    context: _MiningContext, state: _State, length: int
+    context: MiningContext, state: _State, length: int
 ) -> Iterator[_State]:
     """Search for path rules of one length."""
     budget = context.budget
     share = SEARCH_SHARE
     if length < context.cfg.max_length:
         share = _stage_share(budget)
+    # Others may know less of what was found, and so yield more.
+    found_so_far = [_to_beat(state)]
     if length == 1:
-        samples = path_rules.iter_first_bodies(context.edges, budget)
+        alone = Budget(max_rows=1, seconds=1)
+        samples = path_rules.iter_first_bodies(context.edges, alone)
+        parts = _sample_parts(
+            context, lambda: found_so_far[0], samples, length, alone
+        )
         report = StageReport(
             name="rules of length 1",
             rows_planned=len(context.edges.label)
@@ -326,8 +364,11 @@ def _search_paths(
             length - 1,
             budget.rows_left(share),
         )
-        samples = path_rules.iter_extensions(
-            context.edges, plan, length - 1, context.priority, budget
+        parts = context.map_tasks(
+            context,
+            partial(_extend_part, length),
+            path_rules.split_plan(plan),
+            lambda: found_so_far[0],
         )
         report = StageReport(
             name=f"rules of length {length}",
@@ -336,16 +377,108 @@ def _search_paths(
             rows_planned=plan.n_rows,
         )
 
-    def add(state: _State, sample: BodySample) -> _State:
-        return _add_sample(context, state, sample, length, share)
+    def add(state: _State, part: _PathPart) -> _State:
+        state = _add_part(state, part)
+        found_so_far[0] = _to_beat(state)
+        return state
 
     none = path_rules.no_bodies(context.edges.label.device)
     state = replace(state, bodies=(none,))
-    yield from _run_stage(budget, state, report, share, samples, add)
+    paid = _pay(budget, parts)
+    yield from _run_stage(budget, state, report, share, paid, add)
+
+
+def _pay(budget: Budget, parts: Iterator[_PathPart]) -> Iterator[_PathPart]:
+    """Yield parts after the budget has paid for their work; but none of work alone."""
+    for part in parts:
+        budget.spend(part.rows)
+        if part.bodies is not None or part.found is not None:
+            yield part
+
+
+def _to_beat(state: _State) -> _ToBeat:
+    """What the rules of the next part must exceed."""
+    return _ToBeat(
+        voting.score_to_beat(state.votes),
+        voting.score_to_beat(state.sampled_votes),
+    )
+
+
+def _extend_part(
+    length: int,
+    context: MiningContext,
+    latest: tasks.Latest,
+    plan: ExtensionPlan,
+) -> Iterator[_PathPart]:
+    """Yield what is found among the bodies of a length that extend those of a part of a plan."""
+    alone = Budget(max_rows=1, seconds=1)
+    samples = path_rules.iter_extensions(
+        context.edges, plan, length - 1, context.priority, alone
+    )
+    return _sample_parts(context, latest, samples, length, alone)
+
+
+def _sample_parts(
+    context: MiningContext,
+    latest: tasks.Latest,
+    samples: Iterator[BodySample],
+    length: int,
+    alone: Budget,
+) -> Iterator[_PathPart]:
+    """Yield what is found among the bodies of some samples.
+
+    Args:
+      alone: counts the work of the samples.
+    """
+    edges, cfg = context.edges, context.cfg
+    rows = 0.0
+    for sample in samples:
+        thresholds = _thresholds(cfg, sample.fraction)
+        candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
+        bodies = path_rules.no_bodies(edges.label.device)
+        if length < min(cfg.max_length, MAX_EXTENDED_LENGTH):
+            bodies = path_rules.summarise_bodies(edges, sample)
+        n_candidates = len(candidates.table.body)
+        yield _PathPart(alone.rows - rows, n_candidates, bodies)
+        rows = alone.rows
+
+        is_sampled = sample.fraction < 1.0
+        for batch in path_rules.pack_candidates(candidates.table, length):
+            to_beat = _score_to_beat(latest(), is_sampled)
+            found = path_rules.find_rules(
+                edges, sample, length, candidates, batch, thresholds, to_beat
+            )
+            yield _PathPart(0.0, is_sampled=is_sampled, found=found)
+    yield _PathPart(alone.rows - rows)
+
+
+def _score_to_beat(to_beat: _ToBeat, is_sampled: bool) -> Tensor:
+    """What the score of a rule must exceed that was counted from all sources, or from a sample."""
+    if not is_sampled:
+        return to_beat.exact
+    return torch.maximum(to_beat.exact, to_beat.sampled)
+
+
+def _add_part(state: _State, part: _PathPart) -> _State:
+    """What has been found, after a part of a search for path rules."""
+    if part.bodies is not None:
+        state = replace(
+            state,
+            n_candidates=state.n_candidates + part.n_candidates,
+            bodies=(*state.bodies, part.bodies),
+        )
+    if part.found is None:
+        return state
+    to_beat = _score_to_beat(_to_beat(state), part.is_sampled)
+    found = path_rules.select_promising(part.found, to_beat)
+    if part.is_sampled:
+        votes = voting.add_votes(state.sampled_votes, found)
+        return replace(state, sampled_votes=votes)
+    return replace(state, votes=voting.add_votes(state.votes, found))
 
 
 def _search_long_paths(
-    context: _MiningContext, state: _State, length: int
+    context: MiningContext, state: _State, length: int
 ) -> Iterator[_State]:
     """Search for path rules of one length that are too long to be found by extending bodies."""
     budget = context.budget
@@ -400,7 +533,7 @@ def _count_closed(state: _State, search: LongPathSearch) -> Iterator[_State]:
 
 
 def _find_closed(
-    context: _MiningContext, state: _State, search: LongPathSearch
+    context: MiningContext, state: _State, search: LongPathSearch
 ) -> Iterator[_State]:
     """Find the long rules that may be among the best of some fact, before the pairs of their bodies are counted."""
     budget = context.budget
@@ -446,7 +579,7 @@ def _find_closed(
 
 
 def _search_constants(
-    context: _MiningContext, state: _State
+    context: MiningContext, state: _State
 ) -> Iterator[_State]:
     """Search for rules with constants; all their counts but the PCA pairs are exact."""
     budget = context.budget
@@ -513,43 +646,7 @@ def _run_stage(
     yield replace(state, stages=(*stages, report))
 
 
-def _add_sample(
-    context: _MiningContext,
-    state: _State,
-    sample: BodySample,
-    length: int,
-    share: float,
-) -> _State:
-    """What has been found, after the rules of some bodies; the best of them if a share of the time is spent."""
-    edges = context.edges
-    cfg = context.cfg
-    is_sampled = sample.fraction < 1.0
-    votes = state.sampled_votes if is_sampled else state.votes
-    thresholds = _thresholds(cfg, sample.fraction)
-    candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
-    for rows in path_rules.pack_candidates(candidates.table, length):
-        if context.budget.is_late(share):
-            break
-        to_beat = torch.maximum(
-            voting.score_to_beat(state.votes), voting.score_to_beat(votes)
-        )
-        found = path_rules.find_rules(
-            edges, sample, length, candidates, rows, thresholds, to_beat
-        )
-        votes = voting.add_votes(votes, found)
-
-    if length < min(cfg.max_length, MAX_EXTENDED_LENGTH):
-        bodies = path_rules.summarise_bodies(edges, sample)
-        state = replace(state, bodies=(*state.bodies, bodies))
-    return replace(
-        state,
-        n_candidates=state.n_candidates + len(candidates.table.body),
-        votes=state.votes if is_sampled else votes,
-        sampled_votes=votes if is_sampled else state.sampled_votes,
-    )
-
-
-def _count_sampled(context: _MiningContext, state: _State) -> Iterator[_State]:
+def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
     """Count the rules that the search saw in a sample, and let them vote with these counts.
 
     As many as the budget allows are counted exactly, the cheapest ones; the others are estimated from another sample.
@@ -565,7 +662,11 @@ def _count_sampled(context: _MiningContext, state: _State) -> Iterator[_State]:
     is_counted = torch.zeros_like(found.cost, dtype=torch.bool)
     thresholds = _thresholds(context.cfg)
     for part in counting.count_exactly(
-        context.edges, exact_rules, context.priority, budget, COUNT_SHARE
+        context.edges,
+        exact_rules,
+        partial(_count, context, "priority", True),
+        budget,
+        COUNT_SHARE,
     ):
         is_counted = is_counted.index_fill(0, exact[part.rows], True)
         counted = FoundRules(
@@ -582,6 +683,40 @@ def _count_sampled(context: _MiningContext, state: _State) -> Iterator[_State]:
     yield from _estimate_sampled(context, state, rest)
 
 
+def _count(
+    context: MiningContext,
+    priority: str,
+    with_facts: bool,
+    count_tasks: Sequence[CountTask],
+) -> Generator[counting.CountedRules, None, None]:
+    """Count the rules of some tasks; see `counting.CountFn`.
+
+    Args:
+      priority: the field of the context.
+      with_facts: whether the facts that the rules derive are asked for.
+    """
+    work = partial(_count_task, priority, with_facts)
+    return context.map_tasks(context, work, count_tasks, tasks.nothing)
+
+
+def _count_task(
+    priority: str,
+    with_facts: bool,
+    context: MiningContext,
+    latest: tasks.Latest,
+    task: CountTask,
+) -> Iterator[counting.CountedRules]:
+    """Yield the counts of the rules of a task."""
+    priorities = getattr(context, priority)
+    for counted in counting.count_tasks(context.edges, priorities, [task]):
+        none = counted.fact[:0]
+        yield (
+            counted
+            if with_facts
+            else counting.CountedRules(counted.sums, none, none)
+        )
+
+
 def _affordable(found: FoundRules, max_rows: float) -> Tensor:
     """Rows of the cheapest rules that can be counted within a limit, the best rules first."""
     cost, by_cost = torch.sort(found.cost, stable=True)
@@ -591,13 +726,18 @@ def _affordable(found: FoundRules, max_rows: float) -> Tensor:
 
 
 def _estimate_sampled(
-    context: _MiningContext, state: _State, found: FoundRules
+    context: MiningContext, state: _State, found: FoundRules
 ) -> Iterator[_State]:
     """Let rules vote with counts that are estimated from a sample of their own."""
     max_rows = _estimate_rows(context.budget)
     context.budget.start_stage("estimated counts", max_rows)
     for part in counting.estimate(
-        context.edges, found, context.second_priority, context.budget, max_rows
+        context.edges,
+        found,
+        context.second_priority,
+        partial(_count, context, "second_priority", True),
+        context.budget,
+        max_rows,
     ):
         counted = FoundRules(
             part.rules, found.cost[part.rows], part.fact, part.rule
@@ -611,7 +751,7 @@ def _estimate_sampled(
         yield state
 
 
-def _recount_kept(context: _MiningContext, state: _State) -> Iterator[_State]:
+def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
     """Count the rules that have a vote by estimates again: exactly, or from a sample that did not choose them."""
     budget = context.budget
     votes = voting.compact(state.votes)
@@ -622,7 +762,11 @@ def _recount_kept(context: _MiningContext, state: _State) -> Iterator[_State]:
     found = mined_rules.take(found, exact)
     budget.start_stage("counts of the rules kept", float(found.cost.sum()))
     for part in counting.count_exactly(
-        context.edges, found, context.priority, budget, RECOUNT_SHARE
+        context.edges,
+        found,
+        partial(_count, context, "priority", False),
+        budget,
+        RECOUNT_SHARE,
     ):
         votes = voting.replace_rules(votes, rows[part.rows], part.rules)
         yield replace(state, votes=votes)
@@ -631,7 +775,12 @@ def _recount_kept(context: _MiningContext, state: _State) -> Iterator[_State]:
     found = mined_rules.take(voting.elected(votes), rows)
     max_rows = _estimate_rows(budget)
     for part in counting.estimate(
-        context.edges, found, context.third_priority, budget, max_rows
+        context.edges,
+        found,
+        context.third_priority,
+        partial(_count, context, "third_priority", False),
+        budget,
+        max_rows,
     ):
         known = part.rules.std_error.isfinite()
         votes = voting.replace_rules(
@@ -649,9 +798,7 @@ def _estimate_rows(budget: Budget) -> float:
     return max(budget.rows_left() / 2, ESTIMATE_SHARE * budget.max_rows)
 
 
-def _count_pca_pairs(
-    context: _MiningContext, state: _State
-) -> Iterator[_State]:
+def _count_pca_pairs(context: MiningContext, state: _State) -> Iterator[_State]:
     """Count the PCA pairs of the rules with a vote: exactly, and estimates where the budget is spent."""
     rules = voting.compact(state.votes).rules
     is_path = rules.end_constants[:, 0] == 0
@@ -674,7 +821,7 @@ def _count_pca_pairs(
 
 
 def _constant_pca_pairs(
-    context: _MiningContext, found: FoundRules
+    context: MiningContext, found: FoundRules
 ) -> Iterator[CountedPart]:
     """The PCA pairs of rules with constants."""
     return constant_rules.count_pca_pairs(
@@ -683,21 +830,30 @@ def _constant_pca_pairs(
 
 
 def _path_pca_pairs(
-    context: _MiningContext, found: FoundRules
+    context: MiningContext, found: FoundRules
 ) -> Iterator[CountedPart]:
     """The PCA pairs of path rules, as far as the budget goes."""
     return counting.count_exactly(
-        context.edges, found, context.priority, context.budget, 1.0
+        context.edges,
+        found,
+        partial(_count, context, "priority", False),
+        context.budget,
+        1.0,
     )
 
 
 def _estimated_pca_pairs(
-    context: _MiningContext, found: FoundRules
+    context: MiningContext, found: FoundRules
 ) -> Iterator[CountedPart]:
     """Estimates of the PCA pairs of path rules whose other counts are exact."""
     max_rows = _estimate_rows(context.budget)
     for part in counting.estimate(
-        context.edges, found, context.second_priority, context.budget, max_rows
+        context.edges,
+        found,
+        context.second_priority,
+        partial(_count, context, "second_priority", False),
+        context.budget,
+        max_rows,
     ):
         exact = mined_rules.select_rules(found.rules, part.rows)
         pca_pairs = torch.maximum(part.rules.pca_pairs, exact.support)
@@ -708,7 +864,7 @@ def _estimated_pca_pairs(
 
 
 def _make_result(
-    context: _MiningContext,
+    context: MiningContext,
     state: _State,
     notes: list[str],
     interrupt: KeyboardInterrupt | None,

@@ -4,14 +4,14 @@ All bodies of a length are the bodies of the length before, extended by every la
 budget allows, only a part of the entities are sources: every body is then counted on a sample. Where even a small
 sample is too much work, the bodies that promise the most are extended, and the others are left out and counted.
 
-`plan_extensions` says what is done, `iter_extensions` does it, and `find_rules` takes the rules from the pairs that
-bodies join.
+`plan_extensions` says what is done, `split_plan` cuts that into parts, `iter_extensions` does one of them, and
+`find_rules` takes the rules from the pairs that bodies join.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from funcppo.mining.mined_rules import (
     MinedRules,
     Thresholds,
     above_thresholds,
+    body_length,
     held_out_score,
     keep,
     path_labels,
@@ -99,6 +100,14 @@ class RuleTable(NamedTuple):
     predicate: I64[Tensor, "R"]  # of the head, from 0
     support: F64[Tensor, "R"]  # circular support included
     n_pairs: F64[Tensor, "R"]
+
+
+class PromisingRules(NamedTuple):
+    """Rules that may be the best of some fact."""
+
+    found: FoundRules
+    # the same rules with the facts that they may be the best of, those that they derive from themselves alone included
+    claims: FoundRules
 
 
 class Candidates(NamedTuple):
@@ -189,33 +198,42 @@ def plan_extensions(
     )
 
 
+def split_plan(plan: ExtensionPlan) -> list[ExtensionPlan]:
+    """A plan in parts, in its order, each of bodies that are walked at once."""
+    walk_rows = plan.bodies.walk_rows * plan.fraction
+    return [
+        replace(
+            plan, bodies=Bodies(*(column[first:last] for column in plan.bodies))
+        )
+        for first, last in paths.pack(walk_rows, CHUNK_ROWS)
+    ]
+
+
 def iter_extensions(
     edges: EdgeIndex,
-    plan: ExtensionPlan,
+    part: ExtensionPlan,
     length: int,
     priority: F32[Tensor, "C1"],
     budget: Budget,
 ) -> Iterator[BodySample]:
-    """Yield the bodies that extend those of a plan, in its order, each in one sample.
+    """Yield the bodies that extend those of a part of a plan, each in one sample.
 
     Args:
-      length: number of labels of the bodies of the plan.
+      part: of `split_plan`.
+      length: number of labels of its bodies.
       priority: a random number in [0, 1) for each entity.
       budget: pays for the work.
     """
-    walk_rows = plan.bodies.walk_rows * plan.fraction
-    for first, last in paths.pack(walk_rows, CHUNK_ROWS):
-        # A body too large to walk at once is walked from fewer sources.
-        largest = float(walk_rows[first:last].max())
-        share = min(1.0, MAX_BODY_ROWS / max(largest, 1.0))
-        sources = SourceRange(priority, 0.0, plan.fraction * share)
-        prefixes = Bodies(*(column[first:last] for column in plan.bodies))
-        order = sorting.sort_keys(prefixes.code).order
-        prefixes = Bodies(*(column[order] for column in prefixes))
-        block = paths.walk(edges, prefixes.code, length, sources)
-        budget.spend(float(walk_rows[first:last].sum()) * share)
-        for pairs, fraction in _extend_block(edges, block, sources, budget):
-            yield BodySample(pairs, fraction, prefixes)
+    walk_rows = part.bodies.walk_rows * part.fraction
+    # A body too large to walk at once is walked from fewer sources.
+    share = min(1.0, MAX_BODY_ROWS / max(float(walk_rows.max()), 1.0))
+    sources = SourceRange(priority, 0.0, part.fraction * share)
+    order = sorting.sort_keys(part.bodies.code).order
+    prefixes = Bodies(*(column[order] for column in part.bodies))
+    block = paths.walk(edges, prefixes.code, length, sources)
+    budget.spend(float(walk_rows.sum()) * share)
+    for pairs, fraction in _extend_block(edges, block, sources, budget):
+        yield BodySample(pairs, fraction, prefixes)
 
 
 def find_candidates(
@@ -266,7 +284,7 @@ def find_rules(
     rows: I64[Tensor, "r"],
     thresholds: Thresholds,
     score_to_beat: F64[Tensor, "N"],
-) -> FoundRules:
+) -> PromisingRules:
     """Those among some candidates that are above the thresholds and may be the best rule of some fact.
 
     Counts are those of the sample.
@@ -290,7 +308,38 @@ def find_rules(
     is_kept = torch.zeros_like(rows, dtype=torch.bool)
     is_kept = is_kept.index_fill(0, facts.rule[wins], True)
     found = _found_rules(edges, sample, length, part, facts, is_kept)
-    return above_thresholds(found, thresholds)
+    # The same rules, with the facts that they may be the best rule of.
+    claims = found._replace(
+        fact=facts.fact[wins], rule=_new_numbers(is_kept)[facts.rule[wins]]
+    )
+    return PromisingRules(
+        above_thresholds(found, thresholds),
+        above_thresholds(claims, thresholds),
+    )
+
+
+def _new_numbers(is_kept: Tensor) -> Tensor:
+    """The number of each row among those that are kept."""
+    return torch.cumsum(is_kept, 0) - 1
+
+
+def select_promising(
+    promising: PromisingRules, score_to_beat: F64[Tensor, "N"]
+) -> FoundRules:
+    """The rules that `find_rules` would have found if a rule had to exceed other scores, none of them lower.
+
+    Args:
+      score_to_beat: of each fact, as of `find_rules`.
+    """
+    found, claims = promising
+    rules = found.rules
+    score = held_out_score(
+        rules.support, 0.0, rules.body_pairs, body_length(rules)
+    )
+    wins = score[claims.rule] > score_to_beat[claims.fact]
+    is_kept = torch.zeros_like(found.cost, dtype=torch.bool)
+    is_kept = is_kept.index_fill(0, claims.rule[wins], True)
+    return keep(found, is_kept)
 
 
 def _best_score(table: RuleTable, length: int) -> Tensor:

@@ -89,10 +89,28 @@ class Processes:
           StalledError: no process made progress for too long.
         """
         if self.is_main:
-            self._put(name, json.dumps(value).encode())
+            self.share_bytes(name, json.dumps(value).encode())
+            return value
+        return json.loads(self.share_bytes(name))
+
+    def share_bytes(self, name: str, value: bytes = b"") -> bytes:
+        """The bytes that rank 0 gives; arguments and errors as of `share`."""
+        if self.is_main:
+            self._put(name, value)
             return value
         self._wait(name)
-        return json.loads(self._get(name))
+        return self._get(name)
+
+    def post(self, name: str, value: bytes) -> None:
+        """Give bytes in place of those given under the same name before, if any, of which there are as many.
+
+        Who reads meanwhile may get a part of each: every `MAX_VALUE_BYTES` are replaced at once.
+        """
+        self._put(name, value)
+
+    def read_post(self, name: str) -> bytes | None:
+        """The bytes that are posted under a name; None if there are none yet."""
+        return self._get(name) if self.store.check([name]) else None
 
     def check_equal(self, name: str, facts: Facts) -> None:
         """Check that all processes hold equal facts; a barrier.
@@ -172,6 +190,10 @@ class Processes:
         # The store may be a part of this process, which must not end first.
         for rank in range(1, self.world_size):
             self._wait(f"{name}/end/{rank}")
+
+    def stop_tasks(self, name: str, n_tasks: int) -> None:
+        """Let no process begin another of the tasks of `iter_results`."""
+        self.store.add(f"{name}/next", n_tasks)
 
     def fail(self, message: str) -> bool:
         """Tell the others that this process ends with an error. Rank 0 calls this when it has printed the error.

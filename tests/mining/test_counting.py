@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -53,6 +54,15 @@ def to_count(labels, cost=1.0):
     return FoundRules(rules, zeros + cost, none, none)
 
 
+def counter(edges, priority):
+    return partial(counting.count_tasks, edges, priority)
+
+
+def count_exactly(edges, found, priority, *args):
+    count = counter(edges, priority)
+    return counting.count_exactly(edges, found, count, *args)
+
+
 @pytest.mark.parametrize("cost", [1.0, 3.0 * paths.CHUNK_ROWS])
 @given(facts=graphs)
 @settings(max_examples=25)
@@ -63,7 +73,7 @@ def test_exact_counts_are_those_of_brute_force(cost, facts):
     budget = Budget(max_rows=10**12, seconds=1e9)
     found = to_count(LABELS, cost)
     rows = []
-    for part in counting.count_exactly(edges, found, priority, budget, 1.0):
+    for part in count_exactly(edges, found, priority, budget, 1.0):
         rows += part.rows.tolist()
         clauses = clauses_of(part.rules)
         assert counts_of(part.rules) == brute_force(facts, clauses)
@@ -81,12 +91,8 @@ def test_the_budget_ends_exact_counts():
     budget = Budget(max_rows=10, seconds=1e9)
     budget.spend(5)
     found = to_count(LABELS)
-    assert not list(
-        counting.count_exactly(edges, found, torch.zeros(7), budget, 0.5)
-    )
-    assert list(
-        counting.count_exactly(edges, found, torch.zeros(7), budget, 1.0)
-    )
+    assert not list(count_exactly(edges, found, torch.zeros(7), budget, 0.5))
+    assert list(count_exactly(edges, found, torch.zeros(7), budget, 1.0))
 
 
 def large_graph():
@@ -141,10 +147,12 @@ def test_an_estimate_from_all_sources_is_exact():
     priority = torch.linspace(0, 0.999, edges.n_entity_ids)
     budget = Budget(max_rows=10**9, seconds=1e9)
     found = to_count([[0, 3], [2, 0, 3]])
-    (exact, longer) = counting.count_exactly(
-        edges, found, priority, budget, 1.0
+    (exact, longer) = count_exactly(edges, found, priority, budget, 1.0)
+    estimates = list(
+        counting.estimate(
+            edges, found, priority, counter(edges, priority), budget, 10**9
+        )
     )
-    estimates = list(counting.estimate(edges, found, priority, budget, 10**9))
     for part, other in zip((exact, longer), estimates):
         for column, estimated in zip(part.rules, other.rules):
             assert torch.equal(column, estimated)

@@ -38,8 +38,10 @@ def samples_of(edges, max_length, max_rows=1e12):
         )
         plan = path_rules.plan_extensions(edges, bodies, length, max_rows)
         samples = list(
-            path_rules.iter_extensions(
-                edges, plan, length, priority, unlimited()
+            sample
+            for part in path_rules.split_plan(plan)
+            for sample in path_rules.iter_extensions(
+                edges, part, length, priority, unlimited()
             )
         )
         yield length + 1, samples
@@ -51,7 +53,7 @@ def rules_of(edges, sample, length, thresholds=EVERY):
     return [
         path_rules.find_rules(
             edges, sample, length, candidates, rows, thresholds, lowest
-        )
+        ).found
         for rows in path_rules.pack_candidates(candidates.table, length)
     ]
 
@@ -137,7 +139,8 @@ def test_the_work_of_an_extension_is_what_was_planned():
     plan = path_rules.plan_extensions(edges, bodies, 1, 1e12)
     budget = unlimited()
     priority = torch.zeros(edges.n_entity_ids)
-    list(path_rules.iter_extensions(edges, plan, 1, priority, budget))
+    for part in path_rules.split_plan(plan):
+        list(path_rules.iter_extensions(edges, part, 1, priority, budget))
     assert budget.rows == pytest.approx(plan.n_rows)
 
 
