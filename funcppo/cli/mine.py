@@ -217,6 +217,7 @@ class Mine:
                 show,
                 lambda line: print_notes(console, [line]),
                 map_tasks,
+                max(1, distributed.launched_size()),
             )
 
     def _write(self, dataset: Dataset, mined: MinedDataset) -> list[str]:
@@ -252,8 +253,8 @@ def check_mining_memory(
     """The memory limit of mining, in bytes.
 
     Args:
-      text: the limit of this process, or of the GPU; None for three quarters of what is free, shared by the processes of a
-        host.
+      text: the limit of this process, or of the GPU; None for three quarters of what is free, which the processes of a
+        host share.
       option: the option that sets it, for the error.
       max_length: of the bodies of rules, in atoms.
 

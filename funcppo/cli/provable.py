@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
@@ -19,6 +21,8 @@ from funcppo.cli.options import (
 from funcppo.cli.target import data_files, fixpoint_progress, open_dataset
 from funcppo.data.config import DEFAULT_CONFIG
 from funcppo.ranges import PositiveInt, Size
+from funcppo.runtime import distributed
+from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -27,10 +31,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from funcppo.data import Dataset
-    from funcppo.logic.fixpoint import LeastModel
+    from funcppo.logic.fixpoint import HeadsOfRules, LeastModel
     from funcppo.logic.kb import KBSizes, KnowledgeBase
+    from funcppo.logic.relations import Columns
 
 DEFAULT_HEIGHT = 3
+# of the rules, so that no process waits long for the last one
+PARTS_PER_PROCESS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +82,16 @@ class Provable:
           The exit status.
         """
         max_height = self._max_height()
+        processes = distributed.joined()
+        if processes is not None and not processes.is_main:
+            _count(self, self._open_dataset(processes), max_height, processes)
+            return 0
         check_overwrites(
             [("--json", self.json)], data_files(self.dataset, self.rules)
         )
         start = time.perf_counter()
-        dataset = open_dataset(self.dataset, self.rules, self.data)
-        if not len(dataset.rules) and len(dataset.test):
-            raise ValueError(
-                f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
-            )
-
-        result = _count(self, dataset, max_height)
+        dataset = self._open_dataset(processes)
+        result = _count(self, dataset, max_height, processes)
         result["total_seconds"] = round(time.perf_counter() - start, 3)
         write_json(self.json, result)
         if self.json != "-":
@@ -93,6 +99,21 @@ class Provable:
         elif result["stop_reason"]:
             print(f"note: {result['stop_reason']}", file=sys.stderr)
         return 0
+
+    def _open_dataset(self, processes: Processes | None) -> Dataset:
+        """The data set, the same in all processes.
+
+        Raises:
+          ValueError: it has no rules, or another process has other data.
+        """
+        dataset = open_dataset(self.dataset, self.rules, self.data)
+        if not len(dataset.rules) and len(dataset.test):
+            raise ValueError(
+                f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
+            )
+        if processes is not None:
+            processes.check_equal("setup", {"data": dataset.fingerprint})
+        return dataset
 
     def _max_height(self) -> int | None:
         """The number of steps of T_P; None for all."""
@@ -108,9 +129,15 @@ class Provable:
 
 
 def _count(
-    options: Provable, dataset: Dataset, max_height: int | None
+    options: Provable,
+    dataset: Dataset,
+    max_height: int | None,
+    processes: Processes | None,
 ) -> JsonObject:
-    """The JSON of --json, without the total time."""
+    """The JSON of --json, without the total time.
+
+    Of several processes each derives some of the rules' heads; what is counted is that of rank 0.
+    """
     from funcppo.logic import fixpoint, kb
 
     split: np.ndarray = getattr(dataset, options.split)
@@ -131,13 +158,20 @@ def _count(
             max_atoms=options.max_atoms,
             object_identity=options.object_identity,
             progress=progress,
+            share=processes and partial(_share_step, processes),
         )
 
         n_derivable: dict[str, int] = {}
         if is_train:
             n_derivable["1"] = _count_leave_one_out(
-                knowledge_base, sizes, split, options.object_identity
+                knowledge_base,
+                sizes,
+                split,
+                options.object_identity,
+                processes,
             )
+        elif processes is not None and not processes.is_main:
+            pass  # rank 0 counts
         elif not is_program:
             n_derivable = _count_by_height(knowledge_base, model, split)
 
@@ -203,27 +237,62 @@ def derivation_heights(
     return height, last_height
 
 
+def _share_step(
+    processes: Processes, step: int, heads_of: HeadsOfRules
+) -> Iterator[dict[int, Columns]]:
+    """Share the rules of a step of T_P; see `fixpoint.ShareStep`."""
+    from funcppo.runtime.task_pool import decode, encode
+
+    n_parts = PARTS_PER_PROCESS * processes.world_size
+    for block in processes.iter_results(
+        f"part of step {step}",
+        n_parts,
+        lambda part: encode(heads_of(part, n_parts)),
+        everywhere=True,
+    ):
+        yield decode(block, "cpu")
+
+
 def _count_leave_one_out(
     knowledge_base: KnowledgeBase,
     sizes: KBSizes,
     split: np.ndarray,
     object_identity: bool,
+    processes: Processes | None,
 ) -> int:
-    """The number of facts of a split that a rule derives from other facts."""
+    """The number of facts of a split that a rule derives from other facts; of several processes rank 0 counts all."""
     import torch
 
     from funcppo.logic import kb
     from funcppo.logic.consequences import iter_consequences
+    from funcppo.runtime.task_pool import decode, encode
 
-    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
     is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
-    for part in iter_consequences(
-        knowledge_base,
-        sizes,
-        leave_one_out=True,
-        object_identity=object_identity,
-    ):
-        is_derived = is_derived.index_fill(0, part.fact[part.fact >= 0], True)
+
+    def derived_facts(part: int) -> Iterator[Tensor]:
+        for consequences in iter_consequences(
+            knowledge_base,
+            sizes,
+            rule_ids=range(part, sizes.n_rules, n_parts),
+            leave_one_out=True,
+            object_identity=object_identity,
+        ):
+            yield consequences.fact[consequences.fact >= 0]
+
+    if processes is None:
+        n_parts = 1
+        found = derived_facts(0)
+    else:
+        n_parts = PARTS_PER_PROCESS * processes.world_size
+        blocks = processes.iter_results(
+            "part of the rules",
+            n_parts,
+            lambda part: encode(torch.cat([*derived_facts(part)]).unique()),
+        )
+        found = (decode(block, "cpu") for block in blocks)
+    for fact in found:
+        is_derived = is_derived.index_fill(0, fact, True)
+    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
     return int(is_derived[fact_row].sum())
 
 

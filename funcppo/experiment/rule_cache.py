@@ -68,6 +68,7 @@ def mine_dataset(
     progress: ProgressCallback = ignore_progress,
     announce: AnnounceCallback = lambda _: None,
     map_tasks: MapTasks = map_alone,
+    n_processes: int = 1,
 ) -> MinedDataset:
     """Mine the rules that the known facts of a data set support.
 
@@ -76,6 +77,7 @@ def mine_dataset(
       progress: told what is done, and how much of it.
       announce: told how much work there is, before it begins.
       map_tasks: does the tasks, perhaps in several processes; see `mining_context`.
+      n_processes: that do the tasks.
 
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
@@ -90,6 +92,7 @@ def mine_dataset(
         progress,
         announce,
         map_tasks,
+        n_processes,
     )
     statistics = _statistics(result.rules)
 

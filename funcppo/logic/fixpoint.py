@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -90,6 +90,24 @@ class StepCallback(Protocol):
         """Report the last completed step (0: the facts), the number of atoms after it, and the time since the start."""
 
 
+class HeadsOfRules(Protocol):
+    """Computes what some of the rules of a step derive."""
+
+    def __call__(self, part: int, n_parts: int, /) -> dict[int, Columns]:
+        """The heads that one of so many parts of the rules derives and that are not known, by predicate, each once."""
+        ...
+
+
+class ShareStep(Protocol):
+    """Shares the rules of a step of T_P among several processes, each of which evaluates the same model."""
+
+    def __call__(
+        self, step: int, heads_of: HeadsOfRules, /
+    ) -> Iterator[dict[int, Columns]]:
+        """Yield the heads of all parts, in all processes; the number of parts is free."""
+        ...
+
+
 class Verdict(enum.IntEnum):
     """What a model says of a query."""
 
@@ -119,6 +137,7 @@ def least_model(
     object_identity: bool = False,
     progress: StepCallback | None = None,
     budget: RowBudget | None = None,
+    share: ShareStep | None = None,
 ) -> LeastModel:
     """Derive what `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
 
@@ -131,6 +150,8 @@ def least_model(
       progress: is called before each step; None for no reports.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
         bound.
+      share: of several processes, each of which calls this with the same arguments; there is no budget then. None: this
+        one is alone.
 
     Returns:
       The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
@@ -146,14 +167,17 @@ def least_model(
         queries = _semi_naive_queries(
             rules, state, sizes, object_identity, budget
         )
+        max_new = max_atoms - state.counts[-1]
         try:
-            new = _derive_new_heads(
-                queries,
-                state.known,
-                sizes,
-                max_atoms - state.counts[-1],
-                kb.facts.device,
-            )
+            if share is None:
+                heads = _iter_new_heads(
+                    queries, state.known, sizes, kb.facts.device
+                )
+            else:
+                heads = _iter_shared_heads(
+                    share, list(queries), state, sizes, max_new, kb.facts.device
+                )
+            new = _collect_heads(heads, sizes, max_new)
         except RowBudgetExceeded as error:
             stop_reason = _describe_stop(state, f"takes {error}")
             break
@@ -455,43 +479,72 @@ def _semi_naive_queries(
                 yield rule, query
 
 
-def _derive_new_heads(
-    queries: Iterator[tuple[Rule, ConjunctiveQuery]],
+def _iter_new_heads(
+    queries: Iterable[tuple[Rule, ConjunctiveQuery]],
     known: Relations,
     sizes: KBSizes,
-    max_new: int,
     device: torch.device,
-) -> Relations | None:
-    """The heads of the answers that are not known yet; None if there are more than `max_new`."""
-    new: dict[int, Columns] = {}  # distinct
-    pending: dict[int, list[Columns]] = {}  # not yet made distinct
+) -> Iterator[tuple[int, Columns]]:
+    """Yield the heads of the answers that are not known yet, with repetitions, with their predicates."""
     for rule, query in queries:
         predicate = rule.head[0]
         for table in joins.iter_answers(query):
             heads = head_columns(rule, table, device)
-            heads = _exclude_known(heads, known.get(predicate), sizes)
-            pending.setdefault(predicate, []).append(heads)
-
-            # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
-            n_distinct = _n_rows([new[predicate]]) if predicate in new else 0
-            if _n_rows(pending[predicate]) > max(
-                joins.MAX_CHUNK_ROWS, n_distinct
-            ):
-                parts = pending.pop(predicate)
-                new[predicate] = _merge_pending(
-                    new.get(predicate), parts, sizes
-                )
-                if _n_rows(new.values()) > max_new:
-                    return None
+            yield predicate, _exclude_known(heads, known.get(predicate), sizes)
             # the head has no variables: one answer gives it
             if not query.output_variables:
                 break
 
-    for predicate, parts in pending.items():
-        new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
+
+def _iter_shared_heads(
+    share: ShareStep,
+    queries: Sequence[tuple[Rule, ConjunctiveQuery]],
+    state: _State,
+    sizes: KBSizes,
+    max_new: int,
+    device: torch.device,
+) -> Iterator[tuple[int, Columns]]:
+    """As `_iter_new_heads`, of what all processes derive."""
+
+    def heads_of(part: int, n_parts: int) -> dict[int, Columns]:
+        mine = queries[part::n_parts]
+        heads = _iter_new_heads(mine, state.known, sizes, device)
+        return _merge_heads(heads, sizes, max_new)
+
+    for tables in share(state.step + 1, heads_of):
+        yield from tables.items()
+
+
+def _collect_heads(
+    heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
+) -> Relations | None:
+    """The distinct heads; None if there are more than `max_new`."""
+    new = _merge_heads(heads, sizes, max_new)
     if _n_rows(new.values()) > max_new:
         return None
     return _nonempty_relations(new)
+
+
+def _merge_heads(
+    heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
+) -> dict[int, Columns]:
+    """The distinct heads by predicate, or some of them that are more than `max_new`."""
+    new: dict[int, Columns] = {}  # distinct
+    pending: dict[int, list[Columns]] = {}  # not yet made distinct
+    for predicate, columns in heads:
+        pending.setdefault(predicate, []).append(columns)
+
+        # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
+        n_distinct = _n_rows([new[predicate]]) if predicate in new else 0
+        if _n_rows(pending[predicate]) > max(joins.MAX_CHUNK_ROWS, n_distinct):
+            parts = pending.pop(predicate)
+            new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
+            if _n_rows(new.values()) > max_new:
+                return new
+
+    for predicate, parts in pending.items():
+        new[predicate] = _merge_pending(new.get(predicate), parts, sizes)
+    return new
 
 
 def _nonempty_relations(tables: dict[int, Columns]) -> Relations:

@@ -46,7 +46,7 @@ from funcppo.mining.mined_rules import FoundRules, MinedRules, Thresholds
 from funcppo.mining.path_rules import (
     Bodies,
     BodySample,
-    ExtensionPlan,
+    PlanPart,
     PromisingRules,
 )
 from funcppo.mining.paths import EdgeIndex
@@ -138,6 +138,7 @@ class MiningContext:
     cfg: MiningConfig
     budget: Budget
     map_tasks: MapTasks
+    n_processes: int  # that do the tasks
 
 
 class _ToBeat(NamedTuple):
@@ -199,6 +200,7 @@ def mine_rules(
     progress: ProgressCallback = ignore_progress,
     announce: AnnounceCallback = lambda _: None,
     map_tasks: MapTasks = tasks.map_alone,
+    n_processes: int = 1,
 ) -> MiningResult:
     """Mine the rules of a graph that are not redundant.
 
@@ -211,13 +213,20 @@ def mine_rules(
       progress: told what is done, and how much of it.
       announce: told how much work there is, before it begins.
       map_tasks: does the tasks of the search, perhaps in several processes, which hold the context of `make_context`.
+      n_processes: that do the tasks.
 
     Returns:
       MiningResult, its rules by descending smoothed confidence.
     """
     binary, notes = _binary_facts(facts)
     context = make_context(
-        facts, n_predicates, n_constants, cfg, progress, map_tasks
+        facts,
+        n_predicates,
+        n_constants,
+        cfg,
+        progress,
+        map_tasks,
+        n_processes,
     )
     n_votes = cfg.votes_per_fact
     state = _State(
@@ -260,6 +269,7 @@ def make_context(
     cfg: MiningConfig,
     progress: ProgressCallback = ignore_progress,
     map_tasks: MapTasks = tasks.map_alone,
+    n_processes: int = 1,
 ) -> MiningContext:
     """What every task of `mine_rules` reads: the facts, indexed, and a random priority for each entity."""
     budget = Budget(
@@ -280,6 +290,7 @@ def make_context(
         cfg=cfg,
         budget=budget,
         map_tasks=map_tasks,
+        n_processes=n_processes,
     )
 
 
@@ -367,7 +378,7 @@ def _search_paths(
         parts = context.map_tasks(
             context,
             partial(_extend_part, length),
-            path_rules.split_plan(plan),
+            path_rules.split_plan(context.edges, plan, context.n_processes),
             lambda: found_so_far[0],
         )
         report = StageReport(
@@ -408,12 +419,12 @@ def _extend_part(
     length: int,
     context: MiningContext,
     latest: tasks.Latest,
-    plan: ExtensionPlan,
+    part: PlanPart,
 ) -> Iterator[_PathPart]:
     """Yield what is found among the bodies of a length that extend those of a part of a plan."""
     alone = Budget(max_rows=1, seconds=1)
     samples = path_rules.iter_extensions(
-        context.edges, plan, length - 1, context.priority, alone
+        context.edges, part, length - 1, context.priority, alone
     )
     return _sample_parts(context, latest, samples, length, alone)
 
@@ -431,7 +442,6 @@ def _sample_parts(
       alone: counts the work of the samples.
     """
     edges, cfg = context.edges, context.cfg
-    rows = 0.0
     for sample in samples:
         thresholds = _thresholds(cfg, sample.fraction)
         candidates = path_rules.find_candidates(edges, sample.pairs, thresholds)
@@ -439,8 +449,7 @@ def _sample_parts(
         if length < min(cfg.max_length, MAX_EXTENDED_LENGTH):
             bodies = path_rules.summarise_bodies(edges, sample)
         n_candidates = len(candidates.table.body)
-        yield _PathPart(alone.rows - rows, n_candidates, bodies)
-        rows = alone.rows
+        yield _PathPart(_take_rows(alone), n_candidates, bodies)
 
         is_sampled = sample.fraction < 1.0
         for batch in path_rules.pack_candidates(candidates.table, length):
@@ -449,7 +458,13 @@ def _sample_parts(
                 edges, sample, length, candidates, batch, thresholds, to_beat
             )
             yield _PathPart(0.0, is_sampled=is_sampled, found=found)
-    yield _PathPart(alone.rows - rows)
+    yield _PathPart(_take_rows(alone))
+
+
+def _take_rows(budget: Budget) -> float:
+    """The work since the last call: not a difference, which rounding would make depend on the work before."""
+    rows, budget.rows = budget.rows, 0.0
+    return rows
 
 
 def _score_to_beat(to_beat: _ToBeat, is_sampled: bool) -> Tensor:

@@ -10,8 +10,9 @@ sample is too much work, the bodies that promise the most are extended, and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,8 @@ MAX_BODY_ROWS = 2 * CHUNK_ROWS
 # A sample of a whole length has at least this many sources, and this share of them.
 MIN_SAMPLE_SOURCES = 64
 MIN_SAMPLE_FRACTION = 1 / 256
+# Rows of a slice of extensions, where several processes share them.
+SLICE_ROWS = 4 * CHUNK_ROWS
 # Work of matching a pair with one of the facts between its entities, in rows.
 FACT_ROWS = 0.06
 
@@ -67,6 +70,15 @@ class ExtensionPlan:
     n_left_out: int  # bodies that are not extended
     fraction: float  # share of the entities that are sources
     n_rows: float  # expected work
+
+
+class PlanPart(NamedTuple):
+    """Bodies that are walked at once, and which slice of their extensions is computed."""
+
+    bodies: Bodies
+    fraction: float  # share of the entities that are sources
+    index: int  # of the slice
+    count: int  # of the slices
 
 
 class BodySample(NamedTuple):
@@ -198,20 +210,32 @@ def plan_extensions(
     )
 
 
-def split_plan(plan: ExtensionPlan) -> list[ExtensionPlan]:
-    """A plan in parts, in its order, each of bodies that are walked at once."""
+def split_plan(
+    edges: EdgeIndex, plan: ExtensionPlan, n_processes: int = 1
+) -> list[PlanPart]:
+    """A plan in parts, in its order; together they yield the same samples and spend the same, however many there are.
+
+    Args:
+      n_processes: for which there are enough parts.
+    """
     walk_rows = plan.bodies.walk_rows * plan.fraction
-    return [
-        replace(
-            plan, bodies=Bodies(*(column[first:last] for column in plan.bodies))
-        )
-        for first, last in paths.pack(walk_rows, CHUNK_ROWS)
-    ]
+    weight = plan.fraction * (1 + facts_per_pair(edges))
+    parts: list[PlanPart] = []
+    for first, last in paths.pack(walk_rows, CHUNK_ROWS):
+        bodies = Bodies(*(column[first:last] for column in plan.bodies))
+        n_rows = float(bodies.extension_rows.sum()) * weight
+        # Each slice walks along all bodies again, which one process spares.
+        n = 1 if n_processes == 1 else math.ceil(n_rows / SLICE_ROWS)
+        parts += [
+            PlanPart(bodies, plan.fraction, i, max(n, 1))
+            for i in range(max(n, 1))
+        ]
+    return parts
 
 
 def iter_extensions(
     edges: EdgeIndex,
-    part: ExtensionPlan,
+    part: PlanPart,
     length: int,
     priority: F32[Tensor, "C1"],
     budget: Budget,
@@ -219,8 +243,7 @@ def iter_extensions(
     """Yield the bodies that extend those of a part of a plan, each in one sample.
 
     Args:
-      part: of `split_plan`.
-      length: number of labels of its bodies.
+      length: number of labels of the bodies of the part.
       priority: a random number in [0, 1) for each entity.
       budget: pays for the work.
     """
@@ -231,8 +254,9 @@ def iter_extensions(
     order = sorting.sort_keys(part.bodies.code).order
     prefixes = Bodies(*(column[order] for column in part.bodies))
     block = paths.walk(edges, prefixes.code, length, sources)
-    budget.spend(float(walk_rows.sum()) * share)
-    for pairs, fraction in _extend_block(edges, block, sources, budget):
+    if part.index == 0:
+        budget.spend(float(walk_rows.sum()) * share)
+    for pairs, fraction in _extend_block(edges, block, sources, budget, part):
         yield BodySample(pairs, fraction, prefixes)
 
 
@@ -499,8 +523,9 @@ def _extend_block(
     block: PathBlock,
     sources: SourceRange,
     budget: Budget,
+    part: PlanPart,
 ) -> Iterator[tuple[JoinedPairs, float]]:
-    """Yield the bodies of a block with every label added, and the share of the sources."""
+    """Yield the bodies of a slice of a block with every label added, and the share of the sources."""
     weight = 1 + facts_per_pair(edges)
     unit_rows = CHUNK_ROWS / weight
     degree = torch.diff(edges.offsets).double()
@@ -509,14 +534,18 @@ def _extend_block(
         degree[block.target],
         minlength=len(block.body_code),
     )
-    for first, last in paths.pack(cost, unit_rows):
-        part = paths.select_bodies(block, first, last)
+    units = list(paths.pack(cost, unit_rows))
+    begin, end = (
+        len(units) * i // part.count for i in (part.index, part.index + 1)
+    )
+    for first, last in units[begin:end]:
+        unit = paths.select_bodies(block, first, last)
         if float(cost[first:last].max()) <= unit_rows:
-            pairs = paths.extend(edges, part, 0, edges.n_labels)
+            pairs = paths.extend(edges, unit, 0, edges.n_labels)
             yield pairs, sources.high
             budget.spend(float(cost[first:last].sum()) * weight)
         else:
-            yield from _extend_by_label(edges, part, sources, budget)
+            yield from _extend_by_label(edges, unit, sources, budget)
 
 
 def _extend_by_label(

@@ -151,18 +151,26 @@ class Processes:
         return values
 
     def iter_results(
-        self, name: str, n_tasks: int, work: Work
+        self,
+        name: str,
+        n_tasks: int,
+        work: Work,
+        *,
+        everywhere: bool = False,
     ) -> Iterator[bytes]:
         """Do the tasks that nobody has taken; on rank 0, yield the results of all in the order of the tasks.
 
         Args:
           name: of a task, in reports of progress; not used before.
           work: does a task; its result must not depend on the process.
+          everywhere: yield them on every process.
 
         Raises:
           PeerError: another process has ended with an error.
           StalledError: no process made progress for too long.
         """
+        receives = everywhere or self.is_main
+        n_readers = self.world_size - 1 if everywhere else 1
         own: dict[int, bytes] = {}
         n_yielded, n_done = 0, 0
         while (task := self.store.add(f"{name}/next", 1) - 1) < n_tasks:
@@ -170,23 +178,24 @@ class Processes:
             result = work(task)
             n_done += 1
             self._raise_failure()
-            if not self.is_main:
+            if everywhere or not self.is_main:
                 self._put(f"{name}/{task}", result)
+            if not receives:
                 continue
             own[task] = result
             while n_yielded in own or self.store.check([f"{name}/{n_yielded}"]):
-                yield self._take(name, n_yielded, own)
+                yield self._take(name, n_yielded, own, n_readers)
                 n_yielded += 1
 
         self.report(f"{n_done} done, no {name} left")
+        while receives and n_yielded < n_tasks:
+            if n_yielded not in own:
+                self._wait(f"{name}/{n_yielded}")
+            yield self._take(name, n_yielded, own, n_readers)
+            n_yielded += 1
         if not self.is_main:
             self.store.set(f"{name}/end/{self.rank}", "")
             return
-        while n_yielded < n_tasks:
-            if n_yielded not in own:
-                self._wait(f"{name}/{n_yielded}")
-            yield self._take(name, n_yielded, own)
-            n_yielded += 1
         # The store may be a part of this process, which must not end first.
         for rank in range(1, self.world_size):
             self._wait(f"{name}/end/{rank}")
@@ -219,12 +228,16 @@ class Processes:
             return self.is_main
         return True
 
-    def _take(self, name: str, task: int, own: dict[int, bytes]) -> bytes:
-        """The result of a task, which is there, and nowhere afterwards."""
+    def _take(
+        self, name: str, task: int, own: dict[int, bytes], n_readers: int
+    ) -> bytes:
+        """The result of a task, which is there, and nowhere after its last reader."""
         if task in own:
             return own.pop(task)
         key = f"{name}/{task}"
         result = self._get(key)
+        if n_readers > 1 and self.store.add(f"{key}/read", 1) < n_readers:
+            return result
         for i in range(int(self.store.get(key))):
             self.store.delete_key(f"{key}/part/{i}")
         return result

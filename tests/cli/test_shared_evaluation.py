@@ -147,7 +147,7 @@ def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path, name):
     ended = run_processes(2, tmp_path, name, DATA, *out)
     assert [x.status for x in ended] == [2, 2]
     assert ended[0].err == (
-        f"funcppo: {name}: expected one process, got 2: several processes can share evaluate, predict\n"
+        f"funcppo: {name}: expected one process, got 2: several processes can share evaluate, predict, mine, provable\n"
     )
     assert ended[1].err == ""
     assert not (tmp_path / "run").exists()

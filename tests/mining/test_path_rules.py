@@ -39,7 +39,7 @@ def samples_of(edges, max_length, max_rows=1e12):
         plan = path_rules.plan_extensions(edges, bodies, length, max_rows)
         samples = list(
             sample
-            for part in path_rules.split_plan(plan)
+            for part in path_rules.split_plan(edges, plan)
             for sample in path_rules.iter_extensions(
                 edges, part, length, priority, unlimited()
             )
@@ -139,7 +139,7 @@ def test_the_work_of_an_extension_is_what_was_planned():
     plan = path_rules.plan_extensions(edges, bodies, 1, 1e12)
     budget = unlimited()
     priority = torch.zeros(edges.n_entity_ids)
-    for part in path_rules.split_plan(plan):
+    for part in path_rules.split_plan(edges, plan):
         list(path_rules.iter_extensions(edges, part, 1, priority, budget))
     assert budget.rows == pytest.approx(plan.n_rows)
 
