@@ -357,7 +357,8 @@ def make_updates(
     with _closing_logs(callbacks):
         while update < n_updates and not is_stopped:
             with _saved_at_interrupt(stepper, schedule, state, update):
-                state, metrics = stepper.step(state)
+                with _deadline(stepper.learner, update + 1):
+                    state, metrics = stepper.step(state)
                 evaluation = None
                 if _is_due(update + 1, schedule.evaluate_every, n_updates):
                     evaluation = schedule.evaluate(state)
@@ -377,6 +378,18 @@ def make_updates(
                 saved_at = time.perf_counter()
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
+
+
+@contextmanager
+def _deadline(
+    learner: Learner[Any, Any], update: int
+) -> Generator[None, None, None]:
+    """End this process where an update that it makes with others hangs."""
+    if learner.group is None:
+        yield
+        return
+    with learner.group.processes.deadline(f"in update {update}"):
+        yield
 
 
 @contextmanager

@@ -213,12 +213,12 @@ def send(sent: Disturbance, n: int, path: Path, restarts: bool) -> int:
     return -1 if target is None or n_updates == N_UPDATES else n_updates
 
 
-def count_updates(path: Path) -> int:
-    """Updates of a checkpoint; 0 where there is none."""
+def count_updates(path: Path, name: str = "update") -> int:
+    """Updates of a checkpoint, in the tensor of a name; 0 where there is none."""
     previous = path.with_name(PREVIOUS_NAME.format(name=path.name))
     while path.exists() or previous.exists():
         try:
-            return int(checkpoint.read(path).arrays["update"])
+            return int(checkpoint.read(path).arrays[name])
         except checkpoint.DamagedCheckpointError:  # it is being replaced
             time.sleep(POLL_SECONDS)
     return 0

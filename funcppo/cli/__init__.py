@@ -25,7 +25,6 @@ from funcppo.cli.common import (
     EXIT_BAD_INPUT,
     EXIT_CLOSED_PIPE,
     EXIT_INTERRUPTED,
-    EXIT_STALLED,
     EXIT_TERMINATED,
     Terminated,
     check_output_path,
@@ -59,7 +58,7 @@ PROGRAMS = {
 }
 
 # Programs whose work several processes share; the others run in one.
-SHARED_PROGRAMS = ("evaluate", "predict", "mine", "provable")
+SHARED_PROGRAMS = ("train", "evaluate", "predict", "mine", "provable")
 
 
 # what tyro calls the kinds of numbers
@@ -123,7 +122,7 @@ def _run(arguments: Sequence[str]) -> int:
             )
         return program.run()
     except distributed.StalledError as error:
-        exit_with_error(str(error), status=EXIT_STALLED)
+        exit_with_error(str(error), status=distributed.EXIT_STALLED)
     except FieldError as error:
         exit_with_error(f"{option_name(error.field)}: {error.problem}")
     except (ValueError, OSError) as error:
@@ -132,6 +131,11 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         exit_with_error(_error_line(error))
     except (MemoryError, OverflowError, RuntimeError) as error:
+        if distributed.joined() and _is_of_collective(error):
+            exit_with_error(
+                f"another process has ended: {_error_line(error)}",
+                status=distributed.EXIT_STALLED,
+            )
         if not _is_too_large(error):
             raise
         exit_with_error(
@@ -307,6 +311,13 @@ def _error_line(error: Exception) -> str:
     ):
         text = f"{error.filename}: {error.strerror}"
     return " ".join(text.split())
+
+
+def _is_of_collective(error: Exception) -> bool:
+    """Whether an error says that a collective of several processes failed."""
+    # Gloo raises errors of no type of its own.
+    name = type(error).__name__
+    return name.startswith("Dist") or "gloo" in str(error)
 
 
 def _is_too_large(error: Exception) -> bool:

@@ -32,7 +32,6 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_TERMINATED = 143  # 128 + SIGTERM
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
-EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: another process did not answer
 
 # after a signal, work in progress may end by itself for so long
 GRACE_SECONDS = 0.5

@@ -70,12 +70,15 @@ from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.ranges import PositiveFloat, PositiveInt
+from funcppo.runtime import distributed
+from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
+    from funcppo.experiment.peers import Peers
     from funcppo.experiment.run import Run
     from funcppo.experiment.telemetry import Exporter
     from funcppo.prover.task import PhaseCallback
@@ -226,6 +229,10 @@ class Train:
                 "DATASET: expected a data set, got none (see --help)"
             )
         set_caches(self.cache_dir)
+        processes = distributed.joined()
+        if processes is not None and not processes.is_main:
+            with graphs_allowed(self.graphs, self.device):
+                return self._assist(processes)
         check_loggers(self.log)
         self._check_outputs()
         with (
@@ -250,12 +257,7 @@ class Train:
         start = time.perf_counter()
         console = make_console(self.json == "-")
         set_threads(self._run_config().threads)
-        with show_status(console, "reading data") as status:
-            run = (
-                self._resume_run(status.update)
-                if self._has_run_to_resume()
-                else self._start_run(console, status.update)
-            )
+        run = self._open_run(console)
         _print_run(console, run)
         with show_status(console, "listing questions") as status:
             run = run_build.with_training_data(run, status.update)
@@ -279,6 +281,39 @@ class Train:
         write_json(self.json, results)
         _print_results(trained.run, results, console)
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
+        return 0
+
+    def _open_run(self, console: Console) -> Run:
+        """The run, new or at its checkpoint, whose files all processes may read from now on."""
+        with show_status(console, "reading data") as status:
+            on_phase = _tell_others(status.update)
+            run = (
+                self._resume_run(on_phase)
+                if self._has_run_to_resume()
+                else self._start_run(console, on_phase)
+            )
+        processes = distributed.joined()
+        if processes is not None:
+            processes.share("run", True)
+        return run
+
+    def _assist(self, processes: Processes) -> int:
+        """Make updates of a part of the run that rank 0 trains; the exit status."""
+        from funcppo.experiment import peers as sharing
+        from funcppo.experiment import run_build, run_start, training
+
+        # Rank 0 has written the run, with the settings that it chose and the state to go on from.
+        processes.share("run")
+        config = read_config(self.out)
+        set_threads(config.threads)
+        select_device(config.device)
+        _set_precision(config)
+        run = run_start.prepare_run(config, self.out, resume=True)
+        run = run_build.with_training_data(run, for_validation=False)
+        peers = sharing.connect(processes, run)
+        with defer_interrupt():
+            captured, _ = training.prepare_train_step(run, peers)
+            training.assist(captured, peers)
         return 0
 
     def _print_interrupted(self, console: Console) -> None:
@@ -314,6 +349,7 @@ class Train:
 
         stored = read_config(self.out)
         config = self._extend(stored)
+        self._check_shards(config)
         select_device(config.device)
         damage_notes = repair_checkpoint(self.out)
         run = run_start.prepare_run(
@@ -397,6 +433,14 @@ class Train:
         }
         return dataclasses.replace(self, **settings)
 
+    def _check_shards(self, config: RunConfig) -> None:
+        """Raise ValueError if several processes cannot share the shards of the run."""
+        n, n_shards = max(1, distributed.launched_size()), config.ppo.n_shards
+        if n_shards % n:
+            raise ValueError(
+                f"--ppo.n-shards: expected a multiple of the {n} processes, got {n_shards}"
+            )
+
     def _start_run(self, console: Console, on_phase: PhaseCallback) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
         from funcppo.experiment import (
@@ -409,6 +453,7 @@ class Train:
             )
         select_device(self.device)
         config = self._run_config()
+        self._check_shards(config)
         mined = self._mine_rules(config, console, on_phase)
         if mined is not None:
             config = dataclasses.replace(config, rules=str(mined))
@@ -521,21 +566,17 @@ class Train:
         self, run: Run, console: Console, exporter: Exporter | None
     ) -> _TrainingResult:
         """Train until the last update or an interrupt, which takes effect after the update in progress."""
-        import torch
-
         from funcppo.experiment import (
             metrics_log,
             training,
         )
         from funcppo.runtime.monitor import Monitor
 
-        torch.set_float32_matmul_precision(
-            "high" if run.run_config.precision == "high" else "highest"
-        )
+        _set_precision(run.run_config)
         n_updates = run.cfg.ppo.n_updates
         with Monitor() as monitor:
             log = metrics_log.read_header(self.out / METRICS_FILE)
-            captured, record = _prepare_train_step(
+            captured, record, peers = _prepare_train_step(
                 run, monitor, console, log.get("strategy")
             )
             _write_header(run, self.out, record, self.graphs)
@@ -559,10 +600,11 @@ class Train:
                     captured,
                     lambda: interrupt.requested,
                     monitor,
-                    partial(status.update, "validating"),
+                    partial(_tell_others(status.update), "validating"),
                     self.checkpoint_every,
                     exporter and exporter.telemetry,
                     loggers,
+                    peers or training.NO_PEERS,
                 )
                 # A repeated signal ends the update or validation in progress.
                 with suppress(KeyboardInterrupt):
@@ -574,6 +616,28 @@ class Train:
         # An interrupt may have left out the last validation.
         is_finished = training.is_finished(run) and not interrupt.requested
         return _TrainingResult(run, is_finished, interrupt.exit_status, record)
+
+
+def _set_precision(config: RunConfig) -> None:
+    """Set the precision of matrix products."""
+    import torch
+
+    torch.set_float32_matmul_precision(
+        "high" if config.precision == "high" else "highest"
+    )
+
+
+def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
+    """The callback, which also tells the processes that wait, if there are some, how far this one is."""
+    processes = distributed.joined()
+    if processes is None:
+        return on_phase
+
+    def tell(text: str, done: int = 0, total: int | None = None, /) -> None:
+        processes.report(f"{text} {done} of {total}" if total else text)
+        on_phase(text, done, total)
+
+    return tell
 
 
 def _early_stop_note(run: Run) -> str:
@@ -669,15 +733,22 @@ def _prepare_train_step(
     monitor: Monitor,
     console: Console,
     earlier: JsonObject | None,
-) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
-    """Compile and capture the training step as the run's strategy asks for, or as was measured at its start."""
+) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord, Peers | None]:
+    """Compile and capture the training step as the run's strategy asks for, or as was measured at its start.
+
+    Returns:
+      The step, how it is computed, and the processes that share it.
+    """
+    from funcppo.experiment import peers as sharing
     from funcppo.experiment import training
 
+    processes = distributed.joined()
+    peers = sharing.connect(processes, run) if processes else None
     with show_status(console, "preparing the training step"):
-        captured, record = training.prepare_train_step(run, earlier)
+        captured, record = training.prepare_train_step(run, earlier, peers)
     monitor.record_capture(captured)
     print_notes(console, [training.describe_strategy(record)])
-    return captured, record
+    return captured, record, peers
 
 
 class _CompileLogger:

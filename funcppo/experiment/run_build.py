@@ -145,8 +145,13 @@ def at_start(run: Run, params: Any) -> Run:
     return dataclasses.replace(run, state=state)
 
 
-def with_training_data(run: Run, on_phase: PhaseCallback = ignore_phase) -> Run:
-    """The run with what an update or a validation reads; a run that learns from questions lists them anew."""
+def with_training_data(
+    run: Run,
+    on_phase: PhaseCallback = ignore_phase,
+    *,
+    for_validation: bool = True,
+) -> Run:
+    """The run with what an update reads, and a validation; a run that learns from questions lists them anew."""
     setup = run.questions
     if setup is None:
         return run
@@ -162,4 +167,4 @@ def with_training_data(run: Run, on_phase: PhaseCallback = ignore_phase) -> Run:
         )
         run = dataclasses.replace(run, questions=setup)
         run = _with_questions(run, run.state.start_params)
-    return with_valid_evidence(run)
+    return with_valid_evidence(run) if for_validation else run

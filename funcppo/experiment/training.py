@@ -33,10 +33,11 @@ from funcppo.experiment.config import (
     METRICS_FILE,
 )
 from funcppo.experiment.loggers import MetricsLogger
+from funcppo.experiment.peers import NoPeers, Peers
 from funcppo.runtime import compile as compilation
 from funcppo.runtime import cudagraph_trees
 from funcppo.runtime.capture import CapturedStep, capture
-from funcppo.runtime.compile import StrategyRecord, with_capture
+from funcppo.runtime.compile import Agree, StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.runtime.reasons import FailureCode
@@ -63,6 +64,7 @@ COMPILE_MIN_CALLS = 40_000
 # Those from which all strategies are compiled and the fastest is taken. That compiles three times as much, for a part
 # of what compiling saves.
 COMPARE_MIN_CALLS = 10 * COMPILE_MIN_CALLS
+NO_PEERS = NoPeers()
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints, validations aside
 
 
@@ -116,7 +118,9 @@ class DivergenceError(ValueError):
 
 
 def prepare_train_step(
-    run: Run, earlier: Mapping[str, Any] | None = None
+    run: Run,
+    earlier: Mapping[str, Any] | None = None,
+    peers: Peers | None = None,
 ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile or capture the training step of a run, starting from its state.
 
@@ -126,6 +130,8 @@ def prepare_train_step(
     Args:
       earlier: the record of the strategy of a run that is resumed, as a dictionary. What was compared then is not
         compared again: other times would give another strategy, and other bits.
+      peers: the processes that share the shards of the run, each of which calls this; nothing is compared, because
+        each would measure other times. None: this one is alone.
 
     Returns:
       The step, and the record of the strategy that it uses and why.
@@ -141,22 +147,28 @@ def prepare_train_step(
     if run.questions is None:
         first = initial_train_state(cfg, run.task, run_config)
         cfg = with_capacity(cfg, world, first)
+    state = run.state.train_state
+    if peers is not None:
+        cfg = peers.share(cfg)
+        state = peers.take(state)
     is_rounded = run_config.precision == "bfloat16"
     times_ms = earlier.get("times_ms", {}) if earlier else {}
     strategy: str | tuple[str, ...] = run_config.strategy
-    if strategy == "auto" and earlier and times_ms:
+    is_timed = strategy == "auto" and peers is None
+    if is_timed and earlier and times_ms:
         others = [name for name in times_ms if name != earlier["strategy"]]
         strategy = (earlier["strategy"], *others)
-    elif strategy == "auto" and _n_calls(cfg.ppo) >= COMPARE_MIN_CALLS:
+    elif is_timed and _n_calls(cfg.ppo) >= COMPARE_MIN_CALLS:
         strategy = "fastest"
 
     captured, record = prepare_step(
         cfg,
         world,
-        run.state.train_state,
+        state,
         EAGER_PARTS,
         strategy,
         BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
+        peers and peers.all_succeed,
     )
     if strategy == "auto" and record.untimed_reason:
         reason = "comparing strategies would take longer than it saves"
@@ -175,6 +187,7 @@ def prepare_step(
     parts: Parts,
     strategy: str | tuple[str, ...],
     tolerance: float = DEFAULT_TOLERANCE,
+    agree: Agree | None = None,
 ) -> tuple[CapturedStep[TrainState[Any, Any], Metrics], StrategyRecord]:
     """Compile or capture a training step; with strategy auto, one of a run too short to repay that is not compiled.
 
@@ -182,7 +195,7 @@ def prepare_step(
       state: the first state; it is copied.
       parts: `EAGER_PARTS`, or `vmap_parts` of them for stacked states.
       strategy: as of `runtime.compile.select_strategy`.
-      tolerance: likewise.
+      tolerance, agree: likewise.
 
     Returns:
       The step, and the record of the strategy that it uses and why.
@@ -201,6 +214,7 @@ def prepare_step(
         state,
         "eager" if is_short else strategy,
         tolerance=tolerance,
+        agree=agree,
     )
 
     # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
@@ -276,6 +290,7 @@ def train(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     observer: TrainingObserver | None = None,
     loggers: Sequence[MetricsLogger] = (),
+    peers: Peers | NoPeers = NO_PEERS,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
     """Train to the end or until stopped; yield the run after each update, with the metrics of the update.
 
@@ -295,6 +310,7 @@ def train(
       checkpoint_seconds: time after which the next update is saved. It does not change what is computed.
       observer: is told of updates, validations and checkpoints.
       loggers: receive each line of the metrics log too.
+      peers: the processes that share the shards, of which rank 0 calls this and the others `assist`.
 
     Raises:
       DivergenceError: `max_nonfinite_updates` updates in a row met a number that is not finite. None of these is saved.
@@ -304,33 +320,89 @@ def train(
     saver = _Saver(
         folder, checkpoint_seconds, observer or _NoObserver(), loggers
     )
+    saver.whole_state = peers.gather(captured.state)
     with suppress(ValidationStopped):
         run = _begin(run, saver, captured, report_or_stop, monitor)
         first_update = int(run.state.train_state.update) + 1
         for update in range(first_update, run.cfg.ppo.n_updates + 1):
             if stopped_early(run):
                 break
-            with _saved_at_interrupt(update, run, folder, n_bad_updates > 0):
-                row, metrics = _step(update, run, captured, saver, monitor)
+            peers.decide(True)
+            is_broken = n_bad_updates > 0 or saver.whole_state is not None
+            with _saved_at_interrupt(update, run, folder, is_broken):
+                row, metrics = _step(
+                    update, run, captured, saver, monitor, peers
+                )
             stopping = should_stop()
             n_bad_updates = (
                 n_bad_updates + 1 if metrics["n_nonfinite_minibatches"] else 0
             )
 
-            # State and parameters of a bad update are neither validated nor saved.
-            if _is_validation_due(run, update) and not n_bad_updates:
-                run = dataclasses.replace(run, pending_row=row)
-                saver.save(run)
-                run = _validate_and_save(run, saver, report_or_stop, monitor)
-            else:
-                saver.append(row)
-            if (stopping or saver.is_due()) and not n_bad_updates:
-                saver.save(run)
+            run = _record_update(
+                run,
+                row,
+                captured,
+                saver,
+                peers,
+                report_or_stop,
+                monitor,
+                stopping=stopping,
+                is_bad=n_bad_updates > 0,
+            )
 
             yield run, metrics
             _check_divergence(run, folder, update, n_bad_updates)
             if stopping:
                 break
+    peers.decide(False)
+
+
+def _record_update(
+    run: Run,
+    row: metrics_log.Row,
+    captured: CapturedStep[TrainState, Metrics],
+    saver: _Saver,
+    peers: Peers | NoPeers,
+    on_validation: ProgressCallback,
+    monitor: Monitor,
+    *,
+    stopping: bool,
+    is_bad: bool,
+) -> Run:
+    """The run after an update, which is logged, and validated and saved if that is due.
+
+    Args:
+      row: the metrics of the update.
+      is_bad: it met a number that is not finite; then it is neither validated nor saved.
+
+    Raises:
+      ValidationStopped: `on_validation` stops a validation.
+    """
+    saves = (stopping or saver.is_due()) and not is_bad
+    validates = _is_validation_due(run, int(row["update"])) and not is_bad
+    if peers.decide(validates or saves):
+        saver.whole_state = peers.gather(captured.state)
+    if not validates:
+        saver.append(row)
+        if saves:
+            saver.save(run)
+        return run
+    run = dataclasses.replace(run, pending_row=row)
+    saver.save(run)
+    return _validate_and_save(run, saver, on_validation, monitor)
+
+
+def assist(captured: CapturedStep[TrainState, Metrics], peers: Peers) -> None:
+    """Make the updates of this process's shards until rank 0, which calls `train`, ends the run.
+
+    Args:
+      captured: the training step, from `prepare_train_step`.
+    """
+    peers.gather(captured.state)
+    while peers.decide():
+        peers.step(captured)
+        if peers.decide():
+            peers.gather(captured.state)
 
 
 def _validation_interval(run: Run) -> int:
@@ -385,6 +457,8 @@ class _Saver:
         self.loggers = loggers
         self.observer = observer
         self._interval = interval
+        # of all processes; None where the run's own is whole
+        self.whole_state: TrainState | None = None
         self._saved_at = time.monotonic()
 
     def append(self, row: metrics_log.Row) -> None:
@@ -396,6 +470,9 @@ class _Saver:
     def save(self, run: Run) -> None:
         """Write a checkpoint, and begin the time anew."""
         start = time.monotonic()
+        if self.whole_state is not None:
+            state = run.state._replace(train_state=self.whole_state)
+            run = dataclasses.replace(run, state=state)
         save_checkpoint(run, self.folder)
         self._saved_at = time.monotonic()
         self.observer.record_checkpoint(
@@ -413,11 +490,12 @@ def _step(
     captured: CapturedStep[TrainState, Metrics],
     saver: _Saver,
     monitor: Monitor,
+    peers: Peers | NoPeers,
 ) -> tuple[metrics_log.Row, dict[str, float]]:
     """Make one update; its line of the metrics log, and its metrics alone."""
     start = time.perf_counter()
     with monitor.timer("replay"):
-        device_metrics = captured.step()
+        device_metrics = peers.step(captured)
     metrics = metrics_log.to_scalars(device_metrics)  # waits for the device
     seconds = time.perf_counter() - start
     row = {"update": update, "seconds": seconds} | metrics
@@ -453,7 +531,7 @@ def _saved_at_interrupt(
     last checkpoint stays; there steps are short.
 
     Args:
-      is_bad: that state has met a number that is not finite.
+      is_bad: that state has met a number that is not finite, or it is only a part of the whole.
     """
     try:
         yield

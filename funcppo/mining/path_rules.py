@@ -77,8 +77,8 @@ class PlanPart(NamedTuple):
 
     bodies: Bodies
     fraction: float  # share of the entities that are sources
-    index: int  # of the slice
-    count: int  # of the slices
+    slice_index: int
+    n_slices: int
 
 
 class BodySample(NamedTuple):
@@ -254,7 +254,7 @@ def iter_extensions(
     order = sorting.sort_keys(part.bodies.code).order
     prefixes = Bodies(*(column[order] for column in part.bodies))
     block = paths.walk(edges, prefixes.code, length, sources)
-    if part.index == 0:
+    if part.slice_index == 0:
         budget.spend(float(walk_rows.sum()) * share)
     for pairs, fraction in _extend_block(edges, block, sources, budget, part):
         yield BodySample(pairs, fraction, prefixes)
@@ -536,7 +536,8 @@ def _extend_block(
     )
     units = list(paths.pack(cost, unit_rows))
     begin, end = (
-        len(units) * i // part.count for i in (part.index, part.index + 1)
+        len(units) * i // part.n_slices
+        for i in (part.slice_index, part.slice_index + 1)
     )
     for first, last in units[begin:end]:
         unit = paths.select_bodies(block, first, last)

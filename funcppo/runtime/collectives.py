@@ -126,7 +126,8 @@ def connect(processes: Processes, facts: Facts) -> Group:
             store=distributed.PrefixStore("collectives", processes.store),  # pyright: ignore[reportPrivateImportUsage]
             rank=processes.rank,
             world_size=processes.world_size,
-            timeout=timedelta(seconds=processes.stall_seconds),
+            # A process that waits longer than `Processes.deadline` allows has ended before.
+            timeout=timedelta(seconds=2 * processes.stall_seconds + 1),
         )
         atexit.register(_disconnect)
     world = distributed.group.WORLD

@@ -12,8 +12,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -29,6 +32,8 @@ LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STALL_VARIABLE = "FUNCPPO_STALL_SECONDS"
 DEFAULT_STALL_SECONDS = 600.0
 POLL_SECONDS = 0.02
+MIN_POLL_SECONDS = 1e-4
+EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: another process did not answer
 # for rank 0 to print the error of another process
 TELL_SECONDS = 10.0
 # The store takes values of less than 8 MiB.
@@ -172,13 +177,9 @@ class Processes:
         receives = everywhere or self.is_main
         n_readers = self.world_size - 1 if everywhere else 1
         own: dict[int, bytes] = {}
-        n_yielded, n_done = 0, 0
-        while (task := self.store.add(f"{name}/next", 1) - 1) < n_tasks:
-            self.report(f"{n_done} done, at {name} {task + 1} of {n_tasks}")
-            result = work(task)
-            n_done += 1
-            self._raise_failure()
-            if everywhere or not self.is_main:
+        n_yielded = 0
+        for task, result in self._iter_own(name, n_tasks, work):
+            if n_readers and (everywhere or not self.is_main):
                 self._put(f"{name}/{task}", result)
             if not receives:
                 continue
@@ -187,7 +188,6 @@ class Processes:
                 yield self._take(name, n_yielded, own, n_readers)
                 n_yielded += 1
 
-        self.report(f"{n_done} done, no {name} left")
         while receives and n_yielded < n_tasks:
             if n_yielded not in own:
                 self._wait(f"{name}/{n_yielded}")
@@ -200,9 +200,63 @@ class Processes:
         for rank in range(1, self.world_size):
             self._wait(f"{name}/end/{rank}")
 
+    def _iter_own(
+        self, name: str, n_tasks: int, work: Work
+    ) -> Iterator[tuple[int, bytes]]:
+        """Do the tasks that nobody has taken; yield those and their results."""
+        n_done = 0
+        while (task := self.store.add(f"{name}/next", 1) - 1) < n_tasks:
+            self.report(f"{n_done} done, at {name} {task + 1} of {n_tasks}")
+            result = work(task)
+            n_done += 1
+            self._raise_failure()
+            yield task, result
+        self.report(f"{n_done} done, no {name} left")
+
     def stop_tasks(self, name: str, n_tasks: int) -> None:
         """Let no process begin another of the tasks of `iter_results`."""
         self.store.add(f"{name}/next", n_tasks)
+
+    @contextmanager
+    def deadline(self, text: str) -> Iterator[None]:
+        """End this process where what it does meanwhile, with the others, does not end in time.
+
+        A collective waits for a process that hangs, on a GPU in a kernel that nothing interrupts. So after
+        `stall_seconds` without progress of any process this one prints how far each is, and exits at once with
+        `EXIT_STALLED`, for torchrun to start all again.
+
+        Args:
+          text: what it does, for the message; another one each time, which counts as progress.
+        """
+        self.report(text)
+        ended = threading.Event()
+        watch = threading.Thread(
+            target=self._exit_if_stalled,
+            args=(ended, self._progress()),
+            daemon=True,
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _exit_if_stalled(
+        self, ended: threading.Event, progress: list[str]
+    ) -> None:
+        """Exit when no process has made progress for too long, unless an event comes before."""
+        while not ended.wait(self.stall_seconds):
+            seen, progress = progress, self._progress()
+            if progress == seen:
+                line = (
+                    f"funcppo: rank {self.rank}: {self._stall_text(progress)}"
+                )
+                print(line, file=sys.__stderr__, flush=True)
+                os._exit(EXIT_STALLED)
+
+    def _stall_text(self, progress: list[str]) -> str:
+        """What has not come, and how far each process is."""
+        return f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
 
     def fail(self, message: str) -> bool:
         """Tell the others that this process ends with an error. Rank 0 calls this when it has printed the error.
@@ -259,7 +313,7 @@ class Processes:
 
     def _wait(self, key: str) -> None:
         """Wait until a key is there."""
-        self._progress_time = time.monotonic()
+        self._progress_time = started = time.monotonic()
         while not self.store.check([key]):
             self._raise_failure()
             progress = self._progress()
@@ -267,10 +321,10 @@ class Processes:
                 self._seen_progress = progress
                 self._progress_time = time.monotonic()
             if time.monotonic() - self._progress_time > self.stall_seconds:
-                raise StalledError(
-                    f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
-                )
-            time.sleep(POLL_SECONDS)
+                raise StalledError(self._stall_text(progress))
+            # What comes soon is waited for shortly.
+            waited = time.monotonic() - started
+            time.sleep(min(POLL_SECONDS, waited / 4 + MIN_POLL_SECONDS))
 
     def _progress(self) -> list[str]:
         """How far each process is."""

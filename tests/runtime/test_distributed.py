@@ -213,3 +213,45 @@ def test_a_deadline_is_a_number_of_seconds(monkeypatch, text):
     monkeypatch.setenv(distributed.STALL_VARIABLE, text)
     with pytest.raises(ValueError, match="FUNCPPO_STALL_SECONDS: expected"):
         distributed._stall_seconds()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_results_may_come_in_every_process_and_leave_the_store_empty(n):
+    def work(processes):
+        blocks = list(
+            processes.iter_results(
+                "square", 7, lambda i: f"{i * i}".encode(), everywhere=True
+            )
+        )
+        processes.exchange("end", None)
+        left = [f"square/{i}/part/0" for i in range(7)]
+        return blocks, any(processes.store.check([key]) for key in left)
+
+    expected = [b"0", b"1", b"4", b"9", b"16", b"25", b"36"]
+    assert run_ranks(n, work) == [(expected, False)] * n
+
+
+def test_a_post_is_replaced_by_the_next(monkeypatch):
+    monkeypatch.setattr(distributed, "MAX_VALUE_BYTES", 3)
+    (result,) = run_ranks(
+        1,
+        lambda x: (
+            x.read_post("best"),
+            x.post("best", b"abcde"),
+            x.read_post("best"),
+            x.post("best", b"fghij"),
+            x.read_post("best"),
+        ),
+    )
+    assert result == (None, None, b"abcde", None, b"fghij")
+
+
+def test_what_ends_before_its_deadline_or_makes_progress_goes_on():
+    def work(processes):
+        with processes.deadline("slow"):
+            for i in range(6):
+                time.sleep(0.1)
+                processes.report(f"step {i}")
+        return "done"
+
+    assert run_ranks(2, work, stall_seconds=0.3) == ["done", "done"]

@@ -1,0 +1,116 @@
+"""A run that several processes train: checkpoint and metrics to the bit, errors, a process that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from funcppo.cli import common
+from funcppo.experiment import peers, training  # noqa: F401
+from funcppo.runtime import monitor  # noqa: F401
+from tests.cli.processes import run_processes
+from tests.cli.runner import SMALL
+
+# What is imported here need not be by each process.
+TRAIN = ("train", "family_tree:20:1", "--steps", "96", "--ppo.n-shards", "4")
+SIZES = SMALL[:-4]  # without score and learner
+OPTIONS = {
+    "questions": (*SIZES, "--learner", "questions", "--prover.max-height", "1"),
+    "proofs": (*SMALL, "--strategy", "eager"),
+}
+
+
+def train(n, folder, learner, *args, **kwargs):
+    out = folder / "run"
+    ended = run_processes(
+        n, folder, *TRAIN, *OPTIONS[learner], "--out", out, *args, **kwargs
+    )
+    return ended, out
+
+
+def contents(run):
+    """What a run has learned, and the metrics of its updates, times aside."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    metrics = [
+        {k: v for k, v in row.items() if "seconds" not in k and "_ms" not in k}
+        for row in rows
+        if "update" in row
+    ]
+    with np.load(run / "checkpoint.npz") as arrays:
+        names = [name for name in arrays if not name.startswith("__")]
+        return metrics, {name: arrays[name].tobytes() for name in names}
+
+
+@pytest.mark.parametrize("learner", OPTIONS)
+def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
+    """Stopped in one process, and gone on with in two: as in one, bit for bit. Rank 0 alone prints."""
+    (alone,), run = train(1, tmp_path, learner)
+    assert alone.status == 0, alone
+    expected = contents(run)
+
+    def stop_at_the_second_update(rank):
+        # However slow an update is, it ends by itself.
+        common.GRACE_SECONDS = 60
+        step, steps = peers.Peers.step, []
+
+        def step_and_stop(*args):
+            steps.append(args)
+            if len(steps) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(*args)
+
+        peers.Peers.step = step_and_stop
+
+    other = tmp_path / "other"
+    other.mkdir()
+    ended, run = train(1, other, learner, prepare=stop_at_the_second_update)
+    assert ended[0].status == 143, ended
+    assert "interrupted after update 2" in ended[0].out
+    ended, run = train(2, other, learner, "--resume")
+    assert [x.status for x in ended] == [0, 0], ended
+    assert (ended[1].out, ended[1].err) == ("", "")
+    assert contents(run) == expected
+
+
+def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
+    ended, run = train(3, tmp_path, "proofs")
+    assert [x.status for x in ended] == [2, 2, 2]
+    assert ended[0].err == (
+        "funcppo: --ppo.n-shards: expected a multiple of the 3 processes, got 4\n"
+    )
+    assert not run.exists()
+
+
+def test_a_process_that_hangs_ends_the_others(tmp_path):
+    """It is stopped in an update: the deadline of the others tells how far each is, and exits for the restart."""
+
+    def stop_rank_1(rank):
+        step, steps = peers.Peers.step, []
+
+        def step_or_stop(*args):
+            steps.append(args)
+            if rank == 1 and len(steps) == 2:
+                # goes on when the other has long ended
+                wake = f"sleep 6; kill -CONT {os.getpid()}"
+                os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", wake)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os._exit(0)
+            return step(*args)
+
+        peers.Peers.step = step_or_stop
+
+    ended, _ = train(
+        2,
+        tmp_path,
+        "proofs",
+        prepare=stop_rank_1,
+        env={"FUNCPPO_STALL_SECONDS": "2"},
+    )
+    assert [x.status for x in ended] == [75, 0], ended
+    assert ended[0].err.splitlines()[-1] == (
+        "funcppo: rank 0: expected progress within 2 s, got none: rank 0: in update 2; rank 1: gathering update 1"
+    )
