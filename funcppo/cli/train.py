@@ -312,7 +312,7 @@ class Train:
         run = run_build.with_training_data(run, for_validation=False)
         peers = sharing.connect(processes, run)
         with defer_interrupt():
-            captured, _ = training.prepare_train_step(run, peers)
+            captured, _ = training.prepare_train_step(run, peers=peers)
             training.assist(captured, peers)
         return 0
 
