@@ -51,6 +51,7 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files
 from funcppo.config import PPOConfig
+from funcppo.deadline import NO_DEADLINE
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -66,6 +67,7 @@ from funcppo.experiment.config import (
     write_config,
 )
 from funcppo.experiment.loggers import check_loggers, open_loggers
+from funcppo.experiment.run_time import RunTime
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
@@ -75,12 +77,12 @@ from funcppo.runtime.distributed import Processes
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
     from funcppo.experiment.peers import Peers
     from funcppo.experiment.run import Run
     from funcppo.experiment.telemetry import Exporter
+    from funcppo.experiment.validation import SampledMetrics
     from funcppo.prover.task import PhaseCallback
     from funcppo.runtime.capture import CapturedStep
     from funcppo.runtime.compile import StrategyRecord
@@ -133,6 +135,13 @@ class Train:
     fewer where a run that learns from questions would take much longer than a minute for them. With --resume a larger
     number extends the run: its schedules and validations then span the new total, so that a learning rate that had
     fallen rises again."""
+    seconds: Annotated[PositiveFloat | None, arg(metavar="SECONDS")] = (
+        _DEFAULT.seconds
+    )
+    """Time of the whole run, from reading the data to the ranking of test; None for no bound. It is divided over the
+    phases: what does not fit is sampled or left out, and a note counts it. Work that an option of its own sets
+    (--steps, --questions.max-questions, --listwise.max-gradients) is done whole and does not count. With --resume, of
+    what is left to do."""
     seed: int = _DEFAULT.seed
     """Random seed of the initial weights, the training queries and the actions."""
     device: DeviceOption = "cpu"
@@ -255,27 +264,29 @@ class Train:
         )
 
         start = time.perf_counter()
+        run_time = RunTime(self.seconds)
         console = make_console(self.json == "-")
         set_threads(self._run_config().threads)
-        run = self._open_run(console)
+        run = self._open_run(console, run_time)
         _print_run(console, run)
         with show_status(console, "listing questions") as status:
             run = run_build.with_training_data(run, status.update)
 
-        trained = self._train(run, console, exporter)
+        trained = self._train(run, console, exporter, run_time)
         if not trained.is_finished:
             self._print_interrupted(console)
             return trained.exit_status
 
         try:
             results = _evaluate(
-                trained.run, time.perf_counter() - start, console
+                trained.run, time.perf_counter() - start, console, run_time
             )
             results["strategy"] = dataclasses.asdict(trained.strategy)
             results["graphs"] = self.graphs
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
+        results["phase_seconds"] = run_time.phases
         results["total_seconds"] = time.perf_counter() - start
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
@@ -283,14 +294,14 @@ class Train:
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
 
-    def _open_run(self, console: Console) -> Run:
+    def _open_run(self, console: Console, run_time: RunTime) -> Run:
         """The run, new or at its checkpoint, whose files all processes may read from now on."""
         with show_status(console, "reading data") as status:
             on_phase = _tell_others(status.update)
             run = (
                 self._resume_run(on_phase)
                 if self._has_run_to_resume()
-                else self._start_run(console, on_phase)
+                else self._start_run(console, on_phase, run_time)
             )
         processes = distributed.joined()
         if processes is not None:
@@ -384,7 +395,7 @@ class Train:
         given = self._run_config()
         changes: list[str] = []
         for name, old, new in iter_differences(stored, given):
-            if name not in ("steps", "ppo.n_updates"):
+            if name not in ("steps", "seconds", "ppo.n_updates"):
                 option = "DATASET" if name == "dataset" else option_name(name)
                 changes.append(f"{option}: expected {old}, got {new}")
         if changes:
@@ -395,7 +406,9 @@ class Train:
             raise ValueError(
                 f"{self.out}: --steps: expected {stored.steps} or more, to extend the run, got {given.steps}"
             )
-        return dataclasses.replace(stored, steps=given.steps)
+        return dataclasses.replace(
+            stored, steps=given.steps, seconds=given.seconds
+        )
 
     def _has_run_to_resume(self) -> bool:
         """Whether --resume finds a run; a supervisor gives it from the start, and a run that was ended before its first
@@ -441,7 +454,9 @@ class Train:
                 f"--ppo.n-shards: expected a multiple of the {n} processes, got {n_shards}"
             )
 
-    def _start_run(self, console: Console, on_phase: PhaseCallback) -> Run:
+    def _start_run(
+        self, console: Console, on_phase: PhaseCallback, run_time: RunTime
+    ) -> Run:
         """A new run at its start, with its config in the folder and without the files of an earlier run."""
         from funcppo.experiment import (
             run_start,
@@ -455,10 +470,15 @@ class Train:
         config = self._run_config()
         self._check_shards(config)
         mined = self._mine_rules(config, console, on_phase)
+        run_time.end_phase("mining")
         if mined is not None:
             config = dataclasses.replace(config, rules=str(mined))
         run = run_start.prepare_run(
-            config, self.out, resume=False, on_phase=on_phase
+            config,
+            self.out,
+            resume=False,
+            on_phase=on_phase,
+            run_time=run_time,
         )
 
         notes = self._remove_stale_parts()
@@ -545,7 +565,7 @@ class Train:
         )
         mined = rule_cache.get_or_mine_rules(
             dataset,
-            MiningConfig(seconds=self.mining_seconds),
+            MiningConfig(seconds=self._seconds_of_mining),
             config.device,
             show_mining,
             lambda line: print_notes(console, [f"mining rules: {line}"]),
@@ -562,10 +582,21 @@ class Train:
         print_notes(console, [mined.message, *mined.notes])
         return mined.path
 
+    @property
+    def _seconds_of_mining(self) -> float:
+        """The time limit of mining: a share of that of the run."""
+        if self.seconds is None:
+            return self.mining_seconds
+        return min(self.mining_seconds, RunTime.MINING * self.seconds)
+
     def _train(
-        self, run: Run, console: Console, exporter: Exporter | None
+        self,
+        run: Run,
+        console: Console,
+        exporter: Exporter | None,
+        run_time: RunTime,
     ) -> _TrainingResult:
-        """Train until the last update or an interrupt, which takes effect after the update in progress."""
+        """Train until the last update, the end of the time or an interrupt; these take effect after an update."""
         from funcppo.experiment import (
             metrics_log,
             training,
@@ -574,6 +605,9 @@ class Train:
 
         _set_precision(run.run_config)
         n_updates = run.cfg.ppo.n_updates
+        deadline = NO_DEADLINE
+        if self.steps is None:
+            deadline = run_time.until(run_time.PPO)
         with Monitor() as monitor:
             log = metrics_log.read_header(self.out / METRICS_FILE)
             captured, record, peers = _prepare_train_step(
@@ -598,7 +632,7 @@ class Train:
                     run,
                     self.out,
                     captured,
-                    lambda: interrupt.requested,
+                    lambda: interrupt.requested or deadline.is_over,
                     monitor,
                     partial(_tell_others(status.update), "validating"),
                     self.checkpoint_every,
@@ -614,7 +648,12 @@ class Train:
                         note = _training_note(run, numbers)
                         status.update("training", update, n_updates, note)
         # An interrupt may have left out the last validation.
-        is_finished = training.is_finished(run) and not interrupt.requested
+        run_time.end_phase("training", is_set=self.steps is not None)
+        is_over = training.is_finished(run) or deadline.is_over
+        is_finished = is_over and not interrupt.requested
+        if is_finished and not training.is_finished(run):
+            run = dataclasses.replace(run, notes=(*run.notes, _late_note(run)))
+            print_notes(console, run.notes[-1:])
         return _TrainingResult(run, is_finished, interrupt.exit_status, record)
 
 
@@ -638,6 +677,14 @@ def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
         on_phase(text, done, total)
 
     return tell
+
+
+def _late_note(run: Run) -> str:
+    """Where the time ended the training of a run."""
+    return (
+        f"the time of the run (--seconds) ended training after update {int(run.state.train_state.update)} of "
+        f"{run.cfg.ppo.n_updates}; --resume goes on"
+    )
 
 
 def _early_stop_note(run: Run) -> str:
@@ -841,32 +888,33 @@ def _format_value(value: object) -> str:
 
 
 def _evaluate(
-    run: Run, training_seconds: float, console: Console
+    run: Run, training_seconds: float, console: Console, run_time: RunTime
 ) -> JsonObject:
     """The contents of results.json, without the total time.
 
     Args:
       training_seconds: time until training ended, validation included.
     """
-    from funcppo.experiment import training, validation
+    from funcppo.experiment import training
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
     ppo = run.run_config.ppo
     n_updates = int(run.state.train_state.update)
-    test = task.dataset.test[validation.test_rows(run)]
+    n_all = len(task.dataset.test)
     notes = list(run.notes)
     is_early = training.stopped_early(run)
     if is_early:
         notes.append(_early_stop_note(run))
         print_notes(console, notes[-1:])
-    if len(test) < len(task.dataset.test):
+    test = _test_metrics(run, console, run_time)
+    run_time.end_phase("ranking of test")
+    if test.n_queries < n_all:
         notes.append(
-            f"test: {len(test):,} of {len(task.dataset.test):,} queries are ranked, evenly over relations: all would "
-            "take too long (`funcppo evaluate` ranks all)"
+            f"test: the metrics are those of a random sample, {test.n_queries:,} of {n_all:,} queries: all would take "
+            "too long (--seconds; `funcppo evaluate` ranks all)"
         )
         print_notes(console, notes[-1:])
-    test_metrics = _test_metrics(run, test, console) if len(test) else {}
     return {
         "dataset": run.run_config.dataset,
         "rules": len(task.dataset.rules),
@@ -881,8 +929,10 @@ def _evaluate(
         if len(task.dataset.valid)
         else None,
         "false_negative_rate": false_negative_rate(task),
-        "test": test_metrics,
-        "n_test_queries": len(test),
+        "test": test.metrics,
+        "n_test_queries": test.n_queries,
+        "test_is_sample": test.n_queries < n_all,
+        "seconds_limit": run.run_config.seconds,
         "seconds": training_seconds,
         "notes": notes,
         "versions": package_versions(),
@@ -891,13 +941,16 @@ def _evaluate(
 
 
 def _test_metrics(
-    run: Run, test: np.ndarray, console: Console
-) -> dict[str, JsonObject]:
+    run: Run, console: Console, run_time: RunTime
+) -> SampledMetrics:
     """Metrics on queries of the test split of the untrained scores, of the untrained policy and of the trained one."""
     from funcppo.evaluation import ranking
     from funcppo.experiment import validation
 
     task = run.task
+    test = task.dataset.test
+    if not len(test):
+        return validation.SampledMetrics({}, 0)
     protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
 
     n_candidates = ranking.estimate_candidates(task, test, protocol)
@@ -910,8 +963,13 @@ def _test_metrics(
         run.run_config.rule_score,
     )
     with show_status(console, "ranking test") as status:
-        return validation.evaluate_scores(
-            run, test, protocol, list(dict.fromkeys(names)), status.update
+        return validation.evaluate_within(
+            run,
+            test,
+            protocol,
+            list(dict.fromkeys(names)),
+            run_time.until(run_time.TEST),
+            status.update,
         )
 
 
@@ -925,9 +983,19 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
             if run.task.is_countries
             else "filtered, all entities, both sides"
         )
+        n_queries = results["n_test_queries"]
+        split = "test"
+        if results["test_is_sample"]:
+            interval = results["test"][list(results["test"])[-1]].get(
+                "mrr_interval", [0.0, 1.0]
+            )
+            split = (
+                f"random sample of test: {n_queries:,} queries, 95 % interval of the last MRR "
+                f"{interval[0]:.4f} to {interval[1]:.4f}"
+            )
         console.print(
             metrics_table(
-                f"test ({candidates}, expected ties)", results["test"]
+                f"{split} ({candidates}, expected ties)", results["test"]
             )
         )
 

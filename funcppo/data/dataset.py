@@ -55,6 +55,8 @@ class Dataset:
     # int64 [R, 3]: support, body pairs and circular support of each rule over the facts, as a miner has counted them
     # exactly, -1 where it has not; None where nothing is known
     rule_counts: np.ndarray | None = None
+    # the same as the miner has estimated them, -1 where it has counted exactly
+    rule_estimates: np.ndarray | None = None
     n_duplicates: int  # lines of train dropped because they repeat another
     # one line each on what is unusual but allowed; to print, not to act on
     notes: tuple[str, ...]
@@ -263,7 +265,13 @@ def with_rules(
     dataset = _with_head_predicates(dataset, rules, path)
     table = _encode_rules(dataset, rules, path)
     weights = np.array([rule.weight for rule in rules], np.float64)
-    return replace(dataset, rules=table, rule_weights=weights, rule_counts=None)
+    return replace(
+        dataset,
+        rules=table,
+        rule_weights=weights,
+        rule_counts=None,
+        rule_estimates=None,
+    )
 
 
 def encode_atom(

@@ -29,7 +29,7 @@ from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import has_variables
 from funcppo.data.readers import detect_format, read_clauses
-from funcppo.data.rule_tables import is_mined_with_held_out, read_counts
+from funcppo.data.rule_tables import is_mined_with_held_out, with_read_counts
 from funcppo.data.splits import split_triples
 from funcppo.data.text_files import read_content, read_text
 from funcppo.data.triple_files import (
@@ -295,8 +295,7 @@ def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
     if len(with_file.rules) < len(clauses):
         return with_file  # rules of unknown names were left out
-    counts = read_counts(text, with_file, [c.line for c in clauses])
-    return replace(with_file, rule_counts=counts)
+    return with_read_counts(text, with_file, [c.line for c in clauses])
 
 
 def _find_file(*paths: Path) -> Path | None:

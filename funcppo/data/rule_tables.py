@@ -12,7 +12,7 @@ The last line of a tsv is a comment that says which facts its counts are of, and
 
     #counts<TAB>hash of the facts<TAB>hash of all lines above
 
-`read_counts` takes the counts from a file whose facts and lines are these.
+`with_read_counts` takes the counts from a file whose facts and lines are these.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def with_encoded_rules(
         dataset,
         rules=table,
         rule_weights=counts.weight,
-        rule_counts=_exact_counts(counts),
+        rule_counts=_whole_counts(counts, counts.std_error == 0),
+        rule_estimates=_whole_counts(counts, counts.std_error > 0),
     )
 
 
@@ -158,36 +159,33 @@ def with_counts_line(table: str, dataset: Dataset) -> str:
     return f"{table}{COUNTS_PREFIX}{facts}\t{lines}\n"
 
 
-def read_counts(
+def with_read_counts(
     text: str, dataset: Dataset, lines: Sequence[int]
-) -> np.ndarray | None:
-    """The counts of rules in a tsv of this project, if they are of the facts of a data set and nobody has edited it.
+) -> Dataset:
+    """The data set with the counts of rules in a tsv of this project, if they are of its facts and nobody edited it.
 
     Args:
       text: content of the file.
       dataset: the data set that its rules are read for.
       lines: where the rules stand, line numbers from 1.
-
-    Returns:
-      int64 [R, 3], support, body pairs and circular support, -1 in the rows of estimates; None where the file has no
-      such counts.
     """
     table, mark, last_line = text.rpartition(COUNTS_PREFIX)
     digests = last_line.removesuffix("\n").split("\t")
     if not mark or digests != [facts_digest(dataset), _lines_digest(table)]:
-        return None
+        return dataset
     header, *rows = table.splitlines()
     names = header.lstrip("#").split("\t")
     columns = [names.index(name) for name in _COUNT_COLUMNS]
     counts = np.full((len(lines), 3), -1, np.int64)
+    estimates = counts.copy()
     for row, line in enumerate(lines):
         values = rows[line - 2].split("\t")
         support, body_pairs, other_support, error = (
             float(values[column]) for column in columns
         )
-        if not error:
-            counts[row] = support, body_pairs, support - other_support
-    return counts
+        of_kind = estimates if error else counts
+        of_kind[row] = np.rint((support, body_pairs, support - other_support))
+    return replace(dataset, rule_counts=counts, rule_estimates=estimates)
 
 
 def is_mined_with_held_out(text: str, dataset: Dataset) -> bool:
@@ -207,12 +205,11 @@ def _lines_digest(table: str) -> str:
     return hashlib.sha256(table.encode()).hexdigest()[:16]
 
 
-def _exact_counts(counts: RuleStatistics) -> np.ndarray:
-    """The counts that `Dataset.rule_counts` holds, int64 [R, 3]."""
+def _whole_counts(counts: RuleStatistics, is_kept: np.ndarray) -> np.ndarray:
+    """The counts that `Dataset.rule_counts` holds, int64 [R, 3], of some rules; -1 of the others."""
     columns = (counts.support, counts.body_pairs, counts.circular_support)
     table = np.stack([np.rint(column) for column in columns], axis=1)
-    is_exact = counts.std_error == 0
-    return np.where(is_exact[:, None], table, -1).astype(np.int64)
+    return np.where(is_kept[:, None], table, -1).astype(np.int64)
 
 
 def compatibility_notes(

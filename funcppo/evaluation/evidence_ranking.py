@@ -7,6 +7,7 @@ about its tail. `make_scorer` collects the evidence of what it scores; `make_sco
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -57,6 +58,14 @@ class QuestionEvidence(NamedTuple):
 
     questions: Questions
     evidence: Evidence
+
+
+class QueryEstimate(NamedTuple):
+    """How many queries keep within bounds."""
+
+    n_queries: int
+    # to collect their evidence, as the first of them did; many together take less
+    seconds: float
 
 
 def base_score(part: Evidence) -> F64[Tensor, "L"]:
@@ -322,13 +331,14 @@ def count_queries_within(
     sides: Sequence[int],
     max_firings: float,
     max_rows: float,
-) -> int:
+) -> QueryEstimate:
     """Estimate how many of some queries keep two bounds together, from the first of them; at least one.
 
     Args:
       max_firings: the most firings.
       max_rows: the most rows that the joins make for them.
     """
+    start = time.monotonic()
     pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
     work = FiringWork()
     n_firings = sum(
@@ -337,5 +347,8 @@ def count_queries_within(
         for part in query_evidence(task, facts, pilot, side, work)
     )
     share = max(n_firings / max_firings, work.n_rows / max_rows)
-    per_query = max(share / max(len(pilot), 1), 1e-12)
-    return min(len(queries), max(1, int(1 / per_query)))
+    n_pilot = max(len(pilot), 1)
+    per_query = max(share / n_pilot, 1e-12)
+    n_queries = min(len(queries), max(1, int(1 / per_query)))
+    seconds = (time.monotonic() - start) * n_queries / n_pilot
+    return QueryEstimate(n_queries, seconds)

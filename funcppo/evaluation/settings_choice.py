@@ -2,7 +2,7 @@
 
 Every combination ranks the same sample of valid queries by rule confidences alone; `choose_settings` takes the one with
 the best MRR. What is set stays as it is. The work is bounded by a number of rows of joins, so that the choice does not
-depend on the speed of the machine.
+depend on the speed of the machine, and by a deadline. Where the first combination takes more, fewer queries are ranked.
 
 At height h the rules apply once to the atoms that T_P derives in h - 1 steps, and only the consequences that a sampled
 query may have as candidates are held (`partial_fixpoint`).
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from funcppo.data import Dataset
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import rank_metrics, ranking, scorers
 from funcppo.evaluation.candidates import RankingProtocol, check_queries
 from funcppo.logic import (
@@ -41,11 +42,12 @@ from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.triple_index import HEAD, TAIL, FilterIndex
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import (
+    MAX_COUNT_ROWS,
     MAX_DERIVATIONS_PER_ATOM,
     PhaseCallback,
+    as_counts,
     entity_pool,
     ignore_phase,
-    known_counts,
     known_triples,
 )
 from funcppo.types import I32, I64
@@ -57,6 +59,11 @@ SCORES = ("max-confidence", "noisy-or", "noisy-or@2", "noisy-or@3")
 MAX_QUERIES = 1000
 # rows of joins that the combinations of one height and object identity may make
 MAX_TRIAL_ROWS = 100_000_000
+# where so many take too long at the first height, a share of them is ranked, down to a minimum
+FEWER_QUERIES = 0.125
+MIN_QUERIES = 15
+# of the time, what the first height may take with some number of queries
+FIRST_TRIAL_SHARE = 0.4
 # A simpler combination is preferred to one whose MRR is better by no more than this.
 MIN_GAIN = 0.0005
 
@@ -109,11 +116,13 @@ class _Sample:
     sizes: KBSizes
     rules: np.ndarray
     known_counts: I64[Tensor, "R 3"] | None
+    estimated_counts: I64[Tensor, "R 3"] | None
     queries: I64[Tensor, "Q W"]
     known_triples: I32[Tensor, "N W"]
     pool: I64[Tensor, "E"]
     protocol: RankingProtocol
     max_atoms: int
+    deadline: Deadline
 
 
 class _Candidates(NamedTuple):
@@ -138,6 +147,7 @@ def choose_settings(
     cfg: ProverTaskConfig,
     score: str | None = None,
     on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
 ) -> SettingsChoice:
     """Choose what `cfg` leaves open by the MRR of untrained scores on the valid split.
 
@@ -147,6 +157,7 @@ def choose_settings(
         object identity is tried at height 1 alone, where a policy can keep it.
       score: an untrained score that is set; None chooses one too.
       on_phase: receives what is being tried, and within which bound.
+      deadline: when the choice ends; what is not tried by then is not chosen.
 
     Returns:
       The settings, with a height, a smoothing and an object identity.
@@ -159,9 +170,11 @@ def choose_settings(
     if not len(dataset.valid) or all(len(values) == 1 for values in options):
         return _without_choice(dataset, cfg, options)
 
-    sample = _draw_sample(dataset, cfg)
+    sample = _draw_sample(dataset, cfg, deadline)
     counts_of: dict[bool, RuleCounts] = {}
-    trials, not_tried = _try_heights(sample, options, counts_of, on_phase)
+    sample, trials, not_tried = _try_heights(
+        sample, options, counts_of, on_phase
+    )
     counts = None
     if False in counts_of:
         counts = torch.stack(counts_of[False], dim=1).numpy()
@@ -300,7 +313,9 @@ def _sides(is_countries: bool) -> tuple[int, ...]:
 # -- trials
 
 
-def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
+def _draw_sample(
+    dataset: Dataset, cfg: ProverTaskConfig, deadline: Deadline
+) -> _Sample:
     """The knowledge base, and a uniform sample of the valid queries, always the same one."""
     order = np.random.default_rng(0).permutation(len(dataset.valid))
     rows = np.sort(order[:MAX_QUERIES])
@@ -315,12 +330,14 @@ def _draw_sample(dataset: Dataset, cfg: ProverTaskConfig) -> _Sample:
         kb=kb,
         sizes=sizes,
         rules=dataset.rules,
-        known_counts=known_counts(dataset),
+        known_counts=as_counts(dataset.rule_counts),
+        estimated_counts=as_counts(dataset.rule_estimates),
         queries=torch.from_numpy(dataset.valid[rows]).long(),
         known_triples=torch.from_numpy(known_triples(dataset)),
         pool=pool,
         protocol=RankingProtocol(sides=_sides(is_countries)),
         max_atoms=cfg.max_atoms,
+        deadline=deadline,
     )
 
 
@@ -329,11 +346,14 @@ def _try_heights(
     options: _Options,
     counts_of: dict[bool, RuleCounts],
     on_phase: PhaseCallback,
-) -> tuple[list[Trial], list[str]]:
+) -> tuple[_Sample, list[Trial], list[str]]:
     """The trials of all heights until a height ranks worse or takes too long; a note for what is not tried.
 
     Args:
       counts_of: receives the counts of the rules without and with object identity.
+
+    Returns:
+      The sample with the queries that were ranked, perhaps fewer; the trials; the notes.
     """
     trials: list[Trial] = []
     not_tried: list[str] = []
@@ -350,10 +370,12 @@ def _try_heights(
             on_phase(
                 f"choosing settings: {tried}, within {MAX_TRIAL_ROWS:,} rows of joins"
             )
+            try_one = _try_scores if trials else _try_with_fewer
             try:
-                trials += _try_scores(
+                sample, found = try_one(
                     sample, options, height, object_identity, counts_of
                 )
+                trials += found
             except RowBudgetExceeded as error:
                 note = f"{tried} not tried: {error}"
                 if object_identity:
@@ -361,10 +383,40 @@ def _try_heights(
                     continue
                 # Object identity projects less away, and a greater height joins more facts.
                 note += "; what takes longer is not tried either"
-                return trials, [*not_tried, note]
+                return sample, trials, [*not_tried, note]
         if _best_mrr(trials, height) < _best_mrr(trials, height - 1):
             break
-    return trials, not_tried
+    return sample, trials, not_tried
+
+
+def _try_with_fewer(
+    sample: _Sample,
+    options: _Options,
+    height: int,
+    object_identity: bool,
+    counts_of: dict[bool, RuleCounts],
+) -> tuple[_Sample, list[Trial]]:
+    """The first trials, of fewer queries where those of all take too long.
+
+    Args and errors are those of `_try_scores`.
+    """
+    while True:
+        first = replace(
+            sample, deadline=sample.deadline.share(FIRST_TRIAL_SHARE)
+        )
+        try:
+            _, trials = _try_scores(
+                first, options, height, object_identity, counts_of
+            )
+        except RowBudgetExceeded:
+            n_queries = int(len(sample.queries) * FEWER_QUERIES)
+            is_counted = object_identity in counts_of
+            if n_queries < MIN_QUERIES or not is_counted:
+                raise
+            rows = torch.linspace(0, len(sample.queries) - 1, n_queries).long()
+            sample = replace(sample, queries=sample.queries[rows])
+        else:
+            return sample, trials
 
 
 def _try_scores(
@@ -373,39 +425,50 @@ def _try_scores(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
-) -> list[Trial]:
-    """The trials of all smoothings and scores at a height.
+) -> tuple[_Sample, list[Trial]]:
+    """The sample, and the trials of all smoothings and scores at a height.
 
     Args:
       counts_of: the counts without and with object identity; those that are missing are added.
 
     Raises:
-      RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS`, or there are too many derivations to hold.
+      RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS` or take too long, or there are too many
+        derivations to hold.
     """
-    budget = RowBudget(MAX_TRIAL_ROWS)
+    budget = RowBudget(MAX_TRIAL_ROWS, deadline=sample.deadline)
     if object_identity not in counts_of:
+        # Counts that a resumed run makes again have no deadline.
+        counting = RowBudget(
+            MAX_COUNT_ROWS,
+            deadline=sample.deadline if object_identity else NO_DEADLINE,
+        )
         counts = count_rules(
             sample.kb,
             sample.sizes,
             object_identity=object_identity,
             known=sample.known_counts,
-            budget=budget,
+            estimates=sample.estimated_counts,
+            budget=counting,
         )
         counts_of |= {object_identity: counts}
+        if counting.n_rows <= MAX_COUNT_ROWS:
+            budget.n_rows = counting.n_rows
     counts = counts_of[object_identity]
     if height > 1:
         # The first step makes a row at least for each head of each rule.
         RowBudget(MAX_TRIAL_ROWS).spend(int(counts.body_pairs.sum()))
     candidates = _list_candidates(sample, height, object_identity, budget)
-    trials = []
+    trials: list[Trial] = []
     for smoothing in options.smoothings:
         kb = with_confidence(sample.kb, counts, smoothing)
         for score in options.scores:
+            if sample.deadline.is_over:
+                raise RowBudgetExceeded("there was no time left")
             mrr, n_atoms = _rank(sample, candidates, kb, score)
             trials.append(
                 Trial(height, object_identity, smoothing, score, mrr, n_atoms)
             )
-    return trials
+    return sample, trials
 
 
 def _list_candidates(

@@ -23,6 +23,7 @@ from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
 from funcppo.ranges import (
     DeviceName,
+    PositiveFloat,
     PositiveInt,
     Seed,
     check_fields,
@@ -82,6 +83,9 @@ class RunConfig:
     steps: PositiveInt | None = None
     """Total number of environment steps, rounded up to whole rollouts; None: 120,000, or fewer where a run that learns
     from questions would take much longer than a minute for them."""
+
+    seconds: PositiveFloat | None = 300.0
+    """Time of the run, reading and mining to the ranking of test; None: no bound."""
 
     seed: Seed = 0
     """Random seed of the initial weights, the training queries and the actions."""

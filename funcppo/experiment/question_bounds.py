@@ -1,12 +1,14 @@
 """How much of the listwise fit and of PPO a run that learns from questions has time for.
 
-Both weigh evidence and move weights. Their work is counted before they begin, in firings that are weighed, so that it
-does not depend on the speed of the machine: a gradient costs some forward passes, and an optimizer step some firings.
+Both weigh evidence and move weights. Their work is counted before they begin, in firings that are weighed: a gradient
+costs some forward passes, and an optimizer step some firings. The bounds on it do not depend on the speed of the
+machine, unless the time of the run ends before them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +26,9 @@ MAX_FIT_FIRINGS = 5e7
 MAX_PPO_FIRINGS = 6e8
 # how much more of both, and of the evidence of a validation, a GPU does in the same time
 GPU_FACTOR = 16
+# firings that PPO weighs, and whose gradients the listwise fit takes, in a second of one core
+PPO_FIRINGS_PER_SECOND = 5e6
+GRADIENTS_PER_SECOND = 8e5
 # what the gradient of a firing costs, in forward passes
 GRADIENT_COST = 3
 # weights that an optimizer step moves in the time that the gradient of a firing takes
@@ -43,11 +48,15 @@ def plan_fit(
     policy: PolicyConfig,
     world: QuestionWorld,
     degrees: Sequence[bool],
+    seconds: float = math.inf,
+    metric_seconds: float = 0.0,
 ) -> FitPlan:
     """Choose the kinds of evidence and the epochs that the bounds allow, at least one of each.
 
     Args:
       degrees: whether to weigh degrees, each value to try if there is time.
+      seconds: of the fits with all their validations.
+      metric_seconds: of one validation.
     """
     n_questions = len(world.question)
     steps_per_epoch = max(1, n_questions // cfg.batch_size)
@@ -82,6 +91,12 @@ def plan_fit(
     if n_within < n_epochs:
         n_epochs = n_within
         reason = f"the time of {budget:.0e} gradients of firings (--listwise.max-gradients)"
+    speed = work_factor(world.question.device) * GRADIENTS_PER_SECOND
+    epoch_seconds = cost / speed + len(degrees) * metric_seconds
+    n_within = max(1, int(min(n_epochs, seconds / max(epoch_seconds, 1e-9))))
+    if n_within < n_epochs:
+        n_epochs = n_within
+        reason = f"{seconds:.0f} seconds, all that is left for it (--seconds)"
     if n_epochs < cfg.n_epochs:
         notes.append(
             f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"
@@ -96,9 +111,12 @@ def work_factor(device: torch.device) -> int:
 
 
 def n_updates_within(
-    ppo: PPOConfig, policy: PolicyConfig, device: torch.device
+    ppo: PPOConfig,
+    policy: PolicyConfig,
+    device: torch.device,
+    seconds: float = math.inf,
 ) -> int:
-    """How many updates of PPO cost no more than `MAX_PPO_FIRINGS` on a CPU, at least one."""
+    """How many updates of PPO cost no more than `MAX_PPO_FIRINGS` on a CPU, and take no more seconds; at least one."""
     n_passes = 1 + GRADIENT_COST * ppo.n_epochs
     n_questions = ppo.n_envs * ppo.n_steps * n_passes
     size = policy.capacity
@@ -109,7 +127,8 @@ def n_updates_within(
     weights = policy.aggregation
     n_moved = n_steps * _n_weights(weights, weights.uses_degrees)
     cost += (1 + GRADIENT_COST) * n_moved // WEIGHTS_PER_GRADIENT
-    return max(1, int(work_factor(device) * MAX_PPO_FIRINGS / cost))
+    most = min(MAX_PPO_FIRINGS, PPO_FIRINGS_PER_SECOND * seconds)
+    return max(1, int(work_factor(device) * most / cost))
 
 
 def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:

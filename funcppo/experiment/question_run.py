@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from funcppo import random, tree
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import evidence_ranking
 from funcppo.evaluation.evidence_ranking import QuestionEvidence
 from funcppo.evaluation.ranking import ScorerBySide
@@ -239,8 +240,12 @@ def collect(
     seed: int,
     device: str,
     on_phase: PhaseCallback,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[QuestionSetup, Collected]:
     """List the questions to learn from.
+
+    Args:
+      deadline: ends the list, unless the number of questions is set.
 
     Raises:
       ValueError: the rules derive no known fact from the others.
@@ -252,6 +257,7 @@ def collect(
         seed,
         uses_degrees=setup.policy.aggregation.uses_degrees,
         on_phase=on_phase,
+        deadline=deadline,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
     policy = collected.policy
@@ -266,6 +272,7 @@ def fit_listwise(
     device: str,
     metric: Metric | None,
     on_phase: PhaseCallback,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Fitted:
     """Fit the weights with each kind of evidence, and keep the epoch that ranks valid best.
 
@@ -273,15 +280,18 @@ def fit_listwise(
       setup: with questions.
       degrees: whether to weigh degrees, each value to try.
       metric: None keeps the last epoch of the first fit.
+      deadline: when the fits end; each has the same part of the time.
     """
     fits: list[_Fit] = []
-    for uses_degrees in degrees[: None if metric else 1]:
+    tried = degrees[: None if metric else 1]
+    for i, uses_degrees in enumerate(tried):
+        part = deadline.share(1 / (len(tried) - i))
         weighed = dataclasses.replace(
             setup.policy.aggregation, uses_degrees=uses_degrees
         )
         policy = dataclasses.replace(setup.policy, aggregation=weighed)
         variant = dataclasses.replace(setup, policy=policy)
-        fits += _iter_fits(variant, cfg, seed, device, metric, on_phase)
+        fits += _iter_fits(variant, cfg, seed, device, metric, on_phase, part)
     if metric is None:
         notes = [
             f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
@@ -302,6 +312,8 @@ def fit_listwise(
             f"the gain is within {MIN_GAIN_ERRORS:g} standard errors: the untrained weights are kept"
         )
         best = fits[0]
+    if deadline.is_over:
+        notes.append("listwise fit: it was ended by the time of the run")
     if len(degrees) > 1:
         listing = ", ".join(
             f"{'on' if uses_degrees else 'off'} {value:.4f}"
@@ -339,6 +351,7 @@ def _iter_fits(
     device: str,
     metric: Metric | None,
     on_phase: PhaseCallback,
+    deadline: Deadline,
 ) -> Iterator[_Fit]:
     """Yield the weights before and after each epoch, with their metric."""
     params = untrained_params(setup, device)
@@ -350,7 +363,7 @@ def _iter_fits(
         return
     on_phase("listwise fit", 0, cfg.n_epochs)
     epochs = question_training.fit_listwise(
-        setup.policy, world, params, cfg, seed
+        setup.policy, world, params, cfg, seed, deadline
     )
     for epoch, params in enumerate(epochs, 1):
         value = metric(setup, params) if metric else unknown

@@ -17,6 +17,7 @@ from torch.func import grad
 
 from funcppo import optim, random, train_step
 from funcppo.config import AdamConfig, Config, PPOConfig
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import firing_chunks, triple_index
 from funcppo.logic.firing_chunks import FiringWork
 from funcppo.logic.question_types import select_questions
@@ -69,6 +70,7 @@ def collect_questions(
     *,
     uses_degrees: bool,
     on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Collected:
     """List the evidence of training questions: those of a sample of the facts, each without its own.
 
@@ -81,6 +83,7 @@ def collect_questions(
       seed: of what is drawn.
       uses_degrees: weigh degrees.
       on_phase: receives the number of questions that are listed, and of all.
+      deadline: ends the list as the seconds of `cfg` do.
 
     Returns:
       The questions whose answer is derived without its own fact.
@@ -113,7 +116,7 @@ def collect_questions(
         ),
         work,
     )
-    listed = _list_within_bounds(parts, cfg, len(order), on_phase)
+    listed = _list_within_bounds(parts, cfg, len(order), deadline, on_phase)
     rows = (listed.evidence.answer >= 0).nonzero().squeeze(1)
     if not len(rows):
         raise ValueError("no rule derives a known fact from the others")
@@ -165,12 +168,14 @@ def _list_within_bounds(
     parts: Iterator[Evidence],
     cfg: QuestionConfig,
     n_all: int,
+    deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _Listed:
     """The parts up to the last one within the bounds, which the number of questions replaces where it is set."""
     listed: list[Evidence] = []
     n_questions, n_firings, stopped_by = 0, 0, ""
     start = time.monotonic()
+    seconds = min(cfg.seconds, deadline.seconds_left)
     on_phase("listing evidence of training questions", 0, n_all)
     for part in parts:
         listed.append(part)
@@ -179,8 +184,8 @@ def _list_within_bounds(
         on_phase("listing evidence of training questions", n_questions, n_all)
         if cfg.max_questions is not None or n_questions == n_all:
             continue
-        if time.monotonic() - start > cfg.seconds:
-            stopped_by = f"within {cfg.seconds:g} seconds"
+        if time.monotonic() - start > seconds:
+            stopped_by = f"within {seconds:.3g} seconds"
             break
         if n_firings > cfg.max_firings:
             stopped_by = f"with more than {cfg.max_firings:,} firings, four links counted as one"
@@ -212,11 +217,13 @@ def fit_listwise(
     params: Params,
     cfg: ListwiseConfig,
     seed: int,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Iterator[Params]:
     """Yield the params after each epoch of steps down the listwise loss.
 
     Args:
       seed: of the order of the questions.
+      deadline: ends the epoch in progress, the last one then.
     """
     adam = AdamConfig()
     state = optim.init(params)
@@ -237,7 +244,11 @@ def fit_listwise(
             rate = cfg.learning_rate * (1.0 - step / n_steps)
             params, state = optim.update(adam, gradient, state, params, rate)
             step += 1
+            if deadline.is_over:
+                break
         yield params
+        if deadline.is_over:
+            return
 
 
 def _batches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from funcppo import data
 from funcppo.data import Dataset
 from funcppo.data.lexer import shorten
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation.beam_search import (
     ScoreName,
     SearchConfig,
@@ -56,6 +58,7 @@ from funcppo.experiment.run import (
     ppo_config,
 )
 from funcppo.experiment.run_build import at_start, build_run
+from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
 from funcppo.prover.question_config import QuestionConfig
@@ -73,6 +76,7 @@ class _ScoredRun(NamedTuple):
     run: Run
     mrr: float  # of the untrained policy on valid; -1 without valid queries
     notes: list[str]  # on the score
+    valid_seconds: float = 0.0  # that a ranking of valid takes, if it was timed
 
 
 class _SearchTooLong(Exception):
@@ -85,6 +89,7 @@ def prepare_run(
     *,
     resume: bool,
     on_phase: PhaseCallback = ignore_phase,
+    run_time: RunTime | None = None,
 ) -> Run:
     """Build the run that a config describes.
 
@@ -93,6 +98,7 @@ def prepare_run(
       folder: the folder of the run; read only if `resume`.
       resume: continue from the checkpoint in the folder; otherwise start anew.
       on_phase: receives what is being done.
+      run_time: of a new run; None begins it, with the seconds of its settings.
 
     Raises:
       ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
@@ -110,7 +116,9 @@ def prepare_run(
             f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
         ) from None
     if not resume:
-        return _choose_run(run_config, dataset, on_phase)
+        run_time = run_time or RunTime(run_config.seconds)
+        run_time.end_phase("reading")
+        return _choose_run(run_config, dataset, on_phase, run_time)
 
     path, damage_notes = find_checkpoint(folder)
     _check_unchanged(path, run_config, dataset)
@@ -206,7 +214,10 @@ def _check_splits(dataset: Dataset) -> None:
 
 
 def _choose_run(
-    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
 ) -> Run:
     """A new run with the settings and the score by which the untrained policy ranks valid best.
 
@@ -215,15 +226,20 @@ def _choose_run(
     from proofs, unless the learner is set.
     """
     _check_splits(dataset)
-    choice = _choose_settings(run_config, dataset, on_phase)
+    choice = _choose_settings(
+        run_config, dataset, on_phase, run_time.until(run_time.CHOICE)
+    )
+    run_time.end_phase("choice of settings")
     if choice.rule_counts is not None:
         dataset = dataclasses.replace(dataset, rule_counts=choice.rule_counts)
     run_config = dataclasses.replace(run_config, rule_score=choice.score)
-    best, notes = _choose_height(run_config, dataset, choice, on_phase)
+    best, notes = _choose_height(
+        run_config, dataset, choice, on_phase, run_time
+    )
     chosen = describe_choice(choice, best.run.task.max_height)
     if best.run.questions is not None:
         best = _start_from_fit(
-            best, run_config.learner == "auto", dataset, on_phase
+            best, run_config.learner == "auto", dataset, on_phase, run_time
         )
     run = best.run
     return dataclasses.replace(
@@ -234,7 +250,10 @@ def _choose_run(
 
 
 def _choose_settings(
-    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+    deadline: Deadline,
 ) -> SettingsChoice:
     """The settings by which rule confidences rank valid best, at height 1 where the run can have no other."""
     score = run_config.rule_score
@@ -245,7 +264,7 @@ def _choose_settings(
     if is_of_height_1 and prover.max_height is None:
         prover = dataclasses.replace(prover, max_height=1)
     return choose_settings(
-        dataset, prover, None if score == "auto" else score, on_phase
+        dataset, prover, None if score == "auto" else score, on_phase, deadline
     )
 
 
@@ -254,6 +273,7 @@ def _choose_height(
     dataset: Dataset,
     choice: SettingsChoice,
     on_phase: PhaseCallback,
+    run_time: RunTime,
 ) -> tuple[_ScoredRun, list[str]]:
     """The run with the height by which the untrained policy ranks valid best, and notes on it."""
     best: _ScoredRun | None = None
@@ -267,7 +287,9 @@ def _choose_height(
             learner=_learner_at(run_config, settings.max_height),
         )
         try:
-            scored = _score_height(config, dataset, candidate, best, on_phase)
+            scored = _score_height(
+                config, dataset, candidate, best, on_phase, run_time
+            )
         except _SearchTooLong as error:
             notes.append(f"height {settings.max_height} not tried: {error}")
             break
@@ -299,6 +321,7 @@ def _score_height(
     candidate: HeightCandidate,
     best: _ScoredRun | None,
     on_phase: PhaseCallback,
+    run_time: RunTime,
 ) -> _ScoredRun:
     """A new run at a height, with its score.
 
@@ -308,10 +331,18 @@ def _score_height(
     Raises:
       _SearchTooLong: its search is.
     """
+    deadline = run_time.until(run_time.VALID)
     if best is None:
-        return _choose_score(build_run(config, dataset, on_phase), on_phase)
+        run = build_run(config, dataset, on_phase)
+        run_time.end_phase("what the rules derive")
+        scored = _choose_score(run, on_phase, deadline)
+        run_time.end_phase("evidence of valid")
+        return scored
     _check_search(best.run.task, candidate)
-    return _try_height(build_run(config, dataset, on_phase), on_phase)
+    run = build_run(config, dataset, on_phase)
+    scored = _try_height(run, on_phase, deadline)
+    run_time.end_phase("greater heights")
+    return scored
 
 
 def _check_search(task: ProverTask, candidate: HeightCandidate) -> None:
@@ -337,7 +368,9 @@ def _check_search(task: ProverTask, candidate: HeightCandidate) -> None:
         )
 
 
-def _try_height(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+def _try_height(
+    run: Run, on_phase: PhaseCallback, deadline: Deadline
+) -> _ScoredRun:
     """The run with its score, if ranking by search is within its bound.
 
     Raises:
@@ -354,19 +387,23 @@ def _try_height(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
             raise _SearchTooLong(
                 f"a search for {n_valid} valid queries computes over {limit:,} successors"
             )
+        if deadline.is_over:
+            raise _SearchTooLong("there was no time left")
         return run.search_step(cfg, *inputs)
 
     bounded = dataclasses.replace(run, search_step=bounded_step)
-    scored = _choose_score(bounded, on_phase)
+    scored = _choose_score(bounded, on_phase, deadline)
     return scored._replace(
         run=dataclasses.replace(scored.run, search_step=run.search_step)
     )
 
 
-def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+def _choose_score(
+    run: Run, on_phase: PhaseCallback, deadline: Deadline
+) -> _ScoredRun:
     """The run with the score that is set, or with the one that ranks valid better before any training."""
     if run.questions is not None:
-        return _score_by_evidence(run, on_phase)
+        return _score_by_evidence(run, on_phase, deadline)
     queries = validation.validation_queries(run)
     if not len(queries):
         score = run.run_config.score
@@ -408,15 +445,19 @@ def _choose_score(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
     )
 
 
-def _score_by_evidence(run: Run, on_phase: PhaseCallback) -> _ScoredRun:
+def _score_by_evidence(
+    run: Run, on_phase: PhaseCallback, deadline: Deadline
+) -> _ScoredRun:
     """A run that learns from questions, with the evidence of valid and the MRR of the untrained weights."""
     on_phase("listing evidence of valid queries")
-    run = validation.with_valid_evidence(run)
+    run = validation.with_valid_evidence(run, deadline.seconds_left)
     if run.valid_evidence is None:
         return _ScoredRun(run, -1.0, [])
     untrained = run.state.start_params
+    start = time.monotonic()
     quality = validation.validation_quality(run, untrained, ignore_progress)
-    return _ScoredRun(run, quality["mrr"], [])
+    seconds = time.monotonic() - start
+    return _ScoredRun(run, quality["mrr"], [], seconds)
 
 
 def _start_from_fit(
@@ -424,6 +465,7 @@ def _start_from_fit(
     may_learn_from_proofs: bool,
     dataset: Dataset,
     on_phase: PhaseCallback,
+    run_time: RunTime,
 ) -> _ScoredRun:
     """The run with its questions and the listwise fit that PPO starts from.
 
@@ -445,21 +487,31 @@ def _start_from_fit(
             config.seed,
             config.device,
             on_phase,
+            run_time.until(run_time.QUESTIONS),
         )
     except ValueError as error:
         if not may_learn_from_proofs:
             raise ValueError(f"{dataset.name}: learner: {error}") from None
         config = dataclasses.replace(config, learner="proofs")
-        scored = _choose_score(build_run(config, dataset, on_phase), on_phase)
+        scored = _choose_score(
+            build_run(config, dataset, on_phase),
+            on_phase,
+            run_time.until(run_time.FIT),
+        )
         note = f"learner proofs: no question to learn from: {error}"
         return scored._replace(notes=[note, *scored.notes])
 
+    run_time.end_phase("questions", is_set=options.max_questions is not None)
     degrees = options.degrees
+    is_set = config.listwise.max_gradients is not None
+    deadline = NO_DEADLINE if is_set else run_time.until(run_time.FIT)
     plan = question_bounds.plan_fit(
         config.listwise,
         setup.policy,
         collected.world,
         (False, True) if degrees == "auto" else (degrees,),
+        deadline.seconds_left,
+        scored.valid_seconds,
     )
     fitted = question_run.fit_listwise(
         setup,
@@ -471,14 +523,18 @@ def _start_from_fit(
         if run.valid_evidence
         else None,
         on_phase,
+        deadline,
     )
+    run_time.end_phase("listwise fit", is_set=is_set)
     options = dataclasses.replace(
         options,
         max_questions=collected.n_questions,
         degrees=fitted.setup.policy.aggregation.uses_degrees,
     )
     config = dataclasses.replace(config, questions=options)
-    config, steps_notes = _with_steps(config, fitted.setup)
+    seconds = run_time.until(run_time.PPO).seconds_left
+    seconds -= config.n_validations * scored.valid_seconds
+    config, steps_notes = _with_steps(config, fitted.setup, seconds)
     run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
     notes = [*collected.notes, _left_out_note(options)]
     notes += [*plan.notes, *fitted.notes, *steps_notes]
@@ -495,20 +551,27 @@ def _with_default_steps(config: RunConfig) -> RunConfig:
 
 
 def _with_steps(
-    config: RunConfig, setup: QuestionSetup
+    config: RunConfig, setup: QuestionSetup, seconds: float
 ) -> tuple[RunConfig, list[str]]:
-    """The settings with a number of steps: where none is set, as many as PPO has time for; a note if these are less."""
+    """The settings with a number of steps: where none is set, as many as PPO has time for; a note if these are less.
+
+    Args:
+      seconds: of PPO without its validations.
+    """
     if config.steps is not None:
         return config, []
     ppo = ppo_config(config)
     device = torch.device(config.device)
-    n_updates = question_bounds.n_updates_within(ppo, setup.policy, device)
+    n_updates = question_bounds.n_updates_within(
+        ppo, setup.policy, device, max(seconds, 0.0)
+    )
     if n_updates >= ppo.n_updates:
         return dataclasses.replace(config, steps=DEFAULT_STEPS), []
     steps = n_updates * ppo.n_envs * ppo.n_steps
     note = (
         f"PPO makes {n_updates} of {ppo.n_updates} updates: more would weigh over "
-        f"{question_bounds.work_factor(device) * question_bounds.MAX_PPO_FIRINGS:.0e} firings (--steps sets them)"
+        f"{question_bounds.work_factor(device) * question_bounds.MAX_PPO_FIRINGS:.0e} firings or take over "
+        f"{max(seconds, 0.0):.0f} s (--steps sets them)"
     )
     return dataclasses.replace(config, steps=steps), [note]
 

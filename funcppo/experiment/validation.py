@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from funcppo import tree
 from funcppo.config import Config
+from funcppo.deadline import Deadline
 from funcppo.evaluation import (
     evidence_ranking,
     rank_metrics,
@@ -52,6 +56,7 @@ from funcppo.logic import fixpoint
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
+from funcppo.types import F64
 
 # A validation ranks fewer queries if it would compute more successors than this, by a rough count, but not fewer than
 # the minimum.
@@ -67,6 +72,9 @@ MAX_ROWS_PER_STEP = 512
 MAX_SUCCESSORS_PER_STEP = 4096
 GPU_ROWS_FACTOR = 16  # times as many rows on a GPU
 CHUNK_SIZE = 2048
+# test queries whose ranking tells how many there is time for
+FIRST_ROUND = 16
+NORMAL_QUANTILE = 1.96  # of a 95 % interval
 # Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
 FIRST_CHUNK_QUERIES = 64
 MAX_CHUNK_ANSWERS = 4_000_000
@@ -196,18 +204,148 @@ def evaluate_scores(
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
-    parts: dict[str, list[RankedRows]] = {}
-    auc: dict[str, float] = {}
+    parts = _rank_parts(run, split, protocol, rule_scores, on_phase)
+    return _summarise_by_score(run, parts, len(split))
+
+
+class SampledMetrics(NamedTuple):
+    """Metrics by the name of the score, and of how many queries."""
+
+    metrics: dict[str, dict[str, Any]]
+    n_queries: int  # random ones, where these are not all
+
+
+class _RankedPart(NamedTuple):
+    """A part of a split, ranked by one score."""
+
+    rows: RankedRows
+    reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
+    auc_pr: float | None  # of Countries, which are ranked in one part
+
+
+class _TimeOver(Exception):
+    """A ranking has not ended in time."""
+
+
+def evaluate_within(
+    run: Run,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    rule_scores: Sequence[str],
+    deadline: Deadline,
+    on_phase: PhaseCallback = ignore_phase,
+) -> SampledMetrics:
+    """The metrics of `evaluate_scores` of as many queries as there is time for; a random sample has intervals too.
+
+    Where a ranking of the first queries says that all fit, they are ranked together. Otherwise rounds of random queries
+    are ranked, each planned by the time of the one before; a round that does not end in time is dropped.
+
+    Raises:
+      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    order = np.random.default_rng(0).permutation(len(split))
+    order = order[: count_test_queries(run)]
+    size = min(FIRST_ROUND, len(order))
+    seconds = _seconds_of(run, split[order[:size]], protocol, deadline)
+    if seconds * len(order) / max(size, 1) <= deadline.seconds_left:
+        size = len(order)
+
+    def report_or_stop(
+        text: str, done: int = 0, total: int | None = None, /
+    ) -> None:
+        if deadline.is_over:
+            raise _TimeOver
+        on_phase(text, done, total)
+
+    parts: dict[str, list[_RankedPart]] = {}
+    start = 0
+    while size > 0 and start < len(order):
+        began = time.monotonic()
+        queries = split[np.sort(order[start : start + size])]
+        try:
+            found = _rank_parts(
+                run, queries, protocol, rule_scores, report_or_stop
+            )
+        except _TimeOver:
+            break
+        for name, of_name in found.items():
+            parts.setdefault(name, []).extend(of_name)
+        start += len(queries)
+        each = (time.monotonic() - began) / len(queries)
+        n_fitting = int(deadline.seconds_left / max(each, 1e-9))
+        is_last = n_fitting >= len(order) - start
+        size = n_fitting if is_last else min(n_fitting // 2, 8 * size)
+    return SampledMetrics(_summarise_by_score(run, parts, len(split)), start)
+
+
+def _seconds_of(
+    run: Run, queries: np.ndarray, protocol: RankingProtocol, deadline: Deadline
+) -> float:
+    """What a ranking of some queries takes; infinity if it does not end in time, 0 where there is no bound."""
+    if math.isinf(deadline.at) or not len(queries):
+        return 0.0
+
+    def stop_when_over(
+        text: str, done: int = 0, total: int | None = None, /
+    ) -> None:
+        if deadline.is_over:
+            raise _TimeOver
+
+    start = time.monotonic()
+    try:
+        _rank_parts(run, queries, protocol, (), stop_when_over)
+    except _TimeOver:
+        return math.inf
+    return time.monotonic() - start
+
+
+def _rank_parts(
+    run: Run,
+    split: np.ndarray,
+    protocol: RankingProtocol,
+    rule_scores: Sequence[str],
+    on_phase: PhaseCallback,
+) -> dict[str, list[_RankedPart]]:
+    """The rankings of a split, by the name of the score."""
+    parts: dict[str, list[_RankedPart]] = {}
     for name, ranked in iter_rankings(
         run, split, protocol, rule_scores, on_phase
     ):
-        parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
-        if run.task.is_countries:  # which are ranked in one part
-            auc[name] = ranking.auc_pr(ranked)
-    return {
-        name: summarise_parts(run, of_name, auc.get(name))
-        for name, of_name in parts.items()
-    }
+        of_rows = rank_metrics.expected_reciprocal_ranks(ranked.counts)
+        total = of_rows.new_zeros(len(ranked.queries))
+        total = total.index_add(0, ranked.query_row, of_rows)
+        part = _RankedPart(
+            ranking.ranked_rows(ranked),
+            total / len(protocol.sides),
+            ranking.auc_pr(ranked) if run.task.is_countries else None,
+        )
+        parts.setdefault(name, []).append(part)
+    return parts
+
+
+def _summarise_by_score(
+    run: Run, parts: Mapping[str, Sequence[_RankedPart]], n_all: int
+) -> dict[str, dict[str, Any]]:
+    """The metrics of each score; those of a sample with the 95 % interval of its MRR.
+
+    Args:
+      n_all: the queries that are ranked or were sampled from.
+    """
+    summary: dict[str, dict[str, Any]] = {}
+    for name, of_name in parts.items():
+        rows = [part.rows for part in of_name]
+        metrics = summarise_parts(run, rows, of_name[-1].auc_pr)
+        rank = torch.cat([part.reciprocal_rank for part in of_name])
+        n = len(rank)
+        if 1 < n < n_all:
+            error = float(rank.std()) * ((1 - n / n_all) / n) ** 0.5
+            mean = float(rank.mean())
+            metrics["mrr_interval"] = [
+                mean - NORMAL_QUANTILE * error,
+                mean + NORMAL_QUANTILE * error,
+            ]
+        summary[name] = metrics
+    return summary
 
 
 def summarise_parts(
@@ -426,15 +564,16 @@ def count_test_queries(run: Run) -> int:
         ranked_sides(run.task),
         factor * question_run.MAX_TEST_FIRINGS,
         factor * question_run.MAX_TEST_ROWS,
-    )
+    ).n_queries
 
 
 def test_rows(run: Run) -> np.ndarray:
-    """The rows of test that the end of a run ranks: as many as there is time for, evenly over relations."""
+    """The rows of test that the end of a run ranks if its time allows it: all, or a random sample."""
     test = run.task.dataset.test
     if not len(test):
         return np.arange(0)
-    return stratified_sample(test, count_test_queries(run))
+    order = np.random.default_rng(0).permutation(len(test))
+    return np.sort(order[: count_test_queries(run)])
 
 
 def max_validation_successors(task: ProverTask) -> int:
@@ -450,8 +589,12 @@ def count_search_successors(max_successors: int, height: int) -> int:
     return n_proofs * max_successors * STEPS_PER_HEIGHT * height
 
 
-def with_valid_evidence(run: Run) -> Run:
-    """The run with the evidence of the queries that a validation ranks, of which there may be fewer."""
+def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
+    """The run with the evidence of the queries that a validation ranks, of which there may be fewer.
+
+    Args:
+      seconds: that it may take; fewer queries are a setting of the run then.
+    """
     setup = run.questions
     if setup is None or run.valid_evidence or not len(run.task.dataset.valid):
         return run
@@ -460,15 +603,23 @@ def with_valid_evidence(run: Run) -> Run:
     factor = question_bounds.work_factor(setup.facts.degree.device)
     max_firings = factor * question_run.MAX_VALID_FIRINGS
     max_rows = factor * question_run.MAX_VALID_ROWS
-    n_queries = evidence_ranking.count_queries_within(
+    n_queries, needed_seconds = evidence_ranking.count_queries_within(
         run.task, setup.facts, queries, sides, max_firings, max_rows
     )
+    bound = f"have over {max_firings:,} firings or {max_rows:,} rows of joins"
+    if needed_seconds > seconds:
+        n_queries = max(1, int(n_queries * seconds / needed_seconds))
+        bound = f"take over {seconds:.0f} seconds (--seconds)"
+        # A resumed run validates on the same ones.
+        config = dataclasses.replace(
+            run.run_config, n_validation_queries=n_queries
+        )
+        run = dataclasses.replace(run, run_config=config)
 
     notes: list[str] = []
     if n_queries < len(queries):
         notes = [
-            f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would have over "
-            f"{max_firings:,} firings or {max_rows:,} rows of joins"
+            f"a validation ranks {n_queries:,} of {len(run.task.dataset.valid):,} valid queries: more would {bound}"
         ]
         run = dataclasses.replace(run, n_validation_queries=n_queries)
         queries = validation_queries(run)

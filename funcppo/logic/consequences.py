@@ -24,7 +24,7 @@ from torch import Tensor
 
 from funcppo.logic import joins, row_index
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import Inequality, RowBudget
+from funcppo.logic.joins import Inequality, RowBudget, RowBudgetExceeded
 from funcppo.logic.kb import (
     KBSizes,
     KnowledgeBase,
@@ -180,6 +180,7 @@ def count_rules(
     *,
     object_identity: bool = False,
     known: I64[Tensor, "R 3"] | None = None,
+    estimates: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
 ) -> RuleCounts:
     """Count what each rule derives from the facts.
@@ -187,18 +188,47 @@ def count_rules(
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       known: counts without object identity that are not made again, columns as in `RuleCounts`; rows of -1 are.
+      estimates: counts without object identity that are taken where the joins make too many rows; rows of -1 are not.
       budget: bounds the rows that the joins make; None for no bound.
 
     Raises:
-      RowBudgetExceeded: the joins make more rows than the budget allows.
+      RowBudgetExceeded: the joins make more rows than the budget allows, and there is no estimate of some rule.
     """
-    counted: dict[int, tuple[int, ...]] = {}
-    if known is not None and not object_identity:
-        columns = [int_list(column) for column in known.unbind(1)]
-        counted = {
-            rule: row for rule, row in enumerate(zip(*columns)) if row[0] >= 0
-        }
+    counted = _known_rows(known) if not object_identity else {}
+    estimated = _known_rows(estimates) if not object_identity else {}
     rule_ids = [rule for rule in range(sizes.n_rules) if rule not in counted]
+    try:
+        for rule, row in _iter_counts(
+            kb, sizes, rule_ids, object_identity, budget
+        ):
+            counted[rule] = row
+    except RowBudgetExceeded:
+        if not estimated.keys() | counted.keys() >= set(rule_ids):
+            raise
+    counted = estimated | counted
+    rows = [counted[rule] for rule in range(sizes.n_rules)]
+    table = torch.tensor(rows, dtype=torch.int64, device=kb.support.device)
+    return RuleCounts(*table.view(-1, 3).unbind(1))
+
+
+def _known_rows(
+    counts: I64[Tensor, "R 3"] | None,
+) -> dict[int, tuple[int, ...]]:
+    """The rows of counts by rule, without those of -1."""
+    if counts is None:
+        return {}
+    columns = [int_list(column) for column in counts.unbind(1)]
+    return {rule: row for rule, row in enumerate(zip(*columns)) if row[0] >= 0}
+
+
+def _iter_counts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    rule_ids: Iterable[int],
+    object_identity: bool,
+    budget: RowBudget | None,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield some rules with their counts, columns as in `RuleCounts`."""
     relations = relations_by_predicate(kb.facts)
     for applied in _apply_rules(
         kb, sizes, relations, rule_ids, object_identity, budget
@@ -206,15 +236,14 @@ def count_rules(
         circular = _circular_heads(kb, sizes, relations, applied, budget)
         # Under object identity a rule may not derive all of these heads.
         is_other = _is_not_among(applied.columns, circular, sizes)
-        row = (
-            int((applied.fact >= 0).sum()),
-            len(applied.fact),
-            int((~is_other).sum()),
+        yield (
+            applied.rule.id,
+            (
+                int((applied.fact >= 0).sum()),
+                len(applied.fact),
+                int((~is_other).sum()),
+            ),
         )
-        counted |= {applied.rule.id: row}
-    rows = [counted[rule] for rule in range(sizes.n_rules)]
-    table = torch.tensor(rows, dtype=torch.int64, device=kb.support.device)
-    return RuleCounts(*table.view(-1, 3).unbind(1))
 
 
 def with_confidence(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import row_index
 from funcppo.logic.relations import (
     UNIT_TABLE,
@@ -43,30 +44,32 @@ Inequality = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class RowBudgetExceeded(Exception):
-    """Joins have made more rows than their budget allows."""
+    """Joins have made more rows than their budget allows, or taken more time."""
 
 
 @dataclass(slots=True)
 class RowBudget:
-    """A bound on the rows that joins make, which does not depend on the speed of the machine.
+    """A bound on the rows that joins make, which does not depend on the speed of the machine, and one on their time.
 
     Attributes:
       max_rows: the rows allowed, those of intermediate results included.
       n_rows: the rows made so far.
       overhead: rows that a join counts beside those that it makes; 0 where rows stand for memory and not for time.
       n_joins: the joins made so far.
+      deadline: when joins end, whatever they have made.
     """
 
     max_rows: int
     n_rows: int = 0
     overhead: int = JOIN_OVERHEAD_ROWS
     n_joins: int = 0
+    deadline: Deadline = NO_DEADLINE
 
     def spend_join(self, n_rows: int) -> None:
         """Count a join and the rows that it makes.
 
         Raises:
-          RowBudgetExceeded: all rows are more than allowed.
+          RowBudgetExceeded: all rows are more than allowed, or the time is over.
         """
         self.n_joins += 1
         self.spend(n_rows + self.overhead)
@@ -75,13 +78,15 @@ class RowBudget:
         """Count rows.
 
         Raises:
-          RowBudgetExceeded: they are more than allowed.
+          RowBudgetExceeded: they are more than allowed, or the time is over.
         """
         self.n_rows += n_rows
         if self.n_rows > self.max_rows:
             raise RowBudgetExceeded(
                 f"more than {self.max_rows:,} rows of joins"
             )
+        if self.deadline.is_over:
+            raise RowBudgetExceeded("there was no time left")
 
 
 @dataclass(frozen=True, slots=True)

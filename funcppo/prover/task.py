@@ -7,6 +7,7 @@ the candidates of a ranking. `build_config` and `training_world` make of it the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -35,6 +36,7 @@ from funcppo.logic.consequences import (
 from funcppo.logic.derivability import DerivabilityIndex
 from funcppo.logic.firings import FiringPlan, plan_firings
 from funcppo.logic.fixpoint import LeastModel
+from funcppo.logic.joins import RowBudget
 from funcppo.logic.kb import KBSizes, KnowledgeBase
 from funcppo.logic.resolve import ResolveConfig
 from funcppo.prover import env as prover_env
@@ -53,6 +55,8 @@ COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 MAX_DERIVATIONS_PER_ATOM = 20
 # Where nothing reads derivations, T_P is not computed if the rules derive more heads, times `max_atoms`, than this.
 MAX_HEADS_PER_ATOM = 4
+# rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
+MAX_COUNT_ROWS = 100_000_000
 # size of the sample of derived atoms, if T_P is too large to hold
 MAX_SAMPLED_ATOMS = 500_000
 
@@ -164,11 +168,15 @@ def build_task(
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
     )
+    has_estimates = dataset.rule_estimates is not None
+    max_rows = MAX_COUNT_ROWS if has_estimates else sys.maxsize
     counts = count_rules(
         kb,
         sizes,
         object_identity=settings.object_identity,
-        known=known_counts(dataset),
+        known=as_counts(dataset.rule_counts),
+        estimates=as_counts(dataset.rule_estimates),
+        budget=RowBudget(max_rows),
     )
     kb = with_confidence(kb, counts, settings.smoothing)
 
@@ -404,9 +412,8 @@ def known_triples(dataset: Dataset) -> np.ndarray:
     )
 
 
-def known_counts(dataset: Dataset) -> I64[Tensor, "R 3"] | None:
-    """The counts of rules that need not be made again, as `count_rules` takes them."""
-    counts = dataset.rule_counts
+def as_counts(counts: np.ndarray | None) -> I64[Tensor, "R 3"] | None:
+    """Counts of the rules of a data set, as `count_rules` takes them."""
     return None if counts is None else torch.from_numpy(counts)
 
 

@@ -1,0 +1,62 @@
+"""The time of a run, divided over its phases: each ends when its part of the time is over, or before.
+
+What a phase leaves of its time, later ones have. The work of a phase is planned before it starts, from what its parts
+are known or measured to take; what does not fit is sampled or left out, and a note counts it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from funcppo.deadline import Clock, Deadline
+
+
+class RunTime:
+    """The time of a run, and what its phases took.
+
+    Attributes:
+      seconds: in all; infinity for no bound.
+      phases: seconds of each phase that has ended, in order.
+    """
+
+    # The share of the time that is over when a phase should end, those before it included.
+    MINING = 0.4
+    CHOICE = 0.54
+    VALID = 0.58
+    QUESTIONS = 0.67
+    FIT = 0.79
+    PPO = 0.9
+    TEST = 0.97  # the rest is for what is printed and written
+
+    def __init__(
+        self, seconds: float | None, clock: Clock = time.monotonic
+    ) -> None:
+        """Begin the time.
+
+        Args:
+          seconds: in all; None for no bound.
+        """
+        self.seconds = math.inf if seconds is None else seconds
+        self.phases: dict[str, float] = {}
+        self._clock = clock
+        self._start = self._last = clock()
+
+    def until(self, share: float) -> Deadline:
+        """The moment when a share of the time is over."""
+        return Deadline(
+            at=self._start + share * self.seconds, clock=self._clock
+        )
+
+    def end_phase(self, name: str, *, is_set: bool = False) -> None:
+        """Record the seconds since the last phase ended.
+
+        Args:
+          is_set: the user has set the work of the phase, which therefore does not count.
+        """
+        now = self._clock()
+        seconds = now - self._last
+        self.phases[name] = self.phases.get(name, 0.0) + seconds
+        self._last = now
+        if is_set:
+            self._start += seconds
