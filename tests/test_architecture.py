@@ -33,6 +33,7 @@ VOCABULARY = (
     "interfaces",
     "recurrence",
     "config",
+    "deadline",
 )
 CORE = (
     "optim",

@@ -18,6 +18,7 @@ from tyro.conf import arg
 from funcppo import atomic_io
 from funcppo.cli.common import (
     GraphsChoice,
+    Interrupt,
     JsonObject,
     check_overwrites,
     debugging,
@@ -286,7 +287,6 @@ class Train:
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
-        results["phase_seconds"] = run_time.phases
         results["total_seconds"] = time.perf_counter() - start
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
@@ -604,10 +604,8 @@ class Train:
         from funcppo.runtime.monitor import Monitor
 
         _set_precision(run.run_config)
-        n_updates = run.cfg.ppo.n_updates
-        deadline = NO_DEADLINE
-        if self.steps is None:
-            deadline = run_time.until(run_time.PPO)
+        is_bounded = self.steps is None
+        deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
         with Monitor() as monitor:
             log = metrics_log.read_header(self.out / METRICS_FILE)
             captured, record, peers = _prepare_train_step(
@@ -615,8 +613,7 @@ class Train:
             )
             _write_header(run, self.out, record, self.graphs)
             if exporter:
-                exporter.monitor = monitor
-                _describe_run(exporter, run, record, captured)
+                _describe_run(exporter, monitor, run, record, captured)
             logger = _CompileLogger(
                 monitor, console, self.log_compiles, exporter
             )
@@ -646,15 +643,11 @@ class Train:
                         logger.report_changes(run.state.train_state, numbers)
                         update = int(run.state.train_state.update)
                         note = _training_note(run, numbers)
-                        status.update("training", update, n_updates, note)
-        # An interrupt may have left out the last validation.
-        run_time.end_phase("training", is_set=self.steps is not None)
-        is_over = training.is_finished(run) or deadline.is_over
-        is_finished = is_over and not interrupt.requested
-        if is_finished and not training.is_finished(run):
-            run = dataclasses.replace(run, notes=(*run.notes, _late_note(run)))
-            print_notes(console, run.notes[-1:])
-        return _TrainingResult(run, is_finished, interrupt.exit_status, record)
+                        status.update(
+                            "training", update, run.cfg.ppo.n_updates, note
+                        )
+        run_time.end_phase("training", is_set=not is_bounded)
+        return _end_training(run, console, interrupt, deadline.is_over, record)
 
 
 def _set_precision(config: RunConfig) -> None:
@@ -679,12 +672,40 @@ def _tell_others(on_phase: PhaseCallback) -> PhaseCallback:
     return tell
 
 
-def _late_note(run: Run) -> str:
-    """Where the time ended the training of a run."""
-    return (
+def _end_training(
+    run: Run,
+    console: Console,
+    interrupt: Interrupt,
+    is_over: bool,
+    record: StrategyRecord,
+) -> _TrainingResult:
+    """Where training ended.
+
+    Args:
+      is_over: its time is.
+    """
+    from funcppo.experiment import training
+
+    # An interrupt may have left out the last validation.
+    is_finished = is_over or training.is_finished(run)
+    is_finished = is_finished and not interrupt.requested
+    if is_finished:
+        run = _with_late_note(run, console)
+    return _TrainingResult(run, is_finished, interrupt.exit_status, record)
+
+
+def _with_late_note(run: Run, console: Console) -> Run:
+    """The run with a note on where its time ended training, if it did; printed."""
+    from funcppo.experiment import training
+
+    if training.is_finished(run):
+        return run
+    note = (
         f"the time of the run (--seconds) ended training after update {int(run.state.train_state.update)} of "
         f"{run.cfg.ppo.n_updates}; --resume goes on"
     )
+    print_notes(console, [note])
+    return dataclasses.replace(run, notes=(*run.notes, note))
 
 
 def _early_stop_note(run: Run) -> str:
@@ -698,11 +719,13 @@ def _early_stop_note(run: Run) -> str:
 
 def _describe_run(
     exporter: Exporter,
+    monitor: Monitor,
     run: Run,
     record: StrategyRecord,
     captured: CapturedStep[TrainState, Metrics],
 ) -> None:
     """Tell the metrics what runs, and how."""
+    exporter.monitor = monitor
     telemetry = exporter.telemetry
     telemetry.describe(
         "run",
@@ -934,6 +957,7 @@ def _evaluate(
         "test_is_sample": test.n_queries < n_all,
         "seconds_limit": run.run_config.seconds,
         "seconds": training_seconds,
+        "phase_seconds": run_time.phases,
         "notes": notes,
         "versions": package_versions(),
         "device": run.run_config.device,

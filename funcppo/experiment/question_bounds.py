@@ -58,8 +58,7 @@ def plan_fit(
       seconds: of the fits with all their validations.
       metric_seconds: of one validation.
     """
-    n_questions = len(world.question)
-    steps_per_epoch = max(1, n_questions // cfg.batch_size)
+    steps_per_epoch = max(1, len(world.question) // cfg.batch_size)
     n_epochs = min(cfg.n_epochs, max(1, cfg.max_steps // steps_per_epoch))
     reason = f"{cfg.max_steps:,} gradient steps (--listwise.max-steps)"
     notes: list[str] = []
@@ -87,16 +86,20 @@ def plan_fit(
     )
     cost = sum(cost_of_steps[uses_degrees] for uses_degrees in degrees)
     cost += len(degrees) * int(n_firings.sum() + n_links.sum())
-    n_within = max(1, int(budget / max(cost, 1)))
-    if n_within < n_epochs:
-        n_epochs = n_within
-        reason = f"the time of {budget:.0e} gradients of firings (--listwise.max-gradients)"
     speed = work_factor(world.question.device) * GRADIENTS_PER_SECOND
     epoch_seconds = cost / speed + len(degrees) * metric_seconds
-    n_within = max(1, int(min(n_epochs, seconds / max(epoch_seconds, 1e-9))))
-    if n_within < n_epochs:
-        n_epochs = n_within
-        reason = f"{seconds:.0f} seconds, all that is left for it (--seconds)"
+    for share, bound in (
+        (
+            budget / max(cost, 1),
+            f"the time of {budget:.0e} gradients of firings (--listwise.max-gradients)",
+        ),
+        (
+            seconds / max(epoch_seconds, 1e-9),
+            f"{seconds:.0f} seconds, all that is left for it (--seconds)",
+        ),
+    ):
+        if share < n_epochs:
+            n_epochs, reason = max(1, int(share)), bound
     if n_epochs < cfg.n_epochs:
         notes.append(
             f"listwise fit: {n_epochs} of {cfg.n_epochs} epochs, because more would take over {reason}"

@@ -283,9 +283,9 @@ def fit_listwise(
       deadline: when the fits end; each has the same part of the time.
     """
     fits: list[_Fit] = []
-    tried = degrees[: None if metric else 1]
-    for i, uses_degrees in enumerate(tried):
-        part = deadline.share(1 / (len(tried) - i))
+    n_fits = len(degrees) if metric else 1
+    for i, uses_degrees in enumerate(degrees[:n_fits]):
+        part = deadline.share(1 / (n_fits - i))
         weighed = dataclasses.replace(
             setup.policy.aggregation, uses_degrees=uses_degrees
         )
@@ -299,10 +299,10 @@ def fit_listwise(
         return Fitted(fits[-1].setup, fits[-1].params, notes)
 
     best = max(fits, key=lambda fit: fit.metric)
-    epoch = (
-        f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best"
-    )
-    notes = [f"{epoch}, {best.metric:.4f}; untrained {fits[0].metric:.4f}"]
+    notes = [
+        f"listwise fit: epoch {best.epoch} of {cfg.n_epochs} ranks valid best, {best.metric:.4f}; untrained "
+        f"{fits[0].metric:.4f}"
+    ]
     if best.epoch == 0:
         notes = [
             f"listwise fit: no epoch of {cfg.n_epochs} ranks valid better than the untrained weights, {best.metric:.4f}"
@@ -315,14 +315,19 @@ def fit_listwise(
     if deadline.is_over:
         notes.append("listwise fit: it was ended by the time of the run")
     if len(degrees) > 1:
-        listing = ", ".join(
-            f"{'on' if uses_degrees else 'off'} {value:.4f}"
-            for uses_degrees, value in _best_by_degrees(fits).items()
-        )
-        chosen = "on" if best.setup.policy.aggregation.uses_degrees else "off"
-        why = ", as the untrained weights are" if best is fits[0] else ""
-        notes.append(f"degrees {chosen}{why}; best fits on valid: {listing}")
+        notes.append(_describe_degrees(fits, best))
     return Fitted(best.setup, best.params, notes)
+
+
+def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:
+    """Whether degrees are weighed, and how well each fit ranks valid."""
+    listing = ", ".join(
+        f"{'on' if uses_degrees else 'off'} {value:.4f}"
+        for uses_degrees, value in _best_by_degrees(fits).items()
+    )
+    chosen = "on" if best.setup.policy.aggregation.uses_degrees else "off"
+    why = ", as the untrained weights are" if best is fits[0] else ""
+    return f"degrees {chosen}{why}; best fits on valid: {listing}"
 
 
 def _is_better(quality: ValidQuality, other: ValidQuality) -> bool:

@@ -46,6 +46,7 @@ from funcppo.experiment.config import (
     read_config,
 )
 from funcppo.experiment.question_run import (
+    Fitted,
     QuestionSetup,
 )
 from funcppo.experiment.run import (
@@ -62,6 +63,7 @@ from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
 from funcppo.prover.question_config import QuestionConfig
+from funcppo.prover.questions import QuestionWorld
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
 # A greater height is tried only if its searches for all of valid, by every score, compute at most this many successors,
@@ -399,7 +401,7 @@ def _try_height(
 
 
 def _choose_score(
-    run: Run, on_phase: PhaseCallback, deadline: Deadline
+    run: Run, on_phase: PhaseCallback, deadline: Deadline = NO_DEADLINE
 ) -> _ScoredRun:
     """The run with the score that is set, or with the one that ranks valid better before any training."""
     if run.questions is not None:
@@ -502,16 +504,57 @@ def _start_from_fit(
         return scored._replace(notes=[note, *scored.notes])
 
     run_time.end_phase("questions", is_set=options.max_questions is not None)
-    degrees = options.degrees
+    fitted = _fit(
+        run,
+        setup,
+        collected.world,
+        options.degrees,
+        scored.valid_seconds,
+        on_phase,
+        run_time,
+    )
+    options = dataclasses.replace(
+        options,
+        max_questions=collected.n_questions,
+        degrees=fitted.setup.policy.aggregation.uses_degrees,
+    )
+    config = dataclasses.replace(config, questions=options)
+    seconds = run_time.until(run_time.PPO).seconds_left
+    seconds -= config.n_validations * scored.valid_seconds
+    config, steps_notes = _with_steps(config, fitted.setup, seconds)
+    run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
+    notes = [*collected.notes, _left_out_note(options)]
+    notes += [*fitted.notes, *steps_notes]
+    return _ScoredRun(
+        at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
+    )
+
+
+def _fit(
+    run: Run,
+    setup: QuestionSetup,
+    world: QuestionWorld,
+    degrees: bool | Literal["auto"],
+    valid_seconds: float,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> Fitted:
+    """The listwise fit that ranks valid best, of those that there is time for; its notes say which these are.
+
+    Args:
+      setup: with the questions, in the world.
+      valid_seconds: that a ranking of valid takes.
+    """
+    config = run.run_config
     is_set = config.listwise.max_gradients is not None
     deadline = NO_DEADLINE if is_set else run_time.until(run_time.FIT)
     plan = question_bounds.plan_fit(
         config.listwise,
         setup.policy,
-        collected.world,
+        world,
         (False, True) if degrees == "auto" else (degrees,),
         deadline.seconds_left,
-        scored.valid_seconds,
+        valid_seconds,
     )
     fitted = question_run.fit_listwise(
         setup,
@@ -526,21 +569,7 @@ def _start_from_fit(
         deadline,
     )
     run_time.end_phase("listwise fit", is_set=is_set)
-    options = dataclasses.replace(
-        options,
-        max_questions=collected.n_questions,
-        degrees=fitted.setup.policy.aggregation.uses_degrees,
-    )
-    config = dataclasses.replace(config, questions=options)
-    seconds = run_time.until(run_time.PPO).seconds_left
-    seconds -= config.n_validations * scored.valid_seconds
-    config, steps_notes = _with_steps(config, fitted.setup, seconds)
-    run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
-    notes = [*collected.notes, _left_out_note(options)]
-    notes += [*plan.notes, *fitted.notes, *steps_notes]
-    return _ScoredRun(
-        at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
-    )
+    return fitted._replace(notes=[*plan.notes, *fitted.notes])
 
 
 def _with_default_steps(config: RunConfig) -> RunConfig:

@@ -250,13 +250,7 @@ def evaluate_within(
     if seconds * len(order) / max(size, 1) <= deadline.seconds_left:
         size = len(order)
 
-    def report_or_stop(
-        text: str, done: int = 0, total: int | None = None, /
-    ) -> None:
-        if deadline.is_over:
-            raise _TimeOver
-        on_phase(text, done, total)
-
+    report_or_stop = partial(_report_or_stop, on_phase, deadline)
     parts: dict[str, list[_RankedPart]] = {}
     start = 0
     while size > 0 and start < len(order):
@@ -285,18 +279,31 @@ def _seconds_of(
     if math.isinf(deadline.at) or not len(queries):
         return 0.0
 
-    def stop_when_over(
-        text: str, done: int = 0, total: int | None = None, /
-    ) -> None:
-        if deadline.is_over:
-            raise _TimeOver
-
     start = time.monotonic()
+    report_or_stop = partial(_report_or_stop, ignore_phase, deadline)
     try:
-        _rank_parts(run, queries, protocol, (), stop_when_over)
+        _rank_parts(run, queries, protocol, (), report_or_stop)
     except _TimeOver:
         return math.inf
     return time.monotonic() - start
+
+
+def _report_or_stop(
+    on_phase: PhaseCallback,
+    deadline: Deadline,
+    text: str,
+    done: int = 0,
+    total: int | None = None,
+    /,
+) -> None:
+    """Report the progress of a ranking.
+
+    Raises:
+      _TimeOver: the deadline has passed.
+    """
+    if deadline.is_over:
+        raise _TimeOver
+    on_phase(text, done, total)
 
 
 def _rank_parts(

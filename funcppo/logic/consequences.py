@@ -201,7 +201,7 @@ def count_rules(
         for rule, row in _iter_counts(
             kb, sizes, rule_ids, object_identity, budget
         ):
-            counted[rule] = row
+            counted |= {rule: row}
     except RowBudgetExceeded:
         if not estimated.keys() | counted.keys() >= set(rule_ids):
             raise

@@ -13,8 +13,8 @@ from funcppo.data.rule_tables import (
     RuleStatistics,
     compatibility_notes,
     format_rule_table,
-    read_counts,
     with_encoded_rules,
+    with_read_counts,
 )
 from tests.data.clause_strategies import NAMES
 
@@ -75,18 +75,25 @@ def test_counts_are_read_from_a_file_of_the_same_facts_that_nobody_edited():
         [0.4, 6, 8, 2, 7, 9, 0, 1], [0.1, 5, 9, 1, 9, 9, 0.1, 0]
     )
     text = format_rule_table(d, counts, "tsv")
-    found = read_counts(text, from_triples(TRIPLES[::-1], rules=rules), [2, 3])
-    assert found is not None
-    assert found.tolist() == [[6, 8, 2], [-1, -1, -1]]
+    other_order = from_triples(TRIPLES[::-1], rules=rules)
+    found = with_read_counts(text, other_order, [2, 3])
+    assert found.rule_counts is not None and found.rule_estimates is not None
+    assert found.rule_counts.tolist() == [[6, 8, 2], [-1, -1, -1]]
+    assert found.rule_estimates.tolist() == [[-1, -1, -1], [5, 9, 1]]
 
     # A held-out triple changes nothing, a known one all.
     more = [("cid", "likes", "ann")]
-    assert read_counts(text, from_triples(TRIPLES, test=more), [2]) is not None
-    assert read_counts(text, from_triples(TRIPLES + more), [2]) is None
-    assert read_counts(text.replace("\t8\t", "\t9\t"), d, [2]) is None
-    assert read_counts(text.replace("knows", "likes"), d, [2]) is None
-    assert read_counts(text.rpartition("#")[0], d, [2]) is None
-    assert read_counts("", d, []) is None
+
+    def has_counts(text, dataset):
+        found = with_read_counts(text, dataset, [2])
+        return found.rule_counts is not None
+
+    assert has_counts(text, from_triples(TRIPLES, test=more))
+    assert not has_counts(text, from_triples(TRIPLES + more))
+    assert not has_counts(text.replace("\t8\t", "\t9\t"), d)
+    assert not has_counts(text.replace("knows", "likes"), d)
+    assert not has_counts(text.rpartition("#")[0], d)
+    assert not has_counts("", d)
 
 
 def test_a_rule_without_predictions_has_confidence_zero():

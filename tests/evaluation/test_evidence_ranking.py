@@ -152,7 +152,7 @@ def test_the_number_of_queries_within_a_bound(task):
     def count(max_firings, max_rows=1e12):
         return evidence_ranking.count_queries_within(
             task, facts, split, (HEAD, TAIL), max_firings, max_rows
-        )
+        ).n_queries
 
     n_firings = sum(
         len(part.evidence.rule)
