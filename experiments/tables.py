@@ -591,6 +591,9 @@ def fifty_graphs_row(run: Row) -> list[str]:
         if not name.endswith((", trained", ", listwise fit"))
     }
     best = max(untrained, key=lambda name: untrained[name])
+    trained_text = metric_text(trained[0])
+    if run.get("test_is_sample"):
+        trained_text += f" ({run['n_test_queries']:,} queries)"
     return [
         *cells,
         f"{run['n_rules']:,}",
@@ -598,7 +601,7 @@ def fifty_graphs_row(run: Row) -> list[str]:
         metric_text(run["ceiling"]),
         metric_text(exists[0]),
         f"{metric_text(untrained[best])} ({best})",
-        metric_text(trained[0]),
+        trained_text,
     ]
 
 

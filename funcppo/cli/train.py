@@ -52,7 +52,7 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files
 from funcppo.config import PPOConfig
-from funcppo.deadline import NO_DEADLINE
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.experiment.config import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -290,7 +290,9 @@ class Train:
         results["total_seconds"] = time.perf_counter() - start
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
-        _print_results(trained.run, results, console)
+        _print_results(
+            trained.run, results, console, run_time.until(run_time.TEST)
+        )
         console.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
         return 0
 
@@ -576,7 +578,7 @@ class Train:
         )
         mined = rule_cache.keep_holdable(
             mined,
-            data.load(config.dataset, str(mined.path), cfg=config.data),
+            data.with_rule_file(dataset, mined.path),
             HOLDABLE_SHARE * max_derivations,
         )
         print_notes(console, [mined.message, *mined.notes])
@@ -997,7 +999,9 @@ def _test_metrics(
         )
 
 
-def _print_results(run: Run, results: JsonObject, console: Console) -> None:
+def _print_results(
+    run: Run, results: JsonObject, console: Console, deadline: Deadline
+) -> None:
     """Print the table of test metrics, notes, and a proof."""
     from funcppo.evaluation import scorers
 
@@ -1040,11 +1044,11 @@ def _print_results(run: Run, results: JsonObject, console: Console) -> None:
         )
     print_notes(console, notes)
     with show_status(console, "looking for a proof to print"):
-        _print_proof(run, console)
+        _print_proof(run, console, deadline)
 
 
-def _print_proof(run: Run, console: Console) -> None:
-    """Print the longest of the policy's most probable proofs of the first queries."""
+def _print_proof(run: Run, console: Console, deadline: Deadline) -> None:
+    """Print the longest of the policy's most probable proofs of the first queries, of those that there is time for."""
     import torch
 
     from funcppo.data.writers import proof_names
@@ -1056,7 +1060,11 @@ def _print_proof(run: Run, console: Console) -> None:
     split = dataset.test if len(dataset.test) else dataset.train
     program = explain.build_program(run.task)
     longest: proof.Proof | None = None
+    n_searched = 0
     for row in split[:MAX_PROOF_QUERIES]:
+        if n_searched and deadline.is_over:
+            break
+        n_searched += 1
         candidate = run_proofs.most_probable_proof(
             run, torch.from_numpy(row).long(), program
         )
@@ -1067,7 +1075,7 @@ def _print_proof(run: Run, console: Console) -> None:
 
     if longest is None:
         console.print(
-            f"none of the first {MAX_PROOF_QUERIES} queries has a proof",
+            f"none of the first {n_searched} queries has a proof",
             style="dim",
         )
         return

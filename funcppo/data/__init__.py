@@ -4,7 +4,12 @@ from funcppo.data.clans import make_clans
 from funcppo.data.config import DataConfig
 from funcppo.data.dataset import Dataset
 from funcppo.data.family_tree import make_family_tree
-from funcppo.data.loaders import from_text, from_triples, load
+from funcppo.data.loaders import (
+    from_text,
+    from_triples,
+    load,
+    with_rule_file,
+)
 from funcppo.data.queries import parse_query
 from funcppo.data.writers import format_atom, format_rule, proof_names
 
@@ -20,4 +25,5 @@ __all__ = [
     "make_family_tree",
     "parse_query",
     "proof_names",
+    "with_rule_file",
 ]

@@ -130,7 +130,7 @@ def load(
 
     if rules is None:
         return dataset
-    return _with_rule_file(dataset, Path(rules))
+    return with_rule_file(dataset, Path(rules))
 
 
 def from_text(program: str, name: str = "program") -> Dataset:
@@ -191,7 +191,7 @@ def _load_folder(
     rule_path = _find_rule_file(folder)
     if rule_path is None or facts_only or not with_own_rules:
         return dataset
-    return _with_rule_file(dataset, rule_path)
+    return with_rule_file(dataset, rule_path)
 
 
 def _read_program(program: str, name: str, path: str) -> Dataset:
@@ -273,7 +273,7 @@ def _read_triple_files(
     return files
 
 
-def _with_rule_file(dataset: Dataset, path: Path) -> Dataset:
+def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
     """The data set with the rules of a file in place of its own."""
     text = read_text(path)
     is_prolog = path.name.endswith(_PROLOG_SUFFIXES)

@@ -463,7 +463,7 @@ def _try_scores(
         kb = with_confidence(sample.kb, counts, smoothing)
         for score in options.scores:
             if sample.deadline.is_over:
-                raise RowBudgetExceeded("there was no time left")
+                raise RowBudgetExceeded("more time than was left")
             mrr, n_atoms = _rank(sample, candidates, kb, score)
             trials.append(
                 Trial(height, object_identity, smoothing, score, mrr, n_atoms)

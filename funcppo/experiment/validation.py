@@ -220,7 +220,7 @@ class _RankedPart(NamedTuple):
 
     rows: RankedRows
     reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
-    auc_pr: float | None  # of Countries, which are ranked in one part
+    auc_pr: float | None  # of Countries
 
 
 class _TimeOver(Exception):
@@ -341,7 +341,8 @@ def _summarise_by_score(
     summary: dict[str, dict[str, Any]] = {}
     for name, of_name in parts.items():
         rows = [part.rows for part in of_name]
-        metrics = summarise_parts(run, rows, of_name[-1].auc_pr)
+        auc = of_name[0].auc_pr if len(of_name) == 1 else None
+        metrics = summarise_parts(run, rows, auc)
         rank = torch.cat([part.reciprocal_rank for part in of_name])
         n = len(rank)
         if 1 < n < n_all:

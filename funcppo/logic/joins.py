@@ -86,7 +86,7 @@ class RowBudget:
                 f"more than {self.max_rows:,} rows of joins"
             )
         if self.deadline.is_over:
-            raise RowBudgetExceeded("there was no time left")
+            raise RowBudgetExceeded("more time than was left")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 MAX_DERIVATIONS_PER_ATOM = 20
 # Where nothing reads derivations, T_P is not computed if the rules derive more heads, times `max_atoms`, than this.
 MAX_HEADS_PER_ATOM = 4
+# Nor is it computed further than by so many rows of joins.
+MAX_STEP_ROWS = 50_000_000
 # rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
 MAX_COUNT_ROWS = 100_000_000
 # size of the sample of derived atoms, if T_P is too large to hold
@@ -278,9 +280,13 @@ def _least_model(
     max_atoms: int,
     kb: KnowledgeBase,
     sizes: KBSizes,
+    max_rows: int,
     on_phase: PhaseCallback,
 ) -> LeastModel:
     """T_P up to the height of the settings; at height 1 perhaps only the facts, if one step cannot be held.
+
+    Args:
+      max_rows: rows of joins to compute it by.
 
     Raises:
       ValueError: T_P up to a greater height cannot be held.
@@ -295,6 +301,7 @@ def _least_model(
         max_height=settings.max_height,
         max_atoms=max_atoms,
         object_identity=settings.object_identity,
+        budget=RowBudget(max_rows),
         progress=show_step,
     )
     if not model.complete and settings.max_height > 1:
@@ -326,7 +333,10 @@ def _derived_atoms(
     if not with_derivations and n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms:
         note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
         return _facts_alone(kb, sizes, settings, note)
-    model = _least_model(dataset, settings, cfg.max_atoms, kb, sizes, on_phase)
+    max_rows = sys.maxsize if with_derivations else MAX_STEP_ROWS
+    model = _least_model(
+        dataset, settings, cfg.max_atoms, kb, sizes, max_rows, on_phase
+    )
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])
     on_phase("indexing derivations")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from funcppo import data
+from funcppo.deadline import Deadline
 from funcppo.evaluation import ranking, scorers, settings_choice
 from funcppo.evaluation.ranking import RankingProtocol, ranked_sides
 from funcppo.evaluation.settings_choice import (
@@ -14,6 +15,7 @@ from funcppo.evaluation.settings_choice import (
     choose_settings,
     describe_choice,
 )
+from funcppo.prover import task as task_module
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.task import build_task
 
@@ -175,3 +177,45 @@ def test_a_height_beyond_the_budget_is_not_tried(monkeypatch):
     # Neither object identity nor a greater height could take less.
     (said,) = choice.notes[:-1]
     assert said.startswith("height 1 not tried: more than 1 rows")
+
+
+def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):
+    """A query takes a second; a first trial has 0.4 of 40 seconds, too few for 20, and then 8."""
+    now = [0.0]
+    list_candidates = settings_choice._list_candidates
+
+    def take_seconds(sample, height, object_identity, budget):
+        now[0] += float(len(sample.queries))
+        budget.spend(0)
+        return list_candidates(sample, height, object_identity, budget)
+
+    monkeypatch.setattr(settings_choice, "_list_candidates", take_seconds)
+    monkeypatch.setattr(settings_choice, "FEWER_QUERIES", 0.25)
+    monkeypatch.setattr(settings_choice, "MIN_QUERIES", 2)
+    deadline = Deadline(at=40.0, clock=lambda: now[0])
+    cfg = replace(OPEN, max_height=1, object_identity=False)
+    graph = random_graph(n_valid=20)
+    choice = choose_settings(graph, cfg, deadline=deadline)
+    assert choice.n_queries == 5 and len(choice.trials) == 12
+    over = Deadline(at=0.0, clock=lambda: now[0])
+    choice = choose_settings(graph, cfg, deadline=over)
+    assert not choice.trials
+    assert choice.notes[0].startswith("height 1 not tried: more time")
+
+
+def test_estimates_stand_where_exact_counts_take_too_many_rows(monkeypatch):
+    cfg = replace(OPEN, max_height=1, object_identity=False)
+    exact = choose_settings(random_graph(), cfg).rule_counts
+    assert exact is not None
+    unknown = np.full_like(exact, -1)
+    graph = replace(
+        random_graph(), rule_counts=unknown, rule_estimates=exact + 1
+    )
+    found = choose_settings(graph, cfg).rule_counts
+    assert np.array_equal(found, exact)
+    monkeypatch.setattr(settings_choice, "MAX_COUNT_ROWS", 1)
+    found = choose_settings(graph, cfg).rule_counts
+    assert np.array_equal(found, exact + 1)
+    monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
+    task = build_task(graph, replace(cfg, smoothing=None))
+    assert task.kb.support.tolist() == (exact + 1)[:, 0].tolist()

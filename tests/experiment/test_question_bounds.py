@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,31 @@ def test_the_firings_and_links_bound_the_epochs(collected, monkeypatch):
     assert plan(collected, set_bound).cfg.n_epochs == 3
 
 
+def test_the_seconds_bound_the_epochs_with_their_validations(
+    collected, monkeypatch
+):
+    n = n_visits(collected)
+    monkeypatch.setattr(question_bounds, "WEIGHTS_PER_GRADIENT", 1e12)
+    monkeypatch.setattr(question_bounds, "GRADIENTS_PER_SECOND", n)
+    for seconds, metric_seconds, n_epochs in (
+        (3.5, 0.0, 3),
+        (3.5, 0.5, 2),
+        (0.0, 1.0, 1),
+        (math.inf, 1.0, 8),
+    ):
+        bounded = question_bounds.plan_fit(
+            ListwiseConfig(),
+            collected.policy,
+            collected.world,
+            (False,),
+            seconds,
+            metric_seconds,
+        )
+        assert bounded.cfg.n_epochs == n_epochs
+        said = ["--seconds" in note for note in bounded.notes]
+        assert said == [True] * (n_epochs < 8)
+
+
 def test_degrees_are_not_weighed_where_moving_their_weights_takes_long(
     collected, monkeypatch
 ):
@@ -98,6 +124,10 @@ def test_padded_evidence_and_weights_bound_the_updates(collected, monkeypatch):
     gpu = torch.device("cuda")
     assert question_bounds.n_updates_within(ppo, policy, gpu) == 7.5 * 16
     assert question_bounds.n_updates_within(ppo, policy, CPU) == 7
+    speed = 3.5 * cost / 10.0
+    monkeypatch.setattr(question_bounds, "PPO_FIRINGS_PER_SECOND", speed)
+    assert question_bounds.n_updates_within(ppo, policy, CPU, 10.0) == 3
+    assert question_bounds.n_updates_within(ppo, policy, CPU, 0.0) == 1
     more_links = replace(policy, capacity=size._replace(n_links=20))
     assert question_bounds.n_updates_within(ppo, more_links, CPU) == 3
     monkeypatch.setattr(question_bounds, "WEIGHTS_PER_GRADIENT", 1)

@@ -9,6 +9,7 @@ import torch
 
 from funcppo import data, random, tree
 from funcppo.config import PPOConfig
+from funcppo.deadline import Deadline
 from funcppo.evaluation import evidence_ranking, ranking
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.experiment.question_training import (
@@ -155,6 +156,32 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
         task, facts, replace(PLAIN, seconds=1e-9), 3, uses_degrees=False
     )
     assert "within 1e-09 seconds" in late.notes[0] and late.n_questions == 16
+    over = Deadline(at=0.0)
+    late = collect_questions(
+        task, facts, PLAIN, 3, uses_degrees=False, deadline=over
+    )
+    assert "within 0 seconds" in late.notes[0] and late.n_questions == 16
+
+
+def test_a_deadline_ends_the_fit_within_an_epoch(collected):
+    params = questions.init(collected.policy, random.key(0))
+    cfg = ListwiseConfig(batch_size=8)
+    over = Deadline(at=0.0)
+    (late,) = fit_listwise(
+        collected.policy, collected.world, params, cfg, 0, over
+    )
+    whole = next(
+        fit_listwise(collected.policy, collected.world, params, cfg, 0)
+    )
+    moved, further = (
+        max(
+            float((x - y).abs().max())
+            for x, y in zip(tree.leaves(p), tree.leaves(params), strict=True)
+            if x.numel()
+        )
+        for p in (late, whole)
+    )
+    assert 0 < moved < further
 
 
 def test_the_prior_is_the_policy_that_ppo_starts_from(task, collected):

@@ -2,12 +2,14 @@
 
 import dataclasses
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from funcppo import data, tree
+from funcppo.deadline import Deadline
 from funcppo.evaluation import ranking
 from funcppo.evaluation.candidates import RankingProtocol
 from funcppo.experiment import (
@@ -15,6 +17,7 @@ from funcppo.experiment import (
     validation,
 )
 from funcppo.logic.triple_index import HEAD, TAIL
+from funcppo.prover.task import ignore_phase
 from tests.experiment.runs import CONFIG
 
 
@@ -166,6 +169,83 @@ def test_a_run_without_test_has_no_test_rows(run):
     dataset = replace(run.task.dataset, test=run.task.dataset.test[:0])
     without = replace(run, task=replace(run.task, dataset=dataset))
     assert not len(validation.test_rows(without))
+
+
+def ranked_within(run, seconds, monkeypatch):
+    """The test metrics where a query takes a second, and how many queries each ranking had."""
+    now, sizes = [0.0], []
+    rank_parts = validation._rank_parts
+
+    def take_seconds(run, split, protocol, names, on_phase):
+        sizes.append(len(split))
+        for _ in split:
+            now[0] += 1.0
+            on_phase("ranking")
+        return rank_parts(run, split, protocol, names, on_phase)
+
+    def clock():
+        return now[0]
+
+    monkeypatch.setattr(validation, "_rank_parts", take_seconds)
+    monkeypatch.setattr(validation, "FIRST_ROUND", 2)
+    monkeypatch.setattr(validation, "time", SimpleNamespace(monotonic=clock))
+    found = validation.evaluate_within(
+        run,
+        run.task.dataset.test,
+        RankingProtocol(sides=ranking.ranked_sides(run.task)),
+        ("max-confidence",),
+        Deadline(at=seconds, clock=clock),
+    )
+    return found, sizes, now[0]
+
+
+def test_where_there_is_time_test_is_ranked_whole(run, monkeypatch):
+    n_test = len(run.task.dataset.test)
+    found, sizes, _ = ranked_within(run, 3.0 * n_test, monkeypatch)
+    assert found.n_queries == n_test and sizes == [2, n_test]
+    split = run.task.dataset.test
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    names = ("max-confidence",)
+    assert found.metrics == validation.evaluate_scores(
+        run, split, protocol, names
+    )
+
+
+def test_where_time_ends_before_test_a_random_sample_has_an_interval(
+    run, monkeypatch
+):
+    n_test = len(run.task.dataset.test)
+    found, sizes, seconds = ranked_within(run, 15.0, monkeypatch)
+    assert seconds <= 15.0 + 1.0
+    # Two tell that 24 take too long; then rounds within half of what is left.
+    assert n_test == 24 and sizes[:2] == [2, 2] and sum(sizes) <= 16
+    assert sizes[2] == (15 - 4) // 2
+    assert 2 < found.n_queries < n_test
+    for metrics in found.metrics.values():
+        assert metrics["n_queries"] == found.n_queries
+        low, high = metrics["mrr_interval"]
+        assert low <= metrics["mrr"] <= high
+
+
+def test_without_any_time_nothing_is_ranked(run, monkeypatch):
+    found, _, seconds = ranked_within(run, 0.5, monkeypatch)
+    assert found == ({}, 0) and seconds <= 2.0
+
+
+def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
+    """Reciprocal ranks 1 and 0.5 of two of four queries: 0.75 and 1.96 * sqrt(0.125 / 2 * (1 - 2 / 4))."""
+    split = run.task.dataset.test[:2]
+    protocol = RankingProtocol(sides=(TAIL,))
+    parts = validation._rank_parts(run, split, protocol, (), ignore_phase)
+    (name, *_) = parts
+    (part,) = parts[name]
+    part = part._replace(reciprocal_rank=torch.tensor([1.0, 0.5]))
+    found = validation._summarise_by_score(run, {name: [part]}, 4)[name]
+    error = 1.96 * (0.125 / 2 * 0.5) ** 0.5
+    assert found["mrr_interval"] == pytest.approx([0.75 - error, 0.75 + error])
+    # A whole split has no error.
+    found = validation._summarise_by_score(run, {name: [part]}, 2)[name]
+    assert "mrr_interval" not in found
 
 
 def test_rankings_are_those_that_are_summarised(run):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from funcppo.deadline import Deadline
 from funcppo.logic import joins
 from funcppo.logic.joins import ConjunctiveQuery, iter_answers, ragged_arange
 from funcppo.logic.relations import Relation, make_literal
@@ -197,6 +198,16 @@ def test_a_budget_counts_rows_and_ends_a_join_that_exceeds_it():
     beyond = dataclasses.replace(query, budget=joins.RowBudget(n_rows - 1))
     with pytest.raises(joins.RowBudgetExceeded, match=f"{n_rows - 1:,} rows"):
         list(iter_answers(beyond))
+
+
+def test_a_budget_ends_joins_at_its_deadline():
+    now = [0.0]
+    deadline = Deadline(at=1.0, clock=lambda: now[0])
+    budget = joins.RowBudget(10, overhead=0, deadline=deadline)
+    budget.spend_join(3)
+    now[0] = 1.0
+    with pytest.raises(joins.RowBudgetExceeded, match="more time"):
+        budget.spend_join(3)
 
 
 def test_ranges_are_expanded_in_their_order():
