@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from funcppo.deadline import Clock, Deadline
 
@@ -28,6 +29,7 @@ class RunTime:
     FIT = 0.79
     PPO = 0.9
     TEST = 0.95  # the rest is for what is printed and written
+    SHARES = (MINING, CHOICE, VALID, QUESTIONS, FIT, PPO, TEST)
 
     def __init__(
         self, seconds: float | None, clock: Clock = time.monotonic
@@ -43,10 +45,19 @@ class RunTime:
         self._start = self._last = clock()
 
     def until(self, share: float) -> Deadline:
-        """The moment when a share of the time is over."""
-        return Deadline(
+        """The moment when a phase should end; one that begins late has the same part of what is left, at least.
+
+        Args:
+          share: of the phase, one of the above.
+        """
+        before = max(s for s in (0.0, *self.SHARES) if s < share)
+        part = (share - before) / (1.0 - before)
+        in_time = Deadline(
             at=self._start + share * self.seconds, clock=self._clock
         )
+        end = replace(in_time, at=self._start + self.seconds)
+        late = end.share(part)
+        return max(in_time, late, key=lambda deadline: deadline.at)
 
     def end_phase(self, name: str, *, is_set: bool = False) -> None:
         """Record the seconds since the last phase ended.

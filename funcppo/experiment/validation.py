@@ -616,7 +616,11 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     )
     bound = f"have over {max_firings:,} firings or {max_rows:,} rows of joins"
     if needed_seconds > seconds:
-        n_queries = max(1, int(n_queries * seconds / needed_seconds))
+        n_within = int(n_queries * seconds / needed_seconds)
+        # The first ones are collected already.
+        n_queries = min(
+            n_queries, max(evidence_ranking.PILOT_QUERIES, n_within)
+        )
         bound = f"take over {seconds:.0f} seconds (--seconds)"
         # A resumed run validates on the same ones.
         config = dataclasses.replace(

@@ -1,6 +1,7 @@
 """Fifty graphs: their sizes, what is written of them, and the row of one run."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_a_run_has_a_row_and_is_not_run_again(tmp_path, monkeypatch):
     record = tmp_path / "record.json"
     options = "--steps 64 --ppo.n-envs 8 --strategy eager"
     names = [SMALL.name, DENSE.name]
-    words = ["x", "--out", str(record), "--only", *names, "--jobs", "2"]
+    words = ["x", "--out", str(record), "--graphs", *names, "--jobs", "2"]
     monkeypatch.setattr("sys.argv", [*words, "--options", options])
     monkeypatch.setattr(fifty_graphs, "make_specs", lambda: [SMALL, DENSE])
     fifty_graphs.main()
@@ -88,7 +89,22 @@ def test_a_run_has_a_row_and_is_not_run_again(tmp_path, monkeypatch):
     scores = {"max-confidence", "noisy-or", f"{row['score']}, trained"}
     assert scores <= set(row["mrr"]) and row["n_rules"] > 0
     assert 0 < row["ceiling"] <= 1
+    assert row["seconds_limit"] == 300 and not row["test_is_sample"]
+    assert {"mining", "training"} <= set(row["phase_seconds"])
     assert row["machine"]["torch"] and "commit" in row["machine"]
+
+
+def test_after_the_last_start_nothing_is_run():
+    assert fifty_graphs.run_graph(SMALL, 0, 1.0, (), -math.inf) is None
+
+
+def test_what_is_not_run_has_no_row(tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    words = ["x", "--out", str(record), "--start-seconds", "-1"]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(fifty_graphs, "make_specs", lambda: [SMALL])
+    fifty_graphs.main()
+    assert not record.exists()
 
 
 def test_a_run_at_its_limit_is_interrupted():
