@@ -293,13 +293,13 @@ PROGRAMS = {
     "check": ["countries_s1"],
 }
 OPTIONS = {
-    "train": ["steps", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
+    "train": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "checkpoint_every", "max_nonfinite_updates", "mining_seconds", "metrics_port"],
     "rl": ["seeds", "seed", "steps", "threads", "hidden", "trials", "evaluate_every", "episodes"],
     "evaluate": ["height", "smoothing", "queries", "seed", "threads", "metrics_port"],
     "predict": ["k", "min_score", "height", "smoothing", "threads"],
     "prove": ["height", "max_atoms", "max_rows", "threads"],
-    "provable": ["height", "max_atoms"],
+    "provable": ["height", "max_atoms", "seconds"],
     "data": ["height", "max_atoms"],
     "mine": ["max_length", "min_support", "min_confidence", "votes_per_fact", "seconds", "max_rows", "seed"],
     "report": ["queries", "ranked", "threads"],

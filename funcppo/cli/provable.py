@@ -20,7 +20,8 @@ from funcppo.cli.options import (
 )
 from funcppo.cli.target import data_files, fixpoint_progress, open_dataset
 from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.ranges import PositiveInt, Size
+from funcppo.deadline import NO_DEADLINE, Deadline
+from funcppo.ranges import PositiveFloat, PositiveInt, Size
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -49,7 +50,7 @@ class Provable:
     every triple, a triple counts if a rule derives it from other facts, at height 1. A program (.pl) has no split: only
     its atoms are counted. The step that would exceed --max-atoms is evaluated for the split only.
 
-    Exit status: 0 counted (`complete` in the JSON is false if --max-atoms ended it early), 2 bad input.
+    Exit status: 0 counted (`complete` in the JSON is false if --max-atoms or --seconds ended it early), 2 bad input.
     """
 
     dataset: DatasetArgument
@@ -72,6 +73,8 @@ class Provable:
     max_atoms: PositiveInt = 50_000_000
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
+    seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
+    """Time of T_P. The step that would exceed it is left out, and said."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -139,7 +142,12 @@ def _count(
     Of several processes each derives some of the rules' heads; what is counted is that of rank 0.
     """
     from funcppo.logic import fixpoint, kb
+    from funcppo.logic.joins import RowBudget
 
+    # Several processes would stop at different steps.
+    deadline = NO_DEADLINE
+    if processes is None:
+        deadline = Deadline(at=time.monotonic() + options.seconds)
     split: np.ndarray = getattr(dataset, options.split)
     is_train = options.split == "train"
     is_program = not len(dataset.valid) and not len(dataset.test)
@@ -157,6 +165,7 @@ def _count(
             max_height=max_height,
             max_atoms=options.max_atoms,
             object_identity=options.object_identity,
+            budget=RowBudget(sys.maxsize, deadline=deadline),
             progress=progress,
             share=processes and partial(_share_step, processes),
         )
@@ -173,7 +182,12 @@ def _count(
         elif processes is not None and not processes.is_main:
             pass  # rank 0 counts
         elif not is_program:
-            n_derivable = _count_by_height(knowledge_base, model, split)
+            n_derivable = _count_by_height(
+                knowledge_base,
+                model,
+                split,
+                evaluates_next=not deadline.is_over,
+            )
 
     n_known_facts = 0
     if not is_train:
@@ -203,12 +217,16 @@ def _count_by_height(
     knowledge_base: KnowledgeBase,
     model: LeastModel,
     split: np.ndarray,
+    *,
+    evaluates_next: bool,
 ) -> dict[str, int]:
     """The number of atoms of a split that are derivable within each height.
 
     The heights go up to the last one of `derivation_heights`.
     """
-    height, last_height = derivation_heights(knowledge_base, model, split)
+    height, last_height = derivation_heights(
+        knowledge_base, model, split, evaluates_next=evaluates_next
+    )
     counts: dict[str, int] = {}
     for limit in range(1, last_height + 1):
         counts[str(limit)] = int(((height >= 0) & (height <= limit)).sum())
@@ -216,19 +234,26 @@ def _count_by_height(
 
 
 def derivation_heights(
-    knowledge_base: KnowledgeBase, model: LeastModel, split: np.ndarray
+    knowledge_base: KnowledgeBase,
+    model: LeastModel,
+    split: np.ndarray,
+    *,
+    evaluates_next: bool = True,
 ) -> tuple[Tensor, int]:
     """The height at which each atom of a split is derived, -1 if it is not, and the last height.
 
     The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
     to hold: that step is evaluated for the split only.
+
+    Args:
+      evaluates_next: evaluate that step.
     """
     from funcppo.logic import fixpoint
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
-    if model.stop_reason:
+    if model.stop_reason and evaluates_next:
         last_height += 1
         derived_next = fixpoint.derived_in_next_step(
             knowledge_base, model, atoms

@@ -282,8 +282,10 @@ class Train:
             results = _evaluate(
                 trained.run, time.perf_counter() - start, console, run_time
             )
-            results["strategy"] = dataclasses.asdict(trained.strategy)
-            results["graphs"] = self.graphs
+            results |= {
+                "strategy": dataclasses.asdict(trained.strategy),
+                "graphs": self.graphs,
+            }
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise
@@ -644,9 +646,11 @@ class Train:
                     for run, numbers in updates:
                         logger.report_changes(run.state.train_state, numbers)
                         update = int(run.state.train_state.update)
-                        note = _training_note(run, numbers)
                         status.update(
-                            "training", update, run.cfg.ppo.n_updates, note
+                            "training",
+                            update,
+                            run.cfg.ppo.n_updates,
+                            _training_note(run, numbers),
                         )
         run_time.end_phase("training", is_set=not is_bounded)
         return _end_training(run, console, interrupt, deadline.is_over, record)

@@ -7,6 +7,7 @@ from typing import Any
 
 from funcppo import random, train_step
 from funcppo.data import Dataset
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.evaluation import (
     scorers,
 )
@@ -36,13 +37,27 @@ from funcppo.prover.task import PhaseCallback, ignore_phase
 
 
 def build_run(
-    run_config: RunConfig, dataset: Dataset, on_phase: PhaseCallback
+    run_config: RunConfig,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Run:
-    """A run before its first update, whose score is not chosen yet."""
+    """A run before its first update, whose score is not chosen yet.
+
+    Args:
+      deadline: of what the rules derive at a height above 1.
+
+    Raises:
+      ValueError: see `prover.task.build_task`.
+    """
     if run_config.learner == "questions":
         return _build_question_run(run_config, dataset, on_phase)
     task = prover_task.build_task(
-        dataset, run_config.prover, run_config.device, on_phase
+        dataset,
+        run_config.prover,
+        run_config.device,
+        on_phase,
+        deadline=deadline,
     )
     notes = list(task.notes)
     settings = task.cfg

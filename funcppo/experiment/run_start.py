@@ -335,8 +335,9 @@ def _score_height(
     """
     deadline = run_time.until(run_time.VALID)
     if best is None:
-        run = build_run(config, dataset, on_phase)
+        run = build_run(config, dataset, on_phase, deadline)
         run_time.end_phase("what the rules derive")
+        deadline = run_time.until(run_time.VALID)
         scored = _choose_score(run, on_phase, deadline)
         run_time.end_phase("evidence of valid")
         return scored

@@ -19,6 +19,7 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
+from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import (
     derivability,
     firing_chunks,
@@ -141,6 +142,7 @@ def build_task(
     on_phase: PhaseCallback = ignore_phase,
     *,
     with_derivations: bool = True,
+    deadline: Deadline = NO_DEADLINE,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
@@ -152,11 +154,12 @@ def build_task(
         `funcppo.evaluation.settings_choice` chooses those that are open.
       device: where searches, training and ranking read the task's tensors.
       on_phase: receives what is being computed.
+      deadline: when T_P up to a height above 1 ends; it is an error then.
       with_derivations: index the rules that derive each atom, which searches and training by proofs read.
 
     Raises:
       ValueError: a setting is not chosen yet, there are no rules, or T_P up to a height above 1 exceeds
-        `cfg.max_atoms`.
+        `cfg.max_atoms` or the deadline.
     """
     settings = proof_settings(cfg)
     if not len(dataset.rules):
@@ -184,7 +187,15 @@ def build_task(
 
     # What the rules derive, and who selects facts.
     derived = _derived_atoms(
-        dataset, cfg, kb, sizes, counts, settings, with_derivations, on_phase
+        dataset,
+        cfg,
+        kb,
+        sizes,
+        counts,
+        settings,
+        with_derivations,
+        deadline,
+        on_phase,
     )
     derives_by_query = not (with_derivations or derived.model.complete)
     fact_selection = _choose_fact_selection(
@@ -280,13 +291,13 @@ def _least_model(
     max_atoms: int,
     kb: KnowledgeBase,
     sizes: KBSizes,
-    max_rows: int,
+    budget: RowBudget,
     on_phase: PhaseCallback,
 ) -> LeastModel:
     """T_P up to the height of the settings; at height 1 perhaps only the facts, if one step cannot be held.
 
     Args:
-      max_rows: rows of joins to compute it by.
+      budget: of the rows of joins to compute it by.
 
     Raises:
       ValueError: T_P up to a greater height cannot be held.
@@ -301,7 +312,7 @@ def _least_model(
         max_height=settings.max_height,
         max_atoms=max_atoms,
         object_identity=settings.object_identity,
-        budget=RowBudget(max_rows),
+        budget=budget,
         progress=show_step,
     )
     if not model.complete and settings.max_height > 1:
@@ -319,6 +330,7 @@ def _derived_atoms(
     counts: RuleCounts,
     settings: ProofSettings,
     with_derivations: bool,
+    deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _DerivedAtoms:
     """All that the rules derive up to the height of the settings; a part of it if T_P is too large to hold.
@@ -333,9 +345,13 @@ def _derived_atoms(
     if not with_derivations and n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms:
         note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
         return _facts_alone(kb, sizes, settings, note)
-    max_rows = sys.maxsize if with_derivations else MAX_STEP_ROWS
+    # What a resumed run computes again must not depend on the time.
+    budget = RowBudget(
+        sys.maxsize if with_derivations else MAX_STEP_ROWS,
+        deadline=deadline if settings.max_height > 1 else NO_DEADLINE,
+    )
     model = _least_model(
-        dataset, settings, cfg.max_atoms, kb, sizes, max_rows, on_phase
+        dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
     )
     if model.complete and not with_derivations:
         return _DerivedAtoms(model, None, None, [])

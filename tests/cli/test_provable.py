@@ -155,6 +155,13 @@ def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
     )
 
 
+def test_seconds_end_the_count_after_a_step(folder, capsys):
+    result = counted(capsys, folder, "--seconds", "1e-9")
+    assert not result["complete"] and "more time" in result["stop_reason"]
+    assert result["n_atoms_after_step"] == [5]
+    assert result["n_derivable_by_height"] == {}
+
+
 def test_a_train_triple_counts_when_other_facts_derive_it(folder, capsys):
     result = counted(capsys, folder, "--split", "train")
     assert (

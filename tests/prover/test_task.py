@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from funcppo import data, random, train_step, tree
+from funcppo.deadline import Deadline
 from funcppo.evaluation import explain
 from funcppo.evaluation import scorers as scorers_
 from funcppo.logic import fixpoint, triple_index
@@ -212,3 +213,13 @@ def test_without_derivations_a_task_holds_the_same_candidates():
             assert len(ours.entity) > len(split)
             assert torch.equal(ours.query_row, theirs.query_row)
             assert torch.equal(ours.entity, theirs.entity)
+
+
+def test_a_deadline_ends_t_p_above_height_1_as_one_line():
+    dataset = data.load("countries_s2")
+    settings = dataclasses.replace(SETTINGS, max_height=2)
+    over = Deadline(at=0.0)
+    with pytest.raises(ValueError, match=r"height 2 stopped.*more time"):
+        prover_task.build_task(dataset, settings, deadline=over)
+    low = dataclasses.replace(SETTINGS, max_height=1)
+    assert prover_task.build_task(dataset, low, deadline=over).max_height == 1
