@@ -305,7 +305,7 @@ OPTIONS = {
     "report": ["queries", "ranked", "threads"],
     "plot": ["queries", "ranked", "threads"],
     "serve": ["port", "seconds", "height", "smoothing", "threads"],
-    "warm": ["steps", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
+    "warm": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "max_nonfinite_updates", "mining_seconds"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed", "threads"],

@@ -28,6 +28,7 @@ from funcppo.experiment.config import (
     iter_differences,
     read_config,
 )
+from funcppo.experiment.run_time import RunTime
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Warm(Train):
                 run = run_start.open_run(Path(self.dataset), self.device)
             else:
                 run = dataclasses.replace(self, out=folder)._start_run(
-                    console, status.update
+                    console, status.update, RunTime(self.seconds)
                 )
             return run_build.with_training_data(run, status.update)
 
