@@ -74,7 +74,7 @@ class Provable:
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
     seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
-    """Time of T_P. The step that would exceed it is left out, and said."""
+    """Time of T_P in one process. The step that would exceed it is left out, and said. Several processes have no limit."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 

@@ -144,7 +144,10 @@ def test_matrix_products_with_what_rows_share(
         (lambda x: x.sum(0), "over the rows"),
         (lambda x: x[0], "one of the rows"),
         (lambda x: x[:2], "some of the rows"),
-        (lambda x: x + x.mean(), "operator aten.mean|several axes|over the rows"),
+        (
+            lambda x: x + x.mean(),
+            "operator aten.mean|several axes|over the rows",
+        ),
         (lambda x: x @ x.T, "matrix product"),
         (lambda x: torch.cat([x, x]), "along their rows"),
         (lambda x: x.cumsum(0), "operator aten.cumsum"),
