@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,18 +56,26 @@ def remove_stale_parts(folder: Path, names: Collection[str]) -> list[str]:
     """Remove what processes that were killed have left of files that they were writing.
 
     Args:
-      names: the files that may be removed parts of; others stay.
+      names: the files, or folders, that may be removed parts of; others stay.
 
     Returns:
-      The names of the removed files.
+      The names of what was removed.
     """
     removed: list[str] = []
     for path in sorted(folder.glob("*.part")):
         match = _PART_NAME.fullmatch(path.name)
         if match and match[1] in names and not _is_running(int(match[2])):
-            path.unlink(missing_ok=True)
+            _remove(path)
             removed.append(path.name)
     return removed
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with all that it holds, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_running(process_id: int) -> bool:

@@ -48,6 +48,7 @@ PROGRAMS = {
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
     "provable": "Count the triples of a split that the rules derive from the training facts within height 1, 2, ...",
     "data": "Describe a data set: splits and leaks between them, relations, degrees, and what the rules derive.",
+    "index": "Index a data set: write it to a folder that every program opens at once, whatever its size.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
     "report": "Write a page on trained runs: results, learning curves, ranks, reliability, rules, queries with proofs.",
     "plot": "Draw learning curves, ranks, MRR by relation, reliability or rules of trained runs as SVG or PNG.",

@@ -96,6 +96,7 @@ class Data:
                 dataset.rules,
                 n_constants=dataset.n_constants,
                 n_predicates=dataset.n_predicates,
+                tables=dataset.fact_tables,
             )
             model = fixpoint.least_model(
                 knowledge_base,

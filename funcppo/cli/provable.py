@@ -74,7 +74,8 @@ class Provable:
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
     seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
-    """Time of T_P in one process. The step that would exceed it is left out, and said. Several processes have no limit."""
+    """Time of T_P in one process. The step that would exceed it is left out, and said. Several processes have no
+    limit."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -158,6 +159,7 @@ def _count(
             dataset.rules,
             n_constants=dataset.n_constants,
             n_predicates=dataset.n_predicates,
+            tables=dataset.fact_tables,
         )
         model = fixpoint.least_model(
             knowledge_base,

@@ -169,6 +169,7 @@ def _build_knowledge_base(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
     )
 
 

@@ -13,6 +13,7 @@ from funcppo.cli.common import set_threads
 from funcppo.cli.console import make_console, show_status
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
+from funcppo.data.stored_graph import is_stored_graph
 from funcppo.experiment.config import CONFIG_FILE, RUN_FILES, read_config
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
         run_config = read_config(path)
         files += [path / name for name in RUN_FILES]
         return files + data_files(run_config.dataset, run_config.rules)
+    if is_stored_graph(path):
+        return files + [file for file in path.iterdir() if file.is_file()]
     if path.is_dir():
         return files + [
             file for file in path.iterdir() if _DATA_FILE.match(file.name)

@@ -38,17 +38,31 @@ class DistinctCells(NamedTuple):
 def find_distinct(content: bytes, cells: Cells) -> DistinctCells:
     """Group the cells of a text by their content."""
     n_cells = len(cells.start)
-    padded = np.frombuffer(content + bytes(_WORD), np.uint8)
-    # the word that starts at each byte
-    words = np.ndarray((len(content) + 1,), "<u8", padded, strides=(1,))
-    hashes = [
-        _hash_cells(words, Cells(cells.start[block], cells.length[block]))
-        for block in _iter_blocks(n_cells)
-    ]
-    same = _find_same(words, cells, np.concatenate(hashes))
+    words = _words_at_bytes(content)
+    same = _find_same(words, cells, _hash_blocks(words, cells))
     is_chosen = same == np.arange(n_cells, dtype=np.int32)
     number = np.cumsum(is_chosen) - 1
     return DistinctCells(np.flatnonzero(is_chosen), number[same])
+
+
+def hash_cells(content: bytes, cells: Cells) -> np.ndarray:
+    """A hash of the content of each cell, uint64 [n]; it depends on nothing but that."""
+    return _hash_blocks(_words_at_bytes(content), cells)
+
+
+def _words_at_bytes(content: bytes) -> np.ndarray:
+    """The word that starts at each byte of a text."""
+    padded = np.frombuffer(content + bytes(_WORD), np.uint8)
+    return np.ndarray((len(content) + 1,), "<u8", padded, strides=(1,))
+
+
+def _hash_blocks(words: np.ndarray, cells: Cells) -> np.ndarray:
+    """A hash of the content of each cell, some cells at a time."""
+    hashes = [
+        _hash_cells(words, Cells(cells.start[block], cells.length[block]))
+        for block in _iter_blocks(len(cells.start))
+    ]
+    return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
 
 def _find_same(

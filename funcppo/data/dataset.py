@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ import numpy as np
 
 from funcppo.data.leakage import leakage_notes
 from funcppo.data.lexer import shorten
+from funcppo.data.names import MappedNames, NameIds
 from funcppo.data.parser import Atom, Clause, Variable
 from funcppo.data.prolog import indicator
 from funcppo.data.similar_names import unknown_name_message
@@ -32,6 +33,7 @@ from funcppo.data.triple_table import (
 PredicateKey = tuple[str, int]  # name and arity
 NameT = TypeVar("NameT", str, PredicateKey)
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
+_BLOCK_NAMES = 1 << 16  # that are hashed at a time
 _MAX_LISTED = 5  # predicates that a note names
 
 
@@ -40,7 +42,7 @@ class Dataset:
     """Known facts, held-out facts and rules of a knowledge graph; compare two by `fingerprint`."""
 
     name: str
-    entities: tuple[str, ...]  # constant id c is entities[c - 1]
+    entities: Sequence[str]  # constant id c is entities[c - 1]
     # predicate id p is predicates[p - 1]; in a program, two may differ in arity only
     predicates: tuple[str, ...]
     arities: tuple[int, ...]  # of each predicate
@@ -62,6 +64,8 @@ class Dataset:
     notes: tuple[str, ...]
     # a Prolog program: in queries, names are read as in Prolog
     is_program: bool = False
+    # what a folder of `funcppo index` holds beside the data set; None where it was read from elsewhere
+    stored: StoredParts | None = None
 
     @property
     def n_constants(self) -> int:
@@ -91,8 +95,12 @@ class Dataset:
 
         Where it differs, ids or facts mean something else.
         """
-        names = json.dumps([self.entities, self.predicates, self.arities])
-        digest = hashlib.sha256(names.encode())
+        stored = self.stored
+        if stored is not None and self._has_stored("rules"):
+            return stored.fingerprint
+        digest = hashlib.sha256()
+        for part in _iter_names_json(self):
+            digest.update(part.encode())
         for table in (
             self.train,
             self.valid,
@@ -103,11 +111,44 @@ class Dataset:
             shape = json.dumps(table.shape)
             digest.update(shape.encode())
             content = np.ascontiguousarray(table, dtype="<i4")
-            digest.update(content.tobytes())
+            digest.update(content.data)
         return digest.hexdigest()[:16]
 
+    @property
+    def fact_tables(self) -> Mapping[str, np.ndarray] | None:
+        """The index of the facts, as `logic.kb.build` takes it; None where there is none for these facts and names."""
+        if self.stored is None or not self._has_stored():
+            return None
+        return self.stored.fact_tables
 
-_ENTITY_IDS: WeakKeyDictionary[Dataset, dict[str, int]] = WeakKeyDictionary()
+    def _has_stored(self, *fields: str) -> bool:
+        """Whether facts, splits, names and further fields are still those that were stored."""
+        assert self.stored is not None
+        original = self.stored.dataset
+        fields += ("entities", "train", "valid", "test", "facts")
+        is_same = all(getattr(self, f) is getattr(original, f) for f in fields)
+        return is_same and self.predicates == original.predicates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredParts:
+    """What a folder of `funcppo index` holds beside a data set."""
+
+    dataset: Dataset  # as it was stored
+    fingerprint: str  # of the data set
+    fact_tables: Mapping[str, np.ndarray]  # `logic.kb.index_facts` of the facts
+
+
+def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:
+    """Ids of the entities by name; they are looked up in the file where names are mapped from one."""
+    if isinstance(entities, MappedNames):
+        return NameIds(entities)
+    return assign_ids(entities)
+
+
+_ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = (
+    WeakKeyDictionary()
+)
 
 
 def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
@@ -311,6 +352,7 @@ def encode_atom(
     return ids
 
 
+_BLOCK_NAMES = 1 << 16  # that are hashed at a time
 def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
     """Ids of the predicates by name and arity."""
     return assign_ids(zip(dataset.predicates, dataset.arities))
@@ -320,7 +362,7 @@ def index_entities(dataset: Dataset) -> Mapping[str, int]:
     """Ids of the entities by name, made once for each data set."""
     ids = _ENTITY_IDS.get(dataset)
     if ids is None:
-        ids = _ENTITY_IDS[dataset] = assign_ids(dataset.entities)
+        ids = _ENTITY_IDS[dataset] = entity_ids(dataset.entities)
     return ids
 
 
@@ -328,6 +370,18 @@ def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:
     """Ids from 1 of distinct names, in the order of first occurrence."""
     distinct = dict.fromkeys(names)
     return {name: i for i, name in enumerate(distinct, 1)}
+
+
+def _iter_names_json(dataset: Dataset) -> Iterator[str]:
+    """The JSON of entities, predicates and arities, some entities at a time."""
+    yield "[["
+    separator = ""
+    for first in range(0, dataset.n_constants, _BLOCK_NAMES):
+        block = list(dataset.entities[first : first + _BLOCK_NAMES])
+        yield separator + json.dumps(block)[1:-1]
+        separator = ", "
+    rest = json.dumps([dataset.predicates, dataset.arities])
+    yield f"], {rest[1:]}"
 
 
 def _number_from_one(order: np.ndarray, n_names: int) -> np.ndarray:
@@ -415,7 +469,7 @@ def _check_body_length(clause: Clause, path: str) -> None:
 def _first_unknown_name(
     dataset: Dataset,
     rules: list[Clause],
-    entities: set[str],
+    entities: Collection[str],
     relations: set[str],
     path: str,
 ) -> str:
@@ -445,7 +499,7 @@ def _drop_rules_of_unknown_names(
     Raises:
       ValueError: there are rules, and each has an unknown name.
     """
-    entities = set(dataset.entities)
+    entities = entity_ids(dataset.entities)
     relations = set(dataset.predicates)
     kept = rules
     n_before = -1
@@ -473,7 +527,7 @@ def _drop_rules_of_unknown_names(
 
 
 def _unknown_names(
-    rule: Clause, entities: set[str], relations: set[str]
+    rule: Clause, entities: Collection[str], relations: set[str]
 ) -> list[tuple[str, str]]:
     """The relations and entities of a rule that are not among these, each with its kind."""
     unknown: list[tuple[str, str]] = []
@@ -508,15 +562,16 @@ def _with_head_predicates(
         )
 
     atom_width = 1 + max([1, *arities])
-    padding = ((0, 0), (0, atom_width - dataset.atom_width))
+    n_added = atom_width - dataset.atom_width
+    if n_added:
+        padding = ((0, 0), (0, n_added))
+        splits = ("train", "valid", "test", "facts")
+        tables = {s: np.pad(getattr(dataset, s), padding) for s in splits}
+        dataset = replace(dataset, **tables)
     return replace(
         dataset,
         predicates=dataset.predicates + tuple(first_rules),
         arities=tuple(arities),
-        train=np.pad(dataset.train, padding),
-        valid=np.pad(dataset.valid, padding),
-        test=np.pad(dataset.test, padding),
-        facts=np.pad(dataset.facts, padding),
         notes=tuple(notes),
     )
 
@@ -528,7 +583,7 @@ def _encode_rules(
     body_lengths = [len(rule.body) for rule in rules]
     n_atoms = 1 + max(body_lengths, default=0)
     table = np.zeros((len(rules), n_atoms, dataset.atom_width), np.int32)
-    entity_ids = assign_ids(dataset.entities)
+    ids_of_entities = entity_ids(dataset.entities)
     ids_of_predicates = predicate_ids(dataset)
 
     for i, rule in enumerate(rules):
@@ -537,7 +592,7 @@ def _encode_rules(
         for j, atom in enumerate(atoms):
             try:
                 ids = encode_atom(
-                    dataset, atom, entity_ids, ids_of_predicates, variables
+                    dataset, atom, ids_of_entities, ids_of_predicates, variables
                 )
             except ValueError as error:
                 head = shorten(rule.head.predicate)

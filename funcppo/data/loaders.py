@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from funcppo.data import pykeen_sets
+from funcppo.data import pykeen_sets, stored_graph
 from funcppo.data.clans import make_clans
 from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.data.dataset import (
@@ -103,7 +103,15 @@ def load(
     embedded = EMBEDDED_DIR / name
     generated = _GENERATED_NAME.fullmatch(name)
 
-    if path.is_dir():
+    if stored_graph.is_stored_graph(path):
+        if cfg != DEFAULT_CONFIG:
+            raise ValueError(
+                f"{name}: is a folder of `funcppo index`: expected options of reading and splitting there"
+            )
+        dataset = stored_graph.read(path)
+        if facts_only:
+            dataset = _facts_only(dataset)
+    elif path.is_dir():
         dataset = _load_folder(path, cfg, facts_only, rules is None)
     elif is_triple_file(name):
         paths = {"train": path}
@@ -192,6 +200,18 @@ def _load_folder(
     if rule_path is None or facts_only or not with_own_rules:
         return dataset
     return with_rule_file(dataset, rule_path)
+
+
+def _facts_only(dataset: Dataset) -> Dataset:
+    """The data set without held-out triples and rules."""
+    return replace(
+        dataset,
+        valid=dataset.valid[:0],
+        test=dataset.test[:0],
+        rules=dataset.rules[:0],
+        rule_weights=dataset.rule_weights[:0],
+        rule_counts=None,
+    )
 
 
 def _read_program(program: str, name: str, path: str) -> Dataset:

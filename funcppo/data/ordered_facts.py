@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ def facts_digest(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def _ids_by_name(ids: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+def _ids_by_name(ids: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """The distinct ids of a table in the order of their names, after the 0 of padding."""
     in_use = np.unique(ids[ids > 0]).tolist()
     return np.array([0, *sorted(in_use, key=lambda i: names[i - 1])])

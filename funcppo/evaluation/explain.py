@@ -106,7 +106,7 @@ def smallest_proof(
       atom: ground, [W].
       program: what `build_program` returns.
     """
-    task = with_answers(task, atom[None], (TAIL,))
+    task = with_answers(task, atom[None], (TAIL,), with_facts=True)
     if int(fixpoint.atom_height(task.least_model, atom.long())) < 1:
         return None
     derive = partial(

@@ -24,7 +24,7 @@ from funcppo.evaluation.beam_search import (
     SearchResult,
     log_odds,
 )
-from funcppo.evaluation.ranking import Scorer
+from funcppo.evaluation.ranking import Scorer, ScorerBySide
 from funcppo.evaluation.slot_scheduler import (
     ChunkLoader,
     ProgressCallback,
@@ -37,10 +37,18 @@ from funcppo.evaluation.slot_scheduler import (
     score_by_width,
     width_schedule,
 )
-from funcppo.logic import baselines, consequences, derivability, joins
+from funcppo.logic import (
+    baselines,
+    consequences,
+    derivability,
+    firing_chunks,
+    joins,
+)
+from funcppo.logic import kb as kbase
 from funcppo.logic.consequences import Derivations
 from funcppo.logic.kb import KnowledgeBase
-from funcppo.logic.triple_index import TAIL
+from funcppo.logic.question_types import Questions
+from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.prover.env import World
 from funcppo.prover.network import Params
 from funcppo.prover.task import (
@@ -330,8 +338,8 @@ def with_derivations(task: ProverTask, atoms: Tensor) -> World:
     return world._replace(derivability_index=index)
 
 
-def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
-    """Make a scorer that needs no training.
+def make_untrained_scorer(task: ProverTask, name: str) -> Scorer | ScorerBySide:
+    """Make a scorer that needs no training; one for each side where each query derives its own answers.
 
     Args:
       name: `exists@H`, or a name that `rule_score` takes.
@@ -342,7 +350,18 @@ def make_untrained_scorer(task: ProverTask, name: str) -> Scorer:
     kind, _, number = name.partition("@")
     if kind == "exists" and re.fullmatch("[0-9]{1,9}", number):
         return partial(_score_existence, task, int(number))
-    return partial(_score_derivations, task, rule_score(name))
+    score = rule_score(name)
+    if derives_by_question(task):
+        return ScorerBySide(
+            head=partial(_score_answers, task, score, HEAD),
+            tail=partial(_score_answers, task, score, TAIL),
+        )
+    return partial(_score_derivations, task, score)
+
+
+def derives_by_question(task: ProverTask) -> bool:
+    """Whether the rules that derive an atom are found by its question, because no derivations are held."""
+    return task.answers_plan is not None and task.derivability_index is None
 
 
 def rule_score(name: str) -> RuleScore:
@@ -433,6 +452,56 @@ def _score_derivations(
     """Score atoms by their derivations."""
     derivations = iter_task_derivations(task, atoms)
     return score(task.kb, derivations, len(atoms))
+
+
+def _score_answers(
+    task: ProverTask, score: RuleScore, side: int, atoms: Tensor, /
+) -> Tensor:
+    """Score atoms as answers about a side, by the derivations that their questions have."""
+    derivations = iter_answer_derivations(task, side, atoms)
+    return score(task.kb, derivations, len(atoms))
+
+
+def iter_answer_derivations(
+    task: ProverTask, side: int, atoms: Tensor
+) -> Iterator[Derivations]:
+    """The rules that derive each atom, a fact from other facts, found by the questions about a side.
+
+    Args:
+      task: one that `derives_by_question`.
+      atoms: of two arguments, distinct, in lexicographic order.
+    """
+    plan, kb, sizes = task.answers_plan, task.kb, task.sizes
+    assert plan is not None, "each query derives its own answers"
+    atoms = atoms.long().to(kb.facts.device)
+    atom_index = kbase.index_sorted_atoms(
+        atoms, sizes.n_predicates, sizes.n_constants
+    )
+    is_fact = kbase.contains(kb, sizes, atoms)
+
+    # A fact is left out of the facts for a question of its own.
+    facts = atoms[is_fact]
+    own = Questions(
+        predicate=facts[:, 0],
+        side=torch.full_like(facts[:, 0], side),
+        entity=facts[:, HEAD + TAIL - side],
+        left_out=facts[:, side],
+    )
+    others = firing_chunks.open_questions(atoms[~is_fact], side)
+    for questions in (others, own):
+        for chunk, firings in firing_chunks.iter_firing_chunks(
+            plan,
+            questions,
+            object_identity=task.least_model.object_identity,
+        ):
+            left_out = chunk.left_out[firings.question]
+            fired = firing_chunks.fired_atoms(chunk, firings, sizes).long()
+            row = kbase.find_atoms(atom_index, sizes, fired)
+            is_asked = torch.where(
+                is_fact[row], left_out == firings.candidate, left_out == 0
+            )
+            is_listed = (row >= 0) & is_asked
+            yield Derivations(row[is_listed], firings.rule[is_listed])
 
 
 def iter_task_derivations(

@@ -47,8 +47,8 @@ from funcppo.prover.task import (
     PhaseCallback,
     as_counts,
     entity_pool,
+    held_out_triples,
     ignore_phase,
-    known_triples,
 )
 from funcppo.types import I32, I64
 
@@ -118,7 +118,7 @@ class _Sample:
     known_counts: I64[Tensor, "R 3"] | None
     estimated_counts: I64[Tensor, "R 3"] | None
     queries: I64[Tensor, "Q W"]
-    known_triples: I32[Tensor, "N W"]
+    known_triples: I32[Tensor, "N W"]  # the answers of the queries among them
     pool: I64[Tensor, "E"]
     protocol: RankingProtocol
     max_atoms: int
@@ -324,18 +324,23 @@ def _draw_sample(
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
     )
     pool, is_countries = entity_pool(dataset)
+    sides = _sides(is_countries)
+    queries = torch.from_numpy(dataset.valid[rows]).long()
+    answering = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
+    held_out = torch.from_numpy(held_out_triples(dataset))
     return _Sample(
         kb=kb,
         sizes=sizes,
         rules=dataset.rules,
         known_counts=as_counts(dataset.rule_counts),
         estimated_counts=as_counts(dataset.rule_estimates),
-        queries=torch.from_numpy(dataset.valid[rows]).long(),
-        known_triples=torch.from_numpy(known_triples(dataset)),
+        queries=queries,
+        known_triples=torch.cat([answering, held_out]),
         pool=pool,
-        protocol=RankingProtocol(sides=_sides(is_countries)),
+        protocol=RankingProtocol(sides=sides),
         max_atoms=cfg.max_atoms,
         deadline=deadline,
     )

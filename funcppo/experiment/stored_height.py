@@ -34,6 +34,7 @@ def with_stored_height(run_config: RunConfig, dataset: Dataset) -> RunConfig:
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
     )
     model = fixpoint.least_model(
         kb,

@@ -143,7 +143,17 @@ def dataset_subject(
     choice = choose_settings(dataset, cfg, None if is_open else score, on_phase)
     if choice.rule_counts is not None:
         dataset = replace(dataset, rule_counts=choice.rule_counts)
-    task = build_task(dataset, choice.settings, device, on_phase)
+    # Of a stored graph nothing is held that each query can derive.
+    derives_by_query = (
+        dataset.fact_tables is not None and choice.settings.max_height == 1
+    )
+    task = build_task(
+        dataset,
+        choice.settings,
+        device,
+        on_phase,
+        with_derivations=not derives_by_query,
+    )
     score = choice.score if score == "auto" else score
     return Subject(task, score, None, describe_choice(choice, task.max_height))
 

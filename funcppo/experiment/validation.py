@@ -52,7 +52,7 @@ from funcppo.experiment.question_run import (
     ValidQuality,
 )
 from funcppo.experiment.run import EVIDENCE_SCORE, Run, RunScore
-from funcppo.logic import fixpoint
+from funcppo.logic import kb as kbase
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.ranges import is_cuda
@@ -409,9 +409,9 @@ def iter_rankings(
 
 def _has_facts(run: Run, split: np.ndarray) -> bool:
     """Whether a query is a fact, which no rule score may derive from itself."""
-    model = run.task.least_model
-    atoms = torch.from_numpy(split).long().to(model.atoms.device)
-    return bool((fixpoint.atom_height(model, atoms) == 0).any())
+    task = run.task
+    atoms = torch.from_numpy(split).long().to(task.kb.facts.device)
+    return bool(kbase.contains(task.kb, task.sizes, atoms).any())
 
 
 def _evidence_scorers(
@@ -461,7 +461,7 @@ def _iter_answered(
         )
         yield answered, queries
         start += size
-        n_derived = len(answered.least_model.atoms) - len(task.kb.facts)
+        n_derived = int((answered.least_model.height > 0).sum())
         size = max(1, size * MAX_CHUNK_ANSWERS // max(n_derived, 1))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,28 +24,77 @@ from funcppo.logic.joins import (
     expand_ranges,
     ragged_arange,
 )
-from funcppo.logic.kb import KBSizes, KnowledgeBase
+from funcppo.logic.kb import KBSizes, KnowledgeBase, find_postings
 from funcppo.logic.question_types import Firings, LeftOut, Questions
 from funcppo.logic.relations import Table, distinct
 from funcppo.logic.rules import Rule
 from funcppo.logic.sorting import sort_keys
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.logic.typed_torch import runs
 from funcppo.types import I64, Bool
 
 # A step is twice its predicate, and one more if it goes from the second argument of a fact to the first.
 FORWARD, BACKWARD = 0, 1
-# Neighbours are looked up in a table of offsets of all steps and entities, up to this many of 8 bytes, else by search.
+# Neighbours are looked up in a table of offsets of all steps and entities, up to this many of 8 bytes, else in the
+# index of the facts.
 MAX_OFFSETS = 1 << 24
 
 
-class Neighbours(NamedTuple):
-    """The entities that one step leads to, by code: step * (C + 1) + entity."""
+class Neighbours(Protocol):
+    """The entities that one step leads to; those of a step and an entity stand together, ascending."""
 
-    # codes that have neighbours, ascending, with an offset each; None if each code has an offset
-    code: I64[Tensor, "K"] | None
+    def find(
+        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
+    ) -> row_index.Span:
+        """Where the neighbours of some entities stand."""
+        ...
+
+    def entity(
+        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
+    ) -> I64[Tensor, "n"]:
+        """The neighbours at some positions, which are those of steps."""
+        ...
+
+
+class TabledNeighbours(NamedTuple):
+    """Neighbours by code: step * base + entity."""
+
+    base: int  # C + 1
     offsets: I64[Tensor, "K1"]
-    entity: I64[Tensor, "2N"]
+    entities: I64[Tensor, "2N"]
+
+    def find(
+        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
+    ) -> row_index.Span:
+        """Where the neighbours of some entities stand."""
+        code = step * self.base + here
+        start = self.offsets[code]
+        return row_index.Span(start, self.offsets[code + 1] - start)
+
+    def entity(
+        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
+    ) -> I64[Tensor, "n"]:
+        """The neighbours at some positions."""
+        return self.entities[position]
+
+
+class IndexedNeighbours(NamedTuple):
+    """Neighbours by the index of the facts, without memory of their own."""
+
+    kb: KnowledgeBase
+    sizes: KBSizes
+
+    def find(
+        self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
+    ) -> row_index.Span:
+        """Where the neighbours of some entities stand: the postings of an argument."""
+        return find_postings(self.kb, self.sizes, step & 1, step >> 1, here)
+
+    def entity(
+        self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
+    ) -> I64[Tensor, "n"]:
+        """The neighbours at some positions: the other argument of a fact."""
+        fact = self.kb.argument_postings[position].long()
+        return self.kb.facts[fact, TAIL - (step & 1)].long()
 
 
 class ChainTrie(NamedTuple):
@@ -146,33 +195,17 @@ def plan_chains(
 
 def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     """Index the binary facts by step and entity."""
+    n_codes = 2 * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
+    if n_codes > MAX_OFFSETS:
+        return IndexedNeighbours(kb, sizes)
     facts = triple_index.binary_atoms(kb.facts.long())
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     step = torch.cat([2 * predicate + FORWARD, 2 * predicate + BACKWARD])
     start, end = torch.cat([head, tail]), torch.cat([tail, head])
-    code, order = sort_keys(step * (sizes.n_constants + 1) + start)
-    n_codes = 2 * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
-    if n_codes <= MAX_OFFSETS:
-        codes = torch.arange(n_codes + 1, device=code.device)
-        return Neighbours(None, torch.searchsorted(code, codes), end[order])
-    distinct_code, counts = runs(code)
-    return Neighbours(distinct_code, row_index.offsets(counts), end[order])
-
-
-def _find_neighbours(
-    neighbours: Neighbours, code: I64[Tensor, "n"]
-) -> tuple[I64[Tensor, "n"], I64[Tensor, "n"]]:
-    """The first neighbour of each code, and their number."""
-    if not len(neighbours.entity):
-        return torch.zeros_like(code), torch.zeros_like(code)
-    place, is_there = code, None
-    if neighbours.code is not None:
-        place, is_there = row_index.binary_search(neighbours.code, code)
-    start = neighbours.offsets[place]
-    count = neighbours.offsets[place + 1] - start
-    if is_there is not None:
-        count = torch.where(is_there, count, 0)
-    return start, count
+    base = sizes.n_constants + 1
+    code, order = sort_keys(step * base + start)
+    codes = torch.arange(n_codes + 1, device=code.device)
+    return TabledNeighbours(base, torch.searchsorted(code, codes), end[order])
 
 
 def _build_trie(
@@ -306,9 +339,7 @@ class _Walker:
             self._spend(len(row))
             step = self.trie.child_step[position]
             here = walks.path[-1][row]
-            first, count = _find_neighbours(
-                self.neighbours, step * (self.sizes.n_constants + 1) + here
-            )
+            first, count = self.neighbours.find(step, here)
             found = count > 0
             edges = _Edges(row, step, self.trie.child[position], first, count)
             if found.any():
@@ -319,7 +350,7 @@ class _Walker:
         for edge, position in ragged_arange(edges.start, edges.n_neighbours):
             self._spend(len(edge))
             row = edges.row[edge]
-            there = self.neighbours.entity[position]
+            there = self.neighbours.entity(edges.step[edge], position)
             longer = Walks(
                 walks.question[row],
                 edges.child[edge],

@@ -15,7 +15,7 @@ Source: Galárraga et al. 2013, "AMIE: association rule mining under incomplete 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def iter_consequences(
     kb: KnowledgeBase,
     sizes: KBSizes,
     *,
-    rule_ids: Iterable[int] | None = None,
+    rule_ids: Sequence[int] | None = None,
     leave_one_out: bool = False,
     object_identity: bool = False,
     budget: RowBudget | None = None,
@@ -108,7 +108,7 @@ def iter_consequences(
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    relations = relations_by_predicate(kb.facts)
+    relations = _relations_of(kb, rule_ids)
     for applied in _apply_rules(
         kb, sizes, relations, rule_ids, object_identity, budget
     ):
@@ -129,11 +129,23 @@ def iter_consequences(
         )
 
 
+def _relations_of(
+    kb: KnowledgeBase, rule_ids: Sequence[int] | None
+) -> dict[int, Relation]:
+    """The relations of the facts that some rules name; None for all rules."""
+    rules = rules_from_kb(kb)
+    selected = rules if rule_ids is None else [rules[i] for i in rule_ids]
+    return relations_by_predicate(
+        kb.facts,
+        {atom[0] for rule in selected for atom in (rule.head, *rule.body)},
+    )
+
+
 def _apply_rules(
     kb: KnowledgeBase,
     sizes: KBSizes,
     relations: dict[int, Relation],
-    rule_ids: Iterable[int] | None,
+    rule_ids: Sequence[int] | None,
     object_identity: bool,
     budget: RowBudget | None,
 ) -> Iterator[_AppliedRule]:
@@ -157,7 +169,7 @@ def collect_consequences(
     kb: KnowledgeBase,
     sizes: KBSizes,
     *,
-    rule_ids: Iterable[int] | None = None,
+    rule_ids: Sequence[int] | None = None,
     leave_one_out: bool = False,
     object_identity: bool = False,
 ) -> Consequences:
@@ -224,12 +236,12 @@ def _known_rows(
 def _iter_counts(
     kb: KnowledgeBase,
     sizes: KBSizes,
-    rule_ids: Iterable[int],
+    rule_ids: Sequence[int],
     object_identity: bool,
     budget: RowBudget | None,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield some rules with their counts, columns as in `RuleCounts`."""
-    relations = relations_by_predicate(kb.facts)
+    relations = _relations_of(kb, rule_ids)
     for applied in _apply_rules(
         kb, sizes, relations, rule_ids, object_identity, budget
     ):

@@ -65,7 +65,7 @@ class FiringPlan:
 
     sizes: KBSizes
     chains: ChainPlan
-    relations: dict[int, Relation]  # of the facts, by predicate
+    relations: dict[int, Relation]  # of the facts that `groups` name
     groups: tuple[_RuleGroup, ...]  # the rules that are no path rules
 
 
@@ -82,7 +82,9 @@ def plan_firings(kb: KnowledgeBase, sizes: KBSizes) -> FiringPlan:
     return FiringPlan(
         sizes,
         chains.plan_chains(kb, sizes, path_rules),
-        relations_by_predicate(kb.facts),
+        relations_by_predicate(
+            kb.facts, {atom[0] for rule in others for atom in rule.body}
+        ),
         tuple(_group_rules(others, sizes, kb.facts.device)),
     )
 

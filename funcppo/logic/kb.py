@@ -12,6 +12,7 @@ Entry points: `build` makes a knowledge base; `contains`, `fact_id`, `lookup_fac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +29,9 @@ from funcppo.logic.typed_torch import from_numpy, int_list
 from funcppo.types import F32, I32, I64, Bool
 
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
+# names of what `index_facts` gives
+_HASH_TABLES = ("fact_index", "argument_index")
+_KEY_PREFIX = "key_prefix_"
 # a predicate, and which of its arguments are bound
 BindingPattern = tuple[int, tuple[bool, ...]]
 
@@ -106,6 +110,7 @@ def build(
     n_constants: int,
     n_predicates: int,
     device: torch.device | str = "cpu",
+    tables: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a fact table and a rule table.
 
@@ -114,6 +119,7 @@ def build(
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.
       rules: integers [R, M, W], head first; an id above `n_constants` is a variable.
+      tables: `index_facts` of these facts, whose memory the knowledge base shares; None to make them.
 
     Returns:
       The knowledge base on `device`, and its static sizes.
@@ -124,12 +130,15 @@ def build(
     """
     facts = np.asarray(facts)
     rules = np.asarray(rules)
-    _validate(facts, rules, n_constants, n_predicates)
+    _validate_rules(rules, facts.shape, n_constants, n_predicates)
 
     # Facts, sorted and distinct, with their indices.
-    table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
-    table = table[sort_and_index_atoms(table, n_predicates, n_constants).rows]
-    fact_tables = _index_facts(table, n_predicates, n_constants)
+    if tables is None:
+        fact_tables = _sort_and_index_facts(
+            facts, n_constants, n_predicates, device
+        )
+    else:
+        fact_tables = _from_arrays(tables, device)
 
     # Rules, grouped by head predicate.
     heads = from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(
@@ -159,8 +168,8 @@ def build(
     sizes = KBSizes(
         n_constants=n_constants,
         n_predicates=n_predicates,
-        atom_width=table.shape[1],
-        n_facts=table.shape[0],
+        atom_width=fact_tables.facts.shape[1],
+        n_facts=fact_tables.facts.shape[0],
         n_rules=len(rules),
         max_rule_atoms=rules.shape[1],
         max_rules_per_predicate=int(
@@ -170,6 +179,33 @@ def build(
         else 0,
     )
     return kb, sizes
+
+
+def index_facts(
+    facts: np.ndarray, *, n_constants: int, n_predicates: int
+) -> dict[str, np.ndarray]:
+    """What `build` makes of facts alone, as arrays by name: the sorted facts and their indices.
+
+    Arguments and errors are those of `build`.
+    """
+    tables = _sort_and_index_facts(
+        np.asarray(facts), n_constants, n_predicates, "cpu"
+    )
+    prefixes = {
+        f"{_KEY_PREFIX}{i}": prefix
+        for i, prefix in enumerate(tables.key_prefixes)
+    }
+    tensors = {
+        "facts": tables.facts,
+        "argument_postings": tables.argument_postings,
+        "fact_offsets": tables.fact_offsets,
+        **prefixes,
+    }
+    for name in _HASH_TABLES:
+        table: HashTable = getattr(tables, name)
+        for part, tensor in table._asdict().items():
+            tensors[f"{name}.{part}"] = tensor
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def contains(
@@ -256,7 +292,7 @@ def remove_fact(
     if row < 0:
         return kb, sizes
     facts = torch.cat([kb.facts[:row], kb.facts[row + 1 :]])
-    tables = _index_facts(facts, sizes.n_predicates, sizes.n_constants)
+    tables = _index_sorted_facts(facts, sizes.n_predicates, sizes.n_constants)
     return kb._replace(**tables._asdict()), replace(
         sizes, n_facts=sizes.n_facts - 1
     )
@@ -312,6 +348,24 @@ def lookup_facts(
         row.shape
     )
     return FactLookup(fact.to(torch.int64), mask, count)
+
+
+def find_postings(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    position: I64[Tensor, "n"],
+    predicate: I64[Tensor, "n"],
+    argument: I64[Tensor, "n"],
+) -> row_index.Span:
+    """Where `argument_postings` has the facts of a predicate with a constant at an argument position, from 0.
+
+    Facts of a span are in the order of `facts`; a span is empty where there are none.
+    """
+    key = (position * (sizes.n_predicates + 1) + predicate) * (
+        sizes.n_constants + 1
+    ) + argument
+    span, _ = row_index.hash_lookup(kb.argument_index, key)
+    return row_index.decode_span(span)
 
 
 def lookup_rules(
@@ -397,7 +451,42 @@ class _FactTables(NamedTuple):
     fact_offsets: Tensor
 
 
-def _index_facts(
+def _from_arrays(
+    arrays: Mapping[str, np.ndarray], device: torch.device | str
+) -> _FactTables:
+    """The tables that `index_facts` gave; on a CPU they share the memory of the arrays."""
+    tensors = {name: from_numpy(a).to(device) for name, a in arrays.items()}
+    n_prefixes = sum(name.startswith(_KEY_PREFIX) for name in tensors)
+    fact_index, argument_index = (
+        HashTable(*(tensors[f"{name}.{part}"] for part in HashTable._fields))
+        for name in _HASH_TABLES
+    )
+    return _FactTables(
+        facts=tensors["facts"],
+        key_prefixes=tuple(
+            tensors[f"{_KEY_PREFIX}{i}"] for i in range(n_prefixes)
+        ),
+        fact_index=fact_index,
+        argument_index=argument_index,
+        argument_postings=tensors["argument_postings"],
+        fact_offsets=tensors["fact_offsets"],
+    )
+
+
+def _sort_and_index_facts(
+    facts: np.ndarray,
+    n_constants: int,
+    n_predicates: int,
+    device: torch.device | str,
+) -> _FactTables:
+    """Index facts in any order, once each."""
+    _validate_facts(facts, n_constants, n_predicates)
+    table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
+    table = table[sort_and_index_atoms(table, n_predicates, n_constants).rows]
+    return _index_sorted_facts(table, n_predicates, n_constants)
+
+
+def _index_sorted_facts(
     facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
 ) -> _FactTables:
     """Index facts that are distinct and in lexicographic order."""
@@ -462,20 +551,12 @@ def _atom_bits(
     )
 
 
-def _validate(
-    facts: np.ndarray, rules: np.ndarray, n_constants: int, n_predicates: int
+def _validate_facts(
+    facts: np.ndarray, n_constants: int, n_predicates: int
 ) -> None:
-    """Raise ValueError for tables that are no facts and rules over these ids."""
-    same_width = (
-        facts.ndim == 2
-        and facts.shape[1] >= 2
-        and rules.ndim == 3
-        and rules.shape[2] == facts.shape[1]
-    )
-    if not same_width:
-        raise ValueError(
-            f"expected facts [N, W] and rules [R, M, W] of one width, got {facts.shape} and {rules.shape}"
-        )
+    """Raise ValueError for a table that holds no facts over these ids."""
+    if facts.ndim != 2 or facts.shape[1] < 2:
+        raise ValueError(f"expected facts [N, W], got {facts.shape}")
 
     predicates = facts[:, 0]
     arguments = facts[:, 1:]
@@ -496,6 +577,19 @@ def _validate(
             f"fact {row}: expected a predicate from 1 to {n_predicates}, got {facts[row].tolist()}"
         )
 
+
+def _validate_rules(
+    rules: np.ndarray,
+    facts_shape: tuple[int, ...],
+    n_constants: int,
+    n_predicates: int,
+) -> None:
+    """Raise ValueError for a table that holds no rules over these ids, as wide as the facts."""
+    has_width = rules.ndim == 3 and rules.shape[2] == facts_shape[-1]
+    if not has_width:
+        raise ValueError(
+            f"expected facts [N, W] and rules [R, M, W] of one width, got {facts_shape} and {rules.shape}"
+        )
     if len(rules) and (
         rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates
     ):

@@ -24,17 +24,19 @@ from funcppo.logic.firing_chunks import (
 )
 from funcppo.logic.firings import plan_firings
 from funcppo.logic.fixpoint import LeastModel
-from funcppo.logic.joins import RowBudget
+from funcppo.logic.joins import RowBudget, expand_ranges
 from funcppo.logic.kb import (
     KBSizes,
     KnowledgeBase,
     fact_id,
     find_atoms,
+    find_postings,
     index_sorted_atoms,
     rule_confidence,
     sort_and_index_atoms,
 )
 from funcppo.logic.sorting import unique_values
+from funcppo.logic.triple_index import HEAD, TAIL
 from funcppo.types import F64, I32, I64
 
 # odd; for `_hash_to_uniform`
@@ -163,7 +165,7 @@ def answered_step(
     object_identity: bool = False,
     budget: RowBudget | None = None,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
-    """Derive the facts and what one step derives in answer to some queries, by their questions.
+    """Derive what one step derives in answer to some queries, by their questions; the facts among the answers are held.
 
     It takes less than `restricted_step` where there are few queries. A fact may be derived from itself here.
 
@@ -191,7 +193,13 @@ def answered_step(
                 return None
 
     atoms = torch.cat(atom_parts)
-    model = partial_model(kb, sizes, atoms, object_identity=object_identity)
+    model = partial_model(
+        kb,
+        sizes,
+        atoms,
+        object_identity=object_identity,
+        facts=answering_facts(kb, sizes, queries, sides),
+    )
     return model, _index_derivations(model, atoms, torch.cat(rule_parts))
 
 
@@ -213,16 +221,19 @@ def partial_model(
     derived: I32[Tensor, "n W"],
     *,
     object_identity: bool,
+    facts: I32[Tensor, "m W"] | None = None,
     start: float | None = None,
 ) -> LeastModel:
-    """The model of the facts and of some atoms that one step derives; these in any order, perhaps more than once.
+    """The model of facts and of some atoms that one step derives; these in any order, perhaps more than once.
 
     Args:
       object_identity: with which they are derived.
+      facts: those that the model holds; None for all.
       start: when their evaluation began, a time of the performance counter; None for now.
     """
     start = time.perf_counter() if start is None else start
-    atoms = torch.cat([kb.facts, derived])
+    facts = kb.facts if facts is None else facts
+    atoms = torch.cat([facts, derived])
     rows, _ = sort_and_index_atoms(atoms, sizes.n_predicates, sizes.n_constants)
 
     atoms = atoms[rows]
@@ -233,7 +244,7 @@ def partial_model(
         atom_index=index_sorted_atoms(
             atoms, sizes.n_predicates, sizes.n_constants
         ),
-        n_atoms_after_step=(len(kb.facts), len(atoms)),
+        n_atoms_after_step=(len(facts), len(atoms)),
         complete=False,  # an atom that is absent may still be derivable
         reached_fixpoint=False,
         stop_reason="derived only as far as the queries ask",
@@ -245,6 +256,52 @@ def partial_model(
 
 
 # -- candidates of the queries
+
+
+def answering_facts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+) -> I32[Tensor, "n W"]:
+    """The facts with the predicate of a query and the argument that it keeps, in lexicographic order.
+
+    Args:
+      queries: atoms of two arguments; a ranking replaces one of them.
+      sides: the arguments that are replaced, each in turn.
+    """
+    found = [kb.argument_postings[:0]]
+    for side in sides:
+        questions = open_questions(queries, side)
+        kept = torch.full_like(questions.side, HEAD + TAIL - side)
+        span = find_postings(
+            kb, sizes, kept - 1, questions.predicate, questions.entity
+        )
+        _, position = expand_ranges(span.start, span.length)
+        found.append(kb.argument_postings[position])
+    return kb.facts[unique_values(torch.cat(found)).long()]
+
+
+def answering_atoms(
+    atoms: I32[Tensor, "N W"],
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    sizes: KBSizes,
+) -> I32[Tensor, "n W"]:
+    """The atoms of a table with the predicate of a query and the argument that it keeps, in their order.
+
+    Arguments are those of `answering_facts`.
+    """
+    base = sizes.n_constants + 1
+    is_answer = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
+    for side in sides:
+        given = HEAD + TAIL - side
+        questions = open_questions(queries, side)
+        code = atoms[:, 0].long() * base + atoms[:, given]
+        is_answer |= torch.isin(
+            code, questions.predicate * base + questions.entity
+        )
+    return atoms[is_answer]
 
 
 def _queried_arguments(

@@ -44,6 +44,8 @@ def relations_by_predicate(
       atoms: distinct, in lexicographic order.
       predicates: those wanted; None for all.
     """
+    if predicates is not None and not predicates:
+        return {}
     present, counts = runs(atoms[:, 0])
     parts = torch.split(atoms, int_list(counts))
     return {

@@ -19,6 +19,7 @@ from torch import Tensor
 from funcppo import tree
 from funcppo.config import Config, PPOConfig
 from funcppo.data import Dataset
+from funcppo.data.dataset import entity_ids
 from funcppo.deadline import NO_DEADLINE, Deadline
 from funcppo.logic import (
     derivability,
@@ -81,7 +82,7 @@ class ProverTask:
     """Sizes of `kb`."""
 
     least_model: LeastModel
-    """T_P up to `max_height`; if it is too large to hold a part of it, the facts alone if `answers_plan` is there."""
+    """T_P up to `max_height`; if it is too large to hold a part of it, nothing if `answers_plan` is there."""
 
     max_height: int
     """Maximum height of a proof."""
@@ -100,7 +101,7 @@ class ProverTask:
     """Entities that queries are ranked against, ascending."""
 
     filter_index: triple_index.FilterIndex
-    """Known triples, which are filtered from the candidates, and derivable ones."""
+    """Known triples, which are filtered from the candidates, and derivable ones; none with `answers_plan`."""
 
     answers_plan: FiringPlan | None
     """What the atoms that queries ask for are derived from, see `with_answers`; None if what is needed is held."""
@@ -125,7 +126,7 @@ class PhaseCallback(Protocol):
 class _DerivedAtoms(NamedTuple):
     """What the rules derive, as far as it can be held."""
 
-    model: LeastModel  # the facts alone if queries derive their own
+    model: LeastModel  # without atoms if queries derive their own
     derivability_index: DerivabilityIndex | None
     sample: I32[Tensor, "N W"] | None
     notes: list[str]
@@ -172,6 +173,7 @@ def build_task(
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
     )
     has_estimates = dataset.rule_estimates is not None
     max_rows = MAX_COUNT_ROWS if has_estimates else sys.maxsize
@@ -210,8 +212,11 @@ def build_task(
     # What queries are ranked against.
     on_phase("indexing candidates")
     pool, is_countries = entity_pool(dataset)
+    known = torch.from_numpy(
+        dataset.facts[:0] if derives_by_query else known_triples(dataset)
+    )
     filter_index = triple_index.build_filter_index(
-        sizes, derived.model, torch.from_numpy(known_triples(dataset)), pool
+        sizes, derived.model, known, pool
     )
 
     host_task = ProverTask(
@@ -237,40 +242,50 @@ def build_task(
 
 
 def with_answers(
-    task: ProverTask, queries: I64[Tensor, "Q W"], sides: Sequence[int]
+    task: ProverTask,
+    queries: I64[Tensor, "Q W"],
+    sides: Sequence[int],
+    *,
+    with_facts: bool = False,
 ) -> ProverTask:
-    """The task with all that the rules derive in answer to some queries; the same where T_P is held.
+    """The task with all known and derivable answers of some queries; the same where T_P is held.
 
     Args:
       queries: atoms of two arguments, each of which is replaced in turn.
       sides: the arguments that are replaced.
+      with_facts: the model holds all facts, not the answers among them alone.
     """
     plan = task.answers_plan
     if plan is None:
         return task
     kb, sizes = task.kb, task.sizes
     identity = task.least_model.object_identity
+    queries = queries.long().to(kb.facts.device)
     derived = firing_chunks.derive_answers(
-        plan,
-        queries.long().to(kb.facts.device),
-        sides,
-        object_identity=identity,
+        plan, queries, sides, object_identity=identity
     )
+    facts = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
     model = partial_fixpoint.partial_model(
-        kb, sizes, derived, object_identity=identity
+        kb,
+        sizes,
+        derived,
+        object_identity=identity,
+        facts=None if with_facts else facts,
     )
+    held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
+    known = partial_fixpoint.answering_atoms(held_out, queries, sides, sizes)
     device = task.entity_pool.device
     answered = replace(
-        task,
+        with_ranking_on(replace(task, least_model=model), str(device)),
         answers_plan=None,
-        least_model=model,
-        filter_index=task.filter_index._replace(
-            derivable_triples=triple_index.build_triple_index(
-                model.atoms.to(device), sizes.n_constants, task.entity_pool
-            )
-        ),
     )
-    return with_ranking_on(answered, str(device))
+    filter_index = triple_index.build_filter_index(
+        sizes,
+        answered.least_model,
+        torch.cat([facts, known]).to(device),
+        task.entity_pool,
+    )
+    return replace(answered, filter_index=filter_index)
 
 
 def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
@@ -342,9 +357,13 @@ def _derived_atoms(
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
     n_heads = int(counts.body_pairs.sum())
-    if not with_derivations and n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms:
+    is_large = (
+        dataset.fact_tables is not None
+        or n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
+    )
+    if not with_derivations and is_large:
         note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
-        return _facts_alone(kb, sizes, settings, note)
+        return _nothing_held(kb, sizes, settings, note)
     # What a resumed run computes again must not depend on the time.
     budget = RowBudget(
         sys.maxsize if with_derivations else MAX_STEP_ROWS,
@@ -365,7 +384,7 @@ def _derived_atoms(
     stop_reason = model.stop_reason
     if not with_derivations:
         note = f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked"
-        return _facts_alone(kb, sizes, settings, note)
+        return _nothing_held(kb, sizes, settings, note)
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
     sample = partial_fixpoint.priority_sample(
         kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
@@ -383,12 +402,17 @@ def _derived_atoms(
     return _DerivedAtoms(model, index, sample, [note])
 
 
-def _facts_alone(
+def _nothing_held(
     kb: KnowledgeBase, sizes: KBSizes, settings: ProofSettings, note: str
 ) -> _DerivedAtoms:
-    """The facts as a model: what the rules derive is not held."""
+    """A model without atoms: neither facts nor what the rules derive is held."""
+    none = kb.facts[:0]
     model = partial_fixpoint.partial_model(
-        kb, sizes, kb.facts[:0], object_identity=settings.object_identity
+        kb,
+        sizes,
+        none,
+        object_identity=settings.object_identity,
+        facts=none,
     )
     return _DerivedAtoms(model, None, None, [note])
 
@@ -421,21 +445,22 @@ def _choose_fact_selection(
 
 def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
     """Return the entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
-    entity_ids = {name: i for i, name in enumerate(dataset.entities, 1)}
-    has_regions = all(region in entity_ids for region in COUNTRIES_REGIONS)
-    is_countries = dataset.name.lower().startswith("countries") and has_regions
-    if is_countries:
-        pool = sorted(entity_ids[region] for region in COUNTRIES_REGIONS)
-    else:
-        pool = list(range(1, dataset.n_constants + 1))
-    return torch.tensor(pool), is_countries
+    if dataset.name.lower().startswith("countries"):
+        ids = entity_ids(dataset.entities)
+        regions = [ids[region] for region in COUNTRIES_REGIONS if region in ids]
+        if len(regions) == len(COUNTRIES_REGIONS):
+            return torch.tensor(sorted(regions)), True
+    return torch.arange(1, dataset.n_constants + 1), False
 
 
 def known_triples(dataset: Dataset) -> np.ndarray:
     """Return all that is known to be true, [N, W]: the facts and the triples of all splits, with repetitions."""
-    return np.concatenate(
-        [dataset.facts, dataset.train, dataset.valid, dataset.test]
-    )
+    return np.concatenate([dataset.facts, held_out_triples(dataset)])
+
+
+def held_out_triples(dataset: Dataset) -> np.ndarray:
+    """Return the triples of valid and test, [N, W], with repetitions."""
+    return np.concatenate([dataset.valid, dataset.test])
 
 
 def as_counts(counts: np.ndarray | None) -> I64[Tensor, "R 3"] | None:
