@@ -25,6 +25,11 @@ from funcppo.data.dataset import (
     from_tables,
     with_rules,
 )
+from funcppo.data.duckdb_files import (
+    NumberedFiles,
+    is_parquet,
+    read_files,
+)
 from funcppo.data.family_tree import make_family_tree
 from funcppo.data.lexer import shorten
 from funcppo.data.parser import has_variables
@@ -236,9 +241,7 @@ def _load_splits(
       cfg: how they are read, and split.
       facts_only: leave valid and test out; train may be empty beside facts.
     """
-    table = NameTable()
-    files = _read_triple_files(paths, cfg, facts_only, table)
-    names = table.names()
+    files, names = _read_triple_files(paths, cfg, facts_only)
     _check_spelling(paths, files, names)
     no_triples = np.zeros((0, 3), np.int32)
     splits = dict.fromkeys(("train", "valid", "test"), no_triples)
@@ -269,28 +272,34 @@ def _load_splits(
 
 
 def _read_triple_files(
-    paths: dict[str, Path],
-    cfg: DataConfig,
-    facts_only: bool,
-    names: NameTable,
-) -> dict[str, TripleFile]:
-    """The triples of the file of each split, whose names join a table; see `_load_splits`."""
-    files: dict[str, TripleFile] = {}
-    for split, path in paths.items():
-        is_held_out = split in ("valid", "test")
-        if facts_only and is_held_out:
-            continue
-        content = read_content(path)
-        file = read_triples(content, str(path), names, cfg.columns)
-        # A folder may have all its known facts in facts.txt.
-        has_facts = facts_only and "facts" in paths
-        may_be_empty = is_held_out or (split == "train" and has_facts)
-        if not len(file.triples) and not may_be_empty:
-            raise ValueError(
-                f"{path}: empty: expected lines of {_TRIPLE_COLUMNS}"
+    paths: dict[str, Path], cfg: DataConfig, facts_only: bool
+) -> NumberedFiles:
+    """The triples of the file of each split, and the names that they number; see `_load_splits`."""
+    held_out = {"valid", "test"}
+    if facts_only:
+        paths = {s: path for s, path in paths.items() if s not in held_out}
+    if cfg.reader == "duckdb" or any(map(is_parquet, paths.values())):
+        read = read_files(paths, cfg.columns)
+    else:
+        table = NameTable()
+        files = {
+            split: read_triples(
+                read_content(path), str(path), table, cfg.columns
             )
-        files[split] = file
-    return files
+            for split, path in paths.items()
+        }
+        read = NumberedFiles(files, table.names())
+
+    # A folder may have all its known facts in facts.txt.
+    may_be_empty = held_out
+    if facts_only and "facts" in paths:
+        may_be_empty = {*held_out, "train"}
+    for split, file in read.files.items():
+        if not len(file.triples) and split not in may_be_empty:
+            raise ValueError(
+                f"{paths[split]}: empty: expected lines of {_TRIPLE_COLUMNS}"
+            )
+    return read
 
 
 def with_rule_file(dataset: Dataset, path: Path) -> Dataset:

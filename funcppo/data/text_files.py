@@ -53,3 +53,18 @@ def decode(content: bytes, path: str) -> str:
 def read_text(path: Path) -> str:
     """The file as text; raises as `read_content` and `decode` do."""
     return decode(read_content(path), str(path))
+
+
+def read_first_line(path: Path) -> bytes:
+    """The first line of a file, unpacked, without its end; raises as `read_content` does."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            line = file.readline()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{path}: expected a whole gzip file") from None
+    except OSError as error:
+        raise ValueError(
+            f"{path}: expected a file that can be read: {error.strerror}"
+        ) from None
+    return line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n")

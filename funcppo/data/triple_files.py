@@ -25,7 +25,7 @@ from funcppo.data.text_files import decode
 from funcppo.data.triple_table import NameTable
 from funcppo.ranges import FieldError
 
-SUFFIXES = (".txt", ".tsv", ".csv", ".nt")
+SUFFIXES = (".txt", ".tsv", ".csv", ".nt", ".parquet")
 
 # Words that headers have for the columns.
 _HEADER_WORDS = (
@@ -52,7 +52,7 @@ class TripleFile(NamedTuple):
     notes: list[str]
 
 
-class _Columns(NamedTuple):
+class Columns(NamedTuple):
     """Where head, relation and tail stand in a row."""
 
     indices: tuple[int, ...]
@@ -120,15 +120,16 @@ def read_triples(
             read_ntriples(decode(content, path), path, names), 1, []
         )
 
-    is_csv = path.removesuffix(".gz").endswith(".csv")
-    separator = "," if is_csv else "\t"
-    number_rows = _number_csv if is_csv else _number_tabs
+    separator = separator_of(path)
+    number_rows = _number_csv if separator == "," else _number_tabs
     chosen = triples = None
     with suppress(_Irregular, ValueError, csv.Error):
         if b"\0" in content:
             raise _Irregular
         content = content.rstrip(b"\n")
-        chosen = _columns_of(content, path, columns)
+        end = content.find(b"\n")
+        line = content[: end if end >= 0 else len(content)]
+        chosen = choose_columns(line, path, columns)
         triples = number_rows(content, chosen, names)
     if chosen is None or triples is None:
         _check_rows(decode(content, path), path, columns)
@@ -136,10 +137,10 @@ def read_triples(
 
     if chosen.has_header:
         return TripleFile(triples[1:], 2, [])
-    return _without_header(triples, names.names(), path, separator)
+    return drop_header(triples, names.names(), path, separator)
 
 
-def _without_header(
+def drop_header(
     triples: np.ndarray, names: list[str], path: str, separator: str
 ) -> TripleFile:
     """The triples of a file, of which the first may be a header that nobody announced.
@@ -159,18 +160,21 @@ def _is_blank(content: bytes) -> bool:
     return not start.strip() and not content.decode(errors="replace").strip()
 
 
-def _columns_of(content: bytes, path: str, columns: str | None) -> _Columns:
+def separator_of(path: str) -> str:
+    """What separates the columns of a file of that name."""
+    return "," if path.removesuffix(".gz").endswith(".csv") else "\t"
+
+
+def choose_columns(line: bytes, path: str, columns: str | None) -> Columns:
     """Where head, relation and tail stand, by the first line of a file."""
-    end = content.find(b"\n")
-    line = content[: end if end >= 0 else len(content)].decode()
-    is_csv = path.removesuffix(".gz").endswith(".csv")
-    rows = _csv_rows(line, path) if is_csv else _tab_rows(line)
-    separator = "," if is_csv else "\t"
+    separator = separator_of(path)
+    text = decode(line, path)
+    rows = _csv_rows(text, path) if separator == "," else _tab_rows(text)
     return _choose_columns(next(rows, []), columns, f"{path}:1", separator)
 
 
 def _number_tabs(
-    content: bytes, columns: _Columns, names: NameTable
+    content: bytes, columns: Columns, names: NameTable
 ) -> np.ndarray:
     """The numbered rows of a file with tabs, int32 [n, 3]; quotes have no meaning."""
     if columns.n_columns > 3:
@@ -191,7 +195,7 @@ def _number_tabs(
     return names.number(texts)[inverse].reshape(-1, 3)
 
 
-def _find_cells(block: bytes, columns: _Columns) -> Cells:
+def _find_cells(block: bytes, columns: Columns) -> Cells:
     """Where the names of whole lines with tabs stand, row after row.
 
     Raises:
@@ -216,7 +220,7 @@ def _find_cells(block: bytes, columns: _Columns) -> Cells:
 
 
 def _number_csv(
-    content: bytes, columns: _Columns, names: NameTable
+    content: bytes, columns: Columns, names: NameTable
 ) -> np.ndarray:
     """The numbered rows of a file with commas, int32 [n, 3]."""
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="")
@@ -237,9 +241,8 @@ def _number_csv(
 
 def _check_rows(text: str, path: str, columns: str | None) -> None:
     """Raise ValueError for the first row of a file that is wrong."""
-    is_csv = path.removesuffix(".gz").endswith(".csv")
-    separator = "," if is_csv else "\t"
-    rows = _csv_rows(text, path) if is_csv else _tab_rows(text)
+    separator = separator_of(path)
+    rows = _csv_rows(text, path) if separator == "," else _tab_rows(text)
     first = next(rows)
     chosen = _choose_columns(first, columns, f"{path}:1", separator)
     if not chosen.has_header:
@@ -274,10 +277,10 @@ def _csv_rows(text: str, path: str) -> Iterator[list[str]]:
 
 def _choose_columns(
     first: Sequence[str], columns: str | None, place: str, separator: str
-) -> _Columns:
+) -> Columns:
     """Where head, relation and tail stand, by the first row of a file."""
     if columns is None:
-        return _Columns((0, 1, 2), 3, has_header=False)
+        return Columns((0, 1, 2), 3, has_header=False)
 
     names = parse_columns(columns)
     by_number = _is_number(names[0])
@@ -294,11 +297,11 @@ def _choose_columns(
         raise ValueError(
             f"{place}: expected {kind} {missing[0]}, as --columns says, got {len(first)} columns, {line}"
         )
-    return _Columns(tuple(indices), len(first), has_header=not by_number)
+    return Columns(tuple(indices), len(first), has_header=not by_number)
 
 
 def _check_row(
-    row: Sequence[str], columns: _Columns, place: str, separator: str
+    row: Sequence[str], columns: Columns, place: str, separator: str
 ) -> None:
     """Raise ValueError if a row has another number of columns, or no name where one should be."""
     names = ("head", "relation", "tail")
