@@ -21,6 +21,8 @@ NEAR_INVERSE_SHARE = 0.8
 # pairs of a triple and one of its inverses beyond which no near-inverses are searched, and how many are held at a time
 MAX_PAIRS = 30_000_000
 PAIRS_PER_CHUNK = 2_000_000
+# known facts beyond which no leaks are searched: the search sorts them twice
+MAX_TRIPLES = 50_000_000
 MAX_LISTED = 3  # pairs of relations that a note names
 
 
@@ -58,6 +60,10 @@ def leakage_notes(
     splits = {name: table for name, table in held_out.items() if len(table)}
     if not splits:
         return []
+    if len(known) > MAX_TRIPLES:
+        return [
+            f"leaks between the splits were not searched: {len(known):,} known facts, over {MAX_TRIPLES:,}"
+        ]
     triples = index_triples([known, *splits.values()], len(relations))
     is_known = np.zeros(len(triples.relation), bool)
     is_known[triples.rows[0]] = True

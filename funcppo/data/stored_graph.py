@@ -167,7 +167,8 @@ def _write_files(
         arrays["rule_counts"] = dataset.rule_counts
     arrays |= {_FACT_TABLE + name: a for name, a in fact_tables.items()}
     for name, array in arrays.items():
-        _write_synced(folder / name, np.ascontiguousarray(array).data.cast("B"))
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        _write_synced(folder / name, content.data)
 
     manifest: dict[str, Any] = {
         "kind": _KIND,

@@ -66,7 +66,10 @@ def drop_duplicates(triples: np.ndarray) -> np.ndarray:
     code = a * n_c + c
     if n_a * n_b * n_c >= 1 << 63:
         _, code = np.unique(code, return_inverse=True)
-    _, first = np.unique(code * n_b + b, return_index=True)
-    if len(first) == len(triples):
+    code = code * n_b + b
+    # Where each came from takes longer to find than that none repeats another.
+    ascending = np.sort(code)
+    if not (ascending[1:] == ascending[:-1]).any():
         return triples
+    _, first = np.unique(code, return_index=True)
     return triples[np.sort(first)]

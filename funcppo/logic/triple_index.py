@@ -15,6 +15,7 @@ from torch import Tensor
 from funcppo.logic.fixpoint import LeastModel
 from funcppo.logic.joins import expand_ranges
 from funcppo.logic.kb import KBSizes
+from funcppo.logic.row_index import binary_search
 from funcppo.logic.sorting import unique_values
 from funcppo.types import I32, I64, Bool
 
@@ -68,7 +69,8 @@ def build_triple_index(
     Args:
       atoms: in any order, repetitions allowed. Atoms of other than two arguments answer no ranking query and are left
         out.
-      pool: index on each side only triples whose replaced argument is one of these entities; None indexes all.
+      pool: index on each side only triples whose replaced argument is one of these entities, which ascend; None indexes
+        all.
 
     Raises:
       ValueError: the keys of so many predicates and constants exceed 63 bits.
@@ -173,7 +175,7 @@ def _sorted_keys(
     given, replaced = triples[:, _given_argument(side)], triples[:, side]
     keys = (triples[:, 0] * base + given) * base + replaced
     if pool is not None:
-        keys = keys[torch.isin(replaced, pool)]
+        keys = keys[binary_search(pool, replaced.contiguous()).found]
     return unique_values(keys)
 
 

@@ -85,8 +85,8 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
             "{'head': 'VARCHAR', 'relation': 'VARCHAR', 'tail': 'VARCHAR'}"
         )
         duckdb.sql(
-            f"COPY (SELECT tail, head, relation FROM read_csv('{path}', delim='\\t', quote='', escape='', header=false, "
-            f"auto_detect=false, columns={columns})) TO '{packed / path.stem}.parquet'"
+            f"COPY (SELECT tail, head, relation FROM read_csv('{path}', delim='\\t', quote='', escape='', "
+            f"header=false, auto_detect=false, columns={columns})) TO '{packed / path.stem}.parquet'"
         )
     assert load(packed).fingerprint == load(folder).fingerprint
     with pytest.raises(ValueError, match=r"train\.parquet: expected three col"):
