@@ -36,6 +36,8 @@ a line that names its records, hardware, versions and commits):
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
     performance-index           building the index of 20 million facts, lookups among them (a sentence)
+    large-graph                 a generated graph written, indexed, opened, looked up and ranked
+    large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
 """
 
@@ -1271,6 +1273,91 @@ def performance_lookup() -> str:
     return "\n".join(blocks) + origin("lookup")
 
 
+# Triples and entities as their publications state them.
+LARGE_GRAPHS = {
+    "Wikidata5M (Wang et al. 2021, arXiv:1911.06136)": (20_624_575, 4_594_485),
+    "Freebase (Zheng et al. 2020, arXiv:2004.08532)": (338_586_276, 86_054_151),
+    "Wikidata of 2021-06-14, all of it (wikitech.wikimedia.org/wiki/User:AKhatun/Wikidata_Basic_Analysis)": (
+        12_910_066_145,
+        97_315_151,
+    ),
+}
+MAX_FACTS = 2**31  # ids of facts are int32
+
+
+def large_graph() -> str:
+    """The block of this name."""
+    record = load_record("large_graph")
+    rows = []
+    for row in record["rows"]:
+        rows.append(
+            [row["phase"], f"{row['seconds']:,.1f}", _large_graph_note(row)]
+        )
+    options = record["options"]
+    head = [f"{options['triples']:,} triples", "seconds", "what it took"]
+    return table(head, rows) + origin("large_graph")
+
+
+def _large_graph_note(row: Row) -> str:
+    """What a phase of the record says beside its seconds."""
+    match row["phase"]:
+        case "write":
+            return f"{row['bytes'] / 1e9:,.2f} GB of text"
+        case "index":
+            parts = ", ".join(
+                f"{k} {v:,.0f} s" for k, v in row["phases"].items()
+            )
+            return (
+                f"{parts}; peak {row['peak_bytes'] / 1e9:,.2f} GB; folder of {row['bytes'] / 1e9:,.2f} GB, "
+                f"{row['bytes_per_fact']:.1f} bytes a fact"
+            )
+        case "open":
+            return (
+                f"the folder {1e3 * row['load_seconds']:.0f} ms, the knowledge base "
+                f"{1e3 * row['build_seconds']:.0f} ms; the rest is imports"
+            )
+        case "look up":
+            return (
+                f"{row['facts']:,} facts in {row['median_us']:,.0f} µs (median)"
+            )
+    return (
+        f"{row['n_queries']:,} queries by {row['processes']} processes; resident together at most "
+        f"{row['peak_pss_bytes'] / 1e9:,.2f} GB, {row['peak_pss_private_bytes'] / 1e9:,.2f} GB of it not mapped"
+    )
+
+
+def large_graph_sizes() -> str:
+    """The block of this name."""
+    rows_by_phase = {r["phase"]: r for r in load_record("large_graph")["rows"]}
+    index = rows_by_phase["index"]
+    peak = index["peak_bytes"] / index["n_facts"]
+    rows = []
+    for name, (n_facts, n_entities) in LARGE_GRAPHS.items():
+        if n_facts >= MAX_FACTS:
+            none = [f"over {MAX_FACTS - 1:,} facts", "", ""]
+            rows.append([name, f"{n_facts:,}", f"{n_entities:,}", *none])
+            continue
+        rows.append(
+            [
+                name,
+                f"{n_facts:,}",
+                f"{n_entities:,}",
+                f"{n_facts * index['bytes_per_fact'] / 1e9:,.1f} GB",
+                f"{n_facts * peak / 1e9:,.0f} GB",
+                f"{n_entities * 8 / 1e9:,.2f} GB",
+            ]
+        )
+    head = [
+        "graph",
+        "triples",
+        "entities",
+        "folder, shared by all processes",
+        "peak while indexing",
+        "of each process that ranks",
+    ]
+    return table(head, rows) + origin("large_graph")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
@@ -1299,6 +1386,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-evaluator": performance_evaluator,
     "performance-index": performance_index,
     "performance-lookup": performance_lookup,
+    "large-graph": large_graph,
+    "large-graph-sizes": large_graph_sizes,
 }
 
 

@@ -109,13 +109,7 @@ def load(
     generated = _GENERATED_NAME.fullmatch(name)
 
     if stored_graph.is_stored_graph(path):
-        if cfg != DEFAULT_CONFIG:
-            raise ValueError(
-                f"{name}: is a folder of `funcppo index`: expected options of reading and splitting there"
-            )
-        dataset = stored_graph.read(path)
-        if facts_only:
-            dataset = _facts_only(dataset)
+        dataset = _open_stored(path, cfg, facts_only)
     elif path.is_dir():
         dataset = _load_folder(path, cfg, facts_only, rules is None)
     elif is_triple_file(name):
@@ -207,8 +201,15 @@ def _load_folder(
     return with_rule_file(dataset, rule_path)
 
 
-def _facts_only(dataset: Dataset) -> Dataset:
-    """The data set without held-out triples and rules."""
+def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:
+    """The data set of a folder of `funcppo index`, perhaps without held-out triples and rules."""
+    if cfg != DEFAULT_CONFIG:
+        raise ValueError(
+            f"{path}: is a folder of `funcppo index`: expected options of reading and splitting there"
+        )
+    dataset = stored_graph.read(path)
+    if not facts_only:
+        return dataset
     return replace(
         dataset,
         valid=dataset.valid[:0],

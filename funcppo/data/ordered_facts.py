@@ -54,4 +54,8 @@ def facts_digest(dataset: Dataset) -> str:
 def _ids_by_name(ids: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """The distinct ids of a table in the order of their names, after the 0 of padding."""
     in_use = np.unique(ids[ids > 0]).tolist()
-    return np.array([0, *sorted(in_use, key=lambda i: names[i - 1])])
+
+    def name_of(i: int) -> str:
+        return names[i - 1]
+
+    return np.array([0, *sorted(in_use, key=name_of)])

@@ -195,16 +195,18 @@ def index_facts(
         f"{_KEY_PREFIX}{i}": prefix
         for i, prefix in enumerate(tables.key_prefixes)
     }
+    hash_tables = {
+        f"{name}.{part}": tensor
+        for name in _HASH_TABLES
+        for part, tensor in getattr(tables, name)._asdict().items()
+    }
     tensors = {
         "facts": tables.facts,
         "argument_postings": tables.argument_postings,
         "fact_offsets": tables.fact_offsets,
         **prefixes,
+        **hash_tables,
     }
-    for name in _HASH_TABLES:
-        table: HashTable = getattr(tables, name)
-        for part, tensor in table._asdict().items():
-            tensors[f"{name}.{part}"] = tensor
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
@@ -557,6 +559,10 @@ def _validate_facts(
     """Raise ValueError for a table that holds no facts over these ids."""
     if facts.ndim != 2 or facts.shape[1] < 2:
         raise ValueError(f"expected facts [N, W], got {facts.shape}")
+    if len(facts) >= _NO_LIMIT:
+        raise ValueError(
+            f"expected fewer than {_NO_LIMIT:,} facts, got {len(facts):,}"
+        )
 
     predicates = facts[:, 0]
     arguments = facts[:, 1:]
