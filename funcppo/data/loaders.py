@@ -103,20 +103,29 @@ def load(
       ValueError: the data set does not exist or a file is wrong. The message is one line with file and line number,
         what was expected and what was read.
     """
-    path = Path(name_or_path)
-    name = str(name_or_path)
+    dataset = _load(str(name_or_path), cfg, facts_only, rules is None)
+    if rules is None:
+        return dataset
+    return with_rule_file(dataset, Path(rules))
+
+
+def _load(
+    name: str, cfg: DataConfig, facts_only: bool, with_own_rules: bool
+) -> Dataset:
+    """The data set of a path or a name, perhaps with its own rules; see `load`."""
+    path = Path(name)
     embedded = EMBEDDED_DIR / name
     generated = _GENERATED_NAME.fullmatch(name)
 
     if stored_graph.is_stored_graph(path):
         dataset = _open_stored(path, cfg, facts_only)
     elif path.is_dir():
-        dataset = _load_folder(path, cfg, facts_only, rules is None)
+        dataset = _load_folder(path, cfg, facts_only, with_own_rules)
     elif is_triple_file(name):
         paths = {"train": path}
         dataset = _load_splits(path.name, paths, cfg, facts_only)
     elif name.isidentifier() and embedded.is_dir():
-        dataset = _load_folder(embedded, cfg, facts_only, rules is None)
+        dataset = _load_folder(embedded, cfg, facts_only, with_own_rules)
     elif cfg != DEFAULT_CONFIG:
         raise ValueError(
             f"{name}: expected a folder or a file of triples to choose columns of or to split"
@@ -134,10 +143,7 @@ def load(
             f"unknown data set {shorten(name)}: expected a folder (of triples, or of a run where a program takes one), "
             f"a .txt, .tsv, .csv, .nt or .pl file or one of {names}"
         )
-
-    if rules is None:
-        return dataset
-    return with_rule_file(dataset, Path(rules))
+    return dataset
 
 
 def from_text(program: str, name: str = "program") -> Dataset:

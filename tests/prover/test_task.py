@@ -1,6 +1,7 @@
 """What is computed from a data set, and which settings are refused."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -199,18 +200,20 @@ def test_without_derivations_a_task_holds_the_same_candidates():
         assert whole.least_model.complete == (max_atoms > n_facts + 1)
         split = torch.from_numpy(dataset.test).long()
         if not whole.least_model.complete:
-            assert len(bare.least_model.atoms) == n_facts
+            assert not len(bare.least_model.atoms)
             bare = prover_task.with_answers(bare, split, (HEAD, TAIL))
-            assert len(bare.least_model.atoms) > n_facts
+            assert (bare.least_model.height > 0).any()
         assert prover_task.with_answers(bare, split, (HEAD, TAIL)) is bare
-        for side in (HEAD, TAIL):
+        for side, index in itertools.product(
+            (HEAD, TAIL), ("derivable_triples", "true_triples")
+        ):
             ours, theirs = (
                 triple_index.list_answers(
-                    task.filter_index.derivable_triples, split, side
+                    getattr(task.filter_index, index), split, side
                 )
                 for task in (bare, whole)
             )
-            assert len(ours.entity) > len(split)
+            assert len(ours.entity) >= len(split)
             assert torch.equal(ours.query_row, theirs.query_row)
             assert torch.equal(ours.entity, theirs.entity)
 
