@@ -13,15 +13,16 @@ from tests.cli.runner import funcppo
 
 @pytest.fixture
 def graph(tmp_path):
-    """A folder with a test triple that is a fact, and rules of all kinds: paths and constants."""
+    """A folder with test triples that are facts, and rules of all kinds: paths and constants."""
     folder = tmp_path / "graph"
     folder.mkdir()
     pairs = [(i, (7 * i + 3) % 11) for i in range(11)] + [(i, (i + 1) % 11) for i in range(8)]  # fmt: skip
     rows = [f"e{a}\tp\te{b}\n" for a, b in dict.fromkeys(pairs)]
     rows += [f"e{a}\tq\te{(3 * a) % 11}\n" for a in range(9)]
     (folder / "train.tsv").write_text("".join(rows))
+    facts = "".join(rows[::2])
     (folder / "valid.tsv").write_text("e9\tp\te10\ne2\tp\te8\n")
-    (folder / "test.tsv").write_text(f"e10\tp\te0\ne5\tq\te9\n{rows[0]}")
+    (folder / "test.tsv").write_text(f"e10\tp\te0\ne5\tq\te9\n{facts}")
     (folder / "rules.txt").write_text(
         "0.5\tp(X,Y) :- q(X,Z), p(Z,Y)\n"
         "0.5\tp(X,Y) :- p(Y,X)\n"
