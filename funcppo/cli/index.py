@@ -135,7 +135,7 @@ def _with_counts(
 
     from funcppo.logic import kb
     from funcppo.logic.consequences import count_rules
-    from funcppo.prover.task import known_counts
+    from funcppo.prover.task import as_counts
 
     on_phase(f"counting {len(dataset.rules):,} rules")
     built, sizes = kb.build(
@@ -145,7 +145,7 @@ def _with_counts(
         n_predicates=dataset.n_predicates,
         tables=tables,
     )
-    counts = count_rules(built, sizes, known=known_counts(dataset))
+    counts = count_rules(built, sizes, known=as_counts(dataset.rule_counts))
     return dataclasses.replace(
         dataset, rule_counts=torch.stack(counts, dim=1).numpy()
     )

@@ -146,9 +146,7 @@ def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:
     return assign_ids(entities)
 
 
-_ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = (
-    WeakKeyDictionary()
-)
+_ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = WeakKeyDictionary()
 
 
 def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
@@ -353,6 +351,8 @@ def encode_atom(
 
 
 _BLOCK_NAMES = 1 << 16  # that are hashed at a time
+
+
 def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
     """Ids of the predicates by name and arity."""
     return assign_ids(zip(dataset.predicates, dataset.arities))

@@ -65,7 +65,7 @@ def read_files(paths: Mapping[str, Path], columns: str | None) -> NumberedFiles:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = f"{int(memory * _MEMORY_SHARE) // 2**20}MiB"
     with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
-        config = {"memory_limit": limit, "temp_directory": folder}
+        config: Any = {"memory_limit": limit, "temp_directory": folder}
         database = duckdb.connect(f"{folder}/triples.db", config=config)
         with closing(database):
             for split, path in paths.items():
