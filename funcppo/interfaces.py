@@ -285,19 +285,12 @@ class ApplyRecurrentFn(Protocol[World, Params, Obs, Output]):
     ) -> tuple[Output, Memory]: ...
 
 
-class ApplySequenceFn(Protocol[World, Params, Obs, Output]):
-    """Applies a network with memory to T steps of B rows, as `recurrence.apply_sequence`; the output has T * B rows."""
+class EncodeFn(Protocol[World, Params, Obs]):
+    """Reads the observations of any number of rows, before the memory comes in."""
 
     def __call__(
-        self,
-        cfg: Settings,
-        world: World,
-        params: Params,
-        obs: Obs,
-        done: Bool[Tensor, "T B"],
-        memory: Memory,
-        /,
-    ) -> Output: ...
+        self, cfg: Settings, world: World, params: Params, obs: Obs, /
+    ) -> Any: ...
 
 
 def _apply_without_memory(
@@ -327,8 +320,9 @@ class Agent(Generic[World, Params, Obs, Output]):
     # Of a network with memory, in place of `apply`.
     initial_memory: InitialMemoryFn | None = None
     apply_recurrent: ApplyRecurrentFn[World, Params, Obs, Output] | None = None
-    # For a network that does part of its work on all steps of a sequence at once. None: it goes step by step.
-    apply_sequence: ApplySequenceFn[World, Params, Obs, Output] | None = None
+    # The part of such a network that needs no memory, which is then applied to all steps of a sequence at once:
+    # `apply_recurrent` receives its result in place of the observations. None: there is no such part.
+    encode: EncodeFn[World, Params, Obs] | None = None
 
     def __post_init__(self) -> None:
         """Raise TypeError unless there is either `apply`, or what a network with memory needs."""

@@ -16,6 +16,7 @@ from torch.func import grad_and_value
 
 from funcppo import optim, tree
 from funcppo.config import AdamConfig, Config
+from funcppo.loops import graph_scan, keeps_loops, scan
 from funcppo.losses import (
     Batch,
     LossMetrics,
@@ -25,7 +26,7 @@ from funcppo.losses import (
     normalize_advantages,
 )
 from funcppo.optim import AdamState
-from funcppo.rollout import scan
+from funcppo.recurrence import backpropagate, step_memories
 from funcppo.types import F32, I64, Bool, Obs, Params, Scan
 
 
@@ -209,11 +210,68 @@ def loss_gradient(
     scalars: Scalars,
 ) -> tuple[Params, LossMetrics]:
     """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
+    if isinstance(batch.sequence, Sequence) and keeps_loops():
+        sequences = select_rows(cfg, batch, rows)
+        return sequence_gradient(cfg, world, params, sequences, scalars)
     loss = partial(minibatch_loss, cfg, world)
     grads, (_, metrics) = grad_and_value(loss, has_aux=True)(
         params, batch, rows, scalars
     )
     return cast(Params, grads), cast(LossMetrics, metrics)
+
+
+def sequence_gradient(
+    cfg: Config,
+    world: object,
+    params: Params,
+    batch: Batch[Obs],
+    scalars: Scalars,
+    scan: Scan = graph_scan,
+) -> tuple[Params, LossMetrics]:
+    """As `loss_gradient`, of a network with memory over a batch of whole environments, by two loops over the steps.
+
+    The loss is differentiated in the memory before every step, as if each were given. `recurrence.backpropagate` adds
+    what goes through the steps before. Automatic differentiation in place of the second loop would need the first one
+    unrolled.
+
+    Args:
+      scan: the loop over steps.
+    """
+    agent = cfg.update_agent or cfg.agent
+    assert isinstance(batch.sequence, Sequence)
+    # As `loss_fn` reads them: a bad number is 0.
+    obs, memory = tree.map(_zero_nonfinite, (batch.obs, batch.sequence.memory))
+    obs, done = tree.map(
+        lambda x: x.unflatten(0, (cfg.ppo.n_steps, -1)),
+        (obs, batch.sequence.done),
+    )
+    memories = step_memories(agent, world, params, obs, done, memory, scan)
+
+    def loss(
+        params: Params, memory_leaves: list[Tensor]
+    ) -> tuple[Tensor, LossMetrics]:
+        sequence = Sequence(
+            done.flatten(), memories.with_floating_leaves(memory_leaves)
+        )
+        return loss_fn(
+            cfg, world, params, batch._replace(sequence=sequence), scalars
+        )
+
+    gradient = grad_and_value(loss, argnums=(0, 1), has_aux=True)
+    (grads, memory_grads), (_, metrics) = gradient(
+        params, memories.floating_leaves()
+    )
+    through_time = backpropagate(
+        agent, world, params, obs, done, memories, memory_grads, scan
+    )
+    return tree.map(torch.add, grads, through_time), cast(LossMetrics, metrics)
+
+
+def _zero_nonfinite(x: Tensor) -> Tensor:
+    """The tensor with 0 for every NaN and infinity."""
+    if not x.is_floating_point():
+        return x
+    return torch.where(x.isfinite(), x, 0.0)
 
 
 def accumulate_gradients(

@@ -1,7 +1,7 @@
 """Rollouts: `n_steps` transitions of every environment under fixed parameters, time-major.
 
-`init_rollout_state` makes the first state, `rollout_step` one transition, and `scan` loops over it. All random inputs
-of a rollout are sampled before it (`rollout_keys`, `sample_random_inputs`).
+`init_rollout_state` makes the first state, and `rollout_step` one transition. All random inputs of a rollout are
+sampled before it (`rollout_keys`, `sample_random_inputs`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from funcppo.types import (
     F32,
     I64,
     Bool,
-    Carry,
     Obs,
     ResetSample,
     Scan,
-    ScanBody,
     State,
     World,
-    X,
-    Y,
     check_tensor,
 )
 
@@ -319,28 +315,6 @@ def estimate_value(
     obs = cfg.env.observe(cfg.env.cfg, world, env_state)
     output, _ = apply_agent(cfg.agent, world, params, obs, memory)
     return output.value
-
-
-def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:
-    """Loop over the leading axis of `xs`.
-
-    Args:
-      body: (carry, x) -> (carry, y).
-      carry: before the first turn.
-      xs: a tree whose leaves share their leading axis.
-
-    Returns:
-      The carry after the last turn, and the outputs stacked along a leading axis.
-    """
-    ys: list[Y] = []
-    for x_leaves in zip(*(leaf.unbind() for leaf in tree.leaves(xs))):
-        carry, y = body(carry, tree.unflatten(xs, list(x_leaves)))
-        ys.append(y)
-    return carry, tree.map(_stack, *ys)
-
-
-def _stack(*leaves: Tensor) -> Tensor:
-    return torch.stack(leaves)
 
 
 def unroll(

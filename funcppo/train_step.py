@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from funcppo import minibatch, optim, random, rollout, shards, tree
+from funcppo import loops, minibatch, optim, random, rollout, shards, tree
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.interfaces import GatherShards, Memory
@@ -386,7 +386,7 @@ class Parts:
     whole composes one from them (`minibatch.MinibatchParts`).
     """
 
-    scan: Scan = rollout.scan
+    scan: Scan = loops.scan
     sample_randomness: SampleRandomnessFn = sample_randomness
     rollout_step: RolloutStepFn = rollout_step
     unroll: UnrollFn = rollout.unroll

@@ -31,6 +31,7 @@ VOCABULARY = (
     "ranges",
     "distributions",
     "interfaces",
+    "loops",
     "recurrence",
     "config",
     "deadline",

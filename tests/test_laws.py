@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from funcppo import losses, optim, random, rollout, tree
+from funcppo import loops, losses, optim, random, rollout, tree
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.nets.base import PolicyValue
@@ -69,7 +69,7 @@ def rolled(cfg: Any, seed: int) -> Any:
     return (
         state,
         draws,
-        *rollout.scan(
+        *loops.scan(
             act, RolloutState(state.env_state, state.episode_stats), draws
         ),
     )

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import losses, minibatch, random, rollout, tree
+from funcppo import loops, losses, minibatch, random, tree
 from funcppo.config import AdamConfig
 from funcppo.runtime import compile_cache
 from funcppo.train_step import collect, init, minibatch_step
@@ -128,7 +128,7 @@ def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
         return here and kl > target_kl
 
     want = torch_learner(cfg, params, batch, scalars, minibatches.rows, stop)
-    got, _ = rollout.scan(
+    got, _ = loops.scan(
         partial(minibatch_step, cfg, WORLD, params, batch, scalars),
         learner,
         minibatches,
@@ -143,7 +143,7 @@ def test_the_kl_limits_of_the_test_above_stop_at_different_places():
             cfg = cartpole_config(**SMALL, target_kl=target_kl, kl_stop=kl_stop)
             params, batch, scalars, learner, xs = learning_problem(cfg)
             step = partial(minibatch_step, cfg, WORLD, params, batch, scalars)
-            made.append(int(rollout.scan(step, learner, xs)[0].opt_state.step))
+            made.append(int(loops.scan(step, learner, xs)[0].opt_state.step))
     assert (
         made[0] == 2
         and made[2] == made[5] == 6

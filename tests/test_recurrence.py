@@ -10,6 +10,7 @@ import torch
 import funcppo as fp
 from funcppo import random, recurrence, tree
 from funcppo.interfaces import Agent, EnvironmentSpec, MaskedObservation
+from funcppo.loops import graph_scan
 from tests.learning import WORLD, assert_trees_equal
 
 T, B = 6, 3
@@ -44,11 +45,8 @@ def sequence(name):
 def test_a_sequence_equals_its_steps_one_row_at_a_time(name):
     """With memories that start again after an end; float32."""
     agent, params, obs, done, memory = sequence(name)
-    assert agent.apply_sequence is not None and done.any() and not done.all()
+    assert agent.encode is not None and done.any() and not done.all()
     whole = recurrence.apply_sequence(agent, WORLD, params, obs, done, memory)
-    by_step = recurrence.apply_sequence(
-        replace(agent, apply_sequence=None), WORLD, params, obs, done, memory
-    )
     rows = []
     for b in range(B):
         own = tree.map(lambda x, b=b: x[b : b + 1], memory)
@@ -64,7 +62,55 @@ def test_a_sequence_equals_its_steps_one_row_at_a_time(name):
         *rows,
     )
     assert_trees_equal(whole, want, rtol=1e-5, atol=1e-6)
-    assert_trees_equal(by_step, want, rtol=1e-5, atol=1e-6)
+
+
+def counting(n_nodes):
+    """A backend that appends the size of a graph, loop bodies included, and runs it as it is."""
+
+    def backend(graph, _):
+        modules = [m for m in graph.modules() if hasattr(m, "graph")]
+        n_nodes.append(sum(len(m.graph.nodes) for m in modules))
+        return graph.forward
+
+    return backend
+
+
+def test_a_graph_of_many_steps_is_as_small_as_one_of_few():
+    """The gradient of all memories' sum, beside that by automatic differentiation of the unrolled loop; 1e-5."""
+
+    def apply(cfg, world, weight, obs, memory):
+        memory = torch.tanh(memory @ weight + obs)
+        return memory, memory
+
+    agent = Agent(
+        cfg=None,
+        init=print,
+        initial_memory=lambda _, n, device: torch.zeros(n, 2, device=device),
+        apply_recurrent=apply,
+    )
+
+    def gradient(weight, obs, done, memory):
+        given = (agent, WORLD, weight, obs, done)
+        memories = recurrence.step_memories(*given, memory, graph_scan)
+        ones = [torch.ones_like(memories.memory)]
+        return recurrence.backpropagate(*given, memories, ones, graph_scan)
+
+    def loss(weight, *sequence):
+        memories = recurrence.step_memories(agent, WORLD, weight, *sequence)
+        return memories.memory.sum()
+
+    n_nodes = []
+    compiled = torch.compile(
+        gradient, fullgraph=True, dynamic=False, backend=counting(n_nodes)
+    )
+    for n_steps in (3, 6):
+        obs = random.normal(random.key(n_steps), (n_steps, B, 2))
+        done = torch.arange(n_steps)[:, None] == torch.arange(B)
+        arguments = (torch.full((2, 2), 0.5), obs, done, obs[0])
+        got = compiled(*arguments)
+        want = torch.func.grad(loss)(*arguments)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    assert len(n_nodes) == 2 and n_nodes[0] == n_nodes[1]
 
 
 def test_a_network_without_memory_is_applied_alike():

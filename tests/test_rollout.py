@@ -8,12 +8,12 @@ import torch
 
 from funcppo import random, rollout, tree
 from funcppo.envs.classic_control import cartpole, pendulum
+from funcppo.loops import scan
 from funcppo.nets import feedforward
 from funcppo.rollout import (
     rollout_keys,
     rollout_step,
     sample_random_inputs,
-    scan,
 )
 from funcppo.train_step import init
 from tests.learning import WORLD, cartpole_config, one_thread, pendulum_config
@@ -38,13 +38,6 @@ def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
         keys,
         *scan(partial(rollout_step, cfg, WORLD, params), first, random_inputs),
     )
-
-
-def test_scan_by_hand():
-    carry, ys = scan(
-        lambda c, x: (c + x, c * x), torch.tensor(1), torch.tensor([2, 3, 4])
-    )
-    assert int(carry) == 10 and ys.tolist() == [2, 9, 24]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcppo import losses, minibatch, random, rollout, shards, tree
+from funcppo import loops, losses, minibatch, random, shards, tree
 from funcppo.minibatch import MinibatchIndices
 from funcppo.shards import ShardGradient
 from funcppo.train_step import (
@@ -113,7 +113,7 @@ def learn(cfg, state, got, batch, minibatches):
     step = partial(
         shards.minibatch_step, cfg, WORLD, state.params, batch, got.scalars
     )
-    return rollout.scan(step, got.update_state, minibatches)
+    return loops.scan(step, got.update_state, minibatches)
 
 
 @pytest.mark.parametrize(

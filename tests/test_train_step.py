@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import optim, random, rollout, tree
+from funcppo import loops, optim, random, rollout, tree
 from funcppo.config import Schedule
 from funcppo.minibatch import MinibatchParts
 from funcppo.rollout import RolloutState
@@ -48,7 +48,7 @@ def acted(cfg, state):
     """The actor and the trajectory of the state's next rollout."""
     _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return rollout.scan(
+    return loops.scan(
         act, RolloutState(state.env_state, state.episode_stats), draws
     )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from funcppo import random, recurrence, tree
+from funcppo import random, recurrence
 from funcppo.interfaces import (
     AnyAgent,
     EnvironmentSpec,
@@ -31,7 +31,7 @@ from funcppo.nets.base import (
 )
 from funcppo.nets.feedforward import HIDDEN_GAIN, mlp, orthogonal
 from funcppo.ranges import Size, check_fields
-from funcppo.types import F32, I64, Bool
+from funcppo.types import F32, I64
 
 MINATAR = ((16, 3, 1),)  # channels, kernel size, stride
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -156,36 +156,29 @@ def initial_memory(cfg: CNNConfig, n_rows: int, device: torch.device) -> Memory:
     return recurrence.initial_memory(cfg.reader, n_rows, device)
 
 
+def encode(
+    cfg: CNNConfig,
+    world: object,
+    params: Params,
+    obs: Tensor | MaskedObservation,
+) -> Any:
+    """What the network that reads the features makes of them without its memory."""
+    read = _read_images(cfg, params, obs)
+    return recurrence.encode(cfg.reader, world, params.reader, read)
+
+
 def apply_recurrent(
     cfg: CNNConfig,
     world: object,
     params: Params,
-    obs: Tensor | MaskedObservation,
+    encoded: Any,
     memory: Memory,
 ) -> tuple[Any, Memory]:
-    """As `apply`, of a network with memory; returns the memory after the observations too."""
-    read = _read_images(cfg, params, obs)
-    return recurrence.apply_agent(
-        cfg.reader, world, params.reader, read, memory
-    )
-
-
-def apply_sequence(
-    cfg: CNNConfig,
-    world: object,
-    params: Params,
-    obs: Tensor | MaskedObservation,
-    done: Bool[Tensor, "T B"],
-    memory: Memory,
-) -> Any:
-    """The outputs for T steps of B rows: all images are read at once."""
-    rows = tree.map(lambda x: x.flatten(0, 1), obs)
-    read = tree.map(
-        lambda x: x.view(*done.shape, *x.shape[1:]),
-        _read_images(cfg, params, rows),
-    )
-    return recurrence.apply_sequence(
-        cfg.reader, world, params.reader, read, done, memory
+    """The output of the network that reads the features, and its memory after the observations."""
+    reader = cfg.reader
+    assert reader.apply_recurrent is not None
+    return reader.apply_recurrent(
+        reader.cfg, world, params.reader, encoded, memory
     )
 
 
@@ -199,7 +192,7 @@ def agent(cfg: CNNConfig) -> AnyAgent:
         init=init,
         initial_memory=initial_memory,
         apply_recurrent=apply_recurrent,
-        apply_sequence=apply_sequence,
+        encode=encode,
         distribution=distribution,
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from funcppo import random, tree
+from funcppo import random
 from funcppo.interfaces import AnyAgent, EnvironmentSpec, MaskedObservation
 from funcppo.nets.base import (
     Agent,
@@ -34,7 +34,7 @@ from funcppo.nets.feedforward import (
     orthogonal,
 )
 from funcppo.ranges import Size, check_fields
-from funcppo.types import F32, I64, Bool
+from funcppo.types import F32, I64
 
 N_GATES = {"gru": 3, "lstm": 4}
 
@@ -122,50 +122,35 @@ def initial_memory(
     return GRUMemory(h) if cfg.cell == "gru" else LSTMMemory(h, h.clone())
 
 
+def encode(
+    cfg: RecurrentConfig,
+    world: object,
+    params: Params,
+    obs: Tensor | MaskedObservation,
+) -> Tensor | MaskedObservation:
+    """What observations add to the gates of the cell, [B, n_gates * n_units], beside the action mask."""
+    x = features(obs)
+    for layer in params.hidden:
+        x = activate(cfg.activation, dense(layer, x))
+    return with_features(obs, dense(params.cell.input, x))
+
+
 def apply_recurrent(
     cfg: RecurrentConfig,
     world: object,
     params: Params,
-    obs: Tensor | MaskedObservation,
+    encoded: Tensor | MaskedObservation,
     memory: GRUMemory | LSTMMemory,
 ) -> tuple[Any, GRUMemory | LSTMMemory]:
-    """The output of the network that acts, and the memory after the observations."""
-    inputs = _gate_inputs(cfg, params, features(obs))
-    memory = cell_step(params.cell.recurrent, inputs, memory)
-    remembered = with_features(obs, memory.h)
+    """The output of the network that acts, and the memory after the observations.
+
+    Args:
+      encoded: of `encode`.
+    """
+    memory = cell_step(params.cell.recurrent, features(encoded), memory)
+    remembered = with_features(encoded, memory.h)
     actor = cfg.actor
     return actor.apply(actor.cfg, world, params.actor, remembered), memory
-
-
-def apply_sequence(
-    cfg: RecurrentConfig,
-    world: object,
-    params: Params,
-    obs: Tensor | MaskedObservation,
-    done: Bool[Tensor, "T B"],
-    memory: GRUMemory | LSTMMemory,
-) -> Any:
-    """The outputs for T steps of B rows; what does not depend on the memory is computed for all at once."""
-    inputs = _gate_inputs(cfg, params, features(obs))
-    hidden: list[Tensor] = []
-    for inputs_now, done_now in zip(inputs.unbind(), done.unbind()):
-        memory = cell_step(params.cell.recurrent, inputs_now, memory)
-        hidden.append(memory.h)
-        memory = tree.where(done_now, tree.zeros_like(memory), memory)
-
-    rows = tree.map(lambda x: x.flatten(0, 1), obs)
-    remembered = with_features(rows, torch.cat(hidden))
-    actor = cfg.actor
-    return actor.apply(actor.cfg, world, params.actor, remembered)
-
-
-def _gate_inputs(
-    cfg: RecurrentConfig, params: Params, x: F32[Tensor, "... F"]
-) -> F32[Tensor, "... G"]:
-    """What the observations add to the gates of the cell."""
-    for layer in params.hidden:
-        x = activate(cfg.activation, dense(layer, x))
-    return dense(params.cell.input, x)
 
 
 def cell_step(
@@ -204,7 +189,7 @@ def agent(cfg: RecurrentConfig) -> AnyAgent:
         init=init,
         initial_memory=initial_memory,
         apply_recurrent=apply_recurrent,
-        apply_sequence=apply_sequence,
+        encode=encode,
         distribution=cfg.actor.distribution,
     )
 

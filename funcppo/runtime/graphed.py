@@ -157,7 +157,7 @@ class ScanState(NamedTuple):
 class GraphedScan(_GraphCache):
     """A `scan` over parts of a training step; on a GPU its body is captured once, and launched for each step.
 
-    As `rollout.scan` it is a pure function: what it returns is not overwritten by later calls.
+    As `loops.scan` it is a pure function: what it returns is not overwritten by later calls.
     """
 
     def __call__(

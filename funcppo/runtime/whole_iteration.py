@@ -12,11 +12,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
-from torch._higher_order_ops.scan import scan
 
 from funcppo import tree
-from funcppo.runtime import stacked
+from funcppo.loops import graph_scan
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.protocols import TrainingParts
 
@@ -28,8 +26,6 @@ UNCHECKED_OPTIONS = {
     "guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe,
 }
 
-Carry = TypeVar("Carry")
-Inputs = TypeVar("Inputs")
 Output = TypeVar("Output")
 Parts = TypeVar("Parts", bound=TrainingParts)
 Cfg = TypeVar("Cfg")
@@ -39,45 +35,6 @@ CfgIn = TypeVar("CfgIn", contravariant=True)
 WorldIn = TypeVar("WorldIn", contravariant=True)
 PartsIn = TypeVar("PartsIn", contravariant=True)
 OutputOf = TypeVar("OutputOf", covariant=True)
-
-
-def graph_scan(
-    fn: Callable[[Carry, Inputs], tuple[Carry, Output]],
-    carry: Carry,
-    xs: Inputs,
-) -> tuple[Carry, Output]:
-    """As `rollout.scan`, but only inside a compiled function, where it stays one loop.
-
-    Args:
-      fn: the body of the loop, `(carry, x) -> (carry, y)`.
-      carry: the carry before the first step.
-      xs: inputs of the steps, along the leading axis of every leaf.
-
-    Returns:
-      The last carry, and the outputs of all steps stacked.
-    """
-    # One call beside the loop gives the structure of the outputs; the compiler drops its operations.
-    _, output_like = fn(carry, stacked.item(xs, 0))
-
-    # A body may return neither a NamedTuple nor a tensor that it received, so leaves are listed and cloned.
-    def body(
-        carry_leaves: list[Tensor], x_leaves: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        this_carry = tree.unflatten(carry, carry_leaves)
-        x = tree.unflatten(xs, x_leaves)
-        next_carry, y = fn(this_carry, x)
-        return _clone_leaves(next_carry), _clone_leaves(y)
-
-    first_leaves = tree.leaves(carry)
-    x_leaves = [x.contiguous() for x in tree.leaves(xs)]
-    last_leaves, y_leaves = scan(body, first_leaves, x_leaves)
-    last_carry = tree.unflatten(carry, list(last_leaves))
-    ys = tree.unflatten(output_like, list(y_leaves))
-    return last_carry, ys
-
-
-def _clone_leaves(x: object) -> list[Tensor]:
-    return [leaf.clone() for leaf in tree.leaves(x)]
 
 
 class TrainStep(Protocol[CfgIn, WorldIn, State, OutputOf, PartsIn]):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import losses, minibatch, random, rollout, tree
+from funcppo import loops, losses, minibatch, random, rollout, tree
+from funcppo.recurrence import apply_agent
 from funcppo.train_step import collect, init, train_step
 from tests.learning import WORLD, assert_trees_equal, double
 
@@ -131,12 +132,11 @@ def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
     assert done[1:-1].any() and tree.ravel(batch.sequence.memory).any()
     state = state._replace(params=tree.map(lambda x: 1.2 * x, state.params))
 
-    def loss(params):
-        return losses.loss_fn(cfg, WORLD, params, batch, state.scalars)[0]
-
-    grads, value = torch.func.grad_and_value(loss)(state.params)
+    grads, metrics = minibatch.sequence_gradient(
+        cfg, WORLD, state.params, batch, state.scalars, loops.scan
+    )
     want, leaves, module = loss_of_modules(cfg, state, batch)
-    torch.testing.assert_close(value, want, rtol=0, atol=1e-10)
+    torch.testing.assert_close(metrics.loss, want, rtol=0, atol=1e-10)
     cell_grads = [p.grad for p in module.parameters()]
     torch.testing.assert_close(
         [
@@ -159,6 +159,42 @@ def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
             rtol=0,
             atol=1e-10,
         )
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_memory_may_hold_integers_too_or_nothing_else(remembers):
+    """A network of one's own, which counts its steps; float64, 1e-12."""
+
+    def apply(cfg, world, params, obs, memory):
+        weight, recurrent = params
+        n, *state = memory
+        x = obs.sum(1, keepdim=True) * weight + 0.1 * n[:, None]
+        x = torch.tanh(x + (state[0] @ recurrent if state else recurrent[0]))
+        out = fp.PolicyValue(x[:, :2], x[:, 2])
+        return out, [n + 1, x][: len(memory)]
+
+    def initial(cfg, n_rows, device):
+        n = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        return [n, torch.zeros(n_rows, 3)] if remembers else [n]
+
+    agent = fp.Agent(
+        cfg=None,
+        init=lambda cfg, key: (
+            random.normal(key, (1, 3)),
+            random.normal(key, (3, 3)),
+        ),
+        initial_memory=initial,
+        apply_recurrent=apply,
+    )
+    env = fp.envs.cartpole(max_steps=3)
+    cfg = fp.ppo(env=env, network=agent, **SMALL).cfg
+    state = double(init(cfg, WORLD, random.key(0)))
+    batch = collect(cfg, WORLD, state).batch
+    arguments = (cfg, WORLD, state.params, batch)
+    got = minibatch.sequence_gradient(*arguments, state.scalars, loops.scan)
+    rows = torch.arange(28)
+    want = minibatch.loss_gradient(*arguments, rows, state.scalars)
+    assert_trees_equal(got, want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -224,20 +260,20 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
     step = lambda carry, x: rollout.rollout_step(
         cfg, WORLD, state.params, carry, x
     )
-    _, traj = rollout.scan(step, first, inputs)
+    _, traj = loops.scan(step, first, inputs)
     got = rollout.estimate_final_value(cfg, WORLD, state.params, traj)
     assert traj.truncated.sum() == 8
     for b in range(4):
         memory = tree.map(lambda x, b=b: x[b : b + 1], state.memory)
         for t in range(6):
-            _, memory = agent.apply_recurrent(
-                agent.cfg, WORLD, state.params, traj.obs[t, b : b + 1], memory
+            _, memory = apply_agent(
+                agent, WORLD, state.params, traj.obs[t, b : b + 1], memory
             )
             if not traj.truncated[t, b]:
                 assert got[t, b] == 0
                 continue
-            last, _ = agent.apply_recurrent(
-                agent.cfg,
+            last, _ = apply_agent(
+                agent,
                 WORLD,
                 state.params,
                 traj.final_obs[t, b : b + 1],
@@ -261,9 +297,7 @@ def test_memory_is_carried_from_rollout_to_rollout_and_reset_where_one_ends():
         for obs, done in zip(
             batch.obs.view(4, 2, 4), batch.sequence.done.view(4, 2)
         ):
-            _, memory = agent.apply_recurrent(
-                agent.cfg, WORLD, state.params, obs, memory
-            )
+            _, memory = apply_agent(agent, WORLD, state.params, obs, memory)
             memory = tree.map(
                 lambda x, done=done: torch.where(done[:, None], 0.0, x), memory
             )
@@ -362,6 +396,20 @@ def test_a_resumed_run_continues_in_the_middle_of_an_episode_bit_for_bit(
     assert half.is_stopped and "memory.c" in fp.tree.paths(half.state)
     resumed = fp.train(ppo, 4 * 28, checkpoint=path)
     assert_trees_equal(resumed.state, whole.state, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_update_of_sequences_is_one_cuda_graph_and_equals_eager():
+    """Two updates of 16 steps, whose loops are captured with the rest; float32."""
+    ppo = learner("gru", n_steps=16)
+    state = eager = ppo.init(random.key(0, "cuda"))
+    fast = fp.compile(ppo, state)
+    assert fast.record.strategy == "one-graph"
+    assert fast.record.replay_mode == "cuda-graph"
+    for _ in range(2):
+        state, _ = fast.step(state)
+        eager, _ = ppo.step(eager)
+    assert_trees_equal(state, eager, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

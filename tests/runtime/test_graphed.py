@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from funcppo import data, random, rollout, tree
+from funcppo import data, loops, random, tree
 from funcppo.config import Config, PPOConfig
 from funcppo.prover import task as prover_task
 from funcppo.prover.config import ProverTaskConfig
@@ -83,7 +83,7 @@ def test_a_graphed_scan_equals_the_scan(device):
         xs = torch.arange(1.0, 1.0 + n, device=device) * weight
         start = pair(device)
         kept.append(
-            (graphed_scan(fn, start, xs), rollout.scan(fn, pair(device), xs))
+            (graphed_scan(fn, start, xs), loops.scan(fn, pair(device), xs))
         )
         assert_trees_equal(start, pair(device), rtol=0, atol=0)
     for got, want in kept:
@@ -109,7 +109,7 @@ def test_a_loop_that_was_interrupted_starts_again(device):
     loop.step()
     assert_trees_equal(
         graphed_scan(fn, pair(device), xs),
-        rollout.scan(fn, pair(device), xs),
+        loops.scan(fn, pair(device), xs),
         rtol=0,
         atol=0,
     )

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from examples import custom_env
-from funcppo import random, rollout
+from funcppo import loops, random
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.whole_iteration import (
     UNCHECKED_OPTIONS,
     compile_iteration,
-    graph_scan,
 )
 from funcppo.train_step import EAGER_PARTS, init, train_step
 from tests.learning import WORLD, assert_trees_equal
@@ -24,9 +23,7 @@ def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(
 ):
     """Another shape and another setting are seen, another function in a module is not."""
     step = compile_function(
-        lambda gain, x: (
-            gain * rollout.scan(lambda c, x: (c + x, x), x[0], x)[0]
-        ),
+        lambda gain, x: gain * loops.scan(lambda c, x: (c + x, x), x[0], x)[0],
         **UNCHECKED_OPTIONS,
     )
     x = torch.ones(3, 2)
@@ -35,26 +32,8 @@ def test_what_is_compiled_unchecked_follows_its_arguments_and_no_module(
         and step(2.0, x).tolist() == [8, 8]
         and step(1.0, x[:2]).tolist() == [3, 3]
     )
-    monkeypatch.setattr(rollout, "scan", lambda fn, carry, xs: (carry, xs))
+    monkeypatch.setattr(loops, "scan", lambda fn, carry, xs: (carry, xs))
     assert step(1.0, x).tolist() == [4, 4]
-
-
-def test_a_scan_in_a_graph_equals_the_loop():
-    """A running sum and product of 1 to 5, the carry a NamedTuple."""
-
-    def step(carry, x):
-        return rollout.EpisodeStats(
-            carry.total_reward + x, carry.length * x.long()
-        ), {"seen": carry.total_reward}["seen"]
-
-    start = rollout.EpisodeStats(
-        torch.zeros(2), torch.ones(2, dtype=torch.int64)
-    )
-    xs = torch.arange(1.0, 6.0)
-    got = torch.compile(
-        lambda: graph_scan(step, start, xs), fullgraph=True, backend="aot_eager"
-    )()
-    assert_trees_equal(got, rollout.scan(step, start, xs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("n_microbatches", [1, 3])
