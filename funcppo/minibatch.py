@@ -240,10 +240,10 @@ def sequence_gradient(
     agent = cfg.update_agent or cfg.agent
     assert isinstance(batch.sequence, Sequence)
     # As `loss_fn` reads them: a bad number is 0.
-    obs, memory = tree.map(_zero_nonfinite, (batch.obs, batch.sequence.memory))
+    rows, memory = tree.map(_zero_nonfinite, (batch.obs, batch.sequence.memory))
+    n_steps = cfg.ppo.n_steps
     obs, done = tree.map(
-        lambda x: x.unflatten(0, (cfg.ppo.n_steps, -1)),
-        (obs, batch.sequence.done),
+        lambda x: x.view(n_steps, -1, *x.shape[1:]), (rows, batch.sequence.done)
     )
     memories = step_memories(agent, world, params, obs, done, memory, scan)
 

@@ -172,7 +172,7 @@ def backpropagate(
             after = _advance(agent, world, loop_params, encoded, done, memory)
             return StepMemories(after).floating_leaves()
 
-        _, pull_back = torch.func.vjp(advance, before.floating_leaves())
+        pull_back = torch.func.vjp(advance, before.floating_leaves())[1]
         (through_step,) = pull_back(adjoint)
         return tree.map(torch.add, grads, through_step), adjoint
 
@@ -192,7 +192,7 @@ def backpropagate(
         )
         return StepMemories(after).floating_leaves()
 
-    _, pull_back = torch.func.vjp(advance_all, params)
+    pull_back = torch.func.vjp(advance_all, params)[1]
     (params_grads,) = pull_back(_rows(tree.map(_reverse, adjoints)))
     return params_grads
 
