@@ -94,6 +94,7 @@ BOUNDARY = (
     "json_io",
     "ranges",
     "config",
+    "loops",
     "learner",
     "trainer",
     "rl",
