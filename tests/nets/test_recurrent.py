@@ -161,6 +161,25 @@ def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
         )
 
 
+def test_a_compiled_gradient_keeps_the_loop_over_steps(monkeypatch):
+    cfg, state = begun("gru")
+    batch = collect(cfg, WORLD, state).batch
+    arguments = (cfg, WORLD, state.params, batch, torch.arange(28))
+    want = minibatch.loss_gradient(*arguments, state.scalars)
+
+    scans = []
+
+    def record(*arguments):
+        scans.append(arguments)
+        return loops.scan(*arguments)
+
+    monkeypatch.setattr(minibatch, "keeps_loops", lambda: True)
+    monkeypatch.setattr(minibatch.sequence_gradient, "__defaults__", (record,))
+    got = minibatch.loss_gradient(*arguments, state.scalars)
+    assert len(scans) == 2
+    assert_trees_equal(got, want, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("remembers", [True, False])
 def test_a_memory_may_hold_integers_too_or_nothing_else(remembers):
     """A network of one's own, which counts its steps; float64, 1e-12."""
