@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import rollout, train_step, tree
+from funcppo import loops, rollout, train_step, tree
 from funcppo.envs.base import NoWorld
 from funcppo.learner import Learner
 from funcppo.runtime import rollout_kernel
@@ -89,7 +89,7 @@ def assert_equals_the_loop(
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
         expected = rollout.unroll(
-            learner.cfg, *args, rollout.scan, rollout.rollout_step
+            learner.cfg, *args, loops.scan, rollout.rollout_step
         )
     assert tree.paths(actual) == tree.paths(expected)
     for name, x, y in zip(
