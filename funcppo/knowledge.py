@@ -158,7 +158,7 @@ class Graph(_Table):
         self._config = config
 
     @property
-    def entities(self) -> tuple[str, ...]:
+    def entities(self) -> Sequence[str]:
         """The names of all entities."""
         return self.dataset.entities
 

@@ -257,7 +257,8 @@ class Answerer:
     def _answer(self, query: OpenQuery, entity: int, score: int) -> Answer:
         """An answer with its names and its score."""
         dataset = self.dataset
-        relation, head, tail = self._atom(query, entity)[: TAIL + 1].tolist()
+        atom: list[int] = self._atom(query, entity)[: TAIL + 1].tolist()  # pyright: ignore[reportUnknownMemberType]
+        relation, head, tail = atom
         is_zero = score <= rank_metrics.ZERO_SCORE
         return Answer(
             rank=0,

@@ -154,12 +154,8 @@ def prepare_train_step(
     is_rounded = run_config.precision == "bfloat16"
     times_ms = earlier.get("times_ms", {}) if earlier else {}
     strategy: str | tuple[str, ...] = run_config.strategy
-    is_timed = strategy == "auto" and peers is None
-    if is_timed and earlier and times_ms:
-        others = [name for name in times_ms if name != earlier["strategy"]]
-        strategy = (earlier["strategy"], *others)
-    elif is_timed and _n_calls(cfg.ppo) >= COMPARE_MIN_CALLS:
-        strategy = "fastest"
+    if strategy == "auto" and peers is None:
+        strategy = _strategies_to_try(cfg, earlier or {})
 
     captured, record = prepare_step(
         cfg,
@@ -170,7 +166,7 @@ def prepare_train_step(
         BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
         peers and peers.all_succeed,
     )
-    if strategy == "auto" and record.untimed_reason:
+    if strategy == "auto" and peers is None and record.untimed_reason:
         reason = "comparing strategies would take longer than it saves"
         record = dataclasses.replace(record, untimed_reason=reason)
     elif not isinstance(strategy, str):
@@ -178,6 +174,18 @@ def prepare_train_step(
             record, times_ms=times_ms, untimed_reason=""
         )
     return captured, record
+
+
+def _strategies_to_try(
+    cfg: Config, earlier: Mapping[str, Any]
+) -> str | tuple[str, ...]:
+    """What `auto` means: those compared in an earlier run, the fastest of a long run, or the first that works."""
+    times_ms: Mapping[str, float] = earlier.get("times_ms", {})
+    if times_ms:
+        others = [name for name in times_ms if name != earlier["strategy"]]
+        return (earlier["strategy"], *others)
+    is_long = _n_calls(cfg.ppo) >= COMPARE_MIN_CALLS
+    return "fastest" if is_long else "auto"
 
 
 def prepare_step(

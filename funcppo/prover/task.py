@@ -362,8 +362,12 @@ def _derived_atoms(
         or n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
     )
     if not with_derivations and is_large:
-        note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
-        return _nothing_held(kb, sizes, settings, note)
+        return _nothing_held(
+            kb,
+            sizes,
+            settings,
+            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked",
+        )
     # What a resumed run computes again must not depend on the time.
     budget = RowBudget(
         sys.maxsize if with_derivations else MAX_STEP_ROWS,

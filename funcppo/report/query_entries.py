@@ -217,7 +217,7 @@ def _better_answers(
             why = proof._replace(evidence=None).to_lines()
 
         answer = BetterAnswer(
-            entity=display(dataset.entities[entity - 1]),
+            entity=display(dataset.entities[int(entity) - 1]),
             score=probability(value),
             why=_shown(why),
         )
