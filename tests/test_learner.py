@@ -328,7 +328,7 @@ def test_a_state_of_another_learner_is_refused(fast):
 
 def test_an_unknown_strategy_is_refused(fast):
     with pytest.raises(ValueError, match="strategy"):
-        fp.compile(fast[0], fast[0].init(KEY), strategy="fastest")
+        fp.compile(fast[0], fast[0].init(KEY), strategy="quickest")
 
 
 def test_a_learner_is_a_frozen_value():

@@ -211,6 +211,9 @@ def proof_by_rule(
       atom: [W].
       probability: of the rule among those that derive the atom.
     """
+    if len(task.least_model.atoms) < task.sizes.n_facts:
+        # The facts are mapped from a file, and the model does not hold them.
+        task = with_answers(task, atom[None], (TAIL,), with_facts=True)
     built = _apply_rule(task, program, _to_tuple(atom), rule, probability)
     _check_proof(task, built, program)
     return built

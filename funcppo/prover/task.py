@@ -357,15 +357,14 @@ def _derived_atoms(
     """
     max_derivations = MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms
     n_heads = int(counts.body_pairs.sum())
-    is_large = (
-        dataset.fact_tables is not None
-        or n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
-    )
-    if not with_derivations and is_large:
+    is_mapped = dataset.fact_tables is not None
+    is_large = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
+    if not with_derivations and (is_mapped or is_large):
         return _nothing_held(
             kb,
             sizes,
             settings,
+            not is_mapped,
             f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked",
         )
     # What a resumed run computes again must not depend on the time.
@@ -388,7 +387,7 @@ def _derived_atoms(
     stop_reason = model.stop_reason
     if not with_derivations:
         note = f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked"
-        return _nothing_held(kb, sizes, settings, note)
+        return _nothing_held(kb, sizes, settings, not is_mapped, note)
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
     sample = partial_fixpoint.priority_sample(
         kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
@@ -407,16 +406,20 @@ def _derived_atoms(
 
 
 def _nothing_held(
-    kb: KnowledgeBase, sizes: KBSizes, settings: ProofSettings, note: str
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    settings: ProofSettings,
+    with_facts: bool,
+    note: str,
 ) -> _DerivedAtoms:
-    """A model without atoms: neither facts nor what the rules derive is held."""
+    """A model without what the rules derive, and without facts too where they are mapped from a file."""
     none = kb.facts[:0]
     model = partial_fixpoint.partial_model(
         kb,
         sizes,
         none,
         object_identity=settings.object_identity,
-        facts=none,
+        facts=None if with_facts else none,
     )
     return _DerivedAtoms(model, None, None, [note])
 

@@ -88,6 +88,7 @@ def test_search_stats_add_up_call_by_call():
         "active_fraction": 0.25,
         "n_pruned": 2,
         "n_overflowed": 1,
+        "n_halvings": 0,
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from funcppo.data import stored_graph
 from funcppo.logic import chains
+from funcppo.prover import task
 from tests.cli.runner import funcppo
 
 
@@ -120,3 +121,21 @@ def test_bad_paths_are_one_line(graph, monkeypatch, capsys):
     missing = graph / "no" / "folder"
     assert funcppo(monkeypatch, "index", graph, "--out", missing) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_a_run_whose_facts_or_atoms_are_not_held_prints_a_proof(
+    graph, is_indexed, monkeypatch, capsys
+):
+    """Its answers are derived when they are asked for, and so are the facts that a proof rests on."""
+    monkeypatch.setattr(task, "MAX_HEADS_PER_ATOM", 0)
+    if is_indexed:
+        indexed = graph.with_name("indexed")
+        assert funcppo(monkeypatch, "index", graph, "--out", indexed) == 0
+        graph = indexed
+    run = graph.with_name("run")
+    program = ["train", graph, "--out", run, "--prover.max-height", "1"]
+    assert funcppo(monkeypatch, *program, "--steps", "1024") == 0
+    printed = capsys.readouterr().out
+    assert "a proof:" in printed
+    assert "each query its own when it is asked" in printed

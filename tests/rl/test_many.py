@@ -138,7 +138,7 @@ def test_a_number_of_seeds_stands_for_those_from_0():
             {"scalars": {"gamma": [1]}},
             "scalars: gamma: expected 2 numbers, got 1",
         ),
-        ({"strategy": "fast"}, "strategy: expected auto, one-graph"),
+        ({"strategy": "fast"}, "strategy: expected auto, fastest, one-graph"),
     ],
 )
 def test_what_is_out_of_range_is_named(options, problem):

