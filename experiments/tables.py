@@ -26,6 +26,7 @@ a line that names its records, hardware, versions and commits):
     compiled-learning           how far compiled learning ends from eager learning, and where they part
     performance-strategies      one iteration under each compilation strategy
     performance-cartpole        an iteration of CartPole on an H200 as one CUDA graph; JAX and PureJaxRL beside
+    learning-curves             returns of training by published settings, beside published returns
     performance-cartpole-update one minibatch update of 256 rows (a sentence)
     performance-cartpole-cpu    an iteration of CartPole on one CPU thread; Stable-Baselines3 and JAX beside
     performance-microbatches    minibatches in one piece and in eight: time and memory
@@ -875,6 +876,42 @@ def performance_cartpole() -> str:
     )
 
 
+def learning_curves() -> str:
+    """The block of this name."""
+    record = load_record("learning_curves")
+    head = ["environment", "steps", "seconds", "greedy", "sampled", "published"]
+    rows = []
+    for row in record["rows"]:
+        published = (
+            f"{one['mean']:,.1f} ({one['source'].partition(',')[0]})"
+            for one in row["published"]
+        )
+        rows.append(
+            [
+                row["env"],
+                f"{row['steps'][-1]:,}",
+                f"{row['seconds'][-1]:,.0f}",
+                _return_text(row["greedy"]),
+                _return_text(row["sampled"]),
+                ", ".join(published) or "-",
+            ]
+        )
+    machines = dict.fromkeys(
+        f"{row['machine']['device']}; torch {row['machine']['torch'].split('+')[0]}; {row['machine']['commit']}"
+        for row in record["rows"]
+    )
+    return (
+        table(head, rows)
+        + f"\nRecord: `experiments/results/learning_curves.json` ({'; '.join(machines)}).\n"
+    )
+
+
+def _return_text(policy: Row) -> str:
+    """The last interquartile mean of a policy's returns, with its interval."""
+    low, high = policy["low"][-1], policy["high"][-1]
+    return f"{policy['iqm'][-1]:,.1f} ({low:,.1f} to {high:,.1f})"
+
+
 def performance_cartpole_update() -> str:
     """The block of this name."""
     rows = cells_of("cartpole-h200-update")
@@ -1375,6 +1412,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "compiled-learning": compiled_learning,
     "performance-strategies": performance_strategies,
     "performance-cartpole": performance_cartpole,
+    "learning-curves": learning_curves,
     "performance-cartpole-update": performance_cartpole_update,
     "performance-cartpole-cpu": performance_cartpole_cpu,
     "performance-microbatches": performance_microbatches,
