@@ -386,8 +386,13 @@ def _derived_atoms(
 
     stop_reason = model.stop_reason
     if not with_derivations:
-        note = f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked"
-        return _nothing_held(kb, sizes, settings, not is_mapped, note)
+        return _nothing_held(
+            kb,
+            sizes,
+            settings,
+            not is_mapped,
+            f"T_P to height 1 {stop_reason}: each query derives its own answers when it is asked",
+        )
     queries = torch.from_numpy(np.concatenate([dataset.valid, dataset.test]))
     sample = partial_fixpoint.priority_sample(
         kb, sizes, MAX_SAMPLED_ATOMS, settings.object_identity
