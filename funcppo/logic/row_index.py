@@ -202,7 +202,8 @@ def binary_search(keys: Tensor, key: Tensor) -> Lookup:
         return Lookup(
             torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
         )
-    position = torch.searchsorted(keys, key).clamp_max(keys.numel() - 1)
+    position = torch.searchsorted(keys, key.contiguous())
+    position = position.clamp_max(keys.numel() - 1)
     return Lookup(position, keys.take(position) == key)
 
 

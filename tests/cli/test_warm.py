@@ -10,6 +10,7 @@ from funcppo.cli.warm import Warm
 from funcppo.experiment import metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.runtime import compile as compilation
+from funcppo.runtime import compile_cache
 from funcppo.train_step import EAGER_PARTS
 from tests.cli.runner import TRAINED, funcppo
 
@@ -42,6 +43,8 @@ def test_training_finds_what_was_compiled_before(
     one_compiled, trained, monkeypatch, capsys, tmp_path
 ):
     """By the counters of the cache: one function compiled, then none; of other sizes it is another one."""
+    # what other tests of this process left there
+    monkeypatch.setattr(compile_cache, "uncached_reasons", {})
     cache = ("--cache-dir", one_compiled)
     first = warm(monkeypatch, capsys, "countries_s1", *OPTIONS, *cache)
     assert list(first["compiled"]) == ["apply_gradients"]
