@@ -119,8 +119,8 @@ COMPARISONS = {
     aten.gt: "({0} > {1})",
     aten.ge: "({0} >= {1})",
 }
-# Options of operators that the program reads.
-OPTIONS = ("keepdim", "min", "max")
+# Options of operators that say nothing of a result whose dtype is known.
+IGNORED_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 # Operators that leave all numbers as they are.
 COPIES = (
     aten.clone.default,
@@ -270,8 +270,10 @@ class _Writer:
         if packet in VIEWS:
             return self.view(VIEWS[packet], result, args)
         if packet in OPERATORS:
-            # The dtype is the result's; where tensors lie does not matter.
-            options = {k: v for k, v in kwargs.items() if k in OPTIONS}
+            # Any other option is one that the operator below takes, or an error.
+            options = {
+                k: v for k, v in kwargs.items() if k not in IGNORED_OPTIONS
+            }
             return OPERATORS[packet](self, dtype, result, *args, **options)
         raise UnsupportedError(f"operator {op}")
 

@@ -6,11 +6,16 @@ import io
 
 import pytest
 import torch
+from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 from funcppo.optim import clip_by_global_norm
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.compile_cache import TensorSpecPickler
-from funcppo.runtime.compile_worker import TensorSpecUnpickler, run_job
+from funcppo.runtime.compile_worker import (
+    TensorSpecUnpickler,
+    forget_fastest_configurations,
+    run_job,
+)
 
 LIMIT = torch.tensor(1.0)
 
@@ -93,3 +98,17 @@ def test_a_job_s_settings_are_those_under_which_it_compiles(
     assert compile_function(clip_by_global_norm).is_cached(x, LIMIT)
     torch.set_num_threads(1)
     assert not compile_function(clip_by_global_norm).is_cached(x, LIMIT)
+
+
+def test_launch_configurations_that_a_worker_measures_are_not_stored(
+    monkeypatch,
+):
+    """Inductor stores them by this method; one of another name would be replaced without effect."""
+    stored = []
+    monkeypatch.setattr(
+        AutotuneCache, "save", lambda *args, **options: stored.append(args)
+    )
+    AutotuneCache.save(None)
+    forget_fastest_configurations()
+    AutotuneCache.save(None)
+    assert len(stored) == 1
