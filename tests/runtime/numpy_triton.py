@@ -20,6 +20,10 @@ class Block(np.ndarray):
         """The numbers in another dtype."""
         return self.astype(dtype)
 
+    def __mod__(self, other: Any) -> Block:
+        """The remainder with the sign of the dividend, as C and Triton have it."""
+        return np.fmod(self, other)
+
 
 def block(x: Any) -> Block:
     """An array of at least one axis."""
