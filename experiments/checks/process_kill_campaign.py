@@ -293,7 +293,8 @@ def finish(process: subprocess.Popen[str]) -> str:
     """Wait for the end of a work; the error, empty if there is none."""
     with process:
         _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-    return errors[-2000:] if process.returncode else ""
+    status = process.returncode
+    return f"exit status {status}: {errors[-2000:]}" if status else ""
 
 
 def find_rank(launcher: int, rank: int) -> int | None:
