@@ -128,7 +128,7 @@ class Evaluate:
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     memory: Annotated[str | None, arg(metavar="BYTES")] = None
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
-    size is tuned within it. Default: three quarters of the total memory."""
+    size is tuned within it. Default: what it holds and three quarters of what is free."""
     details: OptionalFile = None
     """Write one JSON line per query and side to FILE, as soon as it is ranked. Default: no file."""
     resume: bool = False

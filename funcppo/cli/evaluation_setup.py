@@ -363,13 +363,19 @@ def parse_memory(text: str, option: str = "--memory") -> int:
 
 
 def _memory_limit(options: EvaluationOptions) -> int:
-    """The bytes that --memory allows; by default three quarters of what the device has, a share of it each process."""
+    """The bytes that --memory allows."""
+    if options.memory is None:
+        return default_memory_limit(options.device)
+    return parse_memory(options.memory)
+
+
+def default_memory_limit(device: str) -> int:
+    """What the process holds, and three quarters of what is free, of which each process of a host gets its part."""
     from funcppo.runtime import memory
 
-    if options.memory is None:
-        n_sharing = distributed.local_size() if options.device == "cpu" else 1
-        return memory.total_bytes(options.device) * 3 // 4 // n_sharing
-    return parse_memory(options.memory)
+    n_sharing = distributed.local_size() if device == "cpu" else 1
+    free_bytes = memory.free_bytes(device) // n_sharing
+    return memory.used_bytes(device) + free_bytes * 3 // 4
 
 
 def _check_memory(memory_limit: int, device: str) -> None:

@@ -27,7 +27,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
-from funcppo.cli.evaluation_setup import parse_memory
+from funcppo.cli.evaluation_setup import default_memory_limit, parse_memory
 from funcppo.cli.file_lock import lock_output
 from funcppo.cli.options import DataOptions, DeviceOption, JsonOutput
 from funcppo.cli.target import data_files
@@ -265,10 +265,11 @@ def check_mining_memory(
     from funcppo.runtime import memory
 
     used_bytes = memory.used_bytes(device)
-    n_sharing = distributed.local_size() if device == "cpu" else 1
-    limit = used_bytes + memory.free_bytes(device) * 3 // 4 // n_sharing
-    if text is not None:
-        limit = parse_memory(text, option)
+    limit = (
+        default_memory_limit(device)
+        if text is None
+        else parse_memory(text, option)
+    )
     needed_bytes = used_bytes + miner.needed_bytes(
         len(dataset.facts), dataset.n_predicates, max_length
     )

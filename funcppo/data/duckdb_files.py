@@ -6,7 +6,6 @@ are those that `triple_files` reads.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
@@ -31,8 +30,8 @@ PARQUET = ".parquet"
 # rows that are copied from DuckDB at a time
 _BLOCK_ROWS = 1 << 23
 _NAMES = ("h", "r", "t")
-# share of the machine's memory that DuckDB may use
-_MEMORY_SHARE = 0.5
+# of what DuckDB would use by itself, four fifths of the memory of the machine or of its container: a half
+_MEMORY_SHARE = 0.625
 
 
 class NumberedFiles(NamedTuple):
@@ -62,12 +61,11 @@ def read_files(paths: Mapping[str, Path], columns: str | None) -> NumberedFiles:
         raise ValueError(
             "reading by DuckDB needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
         ) from None
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = f"{int(memory * _MEMORY_SHARE) // 2**20}MiB"
     with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
-        config: Any = {"memory_limit": limit, "temp_directory": folder}
+        config: Any = {"temp_directory": folder}
         database = duckdb.connect(f"{folder}/triples.db", config=config)
         with closing(database):
+            _limit_memory(database)
             for split, path in paths.items():
                 try:
                     _load(database, split, path, columns)
@@ -76,6 +74,16 @@ def read_files(paths: Mapping[str, Path], columns: str | None) -> NumberedFiles:
                     raise ValueError(f"{path}: DuckDB: {line}") from None
                 _check_names(database, split, path)
             return _number(database, paths, columns)
+
+
+def _limit_memory(database: Any) -> None:
+    """Let DuckDB keep half of the memory, and the rest of a large file in its folder."""
+    (setting,) = database.execute(
+        "SELECT current_setting('memory_limit')"
+    ).fetchone()
+    number, unit = setting.split()  # 18.8 GiB
+    limit = f"{_MEMORY_SHARE * float(number):.3f}{unit}"
+    database.execute(f"SET memory_limit = '{limit}'")
 
 
 def _load(database: Any, split: str, path: Path, columns: str | None) -> None:

@@ -1,47 +1,76 @@
-"""Memory in use on a device: the resident size of this process on a CPU, allocated tensors on a GPU.
+"""Memory in use on a device: the resident size of this process on a CPU, what PyTorch holds on a GPU.
 
 `used_bytes` reads the present value, `peak_bytes` the maximum since `reset_peak`, `total_bytes` the size of the device,
-`free_bytes` what this process may still allocate.
+`free_bytes` what this process may still allocate. On Linux they are read from the system's files, elsewhere by psutil.
 """
 
 from __future__ import annotations
 
 import ctypes
-import resource
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-# Linux only; elsewhere the peak resident size since the start of the process stands for all of them.
+# Linux only
 _PROCESS_STATUS = Path("/proc/self/status")
 _RESET_PEAK = Path("/proc/self/clear_refs")
 _MACHINE_MEMORY = Path("/proc/meminfo")
-# limit and use of the control group of a container, by the version of control groups; absent where there is none
-_GROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
+_PROCESS_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 _BYTES_PER_KIB = 1024
 
 
-def used_bytes(device: torch.device | str) -> int:
-    """Bytes in use now, without memory that is free but not returned to the system."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.memory_allocated(device)
+class _GroupFiles(NamedTuple):
+    """Where a version of control groups keeps the limit of a container."""
 
-    _return_freed_memory()
-    return _process_bytes("VmRSS")
+    folder: str  # of the hierarchy, in `_GROUPS`
+    limit: str  # a file of bytes, or of "max"
+    use: str  # a file of bytes, those of cached files included
+    cached: str  # field of memory.stat: files that make way for other memory
+
+
+_GROUP_FILES_V1 = _GroupFiles(
+    "memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
+_GROUP_FILES_V2 = _GroupFiles(
+    "", "memory.max", "memory.current", "inactive_file"
+)
+
+
+class _GroupMemory(NamedTuple):
+    """Memory of a control group, in bytes."""
+
+    limit: int
+    free: int  # of the limit
+
+
+def used_bytes(device: torch.device | str) -> int:
+    """Bytes in use now, without memory that is free but not returned to the system.
+
+    On a GPU these are whole blocks of PyTorch's allocator, those of CUDA graphs included, without the CUDA context.
+    """
+    _return_freed_memory(device)
+    if torch.device(device).type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if not _PROCESS_STATUS.exists():
+        return _process_memory().rss
+    return _read_kib_field(_PROCESS_STATUS, "VmRSS")
 
 
 def reset_peak(device: torch.device | str) -> None:
     """Start a new measurement of `peak_bytes`; without effect where the system cannot reset it."""
     if torch.device(device).type == "cuda":
+        _return_freed_memory(device)
         torch.cuda.reset_peak_memory_stats(device)
     elif _RESET_PEAK.exists():
-        _return_freed_memory()
+        _return_freed_memory(device)
         # 5 resets the peak resident size: see proc(5)
         _RESET_PEAK.write_text("5")
 
@@ -50,48 +79,120 @@ def peak_bytes(device: torch.device | str) -> int:
     """Maximum of the bytes in use since `reset_peak`, or since the start of the process."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device)
-    return _process_bytes("VmHWM")
+        return torch.cuda.max_memory_reserved(device)
+    if not _PROCESS_STATUS.exists():
+        return _peak_without_proc()
+    return _read_kib_field(_PROCESS_STATUS, "VmHWM")
 
 
 def total_bytes(device: torch.device | str) -> int:
-    """Size of the memory of a device, or of the machine."""
+    """Size of the memory of a device, or of the machine or the container."""
     if torch.device(device).type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
         return total
-    return _read_kib_field(_MACHINE_MEMORY, "MemTotal")
+    groups = [x.limit for x in _group_memory()]
+    return min([_machine_bytes("MemTotal"), *groups])
 
 
 def free_bytes(device: torch.device | str) -> int:
-    """Bytes that are free on a device, or on the machine and within the limit of the container."""
+    """Bytes that this process may still allocate: free on the device, or on the machine and within the container.
+
+    On a GPU the CUDA contexts and the memory of other processes are not free, and
+    `torch.cuda.set_per_process_memory_fraction` is kept.
+    """
     if torch.device(device).type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
-
-    free = _read_kib_field(_MACHINE_MEMORY, "MemAvailable")
-    for limit_file, use_file in _GROUP_FILES:
-        if Path(limit_file).exists() and Path(use_file).exists():
-            limit = Path(limit_file).read_text().strip()
-            if limit != "max":
-                used = int(Path(use_file).read_text())
-                free = min(free, int(limit) - used)
-    return max(free, 0)
+        return _free_gpu_bytes(torch.device(device))
+    groups = [x.free for x in _group_memory()]
+    return min([_machine_bytes("MemAvailable"), *groups])
 
 
-def _return_freed_memory() -> None:
-    """Give the system the memory that is free: glibc holds on to it otherwise, and it counts as resident."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
+def _free_gpu_bytes(device: torch.device) -> int:
+    """Bytes that are free on a GPU and within this process's part of it."""
+    _return_freed_memory(device)
+    free, total = torch.cuda.mem_get_info(device)
+    fraction = torch.cuda.get_per_process_memory_fraction(device.index)
+    allowed = int(fraction * total) - torch.cuda.memory_reserved(device)
+    return max(min(free, allowed), 0)
 
 
-def _process_bytes(field: str) -> int:
-    """Value of a field of this process's status; the peak resident size where there is no such file."""
-    if not _PROCESS_STATUS.exists():
-        return (
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB
-        )
-    return _read_kib_field(_PROCESS_STATUS, field)
+def _return_freed_memory(device: torch.device | str) -> None:
+    """Give the system the memory that is free: PyTorch and glibc hold on to it otherwise, and it counts as used."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+    elif _PROCESS_STATUS.exists():
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
+
+
+def _machine_bytes(field: str) -> int:
+    """A field of the machine's memory: MemTotal or MemAvailable."""
+    if _MACHINE_MEMORY.exists():
+        return _read_kib_field(_MACHINE_MEMORY, field)
+    memory = _import_psutil().virtual_memory()
+    return memory.total if field == "MemTotal" else memory.available
+
+
+def _group_memory() -> Iterator[_GroupMemory]:
+    """Memory of each control group with a limit that this process is in, the container's among them."""
+    if not _PROCESS_GROUPS.exists():
+        return
+    for line in _PROCESS_GROUPS.read_text().splitlines():
+        # 4:cpu,memory:/path for version 1, 0::/path for version 2
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files = _GROUP_FILES_V2
+        elif "memory" in controllers.split(","):
+            files = _GROUP_FILES_V1
+        else:
+            continue
+
+        # Within a container the path may be that of the host, and the root is the container's group.
+        root = _GROUPS / files.folder
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if (folder / files.limit).exists():
+                limit = (folder / files.limit).read_text().strip()
+                if limit != "max":
+                    yield _read_group(folder, files, int(limit))
+
+
+def _read_group(folder: Path, files: _GroupFiles, limit: int) -> _GroupMemory:
+    """The memory of a control group."""
+    used = int((folder / files.use).read_text())
+    statistics = (folder / "memory.stat").read_text().splitlines()
+    fields = dict(line.split() for line in statistics)
+    free = limit - used + int(fields.get(files.cached, 0))
+    return _GroupMemory(limit=limit, free=max(free, 0))
+
+
+def _process_memory() -> Any:
+    """Memory of this process where there is no /proc, as psutil tells it."""
+    return _import_psutil().Process().memory_info()
+
+
+def _peak_without_proc() -> int:
+    """Peak resident size since the start of the process where there is no /proc."""
+    if sys.platform == "win32":
+        return _process_memory().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * _BYTES_PER_KIB
+
+
+def _import_psutil() -> Any:
+    """The package psutil.
+
+    Raises:
+      ValueError: it is missing.
+    """
+    try:
+        return importlib.import_module("psutil")
+    except ModuleNotFoundError:
+        raise ValueError(
+            "memory is measured by psutil where there is no /proc: expected it (pip install 'funcppo[cli]'), got none"
+        ) from None
 
 
 def _read_kib_field(path: Path, field: str) -> int:

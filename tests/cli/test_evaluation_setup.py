@@ -17,7 +17,7 @@ from funcppo.cli.evaluation_setup import (
 )
 from funcppo.evaluation import scorers
 from funcppo.prover.task import ignore_phase
-from funcppo.runtime import memory
+from funcppo.runtime import distributed, memory
 
 RESULT = {"peak_bytes": 10, "memory_limit_bytes": 10, "n_missed": 0}
 SEARCHED = RESULT | {
@@ -55,10 +55,16 @@ def test_memory_that_is_no_number_of_bytes_is_an_error(text):
         evaluation_setup.parse_memory(text)
 
 
-def test_the_default_memory_is_three_quarters_of_the_total(monkeypatch):
-    monkeypatch.setattr(memory, "total_bytes", lambda device: 1000)
+def test_the_default_memory_is_what_is_held_and_three_quarters_of_what_is_free(
+    monkeypatch,
+):
+    """The processes of a host share what is free on it."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "used_bytes", lambda device: 100)
     options = Evaluate(target="countries_s1")
-    assert evaluation_setup._memory_limit(options) == 750
+    assert evaluation_setup._memory_limit(options) == 850
+    monkeypatch.setattr(distributed, "local_size", lambda: 2)
+    assert evaluation_setup._memory_limit(options) == 475
 
 
 def test_negatives_are_all_or_a_number():

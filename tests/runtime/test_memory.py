@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -38,16 +39,52 @@ def test_a_field_that_is_missing_is_named(monkeypatch, tmp_path):
         memory.used_bytes("cpu")
 
 
-def test_without_status_files_the_peak_since_the_start_counts(
-    monkeypatch, tmp_path
-):
-    """Also where the present value is asked for: an upper bound of it."""
-    monkeypatch.setattr(memory, "_PROCESS_STATUS", tmp_path / "absent")
-    monkeypatch.setattr(memory, "_RESET_PEAK", tmp_path / "absent")
+@pytest.fixture
+def no_proc(monkeypatch, tmp_path):
+    """A system without /proc."""
+    for name in ("_PROCESS_STATUS", "_RESET_PEAK", "_MACHINE_MEMORY"):
+        monkeypatch.setattr(memory, name, tmp_path / "absent")
+    monkeypatch.setattr(memory, "_PROCESS_GROUPS", tmp_path / "absent")
+
+
+def test_without_proc_psutil_tells(no_proc, monkeypatch):
+    """The calls and fields are those of psutil 7.2."""
+    held = SimpleNamespace(rss=20, peak_wset=30)
+    machine = SimpleNamespace(total=100, available=40)
+    psutil = ModuleType("psutil")
+    psutil.Process = lambda: SimpleNamespace(memory_info=lambda: held)
+    psutil.virtual_memory = lambda: machine
+    monkeypatch.setitem(sys.modules, "psutil", psutil)
     memory.reset_peak("cpu")
-    assert not (tmp_path / "absent").exists()
-    # an interpreter with PyTorch
-    assert memory.used_bytes("cpu") == memory.peak_bytes("cpu") >= 16 << 20
+    assert memory.used_bytes("cpu") == 20
+    assert memory.total_bytes("cpu") == 100
+    assert memory.free_bytes("cpu") == 40
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert memory.peak_bytes("cpu") == 30
+
+
+def test_without_proc_and_psutil_one_line_says_so(no_proc, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(ValueError, match="psutil where there is no /proc"):
+        memory.used_bytes("cpu")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no peak of POSIX here")
+def test_without_proc_the_peak_of_posix_counts_in_its_unit(
+    no_proc, monkeypatch
+):
+    """An interpreter with PyTorch; macOS counts in bytes, others in KiB."""
+    monkeypatch.setattr(sys, "platform", "freebsd")
+    peak = memory.peak_bytes("cpu")
+    assert peak >= 16 << 20
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert memory.peak_bytes("cpu") == pytest.approx(peak / 1024, rel=0.5)
+
+
+def test_memory_is_measured_where_there_is_no_resource_module():
+    """As on Windows."""
+    program = "import sys; sys.modules['resource'] = None; import funcppo.runtime.memory"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @on_linux
@@ -128,12 +165,67 @@ def test_free_memory_is_within_the_total():
     assert 0 < memory.free_bytes("cpu") < memory.total_bytes("cpu")
 
 
-def test_free_memory_keeps_to_the_limit_of_the_container(tmp_path, monkeypatch):
-    limit, use = tmp_path / "limit", tmp_path / "use"
-    monkeypatch.setattr(memory, "_GROUP_FILES", ((str(limit), str(use)),))
-    monkeypatch.setattr(memory, "_read_kib_field", lambda *_: 1000)
-    assert memory.free_bytes("cpu") == 1000
-    use.write_text("300\n")
-    for text, free in (("max\n", 1000), ("900\n", 600), ("200\n", 0)):
-        limit.write_text(text)
-        assert memory.free_bytes("cpu") == free
+def control_group(folder, files, limit, used, cached):
+    """A control group with a limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / files.limit).write_text(f"{limit}\n")
+    (folder / files.use).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{files.cached} {cached}\n")
+
+
+@pytest.mark.parametrize(
+    "line, files",
+    [
+        ("4:cpu,memory:/a/b", memory._GROUP_FILES_V1),
+        ("0::/a/b", memory._GROUP_FILES_V2),
+    ],
+    ids=["version 1", "version 2"],
+)
+@pytest.mark.parametrize(
+    "limits, total, free",
+    [
+        # of the root, of a and of a/b; each uses 300, 100 of it for files
+        (["max", None, None], 1000, 900),
+        ([800, None, None], 800, 600),
+        (["max", 700, "max"], 700, 500),
+        ([None, 900, 400], 400, 200),
+        ([100, None, 900], 100, 0),
+        ([None, None, None], 1000, 900),
+    ],
+)
+def test_memory_keeps_to_the_limits_of_all_control_groups_above(
+    tmp_path, monkeypatch, line, files, limits, total, free
+):
+    """A container sees its own group at the root, whatever its path on the host."""
+    root = tmp_path / "cgroup"
+    monkeypatch.setattr(memory, "_GROUPS", root)
+    monkeypatch.setattr(memory, "_PROCESS_GROUPS", tmp_path / "groups")
+    (tmp_path / "groups").write_text(f"1:cpu:/x\n{line}\n")
+    fields = {"MemTotal": 1000, "MemAvailable": 900}
+    monkeypatch.setattr(memory, "_read_kib_field", lambda _, x: fields[x])
+    monkeypatch.setattr(memory, "_MACHINE_MEMORY", tmp_path)
+    for folder, limit in zip(("", "a", "a/b"), limits):
+        if limit is not None:
+            group = root / files.folder / folder
+            control_group(group, files, limit, 300, 100)
+    assert memory.total_bytes("cpu") == total
+    assert memory.free_bytes("cpu") == free
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no GPU: its memory cannot be measured",
+)
+def test_free_gpu_memory_keeps_to_the_part_of_the_process():
+    """Blocks that PyTorch holds without a tensor in them are free as well."""
+    total = memory.total_bytes("cuda")
+    x = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    held = memory.used_bytes("cuda")
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    try:
+        assert memory.free_bytes("cuda") == int(0.5 * total) - held
+        del x
+        assert memory.free_bytes("cuda") == int(0.5 * total) - held + SIZE
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert memory.free_bytes("cuda") > int(0.5 * total)
