@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_without_proc_psutil_tells(no_proc, monkeypatch):
     """The calls and fields are those of psutil 7.2."""
     held = SimpleNamespace(rss=20, peak_wset=30)
     machine = SimpleNamespace(total=100, available=40)
-    psutil = ModuleType("psutil")
+    psutil: Any = ModuleType("psutil")
     psutil.Process = lambda: SimpleNamespace(memory_info=lambda: held)
     psutil.virtual_memory = lambda: machine
     monkeypatch.setitem(sys.modules, "psutil", psutil)
