@@ -34,10 +34,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.benchmarks.side_by_side import write_record
-from experiments.checks.kill_campaign import (
-    TIMEOUT_SECONDS,
-    write_data,
-)
+from experiments.checks.kill_campaign import TIMEOUT_SECONDS
 from experiments.paths import RESULTS, ROOT
 from experiments.provenance import describe_machine
 from funcppo.experiment import checkpoint
@@ -53,6 +50,10 @@ N_UPDATES, N_STEPS = 40, 8 * 16  # of the learner: updates, steps of an update
 TRAIN = ("--resume", "--ppo.n-shards", "4", "--steps", "1024", "--ppo.n-envs")
 TRAIN += ("8", "--ppo.n-steps", "8", "--checkpoint-every", "0.01")
 TRAIN += ("--n-validations", "2", "--n-validation-queries", "6", "--out")
+# ranking is a third of its time
+EVALUATE = ("evaluate", "family_tree:4000:1", "--resume", "--height", "2")
+EVALUATE += ("--score", "noisy-or", "--smoothing", "5", "--details")
+N_LINES = 8456  # that an evaluation writes
 MINE = ("mine", "family_tree:1000:1", "--max-rows", "6000000", "--out")
 
 Row = dict[str, Any]
@@ -63,9 +64,8 @@ class Work:
     """A kind of work, its progress, and how its output is compared."""
 
     name: str
-    words: tuple[
-        str, ...
-    ]  # what torchrun starts; the path of the output follows
+    # what torchrun starts; the path of the output follows
+    words: tuple[str, ...]
     # how far an output is, of how much in all; 0 of 0 where it does not show
     progress: Callable[[Path], int] = lambda out: 0
     total: int = 0
@@ -121,7 +121,12 @@ def main() -> int:
 def summarise(rows: list[Row]) -> Row:
     """Counts over all rows."""
     signals = [sent for row in rows for sent in row["signals"]]
-    kills = [row["work"] for row in rows for sent in row["signals"] if sent["signal"] == "SIGKILL"]  # fmt: skip
+    kills = [
+        row["work"]
+        for row in rows
+        for sent in row["signals"]
+        if sent["signal"] == "SIGKILL"
+    ]
     return {
         "n_kills": len(kills),
         "n_kills_of": {name: kills.count(name) for name in sorted({*kills})},
@@ -132,24 +137,21 @@ def summarise(rows: list[Row]) -> Row:
     }
 
 
-def make_works(folder: Path) -> list[Work]:
+def make_works() -> list[Work]:
     """All kinds of work."""
-    learn_words = (__file__, "--learn")
-    evaluate = ("evaluate", str(folder / "data"), "--resume", "--height", "2")
-    evaluate += ("--score", "noisy-or", "--smoothing", "5", "--details")
     works = [
         Work(
             name="learner",
-            words=learn_words,
+            words=(__file__, "--learn"),
             progress=partial(count_updates, name="update"),
             total=N_UPDATES,
             compare=compare_checkpoints,
         ),
         Work(
             name="evaluation",
-            words=(*FUNCPPO, *evaluate),
+            words=(*FUNCPPO, *EVALUATE),
             progress=count_lines,
-            total=180,
+            total=N_LINES,
             compare=compare_files,
         ),
         Work(name="mining", words=(*FUNCPPO, *MINE), compare=compare_files),
@@ -194,8 +196,7 @@ def disturb_all(
     names: list[str], folder: Path, generator: random.Random
 ) -> Iterator[Row]:
     """Yield a row for each work of which processes got signals, until all of them are sent."""
-    write_data(folder / "data", generator)
-    works = make_works(folder)
+    works = make_works()
     seconds: dict[str, float] = {}
     for work in works:
         start = time.perf_counter()
@@ -345,16 +346,19 @@ def compare_checkpoints(expected: Path, found: Path) -> str:
     """The first tensor that differs between two checkpoints, or empty."""
     if not found.exists():
         return "no checkpoint"
-    arrays = checkpoint.read(found).arrays
-    for name, array in checkpoint.read(expected).arrays.items():
-        if not np.array_equal(array, arrays[name], equal_nan=True):
+    pair = [checkpoint.read(path).arrays for path in (expected, found)]
+    for name in sorted({*pair[0], *pair[1]}):
+        if not all(name in arrays for arrays in pair):
+            return name
+        if not np.array_equal(pair[0][name], pair[1][name], equal_nan=True):
             return name
     return ""
 
 
 def compare_files(expected: Path, found: Path) -> str:
     """The first file that differs between two outputs and all beside them, or empty."""
-    names = {path.name for out in (expected, found) for path in out.parent.iterdir()}  # fmt: skip
+    folders = (expected.parent, found.parent)
+    names = {path.name for folder in folders for path in folder.iterdir()}
     for name in sorted(names):
         pair = [out.with_name(name) for out in (expected, found)]
         if not all(path.exists() for path in pair):

@@ -61,6 +61,12 @@ class State(NamedTuple):
     y: torch.Tensor
 
 
+class Less(NamedTuple):
+    """One of them."""
+
+    x: torch.Tensor
+
+
 class Ending(random.Random):
     """Never lets torchrun start all again."""
 
@@ -85,5 +91,9 @@ def test_a_tensor_of_a_checkpoint_that_differs_is_named(tmp_path):
         checkpoint.save(path, tensors, {})
     assert campaign.compare_checkpoints(paths[0], paths[0]) == ""
     assert campaign.compare_checkpoints(*paths) == "y"
+    less = tmp_path / "c.npz"
+    checkpoint.save(less, Less(torch.ones(2)), {})
+    assert campaign.compare_checkpoints(paths[0], less) == "y"
+    assert campaign.compare_checkpoints(less, paths[0]) == "y"
     missing = tmp_path / "none.npz"
     assert campaign.compare_checkpoints(paths[0], missing) == "no checkpoint"
