@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from funcppo.data import DataConfig, load
+from funcppo.data import DataConfig, duckdb_files, load
 from funcppo.ranges import FieldError
 
 duckdb = pytest.importorskip("duckdb")
@@ -123,3 +123,12 @@ def test_without_duckdb_the_error_names_the_extra(tmp_path, monkeypatch):
 def test_another_reader_is_refused():
     with pytest.raises(FieldError, match="expected one of text, duckdb"):
         DataConfig(reader="pandas")
+
+
+def test_duckdb_keeps_to_a_part_of_its_own_limit():
+    """That limit is four fifths of the memory of the machine or of its container."""
+    database = duckdb.connect()
+    database.execute("SET memory_limit = '4GiB'")
+    duckdb_files._limit_memory(database)
+    query = "SELECT current_setting('memory_limit')"
+    assert database.execute(query).fetchone() == ("2.5 GiB",)
