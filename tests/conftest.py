@@ -1,6 +1,11 @@
 """Settings of the whole suite: no deadlines, one thread, a compile cache of its own, a count of skipped tests."""
 
+import os
 from collections import Counter
+
+# In each new cache folder Inductor compiles a probe for each set of vector instructions that the processor names: 20 s,
+# and nothing here tests the compiler. It is read as PyTorch is imported, by the processes of tests too.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import hypothesis
 import pytest
