@@ -23,11 +23,15 @@ def pytest_configure():
 
 @pytest.fixture(scope="session", autouse=True)
 def separate_compile_cache(tmp_path_factory):
-    """Tests patch what they compile: no program may find such code, and no test that of a program."""
+    """Tests patch what they compile: no program may find such code, and no test that of a program.
+
+    The workers of pytest-xdist share it: no graph is compiled by both.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor"))
-        )
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         yield
 
 
