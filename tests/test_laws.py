@@ -155,7 +155,8 @@ CASES = {
         sample_randomness,
         lambda seed: (CARTPOLE, WORLD, random.key(seed)),
         {0: 2},
-    ),  # by Inductor it is compiled in `runtime/test_compile.py`
+        backend="inductor",
+    ),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
     "cartpole minibatch_step": Case(
