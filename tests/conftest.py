@@ -1,5 +1,6 @@
 """Settings of the whole suite: no deadlines, one thread, a compile cache of its own, a count of skipped tests."""
 
+import gc
 import os
 from collections import Counter
 
@@ -17,8 +18,12 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure():
-    """Use one thread: the tensors of tests are small, and tests run side by side."""
+    """Use one thread: the tensors of tests are small, and tests run side by side.
+
+    Garbage is collected less often: a pass over all objects of PyTorch takes long, and finds little.
+    """
     torch.set_num_threads(1)
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
