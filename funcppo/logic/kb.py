@@ -494,6 +494,7 @@ def _index_sorted_facts(
     """Index facts that are distinct and in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
+
     predicates = torch.arange(
         n_predicates + 2, device=facts.device, dtype=torch.int32
     )
@@ -501,9 +502,11 @@ def _index_sorted_facts(
     fact_offsets = torch.searchsorted(
         facts[:, 0].contiguous(), predicates, out_int32=True
     )
+
     argument_index, argument_postings = _index_arguments(
         facts, n_predicates, n_constants
     )
+
     return _FactTables(
         facts=facts,
         key_prefixes=prefixes,

@@ -260,6 +260,7 @@ def with_answers(
         return task
     kb, sizes = task.kb, task.sizes
     identity = task.least_model.object_identity
+
     queries = queries.long().to(kb.facts.device)
     derived = firing_chunks.derive_answers(
         plan, queries, sides, object_identity=identity
@@ -272,6 +273,7 @@ def with_answers(
         object_identity=identity,
         facts=None if with_facts else facts,
     )
+
     held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
     known = partial_fixpoint.answering_atoms(held_out, queries, sides, sizes)
     device = task.entity_pool.device
