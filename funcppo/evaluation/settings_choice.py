@@ -322,13 +322,7 @@ def _draw_sample(
     order = np.random.default_rng(0).permutation(len(dataset.valid))
     rows = np.sort(order[:MAX_QUERIES])
 
-    kb, sizes = kbase.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
+    kb, sizes = kbase.from_dataset(dataset)
 
     pool, is_countries = entity_pool(dataset)
     sides = _sides(is_countries)

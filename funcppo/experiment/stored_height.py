@@ -30,13 +30,7 @@ def with_stored_height(run_config: RunConfig, dataset: Dataset) -> RunConfig:
     if settings.max_height is not None:
         return run_config
 
-    kb, sizes = kbase.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
+    kb, sizes = kbase.from_dataset(dataset)
     model = fixpoint.least_model(
         kb,
         sizes,

@@ -168,13 +168,7 @@ def build_task(
             f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
         )
     on_phase("computing rule confidences")
-    kb, sizes = kbase.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
+    kb, sizes = kbase.from_dataset(dataset)
     has_estimates = dataset.rule_estimates is not None
     max_rows = MAX_COUNT_ROWS if has_estimates else sys.maxsize
     counts = count_rules(
