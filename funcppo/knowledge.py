@@ -453,6 +453,7 @@ class Knowledge:
             )
         if k is not None and k < 1:
             raise ValueError(f"predict: expected k of 1 or more, got {k}")
+
         side = TAIL if tail is None else HEAD
         given = head if tail is None else tail
         query = OpenQuery(
@@ -465,6 +466,7 @@ class Knowledge:
             raise ValueError(
                 f"predict: expected a relation of two arguments, {relation} has {arity}"
             )
+
         (found,) = self._answerer.answer(
             [query],
             k=k,

@@ -411,6 +411,8 @@ def minibatch_step(
 ) -> tuple[UpdateState, MinibatchMetrics]:
     """Forward, loss, backward, clipping and Adam on one minibatch.
 
+    A training step calls `shards.minibatch_step`, which is this one where the batch is not in shards.
+
     Args:
       params_like: a tree with the structure and shapes of the parameters; its numbers are not read.
       accumulate_gradients: the gradient over the minibatch.

@@ -587,6 +587,7 @@ def _prepare(
         scalars,
         RolloutMemory(state.memory, rollout_state.memory),
     )
+
     return RolloutResult(
         key=rollout_data.next_key,
         rollout_state=rollout_state,

@@ -354,6 +354,7 @@ def make_updates(
     saved_at = start = time.perf_counter()
     evaluations: list[EvaluationT] = []
     is_stopped = False
+
     with _closing_logs(callbacks):
         while update < n_updates and not is_stopped:
             with _saved_at_interrupt(stepper, schedule, state, update):
@@ -363,6 +364,7 @@ def make_updates(
                 if _is_due(update + 1, schedule.evaluate_every, n_updates):
                     evaluation = schedule.evaluate(state)
                     evaluations.append(evaluation)
+
                 is_save_due = schedule.is_save_due(
                     update + 1, n_updates, time.perf_counter() - saved_at
                 )
@@ -373,9 +375,11 @@ def make_updates(
                 save = partial(schedule.save, state) if is_save_due else None
                 is_stopped = _call(callbacks, progress, save)
             update += 1
+
             if is_save_due or is_stopped:
                 schedule.save(state)
                 saved_at = time.perf_counter()
+
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     return TrainResult(state, tuple(evaluations), update, is_stopped)
 

@@ -1,6 +1,12 @@
 """Settings of the whole suite: no deadlines, one thread, a compile cache of its own, a count of skipped tests."""
 
+import gc
+import os
 from collections import Counter
+
+# In each new cache folder Inductor compiles a probe for each set of vector instructions that the processor names: 20 s,
+# and nothing here tests the compiler. It is read as PyTorch is imported, by the processes of tests too.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import hypothesis
 import pytest
@@ -12,17 +18,25 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure():
-    """Use one thread: the tensors of tests are small, and tests run side by side."""
+    """Use one thread: the tensors of tests are small, and tests run side by side.
+
+    Garbage is collected less often: a pass over all objects of PyTorch takes long, and finds little.
+    """
     torch.set_num_threads(1)
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def separate_compile_cache(tmp_path_factory):
-    """Tests patch what they compile: no program may find such code, and no test that of a program."""
+    """Tests patch what they compile: no program may find such code, and no test that of a program.
+
+    The workers of pytest-xdist share it: no graph is compiled by both.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor"))
-        )
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         yield
 
 

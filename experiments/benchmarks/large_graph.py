@@ -272,7 +272,7 @@ def open_graph(indexed: str) -> None:
     start = time.perf_counter()
     dataset = data.load(indexed)
     read = time.perf_counter()
-    build(kb, dataset)
+    kb.from_dataset(dataset)
     row = {
         "load_seconds": round(read - start, 4),
         "build_seconds": round(time.perf_counter() - read, 4),
@@ -288,7 +288,7 @@ def look_up(indexed: str) -> None:
     from funcppo.logic import kb
 
     torch.set_num_threads(1)
-    built, sizes = build(kb, data.load(indexed))
+    built, sizes = kb.from_dataset(data.load(indexed))
     draw = torch.Generator().manual_seed(0)
     seconds: list[float] = []
     for _ in range(BATCHES):
@@ -302,17 +302,6 @@ def look_up(indexed: str) -> None:
     row = {"facts": LOOKUPS, "batches": BATCHES}
     row |= dict(zip(("median_us", "p90_us"), quantiles.round(1).tolist()))
     print(json.dumps(row))
-
-
-def build(kb: Any, dataset: Any) -> Any:
-    """The knowledge base of a data set."""
-    return kb.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
 
 
 def rank(indexed: Path, n_processes: int) -> Row:

@@ -91,13 +91,7 @@ class Data:
         from funcppo.logic import fixpoint, kb
 
         with fixpoint_progress() as progress:
-            knowledge_base, sizes = kb.build(
-                dataset.facts,
-                dataset.rules,
-                n_constants=dataset.n_constants,
-                n_predicates=dataset.n_predicates,
-                tables=dataset.fact_tables,
-            )
+            knowledge_base, sizes = kb.from_dataset(dataset)
             model = fixpoint.least_model(
                 knowledge_base,
                 sizes,

@@ -160,19 +160,6 @@ class _Report(NamedTuple):
     text: str
 
 
-def _build_knowledge_base(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
-    """The facts and rules of a data set as tensors."""
-    from funcppo.logic import kb
-
-    return kb.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
-
-
 def _fixpoint_fields(options: Prove, model: LeastModel) -> JsonObject:
     """The part of the JSON that says how far T_P was taken, for the predicates that the query needs."""
     return {
@@ -209,10 +196,10 @@ class _FailedRules(NamedTuple):
 
 def _prove_ground(options: Prove, dataset: Dataset, atom: Atom) -> _Report:
     """Prove a query without variables, or find out what is missing."""
-    from funcppo.logic import joins, proof, query_answering
+    from funcppo.logic import joins, kb, proof, query_answering
 
     with fixpoint_progress() as progress:
-        knowledge_base, sizes = _build_knowledge_base(dataset)
+        knowledge_base, sizes = kb.from_dataset(dataset)
         found = query_answering.prove_ground(
             knowledge_base,
             sizes,
@@ -471,10 +458,10 @@ def _answer_open(
     options: Prove, dataset: Dataset, atom: Atom, variables: Sequence[str]
 ) -> _Report:
     """Answer a query with variables; the best by the score of the run come first, or else those of smallest height."""
-    from funcppo.logic import fixpoint, joins
+    from funcppo.logic import fixpoint, joins, kb
 
     with fixpoint_progress() as progress:
-        knowledge_base, sizes = _build_knowledge_base(dataset)
+        knowledge_base, sizes = kb.from_dataset(dataset)
         model = fixpoint.least_model(
             knowledge_base,
             sizes,

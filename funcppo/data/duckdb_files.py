@@ -170,7 +170,10 @@ def _number(
         "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
         f"FROM (SELECT DISTINCT name FROM ({every_name}))"
     )
+
     names = _fetch_names(database)
+
+    # a first line of column names is no triple; a Parquet file has none
     files: dict[str, TripleFile] = {}
     for split, path in paths.items():
         triples = _fetch_triples(database, split)

@@ -96,6 +96,7 @@ def read(folder: Path) -> Dataset:
         name: _map_array(folder, name, described)
         for name, described in manifest["arrays"].items()
     }
+
     facts = arrays["facts"]
     entities = MappedNames(
         NameColumns(*(arrays[_NAMES + f] for f in NameColumns._fields))
@@ -115,6 +116,8 @@ def read(folder: Path) -> Dataset:
         n_duplicates=manifest["n_duplicates"],
         notes=(*manifest["notes"], *_changed_sources(manifest["sources"])),
     )
+
+    # what was computed of the data when they were stored
     stored = StoredParts(
         dataset=dataset,
         fingerprint=manifest["fingerprint"],

@@ -1,12 +1,13 @@
 """Filtered ranking of the queries of a split under a scorer.
 
 `rank_split` ranks queries of a task and returns a `Ranking`: the rank counts of every query and every score behind
-them. `summarise_ranking` turns it into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
+them. `candidates` lists what an answer is ranked among, `rank_metrics.rank_counts_listed` counts the candidates that
+score higher or the same, and `rank_metrics.ranks` makes a rank of these counts, by each rule for ties.
+`summarise_ranking` turns all into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
 A scorer sees each distinct atom once, whatever the number of queries that it is a candidate of; a `ScorerBySide` has
-one for each side. Candidates that T_P
-does not derive score 0 and tie at the bottom, so scoring the provable ones gives the same ranks as scoring every entity
-(for every score but `greedy`, whose protocol sets `score_unprovable`).
+one for each side. Candidates that T_P does not derive score 0 and tie at the bottom, so scoring the provable ones gives
+the same ranks as scoring every entity (for every score but `greedy`, whose protocol sets `score_unprovable`).
 """
 
 from __future__ import annotations

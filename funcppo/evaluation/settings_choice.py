@@ -281,6 +281,7 @@ def _without_choice(
             if len(values) == 1
         }
     )
+
     notes: tuple[str, ...] = ()
     if any(len(values) > 1 for values in options):
         reason = (
@@ -290,6 +291,7 @@ def _without_choice(
             f"{reason}: height {trial.height}, smoothing {_value_text(trial.smoothing)}, "
             f"object identity {_value_text(trial.object_identity)}, score {trial.score}",
         )
+
     settings = _resolved(cfg, trial)
     by_height = (HeightCandidate(settings, 0.0),)
     return SettingsChoice(settings, trial.score, by_height, (), 0, notes)
@@ -319,18 +321,15 @@ def _draw_sample(
     """The knowledge base, and a uniform sample of the valid queries, always the same one."""
     order = np.random.default_rng(0).permutation(len(dataset.valid))
     rows = np.sort(order[:MAX_QUERIES])
-    kb, sizes = kbase.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
+
+    kb, sizes = kbase.from_dataset(dataset)
+
     pool, is_countries = entity_pool(dataset)
     sides = _sides(is_countries)
     queries = torch.from_numpy(dataset.valid[rows]).long()
     answering = partial_fixpoint.answering_facts(kb, sizes, queries, sides)
     held_out = torch.from_numpy(held_out_triples(dataset))
+
     return _Sample(
         kb=kb,
         sizes=sizes,

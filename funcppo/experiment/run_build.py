@@ -108,6 +108,7 @@ def _build_question_run(
         raise ValueError(
             f"learner questions: expected height 1, got {run_config.prover.max_height}"
         )
+
     task = prover_task.build_task(
         dataset,
         run_config.prover,
@@ -115,10 +116,12 @@ def _build_question_run(
         on_phase,
         with_derivations=False,
     )
+
     setup = question_run.set_up(task, run_config.questions)
     cfg = question_training.learner_config(setup.policy, ppo_config(run_config))
     world = question_run.training_world(setup, run_config.device)
     key = random.key(run_config.seed, run_config.device)
+
     return Run(
         run_config=run_config,
         task=task,

@@ -29,13 +29,8 @@ def with_stored_height(run_config: RunConfig, dataset: Dataset) -> RunConfig:
     settings = run_config.prover
     if settings.max_height is not None:
         return run_config
-    kb, sizes = kbase.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
+
+    kb, sizes = kbase.from_dataset(dataset)
     model = fixpoint.least_model(
         kb,
         sizes,
@@ -43,6 +38,8 @@ def with_stored_height(run_config: RunConfig, dataset: Dataset) -> RunConfig:
         max_atoms=settings.max_atoms,
         object_identity=settings.object_identity is True,
     )
+
+    # the shares of valid triples that are derivable within each height
     n_steps = len(model.n_atoms_after_step) - 1
     shares = [0.0]
     if n_steps and len(dataset.valid):
@@ -52,6 +49,8 @@ def with_stored_height(run_config: RunConfig, dataset: Dataset) -> RunConfig:
             float(((atom_height >= 0) & (atom_height <= height)).float().mean())
             for height in HEIGHTS[:n_steps]
         ]
+
+    # the least height that is nearly as good as the best
     height = 1 + next(
         i
         for i, share in enumerate(shares)

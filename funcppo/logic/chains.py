@@ -144,6 +144,7 @@ def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
     body = [_binary(atom) for atom in rule.body]
     if head is None:
         return None
+
     _, here, end = head
     visited = {here}
     steps: list[int] = []
@@ -151,15 +152,19 @@ def chain_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
         leaving = [atom for atom in body if atom is None or here in atom[1:]]
         if len(leaving) != 1 or leaving[0] is None or here <= n_constants:
             return None
+
+        # the next step is the only atom that leaves from here
         predicate, first, second = leaving[0]
         body.remove(leaving[0])
         direction, here = (
             (FORWARD, second) if first == here else (BACKWARD, first)
         )
         steps.append(2 * predicate + direction)
+
         if here in visited:
             return None
         visited.add(here)
+
     return tuple(steps) if steps and here == end > n_constants else None
 
 

@@ -419,9 +419,11 @@ def _join(table: Table, step: JoinStep) -> Iterator[Table]:
             counts = counts * table.counts
         yield Table(step.new_variables, view.columns, view.size, counts)
         return
+
     if not step.new_variables and table.counts is None:
         yield select_rows(table, step.count > 0)
         return
+
     new_columns = view.columns[len(view.columns) - len(step.new_variables) :]
     for row, position in ragged_arange(step.start, step.count):
         left = tuple(column.index_select(0, row) for column in table.columns)

@@ -7,14 +7,15 @@ Facts are distinct and sorted, so a fact's id is its row. Two hash tables answer
 depends on the number of facts: `fact_index` by the whole atom, `argument_index` by (argument position, predicate,
 argument).
 
-Entry points: `build` makes a knowledge base; `contains`, `fact_id`, `lookup_facts` and `lookup_rules` read it.
+Entry points: `build` and `from_dataset` make a knowledge base; `contains`, `fact_id`, `lookup_facts` and `lookup_rules`
+read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -179,6 +180,32 @@ def build(
         else 0,
     )
     return kb, sizes
+
+
+class FactsAndRules(Protocol):
+    """What a knowledge base is made of, such as a `data.Dataset`."""
+
+    @property
+    def facts(self) -> np.ndarray: ...
+    @property
+    def rules(self) -> np.ndarray: ...
+    @property
+    def n_constants(self) -> int: ...
+    @property
+    def n_predicates(self) -> int: ...
+    @property
+    def fact_tables(self) -> Mapping[str, np.ndarray] | None: ...
+
+
+def from_dataset(dataset: FactsAndRules) -> tuple[KnowledgeBase, KBSizes]:
+    """Build the knowledge base of a data set on the CPU; see `build`."""
+    return build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
+    )
 
 
 def index_facts(
@@ -494,6 +521,7 @@ def _index_sorted_facts(
     """Index facts that are distinct and in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
+
     predicates = torch.arange(
         n_predicates + 2, device=facts.device, dtype=torch.int32
     )
@@ -501,9 +529,11 @@ def _index_sorted_facts(
     fact_offsets = torch.searchsorted(
         facts[:, 0].contiguous(), predicates, out_int32=True
     )
+
     argument_index, argument_postings = _index_arguments(
         facts, n_predicates, n_constants
     )
+
     return _FactTables(
         facts=facts,
         key_prefixes=prefixes,

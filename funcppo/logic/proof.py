@@ -348,6 +348,7 @@ def to_json(
     constants: set[int] = set()
     variables: set[int] = set()
     nodes: list[dict[str, object]] = []
+
     for node in proof.nodes:
         constants.update(term for term in node.goal[1:] if term)
         constants.update(constant for _, constant in node.substitution)

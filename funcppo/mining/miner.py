@@ -275,6 +275,7 @@ def make_context(
     budget = Budget(
         max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
     )
+
     binary, _ = _binary_facts(facts)
     ids = torch.arange(n_constants + 1, device=binary.device)
     key = random.key(cfg.seed, binary.device)
@@ -282,6 +283,7 @@ def make_context(
         random.uniform(random.fold_in(part, ids), ())
         for part in random.split(key, 3)
     )
+
     return MiningContext(
         edges=paths.build_edge_index(binary, n_predicates, n_constants),
         priority=first,
@@ -746,6 +748,7 @@ def _estimate_sampled(
     """Let rules vote with counts that are estimated from a sample of their own."""
     max_rows = _estimate_rows(context.budget)
     context.budget.start_stage("estimated counts", max_rows)
+
     for part in counting.estimate(
         context.edges,
         found,
@@ -757,6 +760,8 @@ def _estimate_sampled(
         counted = FoundRules(
             part.rules, found.cost[part.rows], part.fact, part.rule
         )
+
+        # what the budget did not reach has no finite error
         known = mined_rules.keep(counted, part.rules.std_error.isfinite())
         state = replace(
             state,
@@ -888,6 +893,7 @@ def _make_result(
     rules = _sort_rules(voting.compact(state.votes).rules)
     n_seen = len(voting.elected(state.sampled_votes).cost)
     budget = context.budget
+
     if state.n_uncounted:
         notes = [
             *notes,
@@ -899,12 +905,14 @@ def _make_result(
         *_stage_notes(state.stages),
         *_count_notes(rules, state.n_estimated_again, n_seen - state.n_counted),
     ]
+
     if interrupt is not None:
         every_note.append("interrupted: the rules found by then are kept")
     elif budget.was_late:
         every_note.append(
             f"stopped by the limit of {budget.seconds:g} seconds: another machine may find other rules"
         )
+
     return MiningResult(
         rules=rules,
         n_candidates=state.n_candidates,
@@ -936,6 +944,7 @@ def _sort_rules(rules: MinedRules) -> MinedRules:
 def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:
     """What each stage of the search left out, a line each."""
     notes: list[str] = []
+
     for stage in stages:
         if stage.fraction < 1.0:
             notes.append(
@@ -954,6 +963,7 @@ def _stage_notes(stages: tuple[StageReport, ...]) -> list[str]:
             notes.append(
                 f"{stage.name}: stopped after {min(int(percent), 99)} % of the work planned"
             )
+
     return notes
 
 
@@ -971,6 +981,7 @@ def _count_notes(
         notes.append(
             f"{n_estimated - n_estimated_again} of these were chosen by the same estimates, which may be too high"
         )
+
     is_exact = rules.std_error == 0
     n_pca = int((is_exact & (rules.pca_std_error > 0)).sum())
     if n_pca:
@@ -981,4 +992,5 @@ def _count_notes(
         notes.append(
             f"{n_uncounted} rules that a sample showed were left out: the budget did not suffice to count them"
         )
+
     return notes

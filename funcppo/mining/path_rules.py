@@ -397,9 +397,11 @@ def match_facts(
         )
         has_rule = torch.zeros(n_bodies, dtype=torch.bool, device=none.device)
         has_rule = has_rule.index_fill(0, rule_key // n_predicates, True)
+
         row = has_rule[hits.body].nonzero().squeeze(1)
         first = edges.pairs.offsets[hits.pair[row]]
         n_facts = edges.pairs.offsets[hits.pair[row] + 1] - first
+
         for begin, end in paths.pack(n_facts.double(), CHUNK_ROWS):
             part = slice(begin, end)
             at, position = expand_ranges(first[part], n_facts[part])
@@ -412,6 +414,7 @@ def match_facts(
             parts.append(
                 RuleFacts(rule[match], fact[match], hits.entry[hit[match]])
             )
+
     return RuleFacts(*(torch.cat(columns) for columns in zip(*parts)))
 
 
@@ -427,6 +430,7 @@ def _found_rules(
     pairs = sample.pairs
     row = is_kept[facts.rule].nonzero().squeeze(1)
     facts = RuleFacts(*(column[row] for column in facts))
+
     labels = path_labels(
         table.predicate, pairs.body_code[table.body], length, edges.n_labels
     )
@@ -436,6 +440,7 @@ def _found_rules(
         labels[facts.rule, 1 : 1 + length],
         pairs.n_paths[facts.entry],
     )
+
     n_paths = torch.bincount(
         pairs.body, pairs.n_paths.double(), minlength=len(pairs.body_code)
     )
@@ -454,6 +459,7 @@ def _found_rules(
         std_error=zeros,
         pca_std_error=zeros + torch.inf,
     )
+
     found = FoundRules(
         rules,
         cost=_walk_rows(

@@ -168,13 +168,7 @@ def build_task(
             f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
         )
     on_phase("computing rule confidences")
-    kb, sizes = kbase.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=dataset.fact_tables,
-    )
+    kb, sizes = kbase.from_dataset(dataset)
     has_estimates = dataset.rule_estimates is not None
     max_rows = MAX_COUNT_ROWS if has_estimates else sys.maxsize
     counts = count_rules(
@@ -260,6 +254,7 @@ def with_answers(
         return task
     kb, sizes = task.kb, task.sizes
     identity = task.least_model.object_identity
+
     queries = queries.long().to(kb.facts.device)
     derived = firing_chunks.derive_answers(
         plan, queries, sides, object_identity=identity
@@ -272,6 +267,7 @@ def with_answers(
         object_identity=identity,
         facts=None if with_facts else facts,
     )
+
     held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
     known = partial_fixpoint.answering_atoms(held_out, queries, sides, sizes)
     device = task.entity_pool.device

@@ -51,6 +51,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Picture:
         ("trained to the end", trials.is_complete, BLUE, "o"),
         ("settings as they are", trials.is_published, ORANGE, "x"),
     )
+
     with style():
         figure = new_figure(3.0)
         panels = figure.subplots(1, len(trials.names), sharey=True)
@@ -66,9 +67,11 @@ def draw(rows: Sequence[dict[str, Any]]) -> Picture:
                     label=text,
                     markersize=5,
                 )
+
             is_positive = bool((trials.values[:, i] > 0).all())
             axes.set_xscale("log" if is_positive else "symlog")
             axes.set_xlabel(name)
+
         np.atleast_1d(panels)[0].set_ylabel("mean sampled return")
         handles = np.atleast_1d(panels)[0].get_legend_handles_labels()
         figure.legend(

@@ -37,7 +37,7 @@ LOOKUPS = {"eval", "exec", "globals", "locals", "vars", "__import__"}
 NAMED_TYPES = (np.ufunc, types.GenericAlias, types.UnionType)
 DATACLASS_MARKERS = ("_MISSING_TYPE", "_HAS_DEFAULT_FACTORY_CLASS")
 IMPORT_NAME = dis.opmap["IMPORT_NAME"]
-# attributes of classes that Python, `typing`, `abc` and `dataclasses` set for themselves
+# attributes of classes that Python, `typing`, `abc`, `dataclasses` and `copyreg` set for themselves
 IGNORED_CLASS_ATTRIBUTES = {
     "__annotate__",
     "__annotate_func__",
@@ -54,6 +54,7 @@ IGNORED_CLASS_ATTRIBUTES = {
     "__orig_bases__",
     "__parameters__",
     "__protocol_attrs__",
+    "__slotnames__",
     "__static_attributes__",
     "__type_params__",
     "__weakref__",

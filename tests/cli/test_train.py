@@ -254,6 +254,7 @@ def test_a_run_that_the_system_kills_is_resumed_bit_for_bit(
     while process.poll() is None:
         if metrics.exists() and b'"update": 1,' in metrics.read_bytes():
             process.kill()
+        time.sleep(0.002)
     assert continued(tmp_path, monkeypatch) == 0
     assert_equal_runs(tmp_path, trained)
 

@@ -226,27 +226,34 @@ def test_a_speed_up_is_that_of_the_rounds_and_not_of_the_medians():
     assert "speedup" not in pool.summarize(cell, [{}] * 11)
 
 
+class FakeWorker:
+    """A cell that is right and takes a microsecond, without a process."""
+
+    def __init__(self, cell_id, device, limit):
+        self.cell_id = cell_id
+
+    def start(self):
+        return {"status": "eager", "seconds": 0.0, "parity": {}}
+
+    def time_block(self):
+        return {"us": 1.0}
+
+    def alive(self):
+        return True
+
+    def close(self):
+        pass
+
+
 def test_the_cells_of_a_wave_are_timed_in_turns(monkeypatch):
     asked = []
 
-    class Fake:
-        def __init__(self, cell_id, device, limit):
-            self.cell_id = cell_id
-
-        def start(self):
-            return {"status": "eager"}
-
+    class Recorded(FakeWorker):
         def time_block(self):
             asked.append(self.cell_id)
-            return {"us": 1.0}
+            return super().time_block()
 
-        def alive(self):
-            return True
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(pool, "Worker", Fake)
+    monkeypatch.setattr(pool, "Worker", Recorded)
     monkeypatch.setattr(pool, "ROUNDS", 2)
     ended = {}
     plan = pool.Plan("cpu", 1.0, 1, 2, lambda name: name != "untimed")
@@ -302,6 +309,7 @@ def test_a_version_without_a_committed_record_has_nothing_to_compare_with(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(record, "RESULTS", tmp_path / "none")
+    monkeypatch.setattr(pool, "Worker", FakeWorker)
     out = ["--only", EAGER, "--out", str(tmp_path / "out"), "--time", "none"]
     assert full_step_matrix.main(out) == 3
     assert "nothing to compare with" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -46,6 +47,22 @@ def test_a_value_that_is_patched_changes_the_digest_until_it_is_restored(name):
 
 def test_processes_agree_on_plain_and_on_patched_functions():
     assert digests_of_another_process("7") == digests()
+
+
+class Setting:
+    """A class that a function reads."""
+
+
+def read_class(x):
+    return x if Setting else -x
+
+
+def test_a_class_has_the_same_digest_after_an_object_of_it_is_pickled():
+    """`copyreg` keeps the names of its slots in the class."""
+    before = call_digest(read_class)
+    pickle.dumps(Setting(), protocol=2)
+    assert "__slotnames__" in vars(Setting)
+    assert call_digest(read_class) == before
 
 
 def read_tensor(x):

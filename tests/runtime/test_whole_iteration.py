@@ -43,7 +43,7 @@ def test_a_whole_iteration_is_one_graph_and_equals_eager(n_microbatches):
     ppo = replace(
         cfg.ppo,
         n_envs=4,
-        n_steps=6,
+        n_steps=3,
         n_epochs=2,
         n_minibatches=2,
         n_microbatches=n_microbatches,

@@ -126,6 +126,7 @@ def reset(cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]) -> EnvState:
     swimmers = _no_swimmers(zero, N_ENEMIES)
     slots = zero.unsqueeze(-1).expand(-1, N_BULLETS)
     sea = never.view(-1, 1, 1).expand(-1, SIZE, SIZE)
+
     return EnvState(
         player=Player(
             x=zero + 5,
