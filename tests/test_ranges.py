@@ -290,6 +290,7 @@ PROGRAMS = {
     "plot": ["countries_s1", "--kind", "curves", "--out", "{tmp}/x.svg"],
     "serve": ["countries_s1"],
     "warm": ["countries_s1"],
+    "profile": [],
     "doctor": [],
     "check": ["countries_s1"],
 }
@@ -309,6 +310,7 @@ OPTIONS = {
     "serve": ["port", "seconds", "height", "smoothing", "threads"],
     "warm": ["steps", "seconds", "seed", "threads", "early_stop_validations", "n_validations", "n_validation_queries",
         "max_nonfinite_updates", "mining_seconds"],
+    "profile": ["after", "seconds", "top"],
     "doctor": [],
     "check": ["queries", "n_rules", "seconds", "seed", "threads"],
 }  # fmt: skip

@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from funcppo import random, train_step
+from funcppo.cli.profile import WAITING_CALLS
 from funcppo.config import Config, PPOConfig
 from funcppo.envs.base import NoWorld
 from funcppo.envs.classic_control import cartpole
@@ -38,13 +39,6 @@ STRATEGY_OF_MODE = {
     "forward": "forward",
     "eager": "eager",
 }
-WAITING_CALLS = (
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cudaDeviceSynchronize",
-    "aten::item",
-    "cudaMemcpy",
-)
 
 
 def main() -> None:

@@ -6,14 +6,14 @@
 CartPole learns with the step compiled, and captured on a GPU, and the metrics of every update are read on the host, as
 `funcppo train` does. A row of the record is a window of updates:
 
-    ms_per_update     the median of the window
+    ms_per_update     the median of the window, on a CPU of processor time, which other work does not share
     host_bytes        resident memory of the process, without what is free
     device_bytes      allocated on the GPU; 0 on a CPU
     n_objects         objects that Python's garbage collector tracks
 
 The first tenth of the windows warms up. Memory is flat if neither kind grows by more than 1 MiB from the end of the
 warm-up to the last window; the speed does not drift if the median of the last tenth of the windows is at most 1.2
-times that of the tenth after the warm-up. On a machine with other work on it only the memory is to be trusted.
+times that of the tenth after the warm-up.
 """
 
 from __future__ import annotations
@@ -107,16 +107,17 @@ def run_windows(
     """A row for each window of updates, the last one that which ends after `max_seconds`."""
     per_window = max(1, n_updates // WINDOWS)
     rows: list[Row] = []
+    clock = time.process_time if device == "cpu" else time.perf_counter
     began = time.perf_counter()
     for first in range(0, n_updates, per_window):
         if time.perf_counter() - began > max_seconds:
             break
         seconds: list[float] = []
         for _ in range(min(per_window, n_updates - first)):
-            start = time.perf_counter()
+            start = clock()
             state, metrics = learner.step(state)
             to_scalars(metrics)  # waits for the device
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
         rows.append(measure(first + len(seconds), seconds, device))
         print(rows[-1], flush=True)
     return rows

@@ -55,6 +55,7 @@ PROGRAMS = {
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "warm": "Compile the training step of a run ahead of it, so that `funcppo train` finds the code on disk.",
+    "profile": "Run a program under PyTorch's profiler and print where its time goes: operators, kernels, waits.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
 
@@ -116,7 +117,7 @@ def _run(arguments: Sequence[str]) -> int:
             _print_overview(arguments)
             return 0
         _join(arguments)
-        program = _parse_program(arguments[0], arguments[1:])
+        program = parse_program(arguments[0], arguments[1:])
         if program is None:
             return 0
         is_main = distributed.launched_rank() == 0
@@ -210,7 +211,7 @@ def _print_overview(arguments: Sequence[str]) -> None:
         parser.parse_args(arguments)
 
 
-def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
+def parse_program(name: str, arguments: Sequence[str]) -> Program | None:
     """The program of that name with the options of its command line; None after --help."""
     try:
         from funcppo.cli.options import parse_options
@@ -225,6 +226,8 @@ def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
             f"the command line needs the extra `cli` (pip install 'funcppo[cli]'): {error}"
         )
 
+    if name == "profile":
+        arguments = _with_command_apart(arguments)
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
@@ -237,6 +240,13 @@ def _parse_program(name: str, arguments: Sequence[str]) -> Program | None:
         exit_with_error(_usage_error(messages.getvalue()))
     sys.stderr.write(messages.getvalue())  # warnings
     return program
+
+
+def _with_command_apart(arguments: Sequence[str]) -> list[str]:
+    """The command line of `profile` with -- before the program to run, whose options are not its own."""
+    names = [word for word in arguments if word in PROGRAMS]
+    at = arguments.index(names[0]) if names else len(arguments)
+    return [*arguments[:at], "--", *arguments[at:]]
 
 
 def _usage_error(text: str) -> str:

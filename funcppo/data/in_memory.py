@@ -87,12 +87,8 @@ def _rows(source: Any) -> Iterable[Any]:
     Raises:
       ValueError: there are none to be read.
     """
-    if hasattr(source, "mapped_triples"):  # a triples factory
-        if not hasattr(source, "triples"):
-            raise ValueError(
-                "expected a triples factory with labels (TriplesFactory), got one with ids alone"
-            )
-        source = source.triples
+    if hasattr(source, "mapped_triples"):
+        return _factory_rows(source)
     if hasattr(source, "columns"):  # a data frame
         labels = {str(label): label for label in source.columns}
         names = _frame_columns(list(labels))
@@ -108,6 +104,24 @@ def _rows(source: Any) -> Iterable[Any]:
     raise ValueError(
         f"expected triples: tuples, an array, a data frame or a triples factory, got {type(source).__name__}"
     )
+
+
+def _factory_rows(factory: Any) -> list[tuple[object, object, object]]:
+    """The rows of a triples factory, whose own table of labels is slow and warns of it.
+
+    Raises:
+      ValueError: it has no labels.
+    """
+    if not hasattr(factory, "entity_id_to_label"):
+        raise ValueError(
+            "expected a triples factory with labels (TriplesFactory), got one with ids alone"
+        )
+    entities = factory.entity_id_to_label
+    relations = factory.relation_id_to_label
+    return [
+        (entities[head], relations[relation], entities[tail])
+        for head, relation, tail in factory.mapped_triples.tolist()
+    ]
 
 
 def _frame_columns(columns: list[str]) -> list[str]:

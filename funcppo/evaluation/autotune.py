@@ -148,8 +148,8 @@ def run_trials(
 ) -> list[Trial]:
     """Try ascending sizes and return the trials that kept the memory limit.
 
-    Trials end at the first size that is expected to exceed the limit, when larger sizes are no faster, or after one
-    that took long.
+    Trials end at the first size that is expected to exceed the limit or that runs out of memory, when larger sizes are
+    no faster, or after one that took long.
 
     Args:
       max_bytes: memory that the process may hold on the device, what it holds already included.
@@ -167,7 +167,12 @@ def run_trials(
 
         start = time.perf_counter()
         memory.reset_peak(device)
-        n_rows, seconds = run(size)
+        try:
+            n_rows, seconds = run(size)
+        except RuntimeError as error:
+            if not trials or not memory.is_out_of_memory(error):
+                raise
+            break
         trials.append(
             Trial(
                 size=size,
@@ -178,6 +183,7 @@ def run_trials(
         if time.perf_counter() - start > MAX_TRIAL_SECONDS:
             break
 
+    memory.collect_unused()
     within_limit = [trial for trial in trials if trial.peak_bytes <= max_bytes]
     if not within_limit:
         needed_bytes = trials[0].peak_bytes if trials else initial_bytes

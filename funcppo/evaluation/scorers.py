@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -56,7 +55,7 @@ from funcppo.prover.task import (
     inference_world,
     with_answers,
 )
-from funcppo.runtime import cudagraph_trees
+from funcppo.runtime import cudagraph_trees, memory
 from funcppo.runtime.graphed import GraphedStep
 from funcppo.runtime.host_transfer import AsyncReadback, prefetch
 
@@ -276,15 +275,13 @@ class _ShrinkingSearch:
                 return search(width_schedule(self._cfg))
             except RuntimeError as error:
                 smaller = _halved(self._cfg)
-                if not _is_out_of_memory(error) or smaller is None:
+                if not memory.is_out_of_memory(error) or smaller is None:
                     raise
             # Outside of the handler, whose traceback holds the tensors of the search.
             self._cfg = smaller
             if isinstance(self._step, GraphedStep):
                 self._step.release()
-            gc.collect()
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            memory.collect_unused()
             self._on_halved(smaller)
 
 
@@ -300,12 +297,6 @@ def _halved(cfg: SearchConfig) -> SearchConfig | None:
         rows_per_step=rows,
         chunk_size=chunk_size,
     )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error says that memory does not suffice; PyTorch has no type of its own for that of the machine."""
-    pattern = "can't allocate memory|out of memory"
-    return re.search(pattern, str(error)) is not None
 
 
 def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:

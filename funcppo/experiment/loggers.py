@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import inspect
 import math
 import numbers
 import os
@@ -30,6 +31,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"
 WANDB_ID_FILE = "funcppo-id.txt"  # in the folder of W&B
 WANDB_PROJECT = "funcppo"
+WANDB_ACCOUNT = "an account of W&B (`wandb login`), or WANDB_MODE=offline"
 
 # the package that a logger needs, which is an extra of the same name
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
@@ -48,10 +50,10 @@ class MetricsLogger(Protocol):
 
 
 def check_loggers(names: Sequence[LoggerName]) -> None:
-    """Check that the packages of some loggers are there.
+    """Check that the packages of some loggers are there, and W&B's account where it is online.
 
     Raises:
-      FieldError: a name is unknown or a package is missing.
+      FieldError: a name is unknown, a package is missing, or W&B has no account.
     """
     for name in names:
         if name not in get_args(LoggerName):
@@ -65,6 +67,26 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
         except ModuleNotFoundError as error:
             extra = f"the extra `{name}` (pip install 'funcppo[{name}]')"
             raise FieldError("log", extra, str(error)) from None
+    if "wandb" in names and not _is_offline() and not _has_wandb_key():
+        raise FieldError("log", WANDB_ACCOUNT, "none")
+
+
+def _is_offline() -> bool:
+    """Whether W&B is told to stay offline, by a variable or by `wandb offline`."""
+    import wandb
+
+    offline = ("offline", "dryrun", "disabled")
+    mode = os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
+    return mode in offline
+
+
+def _has_wandb_key() -> bool:
+    """Whether W&B finds the key of an account; it is not asked whether the key is valid."""
+    import wandb
+
+    if "prompt" in inspect.signature(wandb.login).parameters:
+        return wandb.login(prompt=False, verify=False)
+    return wandb.api.api_key is not None
 
 
 @contextmanager
@@ -197,8 +219,7 @@ class _WandbLogger:
             )
         except wandb.Error as error:
             reason = " ".join(str(error).split())
-            account = "an account of W&B, or WANDB_MODE=offline"
-            raise FieldError("log", account, reason) from None
+            raise FieldError("log", WANDB_ACCOUNT, reason) from None
 
     def log(self, row: Row, /) -> None:
         self._run.log(_scalars(row), step=row["update"])

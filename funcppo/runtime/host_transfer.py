@@ -54,11 +54,13 @@ class StagingBuffers(Generic[Data]):
 
         Raises:
           ValueError: a leaf has another shape or dtype; the message names it.
+          RuntimeError: a CUDA graph is being captured, which would copy these values at every replay.
         """
         self._check_fits(values)
         if not self._uses_cuda:
             _copy_leaves(self.data, values)
             return
+        _check_not_capturing("StagingBuffers.put")
 
         # The host waits for the last copy out of pinned memory, never for a step.
         self._copied.synchronize()
@@ -88,6 +90,14 @@ class StagingBuffers(Generic[Data]):
                 raise ValueError(
                     f"{name}: expected {_describe(buffer)}, got {_describe(value)}"
                 )
+
+
+def _check_not_capturing(name: str) -> None:
+    """Raise an error while the current stream is captured: the host takes part in a copy once, not at each replay."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name}: expected a call between the steps, got one while a CUDA graph is captured"
+        )
 
 
 def _describe(x: Tensor) -> str:
@@ -193,9 +203,14 @@ class AsyncReadback:
         self._copies: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """Return the value of the previous call, None on the first; a tensor on the host is returned at once."""
+        """Return the value of the previous call, None on the first; a tensor on the host is returned at once.
+
+        Raises:
+          RuntimeError: a CUDA graph is being captured.
+        """
         if not x.is_cuda:
             return x
+        _check_not_capturing("AsyncReadback")
 
         is_first = not self._copies
         if len(self._copies) < 2:

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +106,19 @@ def free_bytes(device: torch.device | str) -> int:
         return _free_gpu_bytes(torch.device(device))
     groups = [x.free for x in _group_memory()]
     return min([_machine_bytes("MemAvailable"), *groups])
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error says that memory does not suffice; PyTorch has no type of its own for that of the machine."""
+    pattern = "can't allocate memory|out of memory"
+    return re.search(pattern, str(error)) is not None
+
+
+def collect_unused() -> None:
+    """Free what only cycles of objects hold, and return it to the GPU; after an error for lack of memory."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _free_gpu_bytes(device: torch.device) -> int:

@@ -223,7 +223,7 @@ def test_ctrl_c_while_a_program_is_loaded_is_one_line(
     monkeypatch, capsys, tmp_path
 ):
     monkeypatch.setattr(
-        cli, "_parse_program", Mock(side_effect=KeyboardInterrupt)
+        cli, "parse_program", Mock(side_effect=KeyboardInterrupt)
     )
     assert (
         funcppo(monkeypatch, "mine", "countries_s1", "--out", tmp_path / "r")
@@ -244,7 +244,7 @@ def test_a_signal_ends_a_program_with_one_line_and_its_status(
     old_sigint = signal.signal(signal.SIGINT, signal.default_int_handler)
     run = Mock(side_effect=lambda: os.kill(os.getpid(), number))
     program = Mock(json=None, run=run)
-    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    monkeypatch.setattr(cli, "parse_program", lambda *_: program)
     try:
         assert funcppo(monkeypatch, "mine") == status
     finally:
@@ -274,7 +274,7 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
 )  # fmt: skip
 def test_what_does_not_fit_into_memory_is_one_line(error, monkeypatch, capsys):
     program = Mock(json=None, run=Mock(side_effect=error))
-    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    monkeypatch.setattr(cli, "parse_program", lambda *_: program)
     assert funcppo(monkeypatch, "mine") == 2
     line = " ".join(str(error).split())
     expected = f"out of memory: expected smaller sizes, got: {line}"
@@ -283,7 +283,7 @@ def test_what_does_not_fit_into_memory_is_one_line(error, monkeypatch, capsys):
 
 def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
     program = Mock(json=None, run=Mock(side_effect=RuntimeError("a bug")))
-    monkeypatch.setattr(cli, "_parse_program", lambda *_: program)
+    monkeypatch.setattr(cli, "parse_program", lambda *_: program)
     monkeypatch.setattr(sys, "argv", ["funcppo", "mine"])
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main()
@@ -354,7 +354,7 @@ def test_a_closed_pipe_to_a_named_file_is_an_error_with_its_name(
     error = BrokenPipeError(32, "Broken pipe", "rules.fifo")
     monkeypatch.setattr(
         cli,
-        "_parse_program",
+        "parse_program",
         lambda *_: Mock(json=None, run=Mock(side_effect=error)),
     )
     assert funcppo(monkeypatch, "mine") == 2

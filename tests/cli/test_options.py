@@ -30,7 +30,16 @@ METAVARS = {
     "PORT",
     "NAME",
 }
-METAVARS |= {"ENV", "N...", "RUN...", "all|N", "N|fixpoint", "H,R,T", "X,X,X"}
+METAVARS |= {
+    "ENV",
+    "N...",
+    "RUN...",
+    "PROGRAM...",
+    "all|N",
+    "N|fixpoint",
+    "H,R,T",
+    "X,X,X",
+}
 
 
 def read_help(text: str) -> dict[str, str]:

@@ -23,6 +23,22 @@ class Frame:
         return SimpleNamespace(to_list=lambda: self._columns[name])
 
 
+def triples_factory(triples):
+    """What is read of a triples factory of PyKEEN; ids do not begin with the first triple."""
+    heads, relations, tails = zip(*triples)
+    entities = sorted({*heads, *tails}, reverse=True)
+    relations = sorted(set(relations), reverse=True)
+    ids = [
+        [entities.index(h), relations.index(r), entities.index(t)]
+        for h, r, t in triples
+    ]
+    return SimpleNamespace(
+        mapped_triples=np.array(ids),
+        entity_id_to_label=dict(enumerate(entities)),
+        relation_id_to_label=dict(enumerate(relations)),
+    )
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -35,7 +51,7 @@ class Frame:
         Frame({"tail": ["b", "c"], "n": [1, 2], "relation": ["p", "q"]}
               | {"head": ["a", "b"]}),
         Frame({0: ["a", "b"], 1: ["p", "q"], 2: ["b", "c"]}),
-        SimpleNamespace(mapped_triples=..., triples=np.array(TRIPLES)),
+        triples_factory(TRIPLES),
     ],
 )  # fmt: skip
 def test_triples_are_read_from_every_kind_of_source(source):

@@ -3,25 +3,19 @@
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from funcppo.data import load
-
-
-def factory(triples):
-    return SimpleNamespace(
-        mapped_triples=None, triples=np.array(triples, dtype=object)
-    )
+from tests.data.test_in_memory import triples_factory
 
 
 def get_dataset(dataset):
     if dataset == "far":
         raise OSError("no\nnetwork")
     return SimpleNamespace(
-        training=factory([("a b", "r", "c"), ("c", "r", "d")]),
+        training=triples_factory([("a b", "r", "c"), ("c", "r", "d")]),
         validation=None,
-        testing=factory([("d", "r", "a b")]),
+        testing=triples_factory([("d", "r", "a b")]),
     )
 
 

@@ -1,6 +1,7 @@
 """The tuned batch size keeps the memory limit and is near the best throughput, and no score depends on it."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -88,6 +89,23 @@ def test_trials_end_when_two_sizes_in_a_row_are_no_faster(monkeypatch):
     )
     assert [trial.size for trial in trials] == [1, 2, 4, 8, 16]
     assert autotune.select_trial(trials).size == 4
+
+
+def test_trials_end_at_a_size_that_runs_out_of_memory(monkeypatch):
+    """Unless it is the smallest, or another error."""
+    _, run = machine(monkeypatch, float, held=0, growth=1)
+
+    def run_within(size, largest=4, message="CUDA out of memory. Tried"):
+        if size > largest:
+            raise RuntimeError(message)
+        return run(size)
+
+    cpu = torch.device("cpu")
+    trials = autotune.run_trials(run_within, [1, 2, 4, 8, 16], MB, cpu)
+    assert [trial.size for trial in trials] == [1, 2, 4]
+    for options in ({"largest": 0}, {"message": "index out of range"}):
+        with pytest.raises(RuntimeError):
+            autotune.run_trials(partial(run_within, **options), [1, 8], MB, cpu)
 
 
 def test_scores_are_those_of_any_other_number_of_slots(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import struct
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -149,6 +150,27 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(FieldError, match=r"log: .*'funcppo\[wandb\]'"):
         loggers.check_loggers(["csv", "wandb"])
+
+
+@pytest.mark.parametrize("key", [True, False])
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_an_account_is_missed_before_the_work_begins(
+    monkeypatch, mode, is_old, key
+):
+    """As W&B tells of it before 0.28 and since; offline none is needed."""
+    wandb = SimpleNamespace(
+        setup=lambda: SimpleNamespace(settings=SimpleNamespace(mode=mode)),
+        api=SimpleNamespace(api_key="key" if key else None),
+        login=(lambda: None) if is_old else (lambda prompt, verify: key),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if key or mode == "offline":
+        loggers.check_loggers(["wandb"])
+        return
+    with pytest.raises(FieldError, match=r"log: .*WANDB_MODE=offline, got"):
+        loggers.check_loggers(["wandb"])
 
 
 def test_an_unknown_logger_is_refused():

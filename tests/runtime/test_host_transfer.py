@@ -134,3 +134,25 @@ def test_a_tree_goes_to_the_device_and_back(device):
     ):
         assert b.device.type == device and c.device.type == "cpu"
         assert torch.equal(a, c) and a.dtype == c.dtype
+
+
+@on_gpu
+def test_a_step_that_reads_back_is_no_graph_and_says_why():
+    readback = AsyncReadback()
+    captured = capture(
+        lambda x: (x + 1, readback(x) or ()), torch.zeros(3, device="cuda")
+    )
+    assert "AsyncReadback: expected a call" in captured.fallback_reason
+
+
+@on_gpu
+def test_a_step_that_stages_data_itself_is_no_graph_and_says_why():
+    staging = StagingBuffers(torch.zeros(3), "cuda")
+
+    def step(x):
+        staging.put(torch.ones(3))
+        return x + 1, ()
+
+    captured = capture(step, torch.zeros(3, device="cuda"))
+    assert captured.replay_mode == "none"
+    assert "StagingBuffers.put: expected a call" in captured.fallback_reason

@@ -1,0 +1,101 @@
+"""`profile`: the operators of a program within a window of time, and the program as it is without."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from funcppo.cli import mine
+from tests.cli.runner import funcppo
+
+MINE = ("mine", "countries_s1", "--max-length", "2", "--out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Stands for `mine`: one operator, a signal of the system's timer, another operator."""
+
+    json: str | None = None
+
+    def run(self) -> int:
+        torch.ones(3).cos()
+        # the next signal of the timer, as it would come
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < left <= 600
+        signal.getsignal(signal.SIGALRM)(signal.SIGALRM, None)
+        torch.ones(3).sin()
+        return 7
+
+
+@pytest.fixture
+def profiled(monkeypatch, tmp_path):
+    """A function from a command line to the exit status and the JSON of `profile`."""
+
+    def run(*words) -> tuple[int, dict]:
+        file = tmp_path / "profile.json"
+        status = funcppo(monkeypatch, "profile", "--json", file, *words)
+        return status, json.loads(file.read_text())
+
+    return run
+
+
+def names(report) -> set[str]:
+    return {row["name"] for row in report["rows"]}
+
+
+@pytest.mark.parametrize(
+    "options, expected, missing",
+    [
+        (("--seconds", "600"), "aten::cos", "aten::sin"),
+        (("--after", "600"), "aten::sin", "aten::cos"),
+    ],
+)
+def test_a_profile_has_what_runs_within_its_window(
+    profiled, monkeypatch, options, expected, missing
+):
+    monkeypatch.setattr(mine, "Mine", Stages)
+    status, report = profiled("--top", "99", *options, "mine")
+    assert status == 7
+    assert expected in names(report) and missing not in names(report)
+    (row,) = (row for row in report["rows"] if row["name"] == expected)
+    assert row["calls"] == 1 and row["cpu_ms"] > 0
+    assert report["n_kernels"] == 0 and report["device_ms"] == 0
+
+
+def test_a_program_does_under_a_profile_what_it_does_without(
+    profiled, monkeypatch, tmp_path
+):
+    rules, plain = tmp_path / "rules.tsv", tmp_path / "plain.tsv"
+    trace = tmp_path / "trace.json.gz"
+    words = ("--top", "2", "--trace", trace, *MINE, rules)
+    status, report = profiled(*words)
+    assert status == 0 and len(report["rows"]) == 2
+    assert funcppo(monkeypatch, *MINE, plain) == 0
+    assert rules.read_bytes() == plain.read_bytes()
+    with gzip.open(trace) as file:
+        assert json.load(file)["traceEvents"]
+    times = [row["cpu_ms"] + row["device_ms"] for row in report["rows"]]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ((), "PROGRAM: expected one of train, evaluate, mine"),
+        (("doctor",), "PROGRAM: expected one of train, evaluate, mine"),
+        ((*MINE, "x", "--no-such"), "--no-such"),
+        (("--after", "600", *MINE, "{tmp}/x.tsv"), "--after 600: expected"),
+    ],
+)
+def test_what_cannot_be_profiled_is_one_line(
+    monkeypatch, capsys, tmp_path, words, message
+):
+    words = [word.format(tmp=tmp_path) for word in words]
+    assert funcppo(monkeypatch, "profile", *words) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith("funcppo: ") and message in error
