@@ -90,6 +90,8 @@ class PPOConfig:
     """Decay lambda, 0 to 1, of generalised advantage estimation (GAE)."""
     clip_eps: NonNegativeFloat = 0.2
     """Clip range of the probability ratio, and of the change in value where value_loss is clipped."""
+    value_clip_eps: NonNegativeFloat | None = None
+    """Clip range of the change in value, in the unit of returns and without a schedule. None: that of the ratio."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
     entropy_coef: NonNegativeFloat = 0.01

@@ -66,6 +66,7 @@ class PPOOptions(TypedDict, total=False):
     gamma: float
     gae_lambda: float
     clip_eps: float
+    value_clip_eps: float | None
     value_coef: float
     entropy_coef: float
     max_grad_norm: float

@@ -248,12 +248,15 @@ def value_loss(
 ) -> F32[Tensor, ""]:
     """Mean squared error of the value, or half of it; `cfg.value_loss` names the error.
 
-    plain: of the value itself. clipped_only: of the value clipped to within clip_eps of the old one. clipped_max: the
+    plain: of the value itself. clipped_only: of the value clipped to within a range of the old one. clipped_max: the
     larger of the two in each row.
 
     Args:
       old_value: under the behaviour policy.
+      clip_eps: the range, unless `cfg.value_clip_eps` is one of its own.
     """
+    if cfg.value_clip_eps is not None:
+        clip_eps = torch.full_like(clip_eps, cfg.value_clip_eps)
     clipped_value = old_value + torch.clamp(
         value - old_value, -clip_eps, clip_eps
     )

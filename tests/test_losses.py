@@ -187,6 +187,21 @@ def test_value_clipping_within_the_range_changes_nothing():
     assert len(set(losses.values())) == 1
 
 
+@pytest.mark.parametrize("value_loss_name", ["clipped_max", "clipped_only"])
+def test_the_value_may_have_a_clip_range_of_its_own(value_loss_name):
+    """As `clip_range_vf` of Stable-Baselines3. By hand: 1 + 0.5 is left of a change of 2, so the error is 1.5^2."""
+    value, old, target = (torch.tensor([x]) for x in (3.0, 1.0, 3.0))
+    cfg = PPOConfig(
+        value_loss=value_loss_name, value_clip_eps=0.5, half_value_loss=False
+    )
+    assert float(value_loss(cfg, value, old, target, CLIP)) == 1.5**2
+    same = PPOConfig(value_loss=value_loss_name, value_clip_eps=float(CLIP))
+    none = PPOConfig(value_loss=value_loss_name)
+    assert value_loss(same, value, old, target, CLIP) == value_loss(
+        none, value, old, target, CLIP
+    )
+
+
 def test_at_the_behaviour_policy_the_loss_is_minus_the_mean_advantage():
     """ratio 1: KL 0, nothing clipped, and the policy loss is -mean(A)."""
     cfg, params, batch, scalars = problem(advantage_ddof=None)
