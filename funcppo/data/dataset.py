@@ -175,19 +175,24 @@ def from_tables(
       names: of entities and relations; those that no triple has are left out.
       splits: as in `from_splits`; each int [n, 3], head, relation and tail as indices of names.
     """
-    rows = np.concatenate(list(splits.values()))
-    entities = order_of_occurrence(rows[:, [0, 2]].ravel(), len(names))
-    relations = order_of_occurrence(rows[:, 1], len(names))
-    tables = {
-        split: np.stack(
-            [
-                _number_from_one(relations, len(names))[table[:, 1]],
-                *_number_from_one(entities, len(names))[table[:, [0, 2]]].T,
-            ],
-            axis=1,
+    n_names = len(names)
+    entities, relations = (
+        order_of_occurrence(
+            np.concatenate([t[:, columns].ravel() for t in splits.values()]),
+            n_names,
         )
-        for split, table in splits.items()
-    }
+        for columns in ([0, 2], [1])
+    )
+    entity_ids = _number_from_one(entities, n_names)
+    relation_ids = _number_from_one(relations, n_names)
+
+    # a column at a time, of tables that may have hundreds of millions of rows
+    tables: dict[str, np.ndarray] = {}
+    for split, table in splits.items():
+        tables[split] = np.empty((len(table), 3), np.int32)
+        tables[split][:, 0] = relation_ids[table[:, 1]]
+        tables[split][:, 1] = entity_ids[table[:, 0]]
+        tables[split][:, 2] = entity_ids[table[:, 2]]
 
     train = drop_duplicates(tables["train"])
     facts = train
@@ -196,8 +201,11 @@ def from_tables(
 
     n_duplicates = len(tables["train"]) - len(train)
     notes = [duplicate_note(n_duplicates)] if n_duplicates else []
-    n_unseen_entities = len(entities) - _count_distinct(facts[:, 1:])
-    n_unseen_relations = len(relations) - _count_distinct(facts[:, 0])
+    is_known = np.zeros((2, 1 + max(len(entities), len(relations))), bool)
+    for kind, column in ((0, 1), (0, 2), (1, 0)):
+        is_known[kind][facts[:, column]] = True
+    n_unseen_entities = len(entities) - int(is_known[0].sum())
+    n_unseen_relations = len(relations) - int(is_known[1].sum())
     notes += _unseen_notes(n_unseen_entities, n_unseen_relations)
     predicates = tuple(map(names.__getitem__, relations.tolist()))
     held_out = {split: tables[split] for split in ("valid", "test")}
@@ -389,11 +397,6 @@ def _number_from_one(order: np.ndarray, n_names: int) -> np.ndarray:
     ids = np.zeros(n_names, np.int32)
     ids[order] = np.arange(1, len(order) + 1)
     return ids
-
-
-def _count_distinct(ids: np.ndarray) -> int:
-    """How many different ids there are."""
-    return int(np.count_nonzero(np.bincount(ids.ravel())))
 
 
 def duplicate_note(n_duplicates: int) -> str:
