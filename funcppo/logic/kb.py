@@ -560,9 +560,9 @@ def _index_arguments(
         key, order = sorting.sort_keys(first + argument)
         postings.append(order.to(torch.int32))
         del first, order
+        start = position * len(facts) << row_index.ROW_COUNT_BITS
         span = row_index.run_length_encode(key)
-        span[:, 1] += position * len(facts) << row_index.ROW_COUNT_BITS
-        spans.append(span)
+        spans.append(span + span.new_tensor([0, start]))
         del key, span
     del predicate
 
