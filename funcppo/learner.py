@@ -122,7 +122,9 @@ class Learner(Generic[Params, State]):
         """
         if self.group is None:
             return state
-        return train_step.gather_shards(state, self.group.all_gather)
+        update = int(state.update)
+        with self.group.processes.deadline(f"gathering update {update}"):
+            return train_step.gather_shards(state, self.group.all_gather)
 
     def step(
         self, state: TrainState[Params, State]
@@ -357,6 +359,29 @@ def compile(
       ValueError: there is no such strategy.
       Exception: whatever a strategy that is chosen by name raises.
     """
+    from funcppo.runtime.compile import choices
+    from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
+
+    if tolerance is None:
+        tolerance = DEFAULT_TOLERANCE
+    group = learner.group
+    if group is None:
+        return _compile(learner, state, strategy, backend, tolerance)
+    with group.processes.deadline("compiling the training step"):
+        compiled = _compile(learner, state, strategy, backend, tolerance)
+        group.check_equal(choices(compiled.record))
+    return compiled
+
+
+def _compile(
+    learner: Learner[Params, State],
+    state: TrainState[Params, State],
+    strategy: str,
+    backend: str,
+    tolerance: float,
+) -> CompiledLearner[Params, State]:
+    """The compiled learner; of several processes each tries what the others try."""
+    from funcppo.runtime.agreement import alone
     from funcppo.runtime.capture import capture
     from funcppo.runtime.compile import (
         ROLLOUT_PARTS,
@@ -364,7 +389,8 @@ def compile(
         with_capture,
         with_host_environment,
     )
-    from funcppo.runtime.equivalence import DEFAULT_TOLERANCE
+
+    agree = learner.group.first_failure if learner.group else alone
 
     # Trials and compiled functions know an environment on the host by its stand-in alone, which is pure.
     is_on_host = learner.cfg.env.host is not None
@@ -377,16 +403,17 @@ def compile(
         state,
         strategy,
         backend,
-        DEFAULT_TOLERANCE if tolerance is None else tolerance,
+        tolerance,
         tuple(set(ROLLOUT_PARTS) - {"rollout_step"})
         if is_on_host
         else ROLLOUT_PARTS,
-        None if learner.group is None else learner.group.all_succeed,
+        agree,
     )
     if not is_on_host:
         captured = capture(
             partial(train_step.train_step, cfg, learner.world, parts=parts),
             state,
+            agree=agree,
         )
         return CompiledLearner(
             record=with_capture(record, captured), captured=captured
@@ -395,6 +422,7 @@ def compile(
     captured = capture(
         partial(_learn, cfg, learner.world, parts),
         (state, train_step.roll_out(cfg, learner.world, state)),
+        agree=agree,
     )
     return CompiledLearner(
         record=with_host_environment(with_capture(record, captured)),

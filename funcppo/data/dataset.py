@@ -175,17 +175,17 @@ def from_tables(
       names: of entities and relations; those that no triple has are left out.
       splits: as in `from_splits`; each int [n, 3], head, relation and tail as indices of names.
     """
-    rows = np.concatenate(list(splits.values()))
-    entities = order_of_occurrence(rows[:, [0, 2]].ravel(), len(names))
-    relations = order_of_occurrence(rows[:, 1], len(names))
-    tables = {
-        split: np.stack(
-            [
-                _number_from_one(relations, len(names))[table[:, 1]],
-                *_number_from_one(entities, len(names))[table[:, [0, 2]]].T,
-            ],
-            axis=1,
+    entities, relations = (
+        order_of_occurrence(
+            np.concatenate([t[:, columns].ravel() for t in splits.values()]),
+            len(names),
         )
+        for columns in ([0, 2], [1])
+    )
+    entity_ids = _number_from_one(entities, len(names))
+    relation_ids = _number_from_one(relations, len(names))
+    tables = {
+        split: _encode_triples(table, relation_ids, entity_ids)
         for split, table in splits.items()
     }
 
@@ -197,7 +197,7 @@ def from_tables(
     n_duplicates = len(tables["train"]) - len(train)
     notes = [duplicate_note(n_duplicates)] if n_duplicates else []
     n_unseen_entities = len(entities) - _count_distinct(facts[:, 1:])
-    n_unseen_relations = len(relations) - _count_distinct(facts[:, 0])
+    n_unseen_relations = len(relations) - _count_distinct(facts[:, :1])
     notes += _unseen_notes(n_unseen_entities, n_unseen_relations)
     predicates = tuple(map(names.__getitem__, relations.tolist()))
     held_out = {split: tables[split] for split in ("valid", "test")}
@@ -391,9 +391,24 @@ def _number_from_one(order: np.ndarray, n_names: int) -> np.ndarray:
     return ids
 
 
+def _encode_triples(
+    triples: np.ndarray, relation_ids: np.ndarray, entity_ids: np.ndarray
+) -> np.ndarray:
+    """Triples of numbered names as (relation, head, tail) ids, int32 [n, 3]."""
+    # a column at a time: a table may have hundreds of millions of rows
+    table = np.empty((len(triples), 3), np.int32)
+    table[:, 0] = relation_ids[triples[:, 1]]
+    table[:, 1] = entity_ids[triples[:, 0]]
+    table[:, 2] = entity_ids[triples[:, 2]]
+    return table
+
+
 def _count_distinct(ids: np.ndarray) -> int:
-    """How many different ids there are."""
-    return int(np.count_nonzero(np.bincount(ids.ravel())))
+    """How many different ids there are in a table."""
+    is_known = np.zeros(1 + int(ids.max(initial=0)), bool)
+    for column in ids.T:
+        is_known[column] = True
+    return int(is_known.sum())
 
 
 def duplicate_note(n_duplicates: int) -> str:

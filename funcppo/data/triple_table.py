@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 Triple = tuple[str, str, str]  # head, relation, tail
+# rows that are worked on at a time, where a table may have hundreds of millions
+_BLOCK_ROWS = 1 << 22
 
 
 class NameTable:
@@ -50,7 +52,10 @@ def order_of_occurrence(numbers: np.ndarray, n_names: int) -> np.ndarray:
     unseen = len(numbers)
     first = np.full(n_names, unseen)
     # Of an index that is repeated numpy keeps the last value: backwards, the first one.
-    first[numbers[::-1]] = np.arange(unseen)[::-1]
+    for start in reversed(range(0, unseen, _BLOCK_ROWS)):
+        block = numbers[start : start + _BLOCK_ROWS]
+        places = np.arange(start, start + len(block))
+        first[block[::-1]] = places[::-1]
     occurring = np.flatnonzero(first < unseen)
     return occurring[np.argsort(first[occurring], kind="stable")]
 
@@ -61,15 +66,27 @@ def drop_duplicates(triples: np.ndarray) -> np.ndarray:
     Args:
       triples: int [n, 3], none negative.
     """
-    a, b, c = triples.astype(np.int64).T
-    n_a, n_b, n_c = (int(column.max(initial=0)) + 1 for column in (a, b, c))
-    code = a * n_c + c
+    if not len(triples) or not _has_duplicates(_row_codes(triples)):
+        return triples
+    # Where each came from takes longer to find than that none repeats another.
+    _, first = np.unique(_row_codes(triples), return_index=True)
+    return triples[np.sort(first)]
+
+
+def _row_codes(triples: np.ndarray) -> np.ndarray:
+    """A number for each row of a table, int64 [n], equal for equal rows."""
+    n_a, n_b, n_c = (int(top) + 1 for top in triples.max(axis=0))
+    code = triples[:, 0].astype(np.int64)
+    code *= n_c
+    code += triples[:, 2]
     if n_a * n_b * n_c >= 1 << 63:
         _, code = np.unique(code, return_inverse=True)
-    code = code * n_b + b
-    # Where each came from takes longer to find than that none repeats another.
-    ascending = np.sort(code)
-    if not (ascending[1:] == ascending[:-1]).any():
-        return triples
-    _, first = np.unique(code, return_index=True)
-    return triples[np.sort(first)]
+    code *= n_b
+    code += triples[:, 1]
+    return code
+
+
+def _has_duplicates(codes: np.ndarray) -> bool:
+    """Whether two numbers are equal; they are sorted in place, as a table may have hundreds of millions."""
+    codes.sort()
+    return bool((codes[1:] == codes[:-1]).any())

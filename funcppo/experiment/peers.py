@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Protocol
 
 import torch
 
@@ -16,10 +17,22 @@ from funcppo.config import Config
 from funcppo.experiment.run import Run
 from funcppo.ranges import is_cuda
 from funcppo.runtime import collectives
+from funcppo.runtime.agreement import Agree
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.collectives import Group
+from funcppo.runtime.compile import StrategyRecord, choices
 from funcppo.runtime.distributed import Processes
 from funcppo.train_step import Metrics, TrainState
+
+
+class PrepareStep(Protocol):
+    """Compiles and captures a training step; what it tries is agreed on."""
+
+    def __call__(
+        self, *, agree: Agree
+    ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
+        """The step, and how it is computed."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +68,27 @@ class Peers:
             int(captured.state.update)  # waits for the device
         return metrics
 
-    def all_succeed(self, succeeded: bool, /) -> bool:
-        """Whether all processes succeeded in what they tried."""
-        return self.group.all_succeed(succeeded)
+    def check_agent(self, cfg: Config) -> None:
+        """Check that all processes have measured the same capacity for the learning problem.
+
+        Raises:
+          ValueError: one has measured another; the message names it.
+        """
+        self.group.check_equal({"agent": repr(cfg.update_agent)})
+
+    def prepare(
+        self, prepare: PrepareStep
+    ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
+        """Compile and capture a step with the others, which agree on each attempt, within the deadline.
+
+        Raises:
+          ValueError: a process has chosen another way to compute it.
+        """
+        group = self.group
+        with group.processes.deadline("preparing the training step"):
+            captured, record = prepare(agree=group.first_failure)
+            group.check_equal(choices(record))
+        return captured, record
 
     def decide(self, decision: bool = False) -> bool:
         """What rank 0 has decided; the others give nothing.

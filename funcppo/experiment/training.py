@@ -36,8 +36,9 @@ from funcppo.experiment.loggers import MetricsLogger
 from funcppo.experiment.peers import NoPeers, Peers
 from funcppo.runtime import compile as compilation
 from funcppo.runtime import cudagraph_trees
+from funcppo.runtime.agreement import Agree, alone
 from funcppo.runtime.capture import CapturedStep, capture
-from funcppo.runtime.compile import Agree, StrategyRecord, with_capture
+from funcppo.runtime.compile import StrategyRecord, with_capture
 from funcppo.runtime.equivalence import BF16_TOLERANCE, DEFAULT_TOLERANCE
 from funcppo.runtime.graphed import capture_loop_bodies
 from funcppo.runtime.reasons import FailureCode
@@ -149,6 +150,7 @@ def prepare_train_step(
         cfg = with_capacity(cfg, world, first)
     state = run.state.train_state
     if peers is not None:
+        peers.check_agent(cfg)
         cfg = peers.share(cfg)
         state = peers.take(state)
     is_rounded = run_config.precision == "bfloat16"
@@ -157,15 +159,16 @@ def prepare_train_step(
     if strategy == "auto" and peers is None:
         strategy = _strategies_to_try(cfg, earlier or {})
 
-    captured, record = prepare_step(
+    prepare = partial(
+        prepare_step,
         cfg,
         world,
         state,
         EAGER_PARTS,
         strategy,
         BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
-        peers and peers.all_succeed,
     )
+    captured, record = peers.prepare(prepare) if peers else prepare()
     if strategy == "auto" and peers is None and record.untimed_reason:
         reason = "comparing strategies would take longer than it saves"
         record = dataclasses.replace(record, untimed_reason=reason)
@@ -228,9 +231,11 @@ def prepare_step(
     # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
     step = partial(train_step.train_step, cfg, world)
     if is_short and state.key.device.type != "cpu":
-        captured = capture_loop_bodies(step, parts, state)
+        captured = capture_loop_bodies(step, parts, state, agree=agree or alone)
     else:
-        captured = capture(partial(step, parts=parts), state)
+        captured = capture(
+            partial(step, parts=parts), state, agree=agree or alone
+        )
     record = with_capture(record, captured)
     if is_short:
         reason = "compiling would take longer than it saves (--strategy one-graph compiles)"

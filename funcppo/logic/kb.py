@@ -521,11 +521,13 @@ def _index_sorted_facts(
     """Index facts that are distinct and in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
-
+    entries = torch.stack([keys, ids], dim=1)
+    del keys, ids
+    fact_index = row_index.build_hash_table(entries)
+    del entries
     predicates = torch.arange(
         n_predicates + 2, device=facts.device, dtype=torch.int32
     )
-    fact_index = row_index.build_hash_table(torch.stack([keys, ids], dim=1))
     fact_offsets = torch.searchsorted(
         facts[:, 0].contiguous(), predicates, out_int32=True
     )
@@ -549,17 +551,26 @@ def _index_arguments(
 ) -> tuple[HashTable, Tensor]:
     """The index of facts by one argument, and its postings; large temporaries are freed as soon as they are used."""
     predicate = facts[:, 0].to(torch.int64)
-    arguments = facts[:, 1:].T
-    keys = _argument_keys(predicate, arguments, n_predicates, n_constants).view(
-        -1
+    spans: list[Tensor] = []
+    postings: list[Tensor] = []
+
+    # Keys of a position follow those of the position before, so each is sorted by itself.
+    for position, argument in enumerate(facts[:, 1:].unbind(1)):
+        first = (position * (n_predicates + 1) + predicate) * (n_constants + 1)
+        key, order = sorting.sort_keys(first + argument)
+        postings.append(order.to(torch.int32))
+        del first, order
+        start = position * len(facts) << row_index.ROW_COUNT_BITS
+        span = row_index.run_length_encode(key)
+        spans.append(span + span.new_tensor([0, start]))
+        del key, span
+    del predicate
+
+    argument_postings = hugepages.on_huge_pages(
+        pad(torch.cat(postings), (0, 1))
     )
-    key, order = sorting.sort_keys(keys)
-    fact = (order % max(len(facts), 1)).to(torch.int32)
-    del keys, order
-    argument_index = row_index.build_hash_table(
-        row_index.run_length_encode(key)
-    )
-    return argument_index, hugepages.on_huge_pages(pad(fact, (0, 1)))
+    del postings
+    return row_index.build_hash_table(torch.cat(spans)), argument_postings
 
 
 def _argument_keys(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.runtime import cudagraph_trees
+from funcppo.runtime.agreement import Agree, alone
 from funcppo.runtime.protocols import ReplayMode
 from funcppo.runtime.reasons import FallbackCode
 
@@ -98,6 +99,7 @@ def capture(
     *,
     strict: bool = False,
     use_cuda_graph: bool = True,
+    agree: Agree = alone,
 ) -> CapturedStep[State, Output]:
     """Capture `fn` as a CUDA graph if state and device allow it; otherwise call `fn` itself, with the same copy-back.
 
@@ -109,6 +111,7 @@ def capture(
       state: the first state; it is copied, and left as it is.
       strict: raise instead of falling back to calls of `fn`; `with_cuda_graphs_only` asks it of a whole program.
       use_cuda_graph: whether to try a CUDA graph at all; `without_cuda_graphs` turns them off for a whole program.
+      agree: of several processes that each capture this step: all record a graph, or none.
 
     Returns:
       The step and its buffers, with the reason if it is no graph.
@@ -123,19 +126,25 @@ def capture(
         else ("disabled by use_cuda_graph=False", FallbackCode.DISABLED)
     )
 
+    reason, code = _agree_on(agree, reason, code)
+
     replay_mode: ReplayMode = "none"
     if code is None and cudagraph_trees.are_demanded():
         replay_mode = "cuda-graph-trees"
     elif code is None:
+        captured = None
         try:
-            return _capture_cuda_graph(fn, buffers)
+            captured = _capture_cuda_graph(fn, buffers)
         except StateMismatchError:
             raise
         except Exception as error:
             reason, code = _root_cause(error)
-            # A broken capture may have spoilt the pool and the buffers: start from new ones.
-            _memory_pools.pop(torch.cuda.current_device(), None)
-            buffers = _clone_contiguous(state)
+        reason, code = _agree_on(agree, reason, code)
+        if captured is not None and code is None:
+            return captured
+        # A broken capture may have spoilt the pool and the buffers: start from new ones.
+        _memory_pools.pop(_device_index(), None)
+        buffers = _clone_contiguous(state)
 
     if code is not None and (strict or (use_cuda_graph and _demands)):
         raise CaptureError(reason, code)
@@ -149,6 +158,20 @@ def capture(
         capture_ms=0.0,
         fn=fn,
     )
+
+
+def _agree_on(
+    agree: Agree, reason: str, code: FallbackCode | None
+) -> tuple[str, FallbackCode | None]:
+    """Why there is no CUDA graph, here or else in another process; empty and None if there is one in all."""
+    found = agree("recording a CUDA graph", reason)
+    if found and code is None:
+        return found, FallbackCode.OTHER
+    return reason, code
+
+
+def _device_index() -> int:
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 @contextmanager

@@ -89,20 +89,41 @@ class Group:
             distributed.broadcast(x, 0)
             return x
 
-        return tree.map(receive, values)
+        with self.processes.deadline(f"broadcast {next(_agreements)}"):
+            return tree.map(receive, values)
 
     def agree(self, decision: bool) -> bool:
-        """What rank 0 has decided. A collective."""
-        return bool(self.broadcast(torch.tensor(decision)))
-
-    def all_succeed(self, succeeded: bool) -> bool:
-        """Whether all processes succeeded in what they tried. They may have failed in a collective: none is used.
+        """What rank 0 has decided.
 
         Raises:
-          StalledError: some process did not come to an end.
+          PeerError: another process has ended with an error.
+          StalledError: no process made progress for too long.
         """
         name = f"agreement/{next(_agreements)}"
-        return all(self.processes.exchange(name, succeeded))
+        return self.processes.share(name, decision)
+
+    def first_failure(self, what: str, failure: str = "") -> str:
+        """The first failure among what all processes try, with its rank; empty if all succeeded.
+
+        They may have failed in a collective: none is used.
+
+        Args:
+          what: what they try, for reports of progress.
+          failure: why this process fails, one line; empty if it succeeds.
+
+        Raises:
+          PeerError: another process has ended with an error.
+          StalledError: some process did not come to an end.
+        """
+        number = next(_agreements)
+        self.processes.report(f"agreement {number}, {what}")
+        failures = self.processes.exchange(f"agreement/{number}", failure)
+        found = [f"rank {i}: {text}" for i, text in enumerate(failures) if text]
+        return found[0] if found else ""
+
+    def check_equal(self, facts: Facts) -> None:
+        """Check that all processes hold equal facts; errors as of `Processes.check_equal`."""
+        self.processes.check_equal(f"agreement/{next(_agreements)}", facts)
 
 
 def connect(processes: Processes, facts: Facts) -> Group:

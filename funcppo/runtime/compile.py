@@ -45,6 +45,12 @@ from funcppo.runtime import (
     reasons,
     stacked,
 )
+from funcppo.runtime.agreement import (
+    Agree,
+    agreeing,
+    alone,
+    backend_options,
+)
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile_cache import (
     CachedFunction,
@@ -187,7 +193,9 @@ def compile_function(
             "Callable[Args, Result]",
             _compile_with_inductor(fn, use_custom_passes, **inductor_options),
         )
-    return torch.compile(fn, fullgraph=True, dynamic=False, backend=backend)
+    return torch.compile(
+        fn, fullgraph=True, dynamic=False, **backend_options(backend)
+    )
 
 
 def _compile_with_inductor(
@@ -250,7 +258,7 @@ def select_strategy(
       Exception: whatever a strategy that is chosen by name raises.
     """
     _check_strategy(strategy)
-    agree = agree or _alone
+    agree = agree or alone
     record = StrategyRecord(
         strategy="eager",
         failures=(),
@@ -279,7 +287,7 @@ def select_strategy(
         backend=backend,
         tolerance=tolerance,
         raise_on_failure=strategy in STRATEGIES,
-        take_fastest=strategy == "fastest" and agree is _alone,
+        take_fastest=strategy == "fastest" and agree is alone,
         agree=agree,
     )
 
@@ -352,6 +360,15 @@ def with_capture(
     return dataclasses.replace(record, replay_mode=captured.replay_mode)
 
 
+def choices(record: StrategyRecord) -> dict[str, str]:
+    """What processes that learn together must have in common, by name."""
+    return {
+        "strategy": record.strategy,
+        "rollout": record.rollout,
+        "replay mode": record.replay_mode,
+    }
+
+
 def with_host_environment(record: StrategyRecord) -> StrategyRecord:
     """The record of a strategy, extended by why the rollout step runs eagerly where environments step on the host."""
     failure = Failure(
@@ -369,8 +386,9 @@ def _common_reason_to_stay_eager(
 ) -> tuple[str, FailureCode | None]:
     """As `_reason_to_stay_eager`, of this process or of another that learns with it."""
     reason, code = _reason_to_stay_eager(strategy)
-    if not agree(code is None) and code is None:
-        return PEER_IS_EAGER, FailureCode.DISABLED
+    found = agree("compiling", reason)
+    if found and code is None:
+        return f"{PEER_IS_EAGER}: {found}", FailureCode.DISABLED
     return reason, code
 
 
@@ -520,25 +538,6 @@ class CompileAttempt(Protocol[Compiled]):
         ...
 
 
-class Agree(Protocol):
-    """Tells the other processes whether this one succeeded in what all of them try."""
-
-    def __call__(self, succeeded: bool, /) -> bool:
-        """Whether all succeeded."""
-        ...
-
-
-def _alone(succeeded: bool) -> bool:
-    return succeeded
-
-
-class PeerFailedError(RuntimeError):
-    """What all processes try works here, but not in another one."""
-
-    def __init__(self) -> None:
-        super().__init__("it fails in another process")
-
-
 class CompilePart(Protocol):
     """A compiler whose backend and options are chosen."""
 
@@ -556,7 +555,7 @@ class _StrategySelector:
     # the strategy is chosen by name, so that its failure is an error
     raise_on_failure: bool
     take_fastest: bool = False
-    agree: Agree = _alone
+    agree: Agree = alone
     failures: list[Failure] = field(default_factory=list)
     # of a minibatch step, by strategy, where they are compared
     times_ms: dict[str, float] = field(default_factory=dict)
@@ -576,7 +575,7 @@ class _StrategySelector:
             return parts, "CUDAGraph Trees are asked for"
         try:
             attempt = partial(self._compile_unroll, parts, steps)
-            kernel = self._try(attempt, use_custom_passes=False)
+            kernel = self._try(attempt, "rollout", use_custom_passes=False)
         except Exception as error:
             return parts, _failure("rollout", error).message
         return dataclasses.replace(parts, unroll=kernel), ""
@@ -663,7 +662,7 @@ class _StrategySelector:
         """Why the candidates after the one in use were not compared with it; empty if they were, or there are none."""
         if self.take_fastest or selected == candidates[-1]:
             return ""
-        if self.agree is not _alone:
+        if self.agree is not alone:
             return "several processes learn together, and would measure different times"
         return "the first that works was asked for"
 
@@ -673,25 +672,22 @@ class _StrategySelector:
         """The result of `attempt` with custom passes; if that fails, record the failure and try without them."""
         if self.backend == "inductor" and name != "eager":
             try:
-                return self._try(attempt, use_custom_passes=True)
+                return self._try(attempt, name, use_custom_passes=True)
             except Exception as error:
                 self.failures.append(
                     _failure(f"{name} with custom passes", error)
                 )
-        return self._try(attempt, use_custom_passes=False)
+        return self._try(attempt, name, use_custom_passes=False)
 
     def _try(
-        self, attempt: CompileAttempt[Result], use_custom_passes: bool
+        self,
+        attempt: CompileAttempt[Result],
+        name: str,
+        use_custom_passes: bool,
     ) -> Result:
         """The result of an attempt that succeeds in all processes."""
-        try:
-            result = attempt(use_custom_passes=use_custom_passes)
-        except Exception:
-            self.agree(False)
-            raise
-        if not self.agree(True):
-            raise PeerFailedError
-        return result
+        with agreeing(self.agree, name):
+            return attempt(use_custom_passes=use_custom_passes)
 
     def _handle_failure(self, name: str, error: Exception) -> None:
         if self.raise_on_failure:

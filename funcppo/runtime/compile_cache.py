@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from funcppo import tree
+from funcppo.runtime import agreement
 from funcppo.runtime.function_digest import NoDigestError, call_digest
 
 PACKAGE_DIR = Path(__file__).parents[1]
@@ -164,7 +165,10 @@ class CachedFunction(Generic[Result]):
         # None: a function of another package, or a closure
         self._function_id = _serialize(fn)
         self._guarded = torch.compile(
-            fn, fullgraph=True, dynamic=False, options=options
+            fn,
+            fullgraph=True,
+            dynamic=False,
+            **agreement.backend_options("inductor", options),
         )
         self._code_by_key: dict[_CallKey, Callable[..., Result]] = {}
 
@@ -183,7 +187,10 @@ class CachedFunction(Generic[Result]):
         if key is None:
             return self._guarded(*args)
         if key not in self._code_by_key:
-            self._code_by_key[key] = self._load_or_compile(key, args)
+            code = self._load_or_compile(key, args)
+            self._code_by_key[key] = code
+            if code is not self._guarded:  # which settles by its backend
+                agreement.settle()
         return self._code_by_key[key](*args)
 
     def is_cached(self, *args: object) -> bool:

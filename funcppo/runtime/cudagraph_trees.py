@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from funcppo import tree
+from funcppo.runtime import agreement
 
 Result = TypeVar("Result")
 
@@ -61,7 +62,9 @@ class TreeFunction(Generic[Result]):
             fn,
             fullgraph=True,
             dynamic=False,
-            options=options | CUDAGRAPH_OPTIONS,
+            **agreement.backend_options(
+                "inductor", options | CUDAGRAPH_OPTIONS
+            ),
         )
 
     def __call__(self, *args: object) -> Result:

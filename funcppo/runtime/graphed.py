@@ -19,6 +19,7 @@ from torch import Tensor
 
 from funcppo import tree
 from funcppo.runtime import stacked
+from funcppo.runtime.agreement import Agree, alone
 from funcppo.runtime.capture import (
     CapturedStep,
     capture,
@@ -39,9 +40,10 @@ _Capture = CapturedStep[Any, tuple[()]]  # states of several types in one table
 class _GraphCache:
     """Captures of pure functions, each made at its first call."""
 
-    def __init__(self, *, strict: bool = False) -> None:
-        """Capture nothing yet; `strict` is that of `capture`."""
+    def __init__(self, *, strict: bool = False, agree: Agree = alone) -> None:
+        """Capture nothing yet; `strict` and `agree` are those of `capture`."""
         self._strict = strict
+        self._agree = agree
         self._captures: dict[tuple[object, ...], _Capture] = {}
 
     def captures(self) -> list[_Capture]:
@@ -61,7 +63,10 @@ class _GraphCache:
     ) -> CapturedStep[State, tuple[()]]:
         if key not in self._captures:
             self._captures[key] = capture(
-                fn, make_initial_state(), strict=self._strict
+                fn,
+                make_initial_state(),
+                strict=self._strict,
+                agree=self._agree,
             )
         return self._captures[key]
 
@@ -255,6 +260,7 @@ def capture_loop_bodies(
     state: State,
     *,
     strict: bool = False,
+    agree: Agree = alone,
 ) -> CapturedStep[State, Output]:
     """Capture the body of each loop of a training step as a CUDA graph, instead of the whole step as one.
 
@@ -266,6 +272,7 @@ def capture_loop_bodies(
       parts: the parts to run, except their scan.
       state: the first state. One step from it is computed and dropped, to capture the loop bodies.
       strict: raise instead of falling back to calls of the bodies.
+      agree: as of `capture`.
 
     Returns:
       The step and its buffers; `n_graphs` and `capture_ms` are those of the loop bodies.
@@ -273,7 +280,7 @@ def capture_loop_bodies(
     Raises:
       CaptureError: as by `capture`.
     """
-    scan = GraphedScan(strict=strict)
+    scan = GraphedScan(strict=strict, agree=agree)
     graphed_parts = dataclasses.replace(parts, scan=scan)
     captured = capture(
         partial(step, parts=graphed_parts), state, use_cuda_graph=False

@@ -1,9 +1,12 @@
 """Tables of triples: numbers of names, the order of first occurrence, and what is dropped as repeated."""
 
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcppo.data import triple_table
 from funcppo.data.triple_table import (
     NameTable,
     drop_duplicates,
@@ -24,7 +27,8 @@ def test_names_are_numbered_as_they_come():
 
 @given(st.lists(NUMBERS))
 def test_the_order_of_occurrence_is_that_of_a_dictionary(numbers):
-    order = order_of_occurrence(np.array(numbers, np.int32), 6)
+    with patch.object(triple_table, "_BLOCK_ROWS", 3):
+        order = order_of_occurrence(np.array(numbers, np.int32), 6)
     assert order.tolist() == list(dict.fromkeys(numbers))
 
 

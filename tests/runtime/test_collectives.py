@@ -71,11 +71,17 @@ def test_all_receive_the_tensors_and_the_decision_of_rank_0(tmp_path):
     assert in_processes(2, tmp_path, share) == [expected] * 2
 
 
-def test_what_one_fails_in_none_succeeds_in(tmp_path):
+def test_all_hear_of_the_first_failure_and_its_rank(tmp_path):
     def agree(group):
-        return [group.all_succeed(group.rank != i) for i in range(3)]
+        return [
+            group.first_failure("it", "no" if group.rank == i else "")
+            for i in range(3)
+        ]
 
-    assert in_processes(2, tmp_path, agree) == [[False, False, True]] * 2
+    assert (
+        in_processes(2, tmp_path, agree)
+        == [["rank 0: no", "rank 1: no", ""]] * 2
+    )
 
 
 @needs_no_gpu
