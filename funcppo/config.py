@@ -91,7 +91,7 @@ class PPOConfig:
     clip_eps: NonNegativeFloat = 0.2
     """Clip range of the probability ratio, and of the change in value where value_loss is clipped."""
     value_clip_eps: NonNegativeFloat | None = None
-    """Clip range of the change in value, in the unit of returns and without a schedule. None: that of the ratio."""
+    """Clip range of the change in value, in the unit of returns and without a schedule. Default: that of the ratio."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
     entropy_coef: NonNegativeFloat = 0.01
