@@ -198,7 +198,7 @@ def prepare_step(
     parts: Parts,
     strategy: str | tuple[str, ...],
     tolerance: float = DEFAULT_TOLERANCE,
-    agree: Agree | None = None,
+    agree: Agree = alone,
 ) -> tuple[CapturedStep[TrainState[Any, Any], Metrics], StrategyRecord]:
     """Compile or capture a training step; with strategy auto, one of a run too short to repay that is not compiled.
 
@@ -231,11 +231,9 @@ def prepare_step(
     # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
     step = partial(train_step.train_step, cfg, world)
     if is_short and state.key.device.type != "cpu":
-        captured = capture_loop_bodies(step, parts, state, agree=agree or alone)
+        captured = capture_loop_bodies(step, parts, state, agree=agree)
     else:
-        captured = capture(
-            partial(step, parts=parts), state, agree=agree or alone
-        )
+        captured = capture(partial(step, parts=parts), state, agree=agree)
     record = with_capture(record, captured)
     if is_short:
         reason = "compiling would take longer than it saves (--strategy one-graph compiles)"

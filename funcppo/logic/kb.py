@@ -351,7 +351,9 @@ def lookup_facts(
     is_constant = (argument > 0) & (argument <= sizes.n_constants)
 
     # The span of facts for each constant argument; the shortest is the most selective.
-    key = _argument_keys(
+    position = torch.arange(len(argument), device=argument.device)
+    key = _argument_key(
+        position.view(-1, *[1] * predicate.dim()),
         predicate,
         torch.where(is_constant, argument, 0),
         sizes.n_predicates,
@@ -556,10 +558,13 @@ def _index_arguments(
 
     # Keys of a position follow those of the position before, so each is sorted by itself.
     for position, argument in enumerate(facts[:, 1:].unbind(1)):
-        first = (position * (n_predicates + 1) + predicate) * (n_constants + 1)
-        key, order = sorting.sort_keys(first + argument)
+        key, order = sorting.sort_keys(
+            _argument_key(
+                position, predicate, argument, n_predicates, n_constants
+            )
+        )
         postings.append(order.to(torch.int32))
-        del first, order
+        del order
         start = position * len(facts) << row_index.ROW_COUNT_BITS
         span = row_index.run_length_encode(key)
         spans.append(span + span.new_tensor([0, start]))
@@ -573,16 +578,17 @@ def _index_arguments(
     return row_index.build_hash_table(torch.cat(spans)), argument_postings
 
 
-def _argument_keys(
-    predicate: Tensor, arguments: Tensor, n_predicates: int, n_constants: int
+def _argument_key(
+    position: Tensor | int,
+    predicate: Tensor,
+    argument: Tensor,
+    n_predicates: int,
+    n_constants: int,
 ) -> Tensor:
-    """The key of each argument [J, ...]: ascending by position, then predicate, then argument."""
-    position = torch.arange(len(arguments), device=arguments.device).view(
-        -1, *[1] * predicate.dim()
-    )
+    """The key of an argument: ascending by position, then predicate, then argument."""
     return (position * (n_predicates + 1) + predicate) * (
         n_constants + 1
-    ) + arguments
+    ) + argument
 
 
 def _atom_bits(

@@ -227,7 +227,7 @@ def select_strategy(
     backend: str = "inductor",
     tolerance: float = DEFAULT_TOLERANCE,
     rollout_parts: tuple[str, ...] = ROLLOUT_PARTS,
-    agree: Agree | None = None,
+    agree: Agree = alone,
 ) -> SelectedStrategy[Parts]:
     """Compile the parts of a training step by the fastest strategy that works here.
 
@@ -246,7 +246,7 @@ def select_strategy(
         may use TF32. Above that, for products of lower precision, the rollout parts are not compared, because rounding
         changes some of the random choices.
       rollout_parts: which of `ROLLOUT_PARTS` to compile; the others stay eager.
-      agree: of several processes that learn together, so that all use one strategy. None: this one is alone.
+      agree: of several processes that learn together, so that all use one strategy.
 
     Returns:
       parts: the parts to run instead of the eager ones.
@@ -258,7 +258,6 @@ def select_strategy(
       Exception: whatever a strategy that is chosen by name raises.
     """
     _check_strategy(strategy)
-    agree = agree or alone
     record = StrategyRecord(
         strategy="eager",
         failures=(),

@@ -644,7 +644,7 @@ def test_a_run_is_compiled_where_it_is_long_enough_to_repay_that(
     )
     run = run_start.prepare_run(config, tmp_path, resume=False)
 
-    def select_strategy(*args, tolerance, agree=None):
+    def select_strategy(*args, tolerance, agree):
         raise LookupError(f"strategy {args[-1]} within {tolerance}")
 
     monkeypatch.setattr(compilation, "select_strategy", select_strategy)

@@ -281,7 +281,7 @@ def test_a_run_is_compiled_if_it_is_long_or_a_strategy_is_set(
     """By hand: an update has 8 rollout steps and 2 * 4 minibatches, and 5,120,000 / (256 * 8) updates make 40,000."""
     asked = []
 
-    def select_strategy(*args, tolerance, agree=None):
+    def select_strategy(*args, tolerance, agree):
         asked.append(args[-1])
         raise LookupError
 
@@ -303,7 +303,7 @@ def test_a_resumed_run_takes_the_strategy_that_was_the_fastest_at_its_start(
     """Not the one that would be now: it would continue with other bits."""
     asked = []
 
-    def select_strategy(*args, tolerance, agree=None):
+    def select_strategy(*args, tolerance, agree):
         asked.append(args[-1])
         record = StrategyRecord(
             strategy=args[-1][0],

@@ -57,6 +57,28 @@ def test_a_process_alone_compiles_by_the_backend_itself():
     assert options == {"backend": "inductor", "options": {"a": 1}}
 
 
+def test_code_of_inductor_is_agreed_on_before_it_runs():
+    """Found by a failure elsewhere: it ends the call with its reason, and success leaves the function as it is."""
+    told = []
+
+    def agree(what, failure=""):
+        told.append(what)
+        return "rank 1: no" if what == "second" else failure
+
+    x = torch.arange(3.0)
+    with agreeing(agree, "first"):
+        double = compile_function(lambda x: 2 * x, use_custom_passes=False)
+        assert double(x).tolist() == [0, 2, 4]
+    assert told == ["first", "first"]
+
+    with (
+        pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
+        agreeing(agree, "second"),
+    ):
+        compile_function(lambda x: 3 * x, use_custom_passes=False)(x)
+    assert told[2:] == ["second"]
+
+
 @needs_no_gpu
 def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
     tmp_path, monkeypatch
