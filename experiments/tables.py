@@ -4,7 +4,7 @@
     python experiments/tables.py --check         exit 1, naming the stale blocks, where a rewrite would change one
     python experiments/tables.py --print NAME    print one block
 
-Documents are README.md, INVESTIGATION.md, experiments/README.md,
+Documents are README.md, INVESTIGATION.md, README.md of experiments/ and of experiments/reproducers/,
 experiments/results/full_step_matrix.md and docs/**/*.md. A block stands between the lines
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, alone on their lines; what is between them is replaced. The tables
 between `<!-- matrix:NAME -->` and `<!-- /matrix -->` are those of matrix/tables.py. Blocks (of performance each ends in
@@ -37,6 +37,7 @@ a line that names its records, hardware, versions and commits):
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
     performance-index           building the index of 20 million facts, lookups among them (a sentence)
+    compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
     performance-lookup          lookups of 1,024 and 16,384 atoms by layout of the table
@@ -1395,7 +1396,35 @@ def large_graph_sizes() -> str:
     return table(head, rows) + origin("large_graph")
 
 
+def compiler_faults() -> str:
+    """The block of this name."""
+    rows = []
+    for row in load_record("compiler_faults")["rows"]:
+        aot, inductor = row["said"]["write_backs_lost"][1:]
+        copied = row["said"]["storage_of_tensor_wrapper"][0]
+        is_swapped = "= [1.0, 1.0], [0.0, 0.0]," in inductor
+        is_counted = all("count = 1.0" in line for line in (aot, inductor))
+        rows.append(
+            [
+                row["torch"],
+                "right" if is_swapped else "lost",
+                "right" if is_counted else "lost",
+                "yes" if "Cannot access storage" in copied else "no",
+                f"{row['n_raising']} of {row['n_tried']}",
+            ]
+        )
+    head = [
+        "PyTorch, CPU",
+        "swap, Inductor",
+        "write to a 0-d tensor",
+        "*Cannot access storage* from a copy under a transform",
+        "from compiled functions under one",
+    ]
+    return table(head, rows) + origin("compiler_faults")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "compiler-faults": compiler_faults,
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,
     "defaults": defaults,
@@ -1439,6 +1468,7 @@ def documents() -> list[Path]:
         paths.INVESTIGATION,
         paths.NOTES,
         paths.MATRIX_TABLES,
+        paths.NOTES.parent / "reproducers" / "README.md",
         # Folders with an underscore are made by `make docs`.
         *(
             file

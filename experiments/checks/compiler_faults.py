@@ -1,0 +1,80 @@
+"""Question: which versions of PyTorch have the faults that depend on the version most?
+
+    python experiments/checks/compiler_faults.py PYTHON ...
+
+Runs `write_backs_lost.py` and `storage_of_tensor_wrapper.py` of `experiments/reproducers/` by each interpreter, each of
+which has another version of PyTorch, and records what they print in `experiments/results/compiler_faults.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
+
+from experiments import paths
+from experiments.provenance import describe_machine
+
+REPRODUCERS = ("write_backs_lost", "storage_of_tensor_wrapper")
+RECORD = paths.RESULTS / "compiler_faults.json"
+
+
+def main() -> None:
+    """Record a row for each interpreter."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "python", nargs="+", help="interpreter with a version of PyTorch"
+    )
+    parser.add_argument("--out", type=Path, default=RECORD)
+    args = parser.parse_args()
+    record = {"machine": describe_machine(), "rows": []}
+    for python in args.python:
+        row = examine(python)
+        record["rows"].append(row)
+        print(row["torch"], *row["said"]["write_backs_lost"], sep="\n  ")
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def examine(python: str) -> dict[str, Any]:
+    """The version of an interpreter's PyTorch, and the lines that each reproducer prints there, on a CPU."""
+    version = "import torch; print(torch.__version__.split('+')[0])"
+    said = {
+        name: _run(python, f"experiments/reproducers/{name}.py")
+        for name in REPRODUCERS
+    }
+    found = re.search(
+        r"(\d+) of (\d+) raise", said["storage_of_tensor_wrapper"][1]
+    )
+    assert found is not None
+    return {
+        "torch": _run(python, "-c", version)[0],
+        "n_raising": int(found[1]),
+        "n_tried": int(found[2]),
+        "said": said,
+    }
+
+
+def _run(*command: str) -> list[str]:
+    done = subprocess.run(
+        command,
+        cwd=paths.ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+if __name__ == "__main__":
+    main()
