@@ -91,7 +91,8 @@ class Evaluate:
     """Score of a candidate. For a run: evidence if it learnt from questions; success, best-proof or greedy if from
     proofs. For both: exists@H (derivable within height H), max-confidence, noisy-or, or noisy-or@P (confidences raised
     to the power P, so that many weak rules add up to less).
-    Default: auto, the run's own score; for a data set the one that ranks its valid split best."""
+    Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
+    ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

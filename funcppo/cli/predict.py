@@ -93,8 +93,8 @@ class Predict:
     split or facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The
     verdict of an answer is proved (the rules derive it from other facts) or not derivable.
 
-    A trained run scores by its policy. A data set scores by rule confidences: what is best on its valid split, as
-    chosen by `funcppo evaluate`.
+    A trained run scores by its policy, or by rule confidences where these rank its valid split better. A data set
+    scores by rule confidences: what is best on its valid split, as chosen by `funcppo evaluate`.
 
     With --relation R --new, all facts R(h, t) that the rules derive and no split holds are listed. They are found head
     by head and sorted at the end: FILE.part beside --out FILE grows meanwhile, and after an interruption the option
@@ -137,8 +137,8 @@ class Predict:
     csv: JsonOutput = None
     """Write the answers as CSV to FILE; - writes them to standard output in place of the text. Default: no CSV."""
     score: str = "auto"
-    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the run's own score; for a data set the
-    one that ranks its valid split best."""
+    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, that of the run's policy or its rule
+    score, whichever ranks valid better; for a data set the one that ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

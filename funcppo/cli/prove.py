@@ -524,10 +524,9 @@ def _answer_scores(
 
     from funcppo.experiment import answers, subject
 
-    scores = answers.score_atoms(
-        subject.run_subject(run), atoms, 1 + variables.index(True)
-    )
-    return _Scores(run.score, torch.tensor(scores, dtype=torch.float64))
+    scored = subject.run_subject(run)
+    scores = answers.score_atoms(scored, atoms, 1 + variables.index(True))
+    return _Scores(scored.score, torch.tensor(scores, dtype=torch.float64))
 
 
 def _named_places(

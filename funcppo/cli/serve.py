@@ -57,8 +57,8 @@ class Serve:
     seconds: PositiveFloat = 20.0
     """Time that the work of a request may take, and that it may wait for others."""
     score: str = "auto"
-    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the run's own score; for a data set the
-    one that ranks its valid split best."""
+    """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, that of the run's policy or its rule
+    score, whichever ranks valid better; for a data set the one that ranks its valid split best."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

@@ -925,6 +925,7 @@ def _evaluate(
       training_seconds: time until training ended, validation included.
     """
     from funcppo.experiment import training
+    from funcppo.experiment.subject import describe_default_score
     from funcppo.prover.task import false_negative_rate
 
     task = run.task
@@ -935,6 +936,9 @@ def _evaluate(
     is_early = training.stopped_early(run)
     if is_early:
         notes.append(_early_stop_note(run))
+        print_notes(console, notes[-1:])
+    if run.rule_metric is not None:
+        notes.append(describe_default_score(run))
         print_notes(console, notes[-1:])
     test = _test_metrics(run, console, run_time)
     run_time.end_phase("ranking of test")
@@ -950,6 +954,10 @@ def _evaluate(
         "height": task.max_height,
         "learner": run.run_config.learner,
         "score": run.score,
+        "default_score": run.default_score,
+        "default_score_reason": run.default_score_reason,
+        "rule_score": run.run_config.rule_score,
+        "rule_valid_metric": run.rule_metric,
         "seed": run.run_config.seed,
         "steps": n_updates * ppo.n_envs * ppo.n_steps,
         "stopped_early": is_early,

@@ -205,6 +205,11 @@ class ValidEvidence:
         score = _score(setup, params)
         return evidence_ranking.make_scorer_of(self.task, self._parts, score)
 
+    def make_rule_scorer(self, name: str) -> ScorerBySide:
+        """The scorer of the queries' candidates by a rule score, such as noisy-or."""
+        score = evidence_ranking.make_rule_score(self.task.kb, name)
+        return evidence_ranking.make_scorer_of(self.task, self._parts, score)
+
 
 # -- the fit
 

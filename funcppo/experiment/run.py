@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,9 @@ from funcppo.types import F32, I64
 DEFAULT_STEPS = 120_000
 # How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
 PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+DefaultScoreReason = Literal[
+    "not-compared", "policy-ranks-valid-no-worse", "rules-rank-valid-better"
+]
 RunScore = ScoreName | Literal["evidence"]
 EVIDENCE_SCORE: Literal["evidence"] = "evidence"
 
@@ -94,6 +98,27 @@ class Run:
 
     valid_evidence: ValidEvidence | None = None
     """The evidence of the queries of a validation; None where a run searches proofs or is not trained."""
+
+    rule_metric: float | None = None
+    """Metric on valid of the rule score that the policy is compared with; None where they are not compared."""
+
+    @property
+    def default_score(self) -> str:
+        """The score that ranks valid better: the rule score, or the policy's, which is taken where they are equal."""
+        if self.default_score_reason == "rules-rank-valid-better":
+            return self.run_config.rule_score
+        return self.score
+
+    @property
+    def default_score_reason(self) -> DefaultScoreReason:
+        """Why the default score is the one that it is."""
+        if self.rule_metric is None:
+            return "not-compared"
+        # The metric of the policy is rounded to float32.
+        rules = float(np.float32(self.rule_metric))
+        if rules > float(self.state.best_valid_metric):
+            return "rules-rank-valid-better"
+        return "policy-ranks-valid-no-worse"
 
 
 def ppo_config(run_config: RunConfig) -> PPOConfig:
@@ -156,6 +181,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
     meta = {
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
+        "rule_metric": run.rule_metric,
         "pending_row": run.pending_row,
         "notes": list(run.notes),
     }

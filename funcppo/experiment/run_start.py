@@ -131,7 +131,12 @@ def prepare_run(
         dataset.fingerprint,
         optional="start_params",
     )
-    meta = {"notes": list(run.notes), "pending_row": None} | meta
+    defaults: checkpoint.Meta = {
+        "notes": list(run.notes),
+        "pending_row": None,
+        "rule_metric": None,
+    }
+    meta = defaults | meta
     scores = (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
     _check_meta(path, meta, scores)
     # What reads a run shows the notes on its task.
@@ -143,6 +148,7 @@ def prepare_run(
         state=state,
         notes=tuple(meta["notes"]),
         pending_row=meta["pending_row"],
+        rule_metric=meta["rule_metric"],
     )
 
 
@@ -195,6 +201,13 @@ def _check_meta(
     if row is not None and not metrics_log.is_row(row):
         raise ValueError(
             f"{path}: pending_row: expected the metrics of an update, got {row!r}"
+        )
+    metric = meta["rule_metric"]
+    if metric is not None and not (
+        isinstance(metric, float) and 0 <= metric <= 1
+    ):
+        raise ValueError(
+            f"{path}: rule_metric: expected a number from 0 to 1 or null, got {metric!r}"
         )
     if not isinstance(notes, list) or not all(
         isinstance(note, str) for note in notes
@@ -460,6 +473,7 @@ def _score_by_evidence(
     start = time.monotonic()
     quality = validation.validation_quality(run, untrained, ignore_progress)
     seconds = time.monotonic() - start
+    run = dataclasses.replace(run, rule_metric=validation.rule_metric(run))
     return _ScoredRun(run, quality["mrr"], [], seconds)
 
 

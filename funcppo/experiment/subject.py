@@ -13,7 +13,11 @@ from funcppo.data.lexer import shorten
 from funcppo.evaluation import scorers
 from funcppo.evaluation.beam_search import ScoreName
 from funcppo.evaluation.prediction import Predictor, make_predictor
-from funcppo.evaluation.ranking import Scorer, ScorerBySide
+from funcppo.evaluation.ranking import (
+    Scorer,
+    ScorerBySide,
+    selection_metric,
+)
 from funcppo.evaluation.settings_choice import (
     choose_settings,
     describe_choice,
@@ -53,7 +57,7 @@ def open_run_subject(
 
     Args:
       folder: of the run.
-      score: auto for the run's own score.
+      score: auto for its default score.
       device: where it is scored.
       on_phase: receives what is being done.
 
@@ -69,13 +73,14 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
 
     Args:
       run: at a checkpoint.
-      score: auto for the run's own score.
+      score: auto for its default score.
       name: of the run, for the error.
 
     Raises:
       ValueError: the run does not have the score.
     """
-    score = run.score if score == "auto" else score
+    is_open = score == "auto"
+    score = run.default_score if is_open else score
     own_scores = ("evidence",) if run.questions else PROOF_SCORES
     if score in POLICY_SCORES and score not in own_scores:
         raise ValueError(
@@ -83,10 +88,20 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
             f"{', '.join(own_scores)}, {UNTRAINED_SCORES}"
         )
     if score not in POLICY_SCORES:
-        return Subject(run.task, score, None, [])
+        notes = [describe_default_score(run)] if is_open else []
+        return Subject(run.task, score, None, notes)
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     notes = [f"the run stands at update {update} of {n_updates}"]
     return Subject(run.task, score, run, notes if update < n_updates else [])
+
+
+def describe_default_score(run: Run) -> str:
+    """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
+    assert run.rule_metric is not None, "the scores are compared"
+    return (
+        f"score {run.default_score}: {selection_metric(run.task)} on valid: {run.run_config.rule_score} "
+        f"{run.rule_metric:.4f}, {run.score} {float(run.state.best_valid_metric):.4f} (--score takes either)"
+    )
 
 
 def describe_numbers(subject: Subject) -> str:

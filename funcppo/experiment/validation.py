@@ -133,6 +133,23 @@ def validation_quality(
     return summarise(run, _rank_by_evidence(run, run.questions, params))
 
 
+def rule_metric(run: Run) -> float | None:
+    """The metric of the run's rule score on the queries of a validation; None without their evidence.
+
+    A query that is a fact may be derived from itself, as in the evidence that the policy weighs.
+    """
+    valid = run.valid_evidence
+    if valid is None:
+        return None
+    ranked = ranking.rank_split(
+        valid.task,
+        valid.queries,
+        valid.make_rule_scorer(run.run_config.rule_score),
+        RankingProtocol(sides=ranked_sides(run.task)),
+    )
+    return summarise(run, ranked)[selection_metric(run.task)]
+
+
 def evidence_quality(
     run: Run, setup: QuestionSetup, params: Any
 ) -> ValidQuality:

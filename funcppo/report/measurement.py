@@ -17,7 +17,7 @@ from funcppo.experiment import metrics_log
 from funcppo.experiment.answers import Answerer
 from funcppo.experiment.config import METRICS_FILE, RESULTS_FILE, read_config
 from funcppo.experiment.run import Run
-from funcppo.experiment.subject import run_subject
+from funcppo.experiment.subject import describe_default_score, run_subject
 from funcppo.json_io import Json
 from funcppo.prover.task import PhaseCallback, ignore_phase
 from funcppo.report import query_entries, ranked_split, rule_uses
@@ -90,7 +90,8 @@ def measure(
     """
     files = _read_files(folder)
     ranked = ranked_split.rank_test(run, max_ranked, on_phase)
-    answerer = Answerer(run_subject(run))
+    # The report is on the policy, whatever ranks valid better.
+    answerer = Answerer(run_subject(run, run.score))
     shown = query_entries.choose_queries(answerer, ranked, n_queries, on_phase)
 
     entries: list[QueryEntry] = []
@@ -112,6 +113,8 @@ def _measured(
     """The numbers of a run."""
     task, dataset = run.task, run.task.dataset
     notes = [*task.notes, *run.notes, *files.results.get("notes", [])]
+    if run.default_score != run.score:
+        notes.append(describe_default_score(run))
     notes += scorers.graph_fallback_notes(run.search_step)
     notes += [*files.notes, *_iter_log_notes(files.log)]
 

@@ -888,6 +888,7 @@ def test_a_checkpoint_of_another_data_set_or_shape_is_refused(
         ("score", None, "one of success, best-proof"),
         ("pending_row", 5, "the metrics of an update"),
         ("pending_row", {"update": "4"}, "the metrics of an update"),
+        ("rule_metric", 1.5, "a number from 0 to 1 or null"),
         ("notes", "a note", "texts"),
         ("notes", [5], "texts"),
     ],

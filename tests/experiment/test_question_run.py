@@ -88,6 +88,12 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
         run, run.state.start_params, queries, protocol
     )["mrr"]
     assert metric == pytest.approx(again, abs=1e-6)
+    # the rule score ranks the same queries as its own scorer does
+    answered = run.valid_evidence.task
+    scorer = scorers.make_untrained_scorer(answered, chosen.rule_score)
+    ranked = ranking.rank_split(answered, queries, scorer, protocol)
+    expected = validation.summarise(run, ranked)["mrr"]
+    assert run.rule_metric == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
@@ -97,6 +103,7 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     for folder in (whole, part):
         folder.mkdir()
     run = run_start.prepare_run(CONFIG, whole, resume=False)
+    assert run.rule_metric is not None
     save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
@@ -110,6 +117,7 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
     got = run_to(resumed, part, 4)
+    assert got.rule_metric == expected.rule_metric == run.rule_metric
     for name, one, other in zip(
         tree.paths(expected.state),
         tree.leaves(expected.state),

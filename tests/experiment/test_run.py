@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+import torch
+
 from funcppo.experiment.run import learner_config
+from funcppo.experiment.subject import run_subject
 from tests.experiment.runs import CONFIG
 
 
@@ -11,3 +15,33 @@ def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
         learner_config(replace(CONFIG, steps=steps), run.task).ppo.n_updates
         for steps in (1, 16, 17)
     ] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rule_metric", "reason", "is_rule_score"),
+    [
+        (None, "not-compared", False),
+        (0.3, "policy-ranks-valid-no-worse", False),
+        # Equal, but for the rounding of the policy's metric to float32.
+        (0.4, "policy-ranks-valid-no-worse", False),
+        (0.401, "rules-rank-valid-better", True),
+    ],
+)
+def test_a_run_ranks_by_what_ranks_valid_better(
+    run, rule_metric, reason, is_rule_score
+):
+    state = run.state._replace(best_valid_metric=torch.tensor(0.4))
+    run = replace(run, state=state, rule_metric=rule_metric)
+    assert run.default_score_reason == reason
+    rule_score = run.run_config.rule_score
+    expected = rule_score if is_rule_score else "best-proof"
+    assert run.default_score == expected
+    subject = run_subject(run)
+    assert subject.score == expected
+    assert (subject.policy_run is None) == is_rule_score
+    # The policy's own score stays at hand.
+    assert run_subject(run, run.score).policy_run is run
+    if is_rule_score:
+        assert subject.notes == [
+            f"score {rule_score}: auc_pr on valid: {rule_score} 0.4010, best-proof 0.4000 (--score takes either)"
+        ]
