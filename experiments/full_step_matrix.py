@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # project root
 from experiments import paths
 from experiments.matrix import (  # noqa: F401
     baselines,
+    fused_kernel,
     hopes,
     ingredients,
     measure,
