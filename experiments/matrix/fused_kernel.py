@@ -120,7 +120,7 @@ def _kernel() -> Any:
 
     @triton.jit
     def step_kernel(
-        params,
+        weights,
         mu,
         nu,
         grads,
@@ -142,14 +142,14 @@ def _kernel() -> Any:
         rows = tl.arange(0, ROWS)
         units = tl.arange(0, HIDDEN)
         actions = tl.arange(0, ACTIONS)
-        dtype = params.dtype.element_ty
+        dtype = weights.dtype.element_ty
         clip_eps = tl.load(settings).to(dtype)
         value_coef = tl.load(settings + 1).to(dtype)
         entropy_coef = tl.load(settings + 2).to(dtype)
 
         # Parameters, leaf by leaf: weights and biases of the hidden layers,
         # then of the heads; of each the actor's and then the critic's.
-        bias = params + 2 * OBS * HIDDEN
+        bias = weights + 2 * OBS * HIDDEN
         head = bias + 2 * HIDDEN
         head_bias = head + 2 * HIDDEN * ACTIONS
 
@@ -161,8 +161,8 @@ def _kernel() -> Any:
         )
         for i in tl.static_range(OBS):
             x = tl.load(obs + rows * OBS + i)[:, None]
-            actor += x * tl.load(params + i * HIDDEN + units)[None, :]
-            critic += x * tl.load(params + (OBS + i) * HIDDEN + units)[None, :]
+            actor += x * tl.load(weights + i * HIDDEN + units)[None, :]
+            critic += x * tl.load(weights + (OBS + i) * HIDDEN + units)[None, :]
         # tanh(x) = 2 sigmoid(2 x) - 1, which is exact enough at both ends.
         actor = 2 / (1 + tl.exp(-2 * actor)) - 1
         critic = 2 / (1 + tl.exp(-2 * critic)) - 1
@@ -260,9 +260,9 @@ def _kernel() -> Any:
         v_hat = v / (1 - tl.exp(t.to(tl.float64) * tl.log(b2))).to(dtype)
         rate = tl.load(settings + 4).to(dtype)
         eps = tl.load(settings + 7).to(dtype)
-        p = tl.load(params + index, mask=mask, other=0.0)
+        p = tl.load(weights + index, mask=mask, other=0.0)
         p -= rate * m_hat / (tl.sqrt(v_hat) + eps)
-        tl.store(params + index, p, mask=mask)
+        tl.store(weights + index, p, mask=mask)
         tl.store(mu + index, m, mask=mask)
         tl.store(nu + index, v, mask=mask)
         tl.store(step, t)
