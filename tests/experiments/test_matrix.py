@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from experiments import full_step_matrix, paths
 from experiments.matrix import (
     causes,
+    fused_kernel,
     measure,
     polyfills,
     pool,
@@ -41,6 +42,7 @@ STALE_RECORDS = {
     "2.11.0 cpu": "older than the library's losses, networks and trees",
 }
 EAGER = "0/eager, fused Adam/none/default"
+NO_COMPILER = registry.Compiler("none", "default")
 
 
 @pytest.fixture(autouse=True)
@@ -574,6 +576,41 @@ def test_what_else_a_step_may_hold(of):
         by_hand = cells["0/eager, fused Adam/none/manual graph"]
         assert graphed["status"] == "eager"
         assert by_hand["step_us"] < graphed["step_us_quartiles"][0]
+        kernel = cells[
+            "I/one Triton kernel, backward written by hand/none/manual graph"
+        ]
+        compiled = cells["A/written back outside/inductor/manual graph"]
+        assert kernel["status"] == "one graph"
+        assert kernel["speedup_quartiles"][0] < compiled["speedup"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_hand_written_kernel_equals_the_oracle(dtype):
+    """Tolerances of the matrix: rounding of a few steps of 1e-2."""
+    torch.set_default_dtype(dtype)
+    given = problem.make(dtype, "cuda")
+    trained = fused_kernel.hand_written_kernel(given, NO_COMPILER)
+    for batch in given.batches:
+        trained.step(batch)
+    torch.set_default_dtype(torch.float64)
+    exact = problem.make(torch.float64, "cuda")
+    want = problem.oracle(exact, list(exact.batches))
+    for got, leaf in zip(trained.params(), want, strict=True):
+        assert (got.double() - leaf).abs().max() <= measure.TOLERANCE[dtype]
+
+
+def test_the_hand_written_kernel_refuses_another_loss_and_other_sizes():
+    given = problem.make(torch.float32, "cpu")
+    plain = replace(given.cfg.ppo, value_loss="plain")
+    other_loss = replace(given, cfg=replace(given.cfg, ppo=plain))
+    with pytest.raises(ValueError, match="expected the default loss"):
+        fused_kernel.hand_written_kernel(other_loss, NO_COMPILER)
+
+    rows = tree.map(lambda x: x[:40], given.batches[0])
+    other_size = replace(given, batches=(rows,))
+    with pytest.raises(ValueError, match="got 40 and 64"):
+        fused_kernel.hand_written_kernel(other_size, NO_COMPILER)
 
 
 def test_a_hash_of_code_depends_on_code_alone(tmp_path):
