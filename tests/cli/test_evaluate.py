@@ -64,6 +64,8 @@ def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     lines = set(path.read_text().splitlines())
     assert f"funcppo_queries_ranked_total {result['n_queries']:.1f}" in lines
     assert f"funcppo_candidates_scored_total {result['n_scored']:.1f}" in lines
+    assert f"funcppo_answers_lost_total {result['n_missed']:.1f}" in lines
+    assert "funcppo_world_size 1.0" in lines
     assert "funcppo_finished 1.0" in lines
 
 

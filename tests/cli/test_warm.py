@@ -125,7 +125,14 @@ def test_an_evaluation_finds_the_search_that_was_compiled_before(
 
     n_before = len(compile_cache.compile_events)
     words = ("evaluate", run, "--device", "cuda", "--compile", "on", *cache)
-    assert funcppo(monkeypatch, *words) == 0
+    metrics = tmp_path / "funcppo.prom"
+    assert funcppo(monkeypatch, *words, "--metrics-file", metrics) == 0
+    samples = dict(
+        line.split()
+        for line in metrics.read_text().splitlines()
+        if line.startswith("funcppo_stage_copy_seconds_")
+    )
+    assert float(samples["funcppo_stage_copy_seconds_count"]) > 0
     later = compile_cache.compile_events[n_before:]
     assert later and all(event.cache_hit for event in later)
 
