@@ -375,6 +375,7 @@ class Evaluate:
             "processes": _n_processes(),
             "graphs": self.graphs,
             "compiled": setup.is_compiled,
+            "uncompiled_reason": setup.uncompiled_reason,
             "notes": _notes(setup),
         }
 
