@@ -247,8 +247,7 @@ def prepare_evaluation(
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
-    is_compiled = False
-    uncompiled_reason = NO_SEARCH
+    is_compiled, uncompiled_reason = False, NO_SEARCH
     fallback_reasons: Callable[[], list[str]] = list
     if policy_run is None or policy_run.questions is not None:
         scorer = make_subject_scorer(subject, task)
@@ -256,8 +255,9 @@ def prepare_evaluation(
     else:
         on_phase("choosing the batch size")
         task = with_ranking_on(task, "cpu")
-        queries = split[: options.queries]
-        n_candidates = estimate_candidates(task, queries, protocol)
+        n_candidates = estimate_candidates(
+            task, split[: options.queries], protocol
+        )
         scorer, fallback_reasons, is_compiled, more = _make_policy_scorer(
             policy_run,
             score,
