@@ -98,7 +98,7 @@ def step_with_autoreset(
 
 
 def _check_step(
-    state: State, reached_state: State, timestep: Timestep, rows: torch.Size
+    state: State, reached_state: State, timestep: object, rows: torch.Size
 ) -> None:
     """Check the flags that a step returns, and that it keeps the shapes and dtypes of the state.
 
