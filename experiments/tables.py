@@ -37,6 +37,7 @@ a line that names its records, hardware, versions and commits):
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
     performance-index           building the index of 20 million facts, lookups among them (a sentence)
+    older-pytorch               a row an older version of PyTorch: what of funcppo works there
     compiler-faults             a row a version of PyTorch: write-backs lost, the storage of what is transformed read
     large-graph                 a generated graph written, indexed, opened, looked up and ranked
     large-graph-sizes           what Wikidata5M, Freebase and Wikidata would need, from its bytes a fact
@@ -1423,7 +1424,26 @@ def compiler_faults() -> str:
     return table(head, rows) + origin("compiler_faults")
 
 
+def older_pytorch() -> str:
+    """The block of this name."""
+    rows = [
+        [
+            row["torch"],
+            *(
+                "no" if failure else "yes"
+                for failure in row["failures"].values()
+            ),
+            next(filter(None, row["failures"].values()), ""),
+        ]
+        for row in load_record("older_pytorch")["rows"]
+    ]
+    head = ["PyTorch, CPU", "eager", "`forward`", "`two-graphs`"]
+    head += ["`one-graph`", "compiled loop", "why not"]
+    return table(head, rows) + origin("older_pytorch")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "older-pytorch": older_pytorch,
     "compiler-faults": compiler_faults,
     "readme-ppo": readme_ppo,
     "readme-train": readme_train,

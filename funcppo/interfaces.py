@@ -39,6 +39,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from funcppo.distributions import CATEGORICAL, Distribution
+from funcppo.ranges import NonNegativeInt, Size, check_fields
 from funcppo.types import F32, I64, Bool, Obs, Params, ResetSample, State, World
 
 # What is static about an environment or a network: hashable, as a Python scalar and
@@ -165,17 +166,18 @@ class AutoresetStep(NamedTuple, Generic[State]):
 class EnvironmentSpec:
     """The sizes that a network is built for."""
 
-    observation_size: int  # numbers in an observation of one row
+    observation_size: NonNegativeInt  # numbers in an observation of one row
     # discrete actions (of several at once: the sum of `action_sizes`), or components of a continuous action
-    action_size: int
+    action_size: Size
     continuous_actions: bool = False
     # of one row's observation, where it is no vector: (height, width, channels) of an image
-    observation_shape: tuple[int, ...] | None = None
+    observation_shape: tuple[Size, ...] | None = None
     # of several discrete actions that are taken at once, an action being I64 [B, D]: the size of each
-    action_sizes: tuple[int, ...] | None = None
+    action_sizes: tuple[Size, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the sizes of several actions contradict the other fields."""
+        """Raise ValueError naming a field that is out of range, or sizes of actions that contradict the others."""
+        check_fields(self)
         if self.action_sizes is None:
             return
         if (

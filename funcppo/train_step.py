@@ -131,9 +131,12 @@ def init(
     """The state before the first update.
 
     Raises:
-      TypeError: params, or the state of the environment, are no tree of tensors, or params mix dtypes.
-      ValueError: the network does not fit the environment's `spec`.
+      TypeError: the key is none of `random.key`; or params, or the state of the environment, are no tree of tensors, or
+        params mix dtypes.
+      ValueError: the state of the environment has another number of rows than there are environments, or the network
+        does not fit the environment's `spec`.
     """
+    random.check_key(key)
     key, init_key = random.split(key).unbind()
     key, reset_key = random.split(key).unbind()
     key, loop_key = random.split(key).unbind()
@@ -170,22 +173,26 @@ def _init_rollout_state(
 
     Raises:
       TypeError: the environment's state is no tree of tensors.
-      ValueError: with several shards, a tensor of it has another number of rows than there are environments.
+      ValueError: a tensor of it has another number of rows than there are environments.
     """
     ppo = cfg.ppo
-    if ppo.n_shards == 1:
-        return rollout.init_rollout_state(cfg, world, key, ppo.n_envs)
+    shard_keys = [key] if ppo.n_shards == 1 else random.split(key, ppo.n_shards)
     own = [
         rollout.init_rollout_state(cfg, world, shard_key, ppo.n_envs_per_shard)
-        for shard_key in random.split(key, ppo.n_shards).unbind()
+        for shard_key in shard_keys
     ]
     for name, leaf in zip(tree.paths(own[0]), tree.leaves(own[0])):
         if leaf.shape[:1] != (ppo.n_envs_per_shard,):
+            owner = "" if ppo.n_shards == 1 else " of a shard"
             raise ValueError(
-                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment of a shard, "
+                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment{owner}, "
                 f"got {list(leaf.shape)}"
             )
-    return tree.map(lambda *rows: torch.cat(rows), *own)
+    return (
+        own[0]
+        if ppo.n_shards == 1
+        else tree.map(lambda *rows: torch.cat(rows), *own)
+    )
 
 
 def apply_schedules(

@@ -141,3 +141,15 @@ def test_the_notebook_of_an_own_environment_runs(capsys):
     assert "step_functional" in told  # what `fp.check` names
     lengths = [float(x) for x in re.findall(r"([\d.]+) steps", told)]
     assert lengths[-1] < lengths[0]
+
+
+def test_every_test_that_the_requirements_of_cuda_graphs_name_exists():
+    text = (DOCS / "cuda_graphs.md").read_text()
+    text = text.replace(
+        "symptoms::", "tests/runtime/test_cudagraph_symptoms.py::"
+    )
+    named = re.findall(r"(tests/\S+?\.py)(?:::(\w+))?", text)
+    assert len(named) > 25
+    for file, name in named:
+        code = (ROOT / file).read_text()
+        assert not name or f"def {name}(" in code, (file, name)

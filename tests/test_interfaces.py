@@ -56,5 +56,21 @@ def test_a_record_is_a_static_key(record):
         setattr(record, dataclasses.fields(record)[0].name, None)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "got"),
+    [
+        ({"observation_size": 2.0}, "observation_size: expected an integer"),
+        ({"observation_size": -2}, "observation_size: expected 0 or more"),
+        ({"action_size": 0}, "action_size: expected 1 or more, got 0"),
+        ({"observation_shape": (3, 0)}, "observation_shape: expected 1 or"),
+        ({"action_sizes": (2, True)}, "action_sizes: expected an integer"),
+        ({"continuous_actions": 1}, "continuous_actions: expected true or"),
+    ],
+)
+def test_spaces_that_cannot_be_meant_are_refused_by_name(sizes, got):
+    with pytest.raises(ValueError, match=got):
+        EnvironmentSpec(**{"observation_size": 1, "action_size": 2} | sizes)
+
+
 def test_the_world_of_an_environment_that_needs_none_holds_no_tensor():
     assert fp.tree.leaves(fp.NoWorld()) == []

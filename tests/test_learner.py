@@ -132,6 +132,45 @@ def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
     assert text in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "got"),
+    [
+        (0, "got int"),
+        (torch.zeros(2), r"got torch\.float32 \[2\]"),
+        (fp.random.split(KEY), r"got torch\.int64 \[2, 2\]"),
+    ],
+)
+def test_what_is_no_key_is_refused_in_one_line(key, got):
+    learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(8))
+    with pytest.raises(TypeError, match=f"^key: expected .*, {got}$"):
+        learner.init(key)
+
+
+def test_a_state_without_a_row_for_each_environment_is_refused_by_name():
+    env = fp.envs.cartpole()
+
+    def one_row(cfg, world, key):
+        return env.reset(cfg, world, key[:1])
+
+    learner = small(replace(env, reset=one_row))
+    line = r"motion: expected \d+ rows, one for each environment, got \[1, 4\]"
+    with pytest.raises(ValueError, match=line):
+        learner.init(KEY)
+
+
+def test_a_step_that_returns_no_timestep_is_refused_in_one_line():
+    env = fp.envs.cartpole()
+
+    def bare(*args):
+        state, timestep = env.step_functional(*args)
+        return state, tuple(timestep)
+
+    learner = small(replace(env, step_functional=bare))
+    line = "^step_functional: expected a state and a Timestep, got tuple in"
+    with pytest.raises(TypeError, match=line):
+        learner.step(learner.init(KEY))
+
+
 @dataclass
 class Motion:
     """A state as a dataclass: no tree, unless it is registered."""

@@ -284,8 +284,11 @@ def metrics_exported(
     from funcppo.experiment import telemetry
 
     path = Path(file) if file else None
+    processes = distributed.joined()
     versions = {name: package_version(name) for name in ("funcppo", "torch")}
     with telemetry.export(port, path, program, versions) as exporter:
+        n_processes = processes.world_size if processes else 1
+        exporter.telemetry.record_processes(n_processes)
         yield exporter
 
 

@@ -322,7 +322,7 @@ class Evaluate:
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
-                n_scored += _count_scored(query, exporter)
+                n_scored += _count_scored(query, setup, exporter)
                 note = _speed_text(n_scored, start)
                 n_done = len(records) // n_sides
                 status.update("ranking", n_done, len(rows), note)
@@ -375,6 +375,7 @@ class Evaluate:
             "processes": _n_processes(),
             "graphs": self.graphs,
             "compiled": setup.is_compiled,
+            "uncompiled_reason": setup.uncompiled_reason,
             "notes": _notes(setup),
         }
 
@@ -406,11 +407,15 @@ def _notes(setup: EvaluationSetup) -> list[str]:
     return [*task_notes, *setup.notes, *setup.fallback_reasons()]
 
 
-def _count_scored(query: Sequence[Record], exporter: Exporter | None) -> int:
+def _count_scored(
+    query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
+) -> int:
     """The number of candidates scored for a query; the metrics are told of them."""
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:
-        exporter.telemetry.record_ranked(len(query), n_scored)
+        n_missed = sum(record["status"] == "missed" for record in query)
+        exporter.telemetry.record_ranked(len(query), n_scored, n_missed)
+        exporter.telemetry.record_search(setup.search_stats.counts())
         exporter.refresh()
     return n_scored
 

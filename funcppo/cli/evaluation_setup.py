@@ -64,6 +64,8 @@ TUNED_SIZES = ("slots", "rows_per_step", "chunk_size")
 # Candidates from which the search is compiled on a GPU: it takes half a minute, and saves 3 microseconds on each
 # (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
 COMPILE_MIN_CANDIDATES = 10_000_000
+NO_SEARCH = "the score needs no search"
+NOT_COMPILED = "the search is not compiled"
 # bytes of each unit
 MEMORY_UNITS = {
     "": 1,
@@ -138,6 +140,8 @@ class EvaluationSetup:
     """Memory peaks that other processes of the evaluation reported."""
     is_compiled: bool = False
     """Whether the search is compiled."""
+    uncompiled_reason: str = ""
+    """Why not; empty if it is."""
     fallback_reasons: Callable[[], list[str]]
     """Returns why CUDA-graph replay has fallen back to eager execution; empty if it has not."""
 
@@ -243,7 +247,7 @@ def prepare_evaluation(
         score_unprovable=score == "greedy",
         seed=options.seed,
     )
-    is_compiled = False
+    is_compiled, uncompiled_reason = False, NO_SEARCH
     fallback_reasons: Callable[[], list[str]] = list
     if policy_run is None or policy_run.questions is not None:
         scorer = make_subject_scorer(subject, task)
@@ -251,8 +255,9 @@ def prepare_evaluation(
     else:
         on_phase("choosing the batch size")
         task = with_ranking_on(task, "cpu")
-        queries = split[: options.queries]
-        n_candidates = estimate_candidates(task, queries, protocol)
+        n_candidates = estimate_candidates(
+            task, split[: options.queries], protocol
+        )
         scorer, fallback_reasons, is_compiled, more = _make_policy_scorer(
             policy_run,
             score,
@@ -260,6 +265,11 @@ def prepare_evaluation(
             memory_limit,
             search_stats,
             choose_compiling(options, n_candidates),
+        )
+        uncompiled_reason = (
+            ""
+            if is_compiled
+            else _uncompiled_reason(options, n_candidates, more)
         )
         notes = [*notes, *more]
 
@@ -275,6 +285,7 @@ def prepare_evaluation(
         policy_run=policy_run,
         device=options.device,
         is_compiled=is_compiled,
+        uncompiled_reason=uncompiled_reason,
         fallback_reasons=fallback_reasons,
     )
 
@@ -291,6 +302,23 @@ def choose_compiling(
         return options.compile
     is_long = n_candidates >= COMPILE_MIN_CANDIDATES
     return "auto" if is_cuda(options.device) and is_long else "off"
+
+
+def _uncompiled_reason(
+    options: EvaluationOptions, n_candidates: int, notes: list[str]
+) -> str:
+    """Why the search of a policy is not compiled; `notes` say so where that was tried."""
+    if choose_compiling(options, n_candidates) != "off":
+        failures = [note for note in notes if note.startswith(NOT_COMPILED)]
+        return failures[0] if failures else NO_SEARCH
+    if options.compile == "off":
+        return "--compile off"
+    if not is_cuda(options.device):
+        return "--compile auto compiles on a GPU only"
+    return (
+        f"--compile auto: expected at least {COMPILE_MIN_CANDIDATES:,} candidates, which repay it, "
+        f"got {n_candidates:,}"
+    )
 
 
 def search_notes(result: JsonObject) -> list[str]:
@@ -545,7 +573,7 @@ def _compile_step(
             raise ValueError(
                 f"--compile on: expected a search that can be compiled, got: {line}"
             ) from error
-        return run.search_step, [f"the search is not compiled: {line}"]
+        return run.search_step, [f"{NOT_COMPILED}: {line}"]
     seconds = time.perf_counter() - start
     return step, [f"the search is compiled, ready in {seconds:.0f} s"]
 

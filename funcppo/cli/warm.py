@@ -1,10 +1,12 @@
-"""`funcppo warm`: compile the training step of a run ahead of it."""
+"""`funcppo warm`: compile the training step of a run, or the search of its evaluation, ahead of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -20,6 +22,8 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.console import make_console, print_notes, show_status
+from funcppo.cli.evaluate import Evaluate
+from funcppo.cli.evaluation_setup import prepare_evaluation
 from funcppo.cli.options import JsonOutput, TargetArgument
 from funcppo.cli.target import is_run_folder
 from funcppo.cli.train import Train
@@ -44,6 +48,8 @@ class Warm(Train):
 
     A run is prepared as `funcppo train` prepares it from the same options, and then not trained. Code is found again
     by the shapes and settings that it was compiled for, --steps and --threads among them, on the same kind of machine.
+    With --search it is prepared as `funcppo evaluate RUN --compile on` prepares it, whose batch size is measured anew
+    by each process: one that takes another compiles anew.
 
     Exit status: 0 compiled or found, 2 bad input.
     """
@@ -57,6 +63,8 @@ class Warm(Train):
     """Folder of a training run, whose settings are taken, or a data set as `funcppo train` takes it."""
     out: Annotated[Path, arg(metavar="RUN")] = Path()
     """Not an option."""
+    search: bool = False
+    """Compile the search of `funcppo evaluate RUN` in place of the training step. Default: off."""
     json: JsonOutput = None
     """Write the report as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -88,11 +96,42 @@ class Warm(Train):
             tempfile.TemporaryDirectory() as folder,
             graphs_allowed("off", self.device),
         ):
-            run = self._prepare_run(console, Path(folder))
-            report = _compile(run, console)
+            if self.search:
+                report = self._compile_search(console)
+            else:
+                run = self._prepare_run(console, Path(folder))
+                report = _compile(run, console)
         write_json(self.json, report)
         _print_report(report, console)
         return 0
+
+    def _compile_search(self, console: Console) -> JsonObject:
+        """Compile the search of a run's evaluation; the JSON of --json.
+
+        Raises:
+          ValueError: there is no trained run, or its score needs no search.
+        """
+        if not is_run_folder(self.dataset):
+            raise ValueError(
+                f"--search: expected a trained run, whose policy searches, got {self.dataset}"
+            )
+        self._check_settings(read_config(Path(self.dataset)))
+        options = Evaluate(
+            target=self.dataset,
+            device=self.device,
+            compile="on",
+            threads=self.threads,
+        )
+        with (
+            _compiled_functions() as report,
+            show_status(console, "compiling the search") as status,
+        ):
+            setup = prepare_evaluation(options, status.update)
+        if not setup.is_compiled:
+            raise ValueError(
+                f"--search: expected a score that searches, got {setup.score}"
+            )
+        return report | {"notes": setup.notes}
 
     def _prepare_run(self, console: Console, folder: Path) -> Run:
         """The run of the target with what it trains on; a new one leaves its files in the folder."""
@@ -125,18 +164,29 @@ class Warm(Train):
 
 def _compile(run: Run, console: Console) -> JsonObject:
     """Compile the training step of a run; the JSON of --json."""
+    from funcppo.experiment import training
+
+    with (
+        _compiled_functions() as report,
+        show_status(console, "compiling the training step"),
+    ):
+        _, record = training.prepare_train_step(run)
+    return report | {"strategy": dataclasses.asdict(record)}
+
+
+@contextmanager
+def _compiled_functions() -> Iterator[JsonObject]:
+    """A report, filled when the block ends: what it compiled, what it found, where, and how long it took."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from funcppo.experiment import training
     from funcppo.runtime.compile_cache import compile_events, uncached_reasons
 
     n_before = len(compile_events)
     start = time.perf_counter()
-    with show_status(console, "compiling the training step"):
-        _, record = training.prepare_train_step(run)
+    report: JsonObject = {}
+    yield report
     events = compile_events[n_before:]
-    return {
-        "strategy": dataclasses.asdict(record),
+    report |= {
         "cache_dir": cache_dir(),
         "compiled": _seconds(events, cache_hit=False),
         "found": _seconds(events, cache_hit=True),
@@ -158,8 +208,8 @@ def _seconds(
 
 def _print_report(report: JsonObject, console: Console) -> None:
     """Print what was compiled, where to, and how long it took."""
-    strategy = report["strategy"]
-    if strategy["skip_reason"]:
+    strategy = report.get("strategy")
+    if strategy and strategy["skip_reason"]:
         print_notes(console, [f"nothing to compile: {strategy['skip_reason']}"])
         return
     for name, seconds in report["compiled"].items():
@@ -170,8 +220,12 @@ def _print_report(report: JsonObject, console: Console) -> None:
         f"{name} is compiled anew by each process: {reason}"
         for name, reason in report["uncached_reasons"].items()
     ]
-    print_notes(console, notes)
+    print_notes(console, [*report.get("notes", []), *notes])
+    what = (
+        f"strategy {strategy['strategy']} on {strategy['device']}"
+        if strategy
+        else "search"
+    )
     console.print(
-        f"strategy {strategy['strategy']} on {strategy['device']}, ready in {report['seconds']:.0f} s: "
-        f"{report['cache_dir']}"
+        f"{what}, ready in {report['seconds']:.0f} s: {report['cache_dir']}"
     )

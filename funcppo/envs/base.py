@@ -98,13 +98,17 @@ def step_with_autoreset(
 
 
 def _check_step(
-    state: State, reached_state: State, timestep: Timestep, rows: torch.Size
+    state: State, reached_state: State, timestep: object, rows: torch.Size
 ) -> None:
     """Check the flags that a step returns, and that it keeps the shapes and dtypes of the state.
 
     Raises:
-      TypeError: names the tensor.
+      TypeError: names the tensor, or says that there is no `Timestep`.
     """
+    if not isinstance(timestep, Timestep):
+        raise TypeError(
+            f"step_functional: expected a state and a Timestep, got {type(timestep).__name__} in place of the second"
+        )
     for name in ("terminated", "truncated"):
         flag = getattr(timestep, name)
         check_tensor(flag, rows, torch.bool, f"Timestep.{name}")

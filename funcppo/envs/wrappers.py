@@ -526,6 +526,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
     Args:
       env: observes one tensor [B, ..., F]; the result observes [B, ..., n_frames * F].
     """
+    settings = FrameStackConfig(n_frames=n_frames)
     spec = env.spec
     if spec is not None:
         *axes, n_features = spec.shape
@@ -537,7 +538,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
     return _wrap(
         env,
         _begin_frame_stack,
-        FrameStackConfig(n_frames=n_frames),
+        settings,
         step_functional=_step_frame_stack,
         observe=_observe_frame_stack,
         spec=spec,

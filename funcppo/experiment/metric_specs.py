@@ -18,6 +18,19 @@ from funcppo.runtime.reasons import (
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LONG_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_COPY_SECONDS = (
+    1e-5,
+    2e-5,
+    5e-5,
+    1e-4,
+    2e-4,
+    5e-4,
+    1e-3,
+    2e-3,
+    5e-3,
+    0.01,
+    0.1,
+)
 # name of the loss in a line of metrics.jsonl, by label
 LOSSES = {"total": "loss", "policy": "policy_loss", "value": "value_loss"}
 
@@ -75,6 +88,7 @@ def _info(name: str, text: str) -> MetricSpec:
 METRICS = (
     _info("build", "Versions of funcppo and PyTorch."),
     _info("run", "Program, data set, device, strategy and replay mode."),
+    _gauge("world_size", "Processes that share the work of the program."),
     _gauge("finished", "1 once the program has done its work, before that 0."),
     _counter("updates", "Updates of PPO made by this process."),
     _counter("env_steps", "Environment steps of these updates."),
@@ -142,6 +156,9 @@ METRICS = (
         FailureCode,
     ),
     _counter("compiles", "Graphs compiled, for the first time or again."),
+    _histogram(
+        "compile", "Time to compile a function for the disk.", _LONG_SECONDS
+    ),
     _counter("compile_cache_hits", "Functions whose code came from disk."),
     _counter(
         "recompiles", "Functions compiled again.", "reason", RecompileCode
@@ -154,6 +171,17 @@ METRICS = (
     ),
     _counter("queries_ranked", "Queries and sides ranked by this process."),
     _counter("candidates_scored", "Candidates scored for them."),
+    _counter(
+        "search_pruned", "Candidates whose search dropped partial proofs."
+    ),
+    _counter("search_overflow", "Candidates with successors that did not fit."),
+    _counter("search_halvings", "Times that slots were halved to fit memory."),
+    _counter("answers_lost", "Provable answers that the search did not find."),
+    _histogram(
+        "stage_copy",
+        "Device time to copy a chunk of candidates to the GPU.",
+        _COPY_SECONDS,
+    ),
 )
 # fields of a line of metrics.jsonl, by metric without its prefix
 GAUGES_OF_ROW = {

@@ -22,6 +22,7 @@ from funcppo.experiment.metric_specs import (
     METRICS,
     MetricSpec,
 )
+from funcppo.runtime import host_transfer
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.protocols import CaptureOutcome
 
@@ -61,6 +62,7 @@ class Telemetry:
             spec.name: _make_metric(spec, self.registry) for spec in METRICS
         }
         self._totals: dict[tuple[str, str], float] = {}
+        self._n_compilations = 0  # whose time is recorded
         for name in ("progress", "checkpoint"):
             self._set(f"{name}_timestamp_seconds", time.time())
 
@@ -124,6 +126,9 @@ class Telemetry:
         self._raise_to("compile_cache_hits", monitor.cache_hits)
         self._raise_to("graph_recordings", monitor.cudagraph_recordings)
         self._raise_to("graph_rerecordings", monitor.cudagraph_rerecordings)
+        for seconds in monitor.compile_seconds[self._n_compilations :]:
+            self._observe("compile", seconds)
+        self._n_compilations = len(monitor.compile_seconds)
         for code, count in monitor.recompile_codes().items():
             self._raise_to("recompiles", count, code)
         for code, count in monitor.cudagraph_skip_codes().items():
@@ -150,11 +155,29 @@ class Telemetry:
         """Record leaves of the state that are at other addresses."""
         self._add("leaves_moved", n_leaves)
 
-    def record_ranked(self, n_queries: int, n_candidates: int) -> None:
-        """Record queries and sides that were ranked, and the candidates scored for them."""
+    def record_ranked(
+        self, n_queries: int, n_candidates: int, n_missed: int = 0
+    ) -> None:
+        """Record queries and sides that were ranked, the candidates scored for them, and provable answers not found."""
         self._set("progress_timestamp_seconds", time.time())
         self._add("queries_ranked", n_queries)
         self._add("candidates_scored", n_candidates)
+        self._add("answers_lost", n_missed)
+
+    def record_search(self, counts: Mapping[str, int]) -> None:
+        """Record what a search dropped so far, by the names of `SearchStats`."""
+        self._raise_to("search_pruned", counts["n_pruned"])
+        self._raise_to("search_overflow", counts["n_overflowed"])
+        self._raise_to("search_halvings", counts["n_halvings"])
+
+    def record_copies(self) -> None:
+        """Record the copies of candidates to the GPU since the last call."""
+        while host_transfer.copy_seconds:
+            self._observe("stage_copy", host_transfer.copy_seconds.popleft())
+
+    def record_processes(self, n_processes: int) -> None:
+        """Record how many processes share the work."""
+        self._set("world_size", n_processes)
 
     def finish(self) -> None:
         """Record that the program has done its work."""
@@ -221,7 +244,7 @@ class Exporter:
         self._refreshed_at = float("-inf")
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Once a second: record the monitor and memory, and write the file, which readers see whole.
+        """Once a second: record the monitor, memory and copies, and write the file, which readers see whole.
 
         Raises:
           OSError: names the file.
@@ -233,6 +256,7 @@ class Exporter:
             return
         self._refreshed_at = time.monotonic()
         self.telemetry.record_memory()
+        self.telemetry.record_copies()
         if self.monitor is not None:
             self.telemetry.record_monitor(self.monitor)
         if self._file is None:

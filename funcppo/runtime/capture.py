@@ -7,7 +7,7 @@ A CUDA graph reads and writes fixed addresses, so the new state is copied over t
 captured region, but outside any compiled function: a compiler might move one leaf's write before another leaf's read.
 
 A graph is launched on the current stream. All captures of a device share one memory pool, so two of them must not run
-at the same time.
+at the same time, unless they are made within `separate_graph_pools`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ Tree = TypeVar("Tree")
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
 _reasons_to_stay_eager: list[str] = []  # of `without_cuda_graphs`
 _demands: list[None] = []  # one for each open `with_cuda_graphs_only`
+_separations: list[None] = []  # one for each open `separate_graph_pools`
 
 
 class CaptureError(RuntimeError):
@@ -199,6 +200,19 @@ def with_cuda_graphs_only() -> Iterator[None]:
         _demands.pop()
 
 
+@contextmanager
+def separate_graph_pools() -> Iterator[None]:
+    """Let every capture of this process meanwhile have a memory pool of its own, so that captures may run side by side.
+
+    They take more memory: what one has freed is not there for the others.
+    """
+    _separations.append(None)
+    try:
+        yield
+    finally:
+        _separations.pop()
+
+
 def clear_graph_pools() -> None:
     """Let later captures begin with an empty memory pool; existing captures keep theirs."""
     _memory_pools.clear()
@@ -242,7 +256,9 @@ def _capture_cuda_graph(
 
     # The default mode, global, would break when another thread allocates or pins memory during the capture.
     graph = torch.cuda.CUDAGraph()
-    pool = _memory_pools.setdefault(device, torch.cuda.graph_pool_handle())
+    pool = torch.cuda.graph_pool_handle()
+    if not _separations:
+        pool = _memory_pools.setdefault(device, pool)
     start = time.perf_counter()
     with torch.cuda.graph(
         graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"

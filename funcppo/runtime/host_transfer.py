@@ -5,12 +5,15 @@
     AsyncReadback    values of the previous call on the host, so that neither side waits for the other
     to_host, to_device    a tree there and back, for a step in between that runs on the host
 
+`copy_seconds` has the times of recent copies by `prefetch`.
+
 Pinned memory is allocated once, or comes from PyTorch's cache of it. Nothing allocates, pins or waits while a CUDA
 graph is captured or replayed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -20,6 +23,10 @@ from torch import Tensor
 from funcppo import tree
 
 Data = TypeVar("Data")
+
+# Device times of copies by `prefetch`, each known once its buffer is used again or the table ends; whoever reads them
+# takes them out.
+copy_seconds: deque[float] = deque(maxlen=4096)
 
 
 class StagingBuffers(Generic[Data]):
@@ -141,6 +148,9 @@ def prefetch(
       rows: the table [n, ...], on the host or on the device.
       chunk_size: rows of a chunk; the last one may have fewer.
       device: where the chunks are needed.
+
+    Raises:
+      RuntimeError: a CUDA graph is being captured.
     """
     device = torch.device(device)
     chunks = rows.split(chunk_size)
@@ -153,42 +163,54 @@ def prefetch(
         # Two pinned buffers: one is filled while the other is copied to the device.
         copy_stream = torch.cuda.Stream()
         chunk_shape = (chunk_size, *rows.shape[1:])
-        buffers = [
-            torch.empty(chunk_shape, dtype=rows.dtype).pin_memory()
-            for _ in range(2)
-        ]
-        copied = [torch.cuda.Event(), torch.cuda.Event()]
-        next_chunk = _start_copy(chunks[0], buffers[0], copied[0], copy_stream)
+        slots = [_CopySlot(chunk_shape, rows.dtype) for _ in range(2)]
+        next_chunk = slots[0].start(chunks[0], copy_stream)
 
         for i in range(len(chunks)):
             chunk = next_chunk
-            torch.cuda.current_stream().wait_event(copied[i % 2])
+            torch.cuda.current_stream().wait_event(slots[i % 2].copied)
             # allocated on the copy stream, used on this one
             chunk.record_stream(torch.cuda.current_stream())
 
             following = i + 1
             if following < len(chunks):
-                slot = following % 2
-                next_chunk = _start_copy(
-                    chunks[following], buffers[slot], copied[slot], copy_stream
+                next_chunk = slots[following % 2].start(
+                    chunks[following], copy_stream
                 )
             yield chunk
 
+        for slot in slots:
+            slot.record_time()
 
-def _start_copy(
-    chunk: Tensor,
-    buffer: Tensor,
-    copied: torch.cuda.Event,
-    copy_stream: torch.cuda.Stream,
-) -> Tensor:
-    """The chunk on the device, valid once the event `copied` has happened."""
-    # the buffer's last copy has left it; returns at once if there was none
-    copied.synchronize()
-    buffer[: len(chunk)].copy_(chunk)
-    with torch.cuda.stream(copy_stream):
-        on_device = buffer[: len(chunk)].to("cuda", non_blocking=True)
-        copied.record()
-    return on_device
+
+class _CopySlot:
+    """A pinned buffer, and the events of its latest copy to the device."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._buffer = torch.empty(shape, dtype=dtype).pin_memory()
+        self._is_timed = False  # a copy has begun whose time is not taken yet
+        self._begun = torch.cuda.Event(enable_timing=True)
+        self.copied = torch.cuda.Event(enable_timing=True)
+
+    def start(self, chunk: Tensor, copy_stream: torch.cuda.Stream) -> Tensor:
+        """The chunk on the device, valid once the event `copied` has happened."""
+        _check_not_capturing("prefetch")
+        # the buffer's last copy has left it; returns at once if there was none
+        self.copied.synchronize()
+        self.record_time()
+        self._buffer[: len(chunk)].copy_(chunk)
+        with torch.cuda.stream(copy_stream):
+            self._begun.record()
+            on_device = self._buffer[: len(chunk)].to("cuda", non_blocking=True)
+            self.copied.record()
+        self._is_timed = True
+        return on_device
+
+    def record_time(self) -> None:
+        """Add the time of the latest copy to `copy_seconds`, unless it is in progress: nothing waits for it."""
+        if self._is_timed and self.copied.query():
+            copy_seconds.append(self._begun.elapsed_time(self.copied) / 1e3)
+            self._is_timed = False
 
 
 class AsyncReadback:

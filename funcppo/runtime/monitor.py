@@ -91,6 +91,7 @@ class Monitor(logging.Handler):
         super().__init__(logging.WARNING)
         self.compiles = 0  # graphs compiled, for the first time or again
         self.cache_hits = 0  # functions whose compiled code was on disk
+        self.compile_seconds: list[float] = []  # of those compiled for the disk
         # why functions were compiled again
         self.recompile_reasons: list[str] = []
         # CUDA graphs recorded, by `capture` and by CUDAGraph Trees
@@ -163,6 +164,7 @@ class Monitor(logging.Handler):
                 self.cache_hits += 1
                 continue
             self.compiles += 1
+            self.compile_seconds.append(event.seconds)
             if event.recompile_reason:
                 self.recompile_reasons.append(
                     f"{event.name}: {event.recompile_reason}"

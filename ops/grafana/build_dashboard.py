@@ -106,6 +106,28 @@ ROWS = {
             },
         ),
     ],
+    "Ranking": [
+        Panel(
+            "Dropped by the search",
+            "none",
+            {
+                "pruned": _of("funcppo_search_pruned_total"),
+                "did not fit": _of("funcppo_search_overflow_total"),
+                "answers lost": _of("funcppo_answers_lost_total"),
+                "slots halved": _of("funcppo_search_halvings_total"),
+            },
+        ),
+        Panel(
+            "Copies to the GPU",
+            "s",
+            {"a chunk": _mean("funcppo_stage_copy_seconds")},
+        ),
+        Panel(
+            "Time of a compilation",
+            "s",
+            {"mean": _mean("funcppo_compile_seconds")},
+        ),
+    ],
     "Compilation and graphs": [
         Panel(
             "CUDA graphs",

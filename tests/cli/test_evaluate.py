@@ -43,6 +43,7 @@ def test_the_metrics_are_those_of_the_lines_in_details(
         "score",
     )
     assert all(key in result for key in keys)
+    assert not result["compiled"] and result["uncompiled_reason"]
     assert result["graphs"] == "auto" and isinstance(result["notes"], list)
     lines = [json.loads(line) for line in details.read_text().splitlines()]
     expected = [
@@ -64,6 +65,8 @@ def test_metrics_count_what_is_ranked(trained, monkeypatch, capsys, tmp_path):
     lines = set(path.read_text().splitlines())
     assert f"funcppo_queries_ranked_total {result['n_queries']:.1f}" in lines
     assert f"funcppo_candidates_scored_total {result['n_scored']:.1f}" in lines
+    assert f"funcppo_answers_lost_total {result['n_missed']:.1f}" in lines
+    assert "funcppo_world_size 1.0" in lines
     assert "funcppo_finished 1.0" in lines
 
 

@@ -204,6 +204,21 @@ def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
     assert pytest.approx(enough, rel=0.1) == 28 / 3e-6
 
 
+def test_a_search_that_is_not_compiled_has_its_reason():
+    enough = evaluation_setup.COMPILE_MIN_CANDIDATES
+    failed = "the search is not compiled: no compiler"
+    for asked, device, n, notes, expected in (
+        ("auto", "cuda", enough - 1, [], "at least 10,000,000 candidates"),
+        ("auto", "cpu", enough, [], "compiles on a GPU only"),
+        ("off", "cuda", enough, [], "--compile off"),
+        ("auto", "cuda", enough, ["slots", failed], failed),
+        ("auto", "cuda", enough, ["slots"], "the score needs no search"),
+    ):
+        options = Evaluate(target="x", compile=asked, device=device)
+        got = evaluation_setup._uncompiled_reason(options, n, notes)
+        assert expected in got
+
+
 def test_halvings_are_counted_and_said():
     stats = SearchStats()
     for _ in range(2):

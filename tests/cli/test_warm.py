@@ -6,13 +6,15 @@ import json
 
 import pytest
 
+from funcppo.cli import evaluation_setup
 from funcppo.cli.warm import Warm
-from funcppo.experiment import metrics_log
+from funcppo.experiment import metrics_log, validation
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.runtime import compile as compilation
 from funcppo.runtime import compile_cache
 from funcppo.train_step import EAGER_PARTS
 from tests.cli.runner import TRAINED, funcppo
+from tests.runtime.test_capture import on_gpu
 
 OPTIONS = [*TRAINED, "--strategy", "two-graphs"]
 
@@ -62,6 +64,86 @@ def test_training_finds_what_was_compiled_before(
     of_run = warm(monkeypatch, capsys, out, *cache)
     assert list(of_run["found"]) == ["apply_gradients"]
     assert of_run["compiled"] == {}
+
+
+# Above height 1 a policy searches.
+SEARCHED = [*TRAINED, "--prover.max-height", "2"]
+
+
+def test_the_search_of_a_run_is_compiled_at_the_sizes_of_its_evaluation(
+    monkeypatch, capsys, tmp_path
+):
+    """In place of the compiler one that counts; the real one takes minutes on a CPU."""
+    run, sizes = tmp_path / "run", []
+    words = ("train", "countries_s1", "--out", run, *SEARCHED)
+    assert funcppo(monkeypatch, *words) == 0
+
+    def compile_nothing(fn):
+        def counted(cfg, *args):
+            if cfg not in sizes:
+                sizes.append(cfg)
+                event = compile_cache.CompileEvent(fn.__name__, 1.0, False, "")
+                compile_cache.compile_events.append(event)
+            return fn(cfg, *args)
+
+        return counted
+
+    monkeypatch.setattr(compilation, "compile_function", compile_nothing)
+    monkeypatch.setattr(
+        evaluation_setup, "_tune_batch_size", untuned_batch_size
+    )
+    report = warm(monkeypatch, capsys, run, "--search")
+    assert list(report["compiled"]) == ["evaluate_step"]
+    assert "the search is compiled, ready in" in report["notes"][-1]
+
+    compiled_for = list(sizes)
+    words = ("evaluate", run, "--compile", "on", "--queries", 1)
+    assert funcppo(monkeypatch, *words, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["compiled"]
+    assert compiled_for and sizes == compiled_for
+
+
+def untuned_batch_size(run, score, split, memory_limit):
+    return validation.run_search_config(run, score), []
+
+
+@on_gpu
+def test_an_evaluation_finds_the_search_that_was_compiled_before(
+    monkeypatch, capsys, tmp_path
+):
+    run, cache = tmp_path / "run", ("--cache-dir", tmp_path / "cache")
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "set by --cache-dir, and restored")
+    monkeypatch.setattr(compile_cache, "uncached_reasons", {})
+    monkeypatch.setattr(
+        evaluation_setup, "_tune_batch_size", untuned_batch_size
+    )
+    words = ("train", "countries_s1", "--out", run, "--device", "cuda")
+    assert funcppo(monkeypatch, *words, *SEARCHED) == 0
+    first = warm(monkeypatch, capsys, run, "--search", *cache)
+    assert list(first["compiled"]) == ["evaluate_step"]
+
+    n_before = len(compile_cache.compile_events)
+    words = ("evaluate", run, "--device", "cuda", "--compile", "on", *cache)
+    metrics = tmp_path / "funcppo.prom"
+    assert funcppo(monkeypatch, *words, "--metrics-file", metrics) == 0
+    samples = dict(
+        line.split()
+        for line in metrics.read_text().splitlines()
+        if line.startswith("funcppo_stage_copy_seconds_")
+    )
+    assert float(samples["funcppo_stage_copy_seconds_count"]) > 0
+    later = compile_cache.compile_events[n_before:]
+    assert later and all(event.cache_hit for event in later)
+
+
+def test_only_the_search_of_a_policy_is_compiled(trained, monkeypatch, capsys):
+    words = ("warm", "countries_s1", "--search")
+    assert funcppo(monkeypatch, *words) == 2
+    line = "--search: expected a trained run, whose policy searches"
+    assert line in capsys.readouterr().err
+    assert funcppo(monkeypatch, "warm", trained, "--search") == 2
+    assert "--search: expected a score that searches" in capsys.readouterr().err
 
 
 def test_a_run_too_short_to_be_compiled_says_so(monkeypatch, capsys):

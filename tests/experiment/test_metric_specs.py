@@ -19,7 +19,7 @@ RULES = (OPS / "prometheus" / "funcppo.rules.yml").read_text()
 RULE_TESTS = (OPS / "prometheus" / "funcppo.test.yml").read_text()
 ALERTS = re.findall(r"- alert: (\w+)", RULES)
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
-UNITS = r"_(seconds|bytes|ratio|nats|total|info|rate|norm|return|update|loss|finished|enabled)$"
+UNITS = r"_(seconds|bytes|ratio|nats|total|info|rate|norm|return|update|loss|finished|enabled|size)$"
 
 promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
@@ -74,6 +74,16 @@ def test_every_alert_has_a_firing_and_a_silent_case_and_a_section():
         assert f"name: {alert} is silent" in RULE_TESTS
         assert f"docs/runbook.md#{alert.lower()}" in RULES
     assert re.findall(r"^## (\w+)$", RUNBOOK, re.M) == ALERTS
+
+
+def test_every_section_says_what_it_means_what_to_do_and_how_to_see_it_again():
+    intro, *sections = re.split(r"^## ", RUNBOOK, flags=re.M)
+    for part in ("First look", "Rollback", "Staged rollout"):
+        assert f"{part}" in intro
+    for section in (" ".join(text.split()) for text in sections):
+        for part in ("Meaning: ", "ause", "To reproduce: "):
+            assert part in section, (section[:20], part)
+        assert "Cure: " in section or "| cure |" in section, section[:20]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import socket
 import urllib.request
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from funcppo.experiment import run_start, telemetry, training
 from funcppo.experiment.metric_specs import METRICS
 from funcppo.experiment.telemetry import Telemetry
-from funcppo.runtime import reasons
+from funcppo.runtime import host_transfer, reasons
 from funcppo.runtime.compile import Failure
 from funcppo.runtime.monitor import Monitor
 from tests.experiment.runs import CONFIG, N_UPDATES
@@ -142,6 +143,34 @@ def test_counts_of_a_monitor_never_fall():
             observer.record_monitor(monitor)
     read = observer.registry.get_sample_value
     assert read("funcppo_compiles_total") == 5
+
+
+def test_each_compilation_and_each_copy_is_observed_once(monkeypatch):
+    copies = deque([0.5, 0.25])
+    monkeypatch.setattr(host_transfer, "copy_seconds", copies)
+    observer = Telemetry()
+    with Monitor() as monitor:
+        for seconds in (2.0, 3.0):
+            monitor.compile_seconds.append(seconds)
+            observer.record_monitor(monitor)
+            observer.record_copies()
+    read = observer.registry.get_sample_value
+    assert read("funcppo_compile_seconds_count") == 2
+    assert read("funcppo_compile_seconds_sum") == 5.0
+    assert read("funcppo_stage_copy_seconds_count") == 2
+    assert read("funcppo_stage_copy_seconds_sum") == 0.75 and not copies
+
+
+def test_what_a_search_dropped_never_falls():
+    observer = Telemetry()
+    for n in (2, 5, 5):
+        observer.record_search(
+            {"n_pruned": n, "n_overflowed": 2 * n, "n_halvings": 1}
+        )
+    read = observer.registry.get_sample_value
+    assert read("funcppo_search_pruned_total") == 5
+    assert read("funcppo_search_overflow_total") == 10
+    assert read("funcppo_search_halvings_total") == 1
 
 
 def test_the_last_counts_are_in_the_file(tmp_path):

@@ -543,13 +543,15 @@ def test_lookup():
 
 
 def larger(value, key=""):
-    """A record with every measured number larger: those with a fraction, and some counts."""
+    """A record with every measured number larger: those with a fraction, some counts, and a reason."""
     if isinstance(value, dict):
         return {name: larger(member, name) for name, member in value.items()}
     if isinstance(value, list):
         return [larger(member, key) for member in value]
     if isinstance(value, float):
         return 1.4 * value
+    if key == "loop" and isinstance(value, str):  # why something failed
+        return f"{value}: other"
     return (
         3 * value
         if key in ("equal", "rules", "n_tried") and isinstance(value, int)

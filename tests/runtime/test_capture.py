@@ -5,7 +5,10 @@ The laws hold for the CPU's copy-back and for a CUDA graph alike; the cases on a
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -19,6 +22,7 @@ from funcppo import random, tree
 from funcppo.runtime.capture import (
     CaptureError,
     capture,
+    separate_graph_pools,
     with_cuda_graphs_only,
     without_cuda_graphs,
 )
@@ -325,6 +329,69 @@ def test_captures_share_one_pool_and_keep_apart():
         assert torch.equal(got_1, seen_1) and torch.equal(got_2, seen_2)
     assert_trees_equal(first.state, want_1, rtol=0, atol=0)
     assert_trees_equal(second.state, want_2, rtol=0, atol=0)
+
+
+@on_gpu
+def test_captures_with_pools_of_their_own_may_run_side_by_side():
+    """On two streams at once, each with temporaries; in one pool the second would overwrite those of the first."""
+
+    def step(x):
+        for _ in range(50):
+            x = (x + 1).roll(1) * 0.5
+        return x, x.sum()
+
+    starts = [torch.full((100_000,), 1.0 + i, device="cuda") for i in range(2)]
+    with separate_graph_pools():
+        captures = [capture(step, start, strict=True) for start in starts]
+    streams = [torch.cuda.Stream() for _ in captures]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        for captured, stream in zip(captures, streams):
+            with torch.cuda.stream(stream):
+                captured.step()
+    torch.cuda.synchronize()
+    for captured, start in zip(captures, starts):
+        for _ in range(5):
+            start, _ = step(start)
+        assert torch.equal(captured.state, start)
+
+
+@on_gpu
+def test_pools_are_shared_again_after_the_block(monkeypatch):
+    pools = []
+
+    def record(graph, pool, **options):
+        pools.append(pool)
+        raise RuntimeError("no graph is needed here")
+
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    make = partial(capture, lambda x: (x + 1, x), torch.zeros(1, device="cuda"))
+    with separate_graph_pools():
+        make(), make()
+    monkeypatch.setattr(
+        "funcppo.runtime.capture._memory_pools",
+        {torch.cuda.current_device(): 7},
+    )
+    make()
+    assert pools[0] != pools[1] and pools[2] == 7
+
+
+@on_gpu
+def test_a_graph_is_recorded_where_cuda_waits_for_each_launch():
+    """In a process of its own: CUDA reads the variables when it starts."""
+    code = (
+        "import torch; from funcppo.runtime.capture import capture\n"
+        "c = capture(lambda x: (x + 1, x), torch.zeros(2, device='cuda'), strict=True)\n"
+        "c.step(); c.step(); print(c.replay_mode, c.state.tolist())"
+    )
+    variables = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_USE_CUDA_DSA": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split("\n")[0] == "cuda-graph [2.0, 2.0]", done.stderr
 
 
 @on_gpu

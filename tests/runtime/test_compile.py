@@ -659,3 +659,35 @@ def test_of_several_strategies_the_first_that_works_is_used(monkeypatch):
     assert record.untimed_reason == "the first that works was asked for"
     with pytest.raises(ValueError, match=r", got 'slow'$"):
         select(strategy=("two-graphs", "slow"))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_symbolic_sizes_spare_no_compilation_of_a_learner_of_another_size(
+    dynamic,
+):
+    """Its sizes are settings, Python numbers that the graph is specialised to, whatever `dynamic` says."""
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    sample = torch.compile(
+        EAGER_PARTS.sample_randomness,
+        backend=count,
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    key = random.key(0)
+    for n_envs in (4, 6, 10):
+        cfg = cartpole_config(
+            max_steps=5, n_envs=n_envs, n_steps=2, n_updates=1, n_minibatches=2
+        )
+        assert_trees_equal(
+            sample(cfg, WORLD, key),
+            EAGER_PARTS.sample_randomness(cfg, WORLD, key),
+            rtol=0,
+            atol=0,
+        )
+    assert len(graphs) == 3

@@ -5,8 +5,11 @@ funcppo replays whole iterations by `capture`; these are for who meets the alter
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+import torch._inductor.cudagraph_trees
 
 from funcppo.runtime.monitor import Monitor
 from funcppo.runtime.reasons import SkipCode
@@ -314,3 +317,70 @@ def test_memory_that_lives_longer_than_at_the_recording_records_again():
 
     assert recordings([False] * 8) == 2
     assert recordings([False] * 4 + [True] * 4) > 2
+
+
+@pytest.fixture
+def no_boundary_yet(monkeypatch):
+    """A process that has marked no step: once one is marked, only marks begin steps."""
+    box = torch._inductor.cudagraph_trees.MarkStepBox
+    monkeypatch.setattr(box, "mark_step_counter", 0)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_without_step_boundaries_a_forward_pass_stays_in_its_warm_up(
+    marked, no_boundary_yet
+):
+    """Outputs that wait for a backward pass keep the step open, and a warm-up is followed by warm-ups only."""
+    weight = torch.ones(8, device="cuda", requires_grad=True)
+    step = scaled(weight)
+    outputs = []
+    with Monitor() as monitor, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            if marked:
+                torch.compiler.cudagraph_mark_step_begin()
+            outputs.append(step(torch.ones(8, device="cuda")))
+    lines = [str(warning.message) for warning in warned]
+    is_warned = any("Unable to hit fast path" in line for line in lines)
+    assert monitor.cudagraph_recordings == (1 if marked else 0)
+    assert not (marked and is_warned)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_without_step_boundaries_a_result_is_gone_at_the_next_call(
+    marked, no_boundary_yet
+):
+    """In inference each call begins a step by itself. One step around both keeps the first result."""
+    left, right = tree_compiled(lambda x: x * 2), tree_compiled(lambda x: x * 3)
+    x = torch.ones(8, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            if marked:
+                torch.compiler.cudagraph_mark_step_begin()
+            first, second = left(x), right(x)
+            assert second.tolist() == [3.0] * 8
+            try:
+                is_kept = first.tolist() == [2.0] * 8
+            except RuntimeError as error:
+                assert "overwritten" in str(error)
+                is_kept = False
+            assert is_kept == marked
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"
+)
+def test_a_graph_over_two_gpus_is_skipped_with_the_reason_until_it_is_split():
+    far = torch.ones(8, device="cuda:1")
+    with torch._inductor.config.patch(graph_partition=False):
+        bad = run(
+            tree_compiled(lambda x: (x * 2, far * 2)),
+            [torch.zeros(8, device="cuda:0")] * 4,
+        )
+    assert bad.cudagraph_recordings == 0
+    assert set(bad.cudagraph_skip_codes()) == {SkipCode.SEVERAL_DEVICES}
+    torch._dynamo.reset()
+    good = run(
+        tree_compiled(lambda x: x * 2), [torch.zeros(8, device="cuda:0")] * 4
+    )
+    assert good.cudagraph_recordings == 1 and not good.cudagraph_skip_reasons

@@ -13,6 +13,7 @@ from funcppo.runtime.capture import capture
 from funcppo.runtime.host_transfer import (
     AsyncReadback,
     StagingBuffers,
+    copy_seconds,
     prefetch,
     to_device,
     to_host,
@@ -110,6 +111,28 @@ def test_prefetched_chunks_are_the_rows_in_order(n, size, device):
         part.device.type == device and len(part) <= size for part in parts
     )
     assert torch.equal(torch.cat(parts).cpu(), rows)
+
+
+@on_gpu
+def test_each_copy_of_a_chunk_is_timed():
+    copy_seconds.clear()
+    rows = torch.zeros(1001, 3, dtype=torch.int32)
+    # the host waits for each chunk, so that no copy is in progress at the end
+    n_chunks = len([part.cpu() for part in prefetch(rows, 100, "cuda")])
+    assert len(copy_seconds) == n_chunks == 11
+    assert all(0.0 < seconds < 1.0 for seconds in copy_seconds)
+
+
+@on_gpu
+def test_a_step_that_prefetches_is_no_graph_and_says_why():
+    rows = torch.zeros(8, 3)
+
+    def step(x):
+        return x + sum(part.sum() for part in prefetch(rows, 4, "cuda")), ()
+
+    captured = capture(step, torch.zeros(3, device="cuda"))
+    assert captured.replay_mode == "none"
+    assert "prefetch: expected a call between" in captured.fallback_reason
 
 
 @devices

@@ -1,0 +1,146 @@
+"""Question: what of funcppo works with older versions of PyTorch, which `pyproject.toml` refuses?
+
+    python experiments/checks/older_pytorch.py PYTHON ...
+
+Each interpreter has another version of PyTorch, with optree and numpy. On a CPU it makes a training step of CartPole by
+each strategy, compiled by Inductor, compares it with the eager step, and compiles a loop that stays one
+(`loops.graph_scan`). The record is `experiments/results/older_pytorch.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # project root
+
+RECORD = ROOT / "experiments" / "results" / "older_pytorch.json"
+STRATEGIES = ("eager", "forward", "two-graphs", "one-graph")
+
+
+def main() -> None:
+    """Record a row for each interpreter."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "python", nargs="*", help="interpreter with a version of PyTorch"
+    )
+    parser.add_argument("--out", type=Path, default=RECORD)
+    parser.add_argument(
+        "--here", action="store_true", help="print this interpreter's row"
+    )
+    args = parser.parse_args()
+    if args.here:
+        print(json.dumps(examine()))
+        return
+
+    from experiments.provenance import describe_machine
+
+    record: dict[str, Any] = {"machine": describe_machine(), "rows": []}
+    for python in args.python:
+        done = subprocess.run(
+            [python, __file__, "--here"],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        record["rows"].append(json.loads(done.stdout.splitlines()[-1]))
+        print(json.dumps(record["rows"][-1], indent=1))
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def examine() -> dict[str, Any]:
+    """The versions of this interpreter, and what failed: an empty text where nothing did."""
+    import optree
+    import torch
+
+    checks: dict[str, Callable[[], None]] = {
+        **{name: (lambda name=name: make_update(name)) for name in STRATEGIES},
+        "loop": compile_loop,
+    }
+    return {
+        "torch": torch.__version__.split("+")[0],
+        "optree": optree.__version__,
+        "failures": {name: _failure(check) for name, check in checks.items()},
+    }
+
+
+def make_update(strategy: str) -> None:
+    """Compile the parts of a training step, which are compared with the eager ones, and make an update.
+
+    Raises:
+      Exception: why they cannot be compiled, or what of them differs.
+    """
+    import funcppo as fp
+    from funcppo.runtime.compile import select_strategy
+    from funcppo.train_step import EAGER_PARTS, collect, train_step
+
+    learner = fp.ppo(
+        env=fp.envs.cartpole(),
+        network=fp.nets.mlp(16),
+        n_envs=4,
+        n_steps=8,
+        n_epochs=1,
+        n_minibatches=2,
+    )
+    state = learner.init(fp.random.key(0))
+    parts, record = select_strategy(
+        collect, EAGER_PARTS, learner.cfg, learner.world, state, strategy
+    )
+    _, metrics = train_step(learner.cfg, learner.world, state, parts)
+    if record.failures:
+        raise RuntimeError(record.failures[0].message)
+    if int(metrics.n_applied_minibatches) != 2:
+        raise RuntimeError("expected 2 minibatches to be applied")
+
+
+def compile_loop() -> None:
+    """Compile a loop over tensors as one operator, and compare it with the loop in Python.
+
+    Raises:
+      Exception: why it cannot be compiled, or that it differs.
+    """
+    import torch
+
+    from funcppo.loops import scan
+    from funcppo.runtime.compile import compile_function
+
+    xs = torch.arange(6.0).view(3, 2)
+    compiled = compile_function(_loop_by_graph)
+    torch.testing.assert_close(
+        compiled(torch.zeros(2), xs), scan(_turn, torch.zeros(2), xs)
+    )
+
+
+def _turn(carry: Any, x: Any) -> tuple[Any, Any]:
+    return carry + x, carry * x
+
+
+def _loop_by_graph(carry: Any, xs: Any) -> tuple[Any, Any]:
+    from funcppo.loops import graph_scan
+
+    return graph_scan(_turn, carry, xs)
+
+
+def _failure(check: Callable[[], None]) -> str:
+    """The first line of what a check raises; empty if it raises nothing."""
+    try:
+        check()
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()
