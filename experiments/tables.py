@@ -33,6 +33,7 @@ a line that names its records, hardware, versions and commits):
     performance-capture         what recording CUDA graphs costs
     performance-prover          an iteration of learning to prove, and its rollout
     performance-prover-cpu      the same on one CPU thread: compiled and eager, packed and padded successors
+    performance-redesign        the same work before and after the redesign of the package
     performance-startup         seconds to the end of the first iteration (a sentence)
     performance-scoring         candidates scored, the former design beside; full rankings
     performance-evaluator       an evaluation under limits of memory
@@ -1120,6 +1121,59 @@ def performance_prover_cpu() -> str:
 S3_CALLS = 128  # rollout steps and minibatches of an iteration of `s3`
 
 
+# The record, the benchmark, the field of its time, and what stands in the table.
+REDESIGN_ROWS = (
+    (
+        "redesign-h200",
+        "cartpole",
+        "iteration_ms",
+        "CartPole, an iteration as one CUDA graph",
+    ),
+    (
+        "redesign-h200",
+        "prover",
+        "iteration_ms",
+        "Countries S3, an iteration as one CUDA graph",
+    ),
+    (
+        "redesign-cpu",
+        "cartpole",
+        "cpu_ms",
+        "CartPole, an eager update on one CPU thread, CPU time",
+    ),
+    (
+        "redesign-cpu",
+        "ranking",
+        "cpu_ms",
+        "Family, ranking test by noisy-or, CPU time of the process",
+    ),
+)
+
+
+def performance_redesign() -> str:
+    """The block of this name."""
+    rows = []
+    for name, benchmark, field, label in REDESIGN_ROWS:
+        record = load_record(name)
+        baseline = record["baseline"]
+        before: list[float] = []
+        after: list[float] = []
+        for row in record["rows"]:
+            if row["benchmark"] == benchmark:
+                commit = row.get("commit") or row["code"]
+                is_before = baseline.startswith(commit[:7])
+                (before if is_before else after).append(row[field])
+        rows.append([label, milliseconds(before), milliseconds(after)])
+    head = ["ms, over the repeats", "before", "after"]
+    return table(head, rows) + origin("redesign-h200", "redesign-cpu")
+
+
+def milliseconds(repeats: Sequence[float]) -> str:
+    """The least and the greatest time of some repeats."""
+    low, high = digits(min(repeats), 4), digits(max(repeats), 4)
+    return low if low == high else f"{low} to {high}"
+
+
 def saved_milliseconds_per_call(compiled: Row, eager: Row) -> float:
     """Processor time that compiling saves for each rollout step and minibatch of Countries S3."""
     return (eager["processor_ms"] - compiled["processor_ms"]) / S3_CALLS
@@ -1468,6 +1522,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance-capture": performance_capture,
     "performance-prover": performance_prover,
     "performance-prover-cpu": performance_prover_cpu,
+    "performance-redesign": performance_redesign,
     "performance-startup": performance_startup,
     "performance-scoring": performance_scoring,
     "performance-evaluator": performance_evaluator,

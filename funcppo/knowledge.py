@@ -172,7 +172,7 @@ class Graph(_Table):
         """The rules as text."""
         return [format_rule(self.dataset, rule) for rule in self.dataset.rules]
 
-    def stored(self, folder: Path) -> RunConfig:
+    def store_settings(self, folder: Path) -> RunConfig:
         """Settings that read this graph; what is in memory alone is written to the folder.
 
         Args:
@@ -769,7 +769,7 @@ def _fit(
             rule_cache.no_rules_message(graph.dataset.name, MiningConfig())
         )
     folder.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.replace(graph.stored(folder), **options)
+    config = dataclasses.replace(graph.store_settings(folder), **options)
     return fitting.fit(config, folder, on_update=on_update, log=log)
 
 

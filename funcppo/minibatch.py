@@ -377,8 +377,8 @@ def apply_gradients(
             continue_update = continue_update & ~exceeds_kl
             is_applied = is_applied & ~exceeds_kl
 
-    # A number that the step takes out of range stays. What can be told before
-    # the step is told then: a sum over its result is a pass of its own.
+    # A number that the step takes out of range stays. Everything else is checked
+    # before the step: a sum over its result would be one more pass over memory.
     unchanged = (update_state.flat_params, update_state.opt_state)
     params, opt_state = tree.map(
         lambda new, old: torch.where(

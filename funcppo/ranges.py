@@ -131,7 +131,7 @@ def check_fields(config: object) -> None:
     """
     for field, annotation in field_types(type(config)).items():
         value = getattr(config, field)
-        expected = _expected(annotation, value)
+        expected = _expected_value(annotation, value)
         if expected is not None:
             raise FieldError(field, expected, value)
 
@@ -146,7 +146,7 @@ def field_types(config_type: type) -> dict[str, object]:
     }
 
 
-def _expected(annotation: object, value: object) -> str | None:
+def _expected_value(annotation: object, value: object) -> str | None:
     """What an annotation asks for if the value does not fit it, in words; None if it fits."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -154,7 +154,7 @@ def _expected(annotation: object, value: object) -> str | None:
         ranges = [item for item in metadata if isinstance(item, Range)]
         patterns = [item for item in metadata if isinstance(item, Pattern)]
         return (
-            _expected(kind, value)
+            _expected_value(kind, value)
             or _expected_range(ranges, value)
             or _expected_pattern(patterns, value)
         )
@@ -163,13 +163,13 @@ def _expected(annotation: object, value: object) -> str | None:
     if origin is Literal:
         return _expected_choice(arguments, value)
     if origin is tuple and isinstance(value, tuple):
-        problems = [_expected(arguments[0], item) for item in value]
+        problems = [_expected_value(arguments[0], item) for item in value]
         return next(filter(None, problems), None)
     return _expected_kind(annotation, value)
 
 
 def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
-    """As `_expected`, for a value of a list; True is not the choice 1."""
+    """As `_expected_value`, for a value of a list; True is not the choice 1."""
     if any(type(value) is type(c) and value == c for c in choices):
         return None
     texts = ", ".join(map(str, choices))
@@ -177,7 +177,7 @@ def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
 
 
 def _expected_range(ranges: list[Range], value: object) -> str | None:
-    """As `_expected`, for a number; None is in every range."""
+    """As `_expected_value`, for a number; None is in every range."""
     if not isinstance(value, Real):
         return None
     number = int(value) if isinstance(value, Integral) else float(value)
@@ -188,7 +188,7 @@ def _expected_range(ranges: list[Range], value: object) -> str | None:
 
 
 def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
-    """As `_expected`, for a text; another value matches every pattern."""
+    """As `_expected_value`, for a text; another value matches every pattern."""
     for pattern in patterns:
         if isinstance(value, str) and not re.fullmatch(
             pattern.expression, value
@@ -200,10 +200,10 @@ def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
 def _expected_of_union(
     members: tuple[object, ...], value: object
 ) -> str | None:
-    """As `_expected`, for a value that must fit one member; None is not listed among them."""
+    """As `_expected_value`, for a value that must fit one member; None is not listed among them."""
     expected: list[str] = []
     for member in members:
-        text = _expected(member, value)
+        text = _expected_value(member, value)
         if text is None:
             return None
         if member is not types.NoneType:
@@ -212,7 +212,7 @@ def _expected_of_union(
 
 
 def _expected_kind(kind: object, value: object) -> str | None:
-    """As `_expected`, for a type; types other than those of settings fit any value."""
+    """As `_expected_value`, for a type; types other than those of settings fit any value."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is int:
         fits = is_number and isinstance(value, Integral)

@@ -293,7 +293,7 @@ def train(
     is_compiled = compile_step and not is_finished
     compiled = compile(learner, state) if is_compiled else None
 
-    schedule = Schedule(
+    schedule = UpdateIntervals(
         evaluate_every=evaluate_every,
         evaluate=lambda state: evaluate_policy(
             learner, learner.gather(state), n_episodes=n_episodes, seed=seed
@@ -322,7 +322,7 @@ class Stepper:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(Generic[EvaluationT]):
+class UpdateIntervals(Generic[EvaluationT]):
     """What is done between updates, and how often."""
 
     evaluate: Callable[[State], EvaluationT]
@@ -341,7 +341,7 @@ class Schedule(Generic[EvaluationT]):
 def make_updates(
     stepper: Stepper,
     state: State,
-    schedule: Schedule[EvaluationT],
+    schedule: UpdateIntervals[EvaluationT],
     callbacks: Sequence[Callback],
 ) -> TrainResult[EvaluationT]:
     """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
@@ -398,7 +398,7 @@ def _deadline(
 
 @contextmanager
 def _saved_at_interrupt(
-    stepper: Stepper, schedule: Schedule[Any], state: State, update: int
+    stepper: Stepper, schedule: UpdateIntervals[Any], state: State, update: int
 ) -> Generator[None, None, None]:
     """Save the state before an update that a KeyboardInterrupt ends midway; see `make_updates`."""
     try:

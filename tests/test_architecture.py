@@ -6,12 +6,14 @@ Every import counts: at the top of a module, within a function, or for type chec
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from experiments.checks.readability import Measures, add_file
+from funcppo import cli
 
 ROOT = Path(__file__).parents[1] / "funcppo"
 TESTS = Path(__file__).parent
@@ -352,6 +354,44 @@ def test_a_module_has_a_test_file_of_its_name(name):
     assert path.exists() and "def test_" in path.read_text(), path.relative_to(
         TESTS.parent
     )
+
+
+def listed_modules(page: str) -> set[str]:
+    """The modules that the layout of a page names, with their folders: "logic.kb", "tree"."""
+    listed: set[str] = set()
+    folders = [""]
+    for line in page.splitlines():
+        indent = len(line) - len(line.lstrip())
+        words = re.split(r" {2,}", line.strip())[0].split()
+        if indent == 6:
+            folders = [word[:-1] + "." for word in words if word[-1] == "/"]
+            listed |= {word for word in words if word[-1] != "/"}
+        elif indent == 8:
+            listed |= {folder + word for folder in folders for word in words}
+    return listed
+
+
+def test_the_page_on_the_architecture_names_every_module():
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    listed = listed_modules(page)
+    # named as a whole
+    folders = ("envs.classic_control", "envs.minatar", "runtime.inductor")
+    programs = {f"cli.{name}" for name in cli.PROGRAMS}
+    modules = {
+        name
+        for name, path in MODULES.items()
+        if path.stem not in ("__init__", "__main__")
+        and not is_one_of(name, folders)
+    }
+    assert modules - programs - listed == set()
+
+
+def test_the_page_on_the_architecture_names_no_module_that_is_gone():
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    layout = page.partition("## The training state")[0]
+    listed = {name for name in listed_modules(layout) if name[-1] != "/"}
+    words = {name.removesuffix(".py").split(".")[-1] for name in listed}
+    assert words <= {part for name in MODULES for part in name.split(".")}
 
 
 @pytest.mark.parametrize(

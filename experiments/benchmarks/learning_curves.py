@@ -32,7 +32,7 @@ from funcppo.envs.registry import ENVIRONMENTS
 from funcppo.rl import aggregate
 from funcppo.rl.many import Evaluations, train_many
 from funcppo.rl.run import POLICIES, make_learner
-from funcppo.rl.settings import published
+from funcppo.rl.settings import published_settings
 from funcppo.trainer import Progress, batch_size
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ class Curve:
     """The row of an environment, which its training fills."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
-        self.settings = published(name)
+        self.settings = published_settings(name)
         self.steps = args.steps or self.settings.steps
         self.args = args
         self.evaluations: list[Evaluations] = []

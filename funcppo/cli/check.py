@@ -68,8 +68,8 @@ class Check:
     n_rules: Size = 1000
     """Number of rules to count, a random sample."""
     seconds: PositiveFloat = 60.0
-    """Seconds that the recount may take. Reading the data, choosing the settings and ranking the sample come on top;
-    the seconds that they took are printed."""
+    """Time limit of the recount, in seconds. Reading the data, choosing the settings and ranking the sample come on
+    top; the seconds that they took are printed."""
     seed: Seed = 0
     """Random seed of the samples."""
     threads: PositiveInt | None = None

@@ -47,8 +47,8 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
     processes = distributed.joined()
     is_signal = status in (EXIT_INTERRUPTED, EXIT_TERMINATED)
     if processes is not None and not is_signal:
-        is_told = processes.fail(message)
-        if not is_told:
+        is_reported = processes.fail(message)
+        if not is_reported:
             # What other processes print is discarded, but for this.
             line = f"funcppo: rank {processes.rank}: {message}"
             print(line, file=sys.__stderr__)

@@ -42,7 +42,7 @@ class Doctor:
     device: AutoDeviceOption = "auto"
     """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one."""
     graphs: GraphsChoice = "auto"
-    """As --graphs of `funcppo train`."""
+    """Replay the training step as CUDA graphs on a GPU, as --graphs of `funcppo train`."""
     quick: bool = False
     """Report versions and devices only; do not try the training strategies. Default: off."""
     json: JsonOutput = None

@@ -113,8 +113,8 @@ class Evaluate:
     device: DeviceOption = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
     debug: bool = False
-    """For a report of a bug: record nothing, wait for each kernel, use deterministic algorithms, print tracebacks, and
-    say what to attach. Default: off."""
+    """Run as a bug report needs it: record nothing, wait for each kernel, use deterministic algorithms, print
+    tracebacks, and say what to attach. Default: off."""
     graphs: GraphsChoice = "auto"
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
     out; trees: those that PyTorch records of the compiled search (mode reduce-overhead), to compare with; manual:
@@ -141,9 +141,10 @@ class Evaluate:
     all_scores: bool = False
     """Include the scores of all scored candidates in the --details FILE. Default: off."""
     metrics_port: MetricsPort = None
-    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: no."""
+    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: not
+    served."""
     metrics_file: MetricsFile = None
-    """Write the same metrics to FILE, every second or at the next queries after it. Default: no."""
+    """Write the same metrics to FILE, every second or at the next queries after it. Default: no file."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -410,7 +411,7 @@ def _notes(setup: EvaluationSetup) -> list[str]:
 def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
-    """The number of candidates scored for a query; the metrics are told of them."""
+    """The number of candidates scored for a query; the metrics record it."""
     n_scored = sum(record["n_scored"] for record in query)
     if exporter:
         n_missed = sum(record["status"] == "missed" for record in query)

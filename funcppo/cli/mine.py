@@ -83,7 +83,7 @@ class Mine:
     votes_per_fact: int = _DEFAULT.votes_per_fact
     """Keep a rule if it is among the N best rules for at least one fact that it derives."""
     seconds: float = _DEFAULT.seconds
-    """Time limit, reading the data left out. It also sets --max-rows, 7 million a second."""
+    """Time limit in seconds, without reading the data. It also sets --max-rows, 7 million a second."""
     max_rows: int | None = _DEFAULT.max_rows
     """Maximum rows of work: what exceeds it is sampled, and what is too much even so is left out. Default: by
     --seconds."""

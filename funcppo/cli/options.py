@@ -7,6 +7,7 @@ the command line of one program. The configs nested in a program (`--ppo.*`, `--
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,7 +57,12 @@ LoggerNames: TypeAlias = Annotated[
 # of configs; a program that hides options of the program it extends lists them itself
 HIDDEN_OPTIONS = {PPOConfig: {"n_updates"}}  # set by --steps
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
-METAVARS_OF_FIELDS = {"columns": "H,R,T", "split_ratios": "X,X,X"}
+METAVARS_OF_FIELDS = {
+    "columns": "H,R,T",
+    "split_ratios": "X,X,X",
+    "seconds": "SECONDS",
+    "smoothing": "auto|None|X",
+}
 DEFAULT_NAMES = {"True": "on", "False": "off"}
 
 
@@ -197,7 +203,7 @@ def _default_hint(describe: Callable[[], str | None]) -> Callable[[str], str]:
     """A function from the text of a default to what --help says of it: nothing, where the help text says it."""
 
     def hint(default: str) -> str:
-        if "Default" in (describe() or ""):
+        if re.search(r"Default|\(required", describe() or ""):
             return ""
         if not default:  # of arguments of which there may be several
             return "(required)"

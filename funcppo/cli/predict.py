@@ -67,7 +67,7 @@ BATCH_SECONDS = 1.0
 SHARED_BATCH_QUERIES = 64
 
 
-class _AskedQuery(NamedTuple):
+class _ParsedQuery(NamedTuple):
     """A query, and how it was written."""
 
     query: OpenQuery
@@ -314,7 +314,7 @@ class Predict:
         )
 
     def _iter_batches(
-        self, answerer: Answerer, queries: Sequence[_AskedQuery]
+        self, answerer: Answerer, queries: Sequence[_ParsedQuery]
     ) -> Iterator[list[_AnsweredQuery]]:
         """Yield the answers of some queries after others, about a second's work at a time."""
         first, size = 0, FIRST_BATCH_QUERIES
@@ -331,7 +331,7 @@ class Predict:
         self,
         processes: Processes,
         answerer: Answerer,
-        queries: Sequence[_AskedQuery],
+        queries: Sequence[_ParsedQuery],
     ) -> Iterator[list[_AnsweredQuery]]:
         """Answer the batches that this process takes; on rank 0, yield the answers of all in order."""
 
@@ -346,7 +346,7 @@ class Predict:
             yield [_AnsweredQuery(*fields) for fields in jsonlib.loads(block)]
 
     def _answer(
-        self, answerer: Answerer, queries: Sequence[_AskedQuery]
+        self, answerer: Answerer, queries: Sequence[_ParsedQuery]
     ) -> list[_AnsweredQuery]:
         """The answers of some queries."""
         from funcppo.experiment.subject import describe_numbers
@@ -376,7 +376,7 @@ class Predict:
             )
         return answered
 
-    def _read_queries(self, answerer: Answerer) -> list[_AskedQuery]:
+    def _read_queries(self, answerer: Answerer) -> list[_ParsedQuery]:
         """The queries of the command line or of the file.
 
         Raises:
@@ -387,9 +387,9 @@ class Predict:
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
             print_notes_to_stderr(read.notes)
-            return [_AskedQuery(query, self.query)]
+            return [_ParsedQuery(query, self.query)]
         path = Path(str(self.queries))
-        queries: list[_AskedQuery] = []
+        queries: list[_ParsedQuery] = []
         text = path.read_text(encoding="utf-8-sig")
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
@@ -398,7 +398,7 @@ class Predict:
                 query, _ = read_open_query(answerer.dataset, line)
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
-            queries.append(_AskedQuery(query, line.removesuffix("\r")))
+            queries.append(_ParsedQuery(query, line.removesuffix("\r")))
         if not queries:
             raise ValueError(f"{path}: expected a query a line, got none")
         return queries

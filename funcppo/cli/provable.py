@@ -74,8 +74,8 @@ class Provable:
     """Maximum number of atoms to hold, about 110 bytes each; the step that would exceed it is evaluated for the split
     only."""
     seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 300.0
-    """Time of T_P in one process. The step that would exceed it is left out, and said. Several processes have no
-    limit."""
+    """Time limit of T_P in one process, in seconds. The step that would exceed it is left out and reported. Several
+    processes have no limit."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 

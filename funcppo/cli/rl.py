@@ -50,7 +50,7 @@ from funcppo.experiment.config import (
 from funcppo.experiment.loggers import LoggerName, check_loggers
 from funcppo.ranges import PositiveInt, Seed, Size
 from funcppo.rl.config import RLConfig, read_config, settings_of
-from funcppo.rl.settings import PUBLISHED, RLSettings, published
+from funcppo.rl.settings import PUBLISHED, RLSettings, published_settings
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ RUN_FILES = (
     PREVIOUS_CHECKPOINT,
     TRIALS_FILE,
 )
-_DEFAULT = published("CartPole-v1")
+_DEFAULT = published_settings("CartPole-v1")
 
 
 class _Trained(NamedTuple):
@@ -99,13 +99,13 @@ class Rl:
 
     env: Annotated[Positional[str], arg(metavar="ENV")] = ""
     """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, or a game such as
-    MinAtar/Breakout-v1. It may be left out with --resume."""
+    MinAtar/Breakout-v1. (required unless --resume)"""
     out: Annotated[Path | None, arg(metavar="RUN")] = None
     """Folder that the run is written to; created if it is missing. Default: nothing is kept."""
     seeds: Size = 1
     """Number of seeds, which are trained at once in one step."""
     seed: Seed = 0
-    """The first of the seeds; the others follow it."""
+    """First of the random seeds; the others follow it."""
     steps: PositiveInt | None = None
     """Environment steps of each seed, rounded up to whole rollouts. Default: as published."""
     device: DeviceOption = "cpu"
@@ -123,7 +123,7 @@ class Rl:
     hidden: Annotated[tuple[Size, ...], arg(metavar="N...")] = _DEFAULT.hidden
     """Units of each hidden layer of actor and critic. Default: as published."""
     activation: Literal["tanh", "relu"] = _DEFAULT.activation
-    """Of the hidden layers: tanh or relu. Default: as published."""
+    """Activation of the hidden layers. Default: as published."""
     normalize_observation: bool = False
     """Shift and scale observations by their running moments. Default: as published."""
     normalize_reward: bool = False
@@ -132,13 +132,14 @@ class Rl:
     """Clip continuous actions to [-1, 1] before the environment sees them. Default: as published."""
     search: Literal["none", "random", "halving"] = "none"
     """Search the learning rate, the clip range and the entropy weight, all trials in one step. random: train each trial
-    to the end; halving: go on with the better half of them at a fraction of the steps, again and again."""
+    to the end; halving: continue the better half of them at a fraction of the steps, again and again."""
     trials: Size = 16
-    """Trials of a search, each with every seed; the first one has the settings as they are."""
+    """Number of trials of a search, each with every seed; the first one has the settings as they are."""
     evaluate_every: PositiveInt | None = None
     """Updates between two evaluations on environments of their own. Default: a twentieth of the run."""
     episodes: Size = 32
-    """Episodes of each seed in an evaluation, once with the most probable actions and once with sampled ones."""
+    """Number of episodes of each seed in an evaluation, once with the most probable actions and once with sampled
+    ones."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json. Default: off."""
     overwrite: bool = False
@@ -151,13 +152,16 @@ class Rl:
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
     ppo: PPOConfig = _DEFAULT.ppo
-    """Settings of proximal policy optimisation (PPO). Default: as published."""
+    """Settings of proximal policy optimisation (PPO). What is published for ENV comes before the defaults shown
+    here."""
 
     @classmethod
     def defaults(cls, arguments: Sequence[str], /) -> Rl:
         """The options published for the environment that a command line names."""
         named = [word for word in arguments if word in PUBLISHED]
-        return cls(**_as_options(published(named[0]))) if named else cls()
+        return (
+            cls(**_as_options(published_settings(named[0]))) if named else cls()
+        )
 
     def stored_options(self) -> Rl | None:
         """The options of the run to resume; None for a new run."""
@@ -260,7 +264,7 @@ class Rl:
 
     def _config(self) -> RLConfig:
         """The settings of the run."""
-        theirs = published(self.env)
+        theirs = published_settings(self.env)
         options = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(RLConfig)
@@ -332,7 +336,7 @@ def _print_settings(config: RLConfig, console: Console) -> None:
         f"{config.env}: {config.seeds} seeds from {config.seed}, {config.steps:,} steps each, {config.device}"
     )
     console.print(f"settings: {config.source}")
-    theirs = published(config.env)
+    theirs = published_settings(config.env)
     changes = [
         f"{name} {new} (published: {old})"
         for name, old, new in iter_differences(theirs, settings_of(config))

@@ -55,7 +55,7 @@ class Serve:
     host: str = "127.0.0.1"
     """Name or address to listen on, such as 0.0.0.0 for all of this machine."""
     seconds: PositiveFloat = 20.0
-    """Time that the work of a request may take, and that it may wait for others."""
+    """Time limit of the work of a request, and of its wait for others, in seconds."""
     score: str = "auto"
     """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, that of the run's policy or its rule
     score, whichever ranks valid better; for a data set the one that ranks its valid split best."""

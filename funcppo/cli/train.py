@@ -120,7 +120,8 @@ class Train:
 
     dataset: DatasetArgument = ""
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
+    a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl. (required
+    unless --resume)"""
     out: Annotated[Path, arg(metavar="RUN")]
     """Folder that the run is written to; created if it is missing."""
     config: OptionalFile = None
@@ -139,10 +140,10 @@ class Train:
     seconds: Annotated[PositiveFloat | None, arg(metavar="SECONDS")] = (
         _DEFAULT.seconds
     )
-    """Time of the whole run, from reading the data to the ranking of test; None for no bound. It is divided over the
-    phases: what does not fit is sampled or left out, and a note counts it. Work that an option of its own sets
-    (--steps, --questions.max-questions, --listwise.max-gradients) is done whole and does not count. With --resume, of
-    what is left to do."""
+    """Time limit of the whole run in seconds, from reading the data to the ranking of test; None for no limit. It is
+    divided over the phases: what does not fit is sampled or left out, and a note counts it. Work that an option of its
+    own sets (--steps, --questions.max-questions, --listwise.max-gradients) is done whole and does not count. With
+    --resume, of what is left to do."""
     seed: int = _DEFAULT.seed
     """Random seed of the initial weights, the training queries and the actions."""
     device: DeviceOption = "cpu"
@@ -191,31 +192,32 @@ class Train:
     n_validation_queries: int = _DEFAULT.n_validation_queries
     """Number of valid queries ranked at each validation, sampled evenly over relations."""
     checkpoint_every: Annotated[PositiveFloat, arg(metavar="SECONDS")] = 60.0
-    """Save a checkpoint after the update that ends this long after the last one; validations save too. It does not
-    change the result."""
+    """Save a checkpoint after the update that ends this many seconds after the last one; validations save too. It does
+    not change the result."""
     max_nonfinite_updates: int = _DEFAULT.max_nonfinite_updates
     """Stop the run after this many consecutive updates with a non-finite loss or gradient."""
     mining_seconds: Annotated[PositiveFloat, arg(metavar="SECONDS")] = (
         _MINING.seconds
     )
-    """Time limit of mining, if the data set has no rules; as --seconds of `funcppo mine`."""
+    """Time limit of mining in seconds, if the data set has no rules; as --seconds of `funcppo mine`."""
     mining_memory: Annotated[str | None, arg(metavar="BYTES")] = None
     """Memory limit of mining, as --memory of `funcppo mine`. Default: three quarters of what is free."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
     $XDG_CACHE_HOME/funcppo."""
     metrics_port: MetricsPort = None
-    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: no."""
+    """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Default: not
+    served."""
     metrics_file: MetricsFile = None
     """Write the same metrics to FILE, every second or at the next update after it, as the textfile collector of the
-    node exporter reads them. Default: no."""
+    node exporter reads them. Default: no file."""
     log: LoggerNames = ()
     """Where the metrics of each update go beside RUN/metrics.jsonl: csv writes RUN/metrics.csv, tensorboard
     RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be given. Default:
     nowhere."""
     debug: bool = False
-    """For a report of a bug: compile and record nothing, wait for each kernel, use deterministic algorithms, print
-    tracebacks, and say what to attach. It does not change the settings of the run. Default: off."""
+    """Run as a bug report needs it: compile and record nothing, wait for each kernel, use deterministic algorithms,
+    print tracebacks, and say what to attach. It does not change the settings of the run. Default: off."""
     log_compiles: bool = False
     """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
     (ms). Default: off."""
@@ -708,7 +710,7 @@ def _with_late_note(run: Run, console: Console) -> Run:
         return run
     note = (
         f"the time of the run (--seconds) ended training after update {int(run.state.train_state.update)} of "
-        f"{run.cfg.ppo.n_updates}; --resume goes on"
+        f"{run.cfg.ppo.n_updates}; --resume continues"
     )
     print_notes(console, [note])
     return dataclasses.replace(run, notes=(*run.notes, note))

@@ -60,7 +60,7 @@ class Warm(Train):
     }
 
     dataset: TargetArgument = ""
-    """Folder of a training run, whose settings are taken, or a data set as `funcppo train` takes it."""
+    """Folder of a training run, whose settings are taken, or a data set as `funcppo train` takes it. (required)"""
     out: Annotated[Path, arg(metavar="RUN")] = Path()
     """Not an option."""
     search: bool = False

@@ -146,7 +146,7 @@ def parse_clause(
 
     if tokens[index].kind != "end":
         separator = "," if body else arrow
-        raise _unexpected(
+        raise _unexpected_token_error(
             f"`{separator}` or the end of the clause", tokens[index]
         )
     return ParsedClause(head, tuple(body))
@@ -183,18 +183,18 @@ def _check_predicate(
     """Raise ValueError unless the token at `start` can be a predicate."""
     predicate = tokens[start]
     if _is_operator(tokens, start):
-        raise _unexpected("a predicate", predicate)
+        raise _unexpected_token_error("a predicate", predicate)
 
     # In `X < 3` the operator is what surprises, not the variable before it.
     if predicate.kind in ("variable", "integer"):
         next_token = tokens[start + 1]
         if next_token.text in _OPERATORS:
-            raise _unexpected("a predicate", next_token)
+            raise _unexpected_token_error("a predicate", next_token)
 
     # In a line format `P31(X, Y)` is an atom: with arguments, a capital does not make a variable.
     capital_allowed = predicate.kind == "variable" and has_args and not prolog
     if predicate.kind not in ("name", "quoted") and not capital_allowed:
-        raise _unexpected("a predicate", predicate)
+        raise _unexpected_token_error("a predicate", predicate)
 
     if tokens[start + 1].kind == SPACED_PAREN:
         name = shorten(predicate.text)
@@ -233,7 +233,9 @@ def _parse_arguments(
         index += 2
 
     if tokens[index].kind != ")":
-        raise _unexpected("`,` or `)` after an argument", tokens[index])
+        raise _unexpected_token_error(
+            "`,` or `)` after an argument", tokens[index]
+        )
     return args, index + 1
 
 
@@ -243,7 +245,7 @@ def _parse_argument(
     """The argument at a token: a variable, or the name of a constant."""
     token = tokens[index]
     if token.kind not in _ARGUMENT_KINDS:
-        raise _unexpected("a constant or a variable", token)
+        raise _unexpected_token_error("a constant or a variable", token)
     if tokens[index + 1].kind == "(":
         term = shorten(token.text + "(...)")
         raise ValueError(
@@ -273,7 +275,7 @@ def _token_name(token: Token) -> str:
     return token.text
 
 
-def _unexpected(expected: str, token: Token) -> ValueError:
+def _unexpected_token_error(expected: str, token: Token) -> ValueError:
     """The error for a token that is not what was expected; names what Prolog has and Datalog has not."""
     is_end = token.kind.startswith("end") and token.text != "."
     text = token.text if is_end else shorten(token.text)

@@ -169,7 +169,7 @@ class HostRows:
         """First states of all rows, by seeds made of the keys; states returned before cannot be stepped any more.
 
         Raises:
-          ValueError: not as many rows as the bridge was told.
+          ValueError: not as many rows as the bridge was made for.
         """
         n_rows = len(key)
         if self._n_envs not in (None, n_rows):
@@ -260,6 +260,7 @@ class HostRows:
             raise ValueError(
                 "step: expected a call outside of compiled functions, got one inside: the environment steps on the host"
             )
+
         try:
             actions, clock = to_host((action, state.clock))
             latest = int(clock.max())
@@ -270,6 +271,7 @@ class HostRows:
                 "step: expected values that the host can read, outside of torch.vmap and of CUDA graphs: "
                 f"the environment steps on the host: {line}"
             ) from None
+
         if self._vector_env is None or latest != self._clock:
             raise ValueError(
                 "state: expected the one that the environments on the host returned last, got another: they cannot "

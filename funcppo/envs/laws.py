@@ -144,6 +144,7 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     """The observation of a state."""
     obs = _call("observe", partial(env.observe, env.cfg), world, state)
     _check_tree("observe", "observation", obs)
+
     spec = env.spec
     features = obs.features if isinstance(obs, MaskedObservation) else obs
     if (
@@ -154,10 +155,12 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
         raise ValueError(
             f"observe: observation: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
         )
+
     for path, leaf in zip(tree.paths(obs), tree.leaves(obs)):
         if leaf.isnan().any():
             place = f"observation.{path}".rstrip(".")
             raise ValueError(f"observe: {place}: expected numbers, got NaN")
+
     if isinstance(obs, MaskedObservation) and not obs.action_mask.any(-1).all():
         raise ValueError(
             "observe: observation.action_mask: expected a legal action in each row, got none"
@@ -309,12 +312,12 @@ def _check_like(name: str, part: str, value: Any, like: Any) -> None:
             f"{name}: {part}: expected the tensors {', '.join(tree.paths(like))}, got {', '.join(tree.paths(value))}"
         )
     leaves = zip(tree.paths(like), tree.leaves(value), tree.leaves(like))
-    for path, got, expected in leaves:
-        if got.shape != expected.shape or got.dtype != expected.dtype:
+    for path, actual, expected in leaves:
+        if actual.shape != expected.shape or actual.dtype != expected.dtype:
             place = f"{part}.{path}".rstrip(".")
             raise ValueError(
                 f"{name}: {place}: expected {expected.dtype} {list(expected.shape)}, "
-                f"got {got.dtype} {list(got.shape)}"
+                f"got {actual.dtype} {list(actual.shape)}"
             )
 
 
@@ -326,8 +329,12 @@ def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
 
 
-def _check_equal(name: str, got: Any, want: Any, tolerance: float) -> None:
-    leaves = zip(_leaf_names(want), tree.leaves(got), tree.leaves(want))
+def _check_equal(
+    name: str, actual: Any, expected: Any, tolerance: float
+) -> None:
+    leaves = zip(
+        _leaf_names(expected), tree.leaves(actual), tree.leaves(expected)
+    )
     for path, a, b in leaves:
         if not _is_equal(a, b, tolerance):
             place = f"{path}: " if path else ""
@@ -347,16 +354,18 @@ def _leaf_names(value: Any) -> list[str]:
     return tree.paths(value)
 
 
-def _difference(got: Tensor, want: Tensor, tolerance: float) -> str:
+def _difference(actual: Tensor, expected: Tensor, tolerance: float) -> str:
     """What was expected and what came, of the first number that differs."""
-    if got.shape != want.shape or got.dtype != want.dtype:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return (
-            f"expected {want.dtype} {list(want.shape)}, "
-            f"got {got.dtype} {list(got.shape)}"
+            f"expected {expected.dtype} {list(expected.shape)}, "
+            f"got {actual.dtype} {list(actual.shape)}"
         )
-    is_close = torch.isclose(got, want, tolerance, tolerance, equal_nan=True)
+    is_close = torch.isclose(
+        actual, expected, tolerance, tolerance, equal_nan=True
+    )
     index = tuple((~is_close).nonzero()[0].tolist())
-    return f"expected {want[index].tolist()} at {list(index)}, got {got[index].tolist()}"
+    return f"expected {expected[index].tolist()} at {list(index)}, got {actual[index].tolist()}"
 
 
 def _describe(error: Exception) -> str:

@@ -274,7 +274,7 @@ class _ShrinkingSearch:
             try:
                 return search(width_schedule(self._cfg))
             except RuntimeError as error:
-                smaller = _halved(self._cfg)
+                smaller = _halve_search(self._cfg)
                 if not memory.is_out_of_memory(error) or smaller is None:
                     raise
             # Outside of the handler, whose traceback holds the tensors of the search.
@@ -285,7 +285,7 @@ class _ShrinkingSearch:
             self._on_halved(smaller)
 
 
-def _halved(cfg: SearchConfig) -> SearchConfig | None:
+def _halve_search(cfg: SearchConfig) -> SearchConfig | None:
     """A search with half the slots, rows and candidates; None if it has one slot."""
     rows = cfg.rows_per_step // 2
     if cfg.slots == 1 or rows < cfg.beam:

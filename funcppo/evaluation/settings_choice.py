@@ -189,11 +189,11 @@ def choose_settings(
         for height in dict.fromkeys(trial.height for trial in trials)
     ]
     return SettingsChoice(
-        settings=_resolved(cfg, best),
+        settings=_with_trial(cfg, best),
         score=best.score,
         by_height=tuple(
             HeightCandidate(
-                _resolved(cfg, trial), trial.n_atoms / len(sample.queries)
+                _with_trial(cfg, trial), trial.n_atoms / len(sample.queries)
             )
             for trial in by_height
         ),
@@ -292,12 +292,12 @@ def _without_choice(
             f"object identity {_value_text(trial.object_identity)}, score {trial.score}",
         )
 
-    settings = _resolved(cfg, trial)
+    settings = _with_trial(cfg, trial)
     by_height = (HeightCandidate(settings, 0.0),)
     return SettingsChoice(settings, trial.score, by_height, (), 0, notes)
 
 
-def _resolved(cfg: ProverTaskConfig, trial: Trial) -> ProverTaskConfig:
+def _with_trial(cfg: ProverTaskConfig, trial: Trial) -> ProverTaskConfig:
     """The settings with the values of a trial."""
     return replace(
         cfg,

@@ -192,11 +192,11 @@ class Answerer:
             queries, with_known=with_known, with_self=with_self
         )
         return [
-            self._named(answers, k, min_score, with_explanations)
+            self._name_answers(answers, k, min_score, with_explanations)
             for answers in ranked
         ]
 
-    def _named(
+    def _name_answers(
         self,
         ranked: RankedAnswers,
         k: int | None,

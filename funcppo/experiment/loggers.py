@@ -72,7 +72,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
 
 
 def _is_offline() -> bool:
-    """Whether W&B is told to stay offline, by a variable or by `wandb offline`."""
+    """Whether W&B is set to stay offline, by a variable or by `wandb offline`."""
     import wandb
 
     offline = ("offline", "dryrun", "disabled")

@@ -177,6 +177,7 @@ def _list_within_bounds(
     start = time.monotonic()
     seconds = min(cfg.seconds, deadline.seconds_left)
     on_phase("listing evidence of training questions", 0, n_all)
+
     for part in parts:
         listed.append(part)
         n_questions += len(part.label)
@@ -190,6 +191,7 @@ def _list_within_bounds(
         if n_firings > cfg.max_firings:
             stopped_by = f"with more than {cfg.max_firings:,} firings, four links counted as one"
             break
+
     return _Listed(evidence.concatenate(listed), n_questions, stopped_by)
 
 

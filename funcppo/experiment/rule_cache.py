@@ -74,8 +74,8 @@ def mine_dataset(
 
     Args:
       device: where to count; the rules are the same on every device.
-      progress: told what is done, and how much of it.
-      announce: told how much work there is, before it begins.
+      progress: called with what is done, and how much of it.
+      announce: called with the amount of work before it begins.
       map_tasks: does the tasks, perhaps in several processes; see `mining_context`.
       n_processes: that do the tasks.
 
@@ -169,8 +169,8 @@ def get_or_mine_rules(
     """The rule file of a data set: the cached one if there is one, else mined now.
 
     Args:
-      progress: told what is done, and how much of it.
-      announce: told how much work there is, before it begins.
+      progress: called with what is done, and how much of it.
+      announce: called with the amount of work before it begins.
       cache_dir: where rule files are kept; None for the user's cache directory.
 
     Returns:
@@ -181,7 +181,7 @@ def get_or_mine_rules(
     Raises:
       ValueError: the data support no rule.
       OSError: the cache directory cannot be written.
-      KeyboardInterrupt: mining was interrupted; the rules found by then are in a file that `announce` is told.
+      KeyboardInterrupt: mining was interrupted; the rules found by then are in a file whose path `announce` receives.
     """
     path = _cache_path(dataset, cfg, cache_dir)
     if path.exists():
@@ -240,7 +240,7 @@ def keep_holdable(
     column = header.lstrip("#").split("\t").index("train_body_pairs")
     body_pairs = np.array([float(line.split("\t")[column]) for line in lines])
     head = dataset.rules[:, 0, 0]
-    needed = body_pairs * _asked_share(dataset)[head]
+    needed = body_pairs * _query_share(dataset)[head]
     n_kept = int(np.searchsorted(needed.cumsum(), max_derivations, "right"))
     if n_kept == len(lines):
         return mined
@@ -258,15 +258,17 @@ def keep_holdable(
     return RuleFile(path, mined.message, (*mined.notes, note))
 
 
-def _asked_share(dataset: Dataset) -> np.ndarray:
+def _query_share(dataset: Dataset) -> np.ndarray:
     """The share of the atoms of each predicate that valid and test may have as candidates, by predicate id."""
     queries = np.concatenate([dataset.valid, dataset.test])
-    not_asked = np.ones(dataset.n_predicates + 1)
+    share_not_queried = np.ones(dataset.n_predicates + 1)
     for place in range(1, min(queries.shape[1], 3)):
         pairs = np.unique(queries[:, [0, place]], axis=0)
-        n_asked = np.bincount(pairs[:, 0], minlength=len(not_asked))
-        not_asked = not_asked * (1 - n_asked / dataset.n_constants)
-    return 1 - not_asked
+        n_queries = np.bincount(pairs[:, 0], minlength=len(share_not_queried))
+        share_not_queried = share_not_queried * (
+            1 - n_queries / dataset.n_constants
+        )
+    return 1 - share_not_queried
 
 
 def cache_rules(

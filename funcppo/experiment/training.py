@@ -78,7 +78,7 @@ class StopRequest(Protocol):
 
 
 class TrainingObserver(Protocol):
-    """Is told what happens in a run: see `telemetry.Telemetry`."""
+    """Receives what happens in a run: see `telemetry.Telemetry`."""
 
     def record_update(self, row: metrics_log.Row, n_env_steps: int, /) -> None:
         """An update was made, of so many environment steps; its line of the metrics log."""
@@ -96,7 +96,7 @@ class TrainingObserver(Protocol):
 
 
 class _NoObserver:
-    """Is told, and does nothing."""
+    """An observer that does nothing."""
 
     def record_update(self, row: metrics_log.Row, n_env_steps: int, /) -> None:
         """Do nothing."""
@@ -319,7 +319,7 @@ def train(
       monitor: times the steps, and reports compilations at each validation.
       on_validation: receives the candidates of a validation that are started, and all of them.
       checkpoint_seconds: time after which the next update is saved. It does not change what is computed.
-      observer: is told of updates, validations and checkpoints.
+      observer: receives updates, validations and checkpoints.
       loggers: receive each line of the metrics log too.
       peers: the processes that share the shards, of which rank 0 calls this and the others `assist`.
 
@@ -461,7 +461,7 @@ class _Saver:
         Args:
           folder: of the run.
           interval: seconds until a checkpoint is due.
-          observer: is told of checkpoints.
+          observer: receives checkpoints.
           loggers: receive lines of the metrics log.
         """
         self.folder = folder

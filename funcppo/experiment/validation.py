@@ -213,7 +213,7 @@ def evaluate_scores(
     rule_scores: Sequence[str],
     on_phase: PhaseCallback = ignore_phase,
 ) -> dict[str, dict[str, Any]]:
-    """The metrics of scores that need no training and of the parameters that a run is judged by, by name.
+    """The metrics of scores that need no training and of the parameters that a run is evaluated with, by name.
 
     Args:
       rule_scores: names that `scorers.make_untrained_scorer` takes.
@@ -283,8 +283,10 @@ def evaluate_within(
             parts.setdefault(name, []).extend(of_name)
         start += len(queries)
         each = (time.monotonic() - began) / len(queries)
-        n_fitting = int(deadline.seconds_left / max(each, 1e-9))
-        is_last = n_fitting >= len(order) - start
+        n_left = len(order) - start
+        # Without a deadline the seconds left are infinite.
+        n_fitting = int(min(deadline.seconds_left / max(each, 1e-9), n_left))
+        is_last = n_fitting == n_left
         size = n_fitting if is_last else min(n_fitting // 2, 8 * size)
     return SampledMetrics(_summarise_by_score(run, parts, len(split)), start)
 
@@ -436,15 +438,15 @@ def _evidence_scorers(
 ) -> dict[str, ScorerBySide]:
     """The scorers of a run that learns from questions, by name; evidence is collected once for all of them."""
     assert run.questions is not None, "the run learns from questions"
-    judged = policies(run)
+    by_name = policies(run)
     made = question_run.make_scorers(
         run.task,
         run.questions,
         rule_scores,
-        list(judged.values()),
+        list(by_name.values()),
         partial(on_phase, "ranking by evidence"),
     )
-    return dict(zip((*rule_scores, *judged), made))
+    return dict(zip((*rule_scores, *by_name), made))
 
 
 def _iter_parts(
@@ -492,7 +494,7 @@ def summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
 
 
 def policies(run: Run) -> dict[str, Any]:
-    """The parameters that a run is judged by, by name: untrained, after the listwise fit if there is one, trained."""
+    """The parameters that a run is evaluated with, by name: untrained, after the listwise fit if any, trained."""
     if run.questions is None:
         return {
             f"{run.score}, untrained": run.state.start_params,

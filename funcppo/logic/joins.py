@@ -296,6 +296,7 @@ def _multiply(tables: list[Table], chunk: Table) -> Iterator[Table]:
     other = tables[0]
     first = chunk.columns[0] if chunk.columns else chunk.counts
     assert first is not None  # a table without columns is counted
+
     start = torch.zeros_like(first)
     for row, position in ragged_arange(
         start, torch.full_like(start, other.size)

@@ -6,17 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from funcppo.deadline import Clock
+
 
 class ProgressCallback(Protocol):
     """Receives what is being done, and how much of it is done; both numbers are 0 where that is not known."""
 
     def __call__(self, stage: str, done: float, total: float, /) -> object: ...
-
-
-class Clock(Protocol):
-    """Seconds since some moment."""
-
-    def __call__(self) -> float: ...
 
 
 def ignore_progress(stage: str, done: float, total: float) -> None:
@@ -32,7 +28,7 @@ class Budget:
     seconds: float
     """Time that may pass."""
     progress: ProgressCallback = ignore_progress
-    """Told what is being done."""
+    """Called with what is being done."""
     clock: Clock = time.perf_counter
     """Measures the time."""
     rows: float = 0.0

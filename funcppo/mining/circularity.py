@@ -155,15 +155,15 @@ def _has_path_beside(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
         y = edges.second_argument[rows]
         to_middle = labels[begin:end, :middle]
         from_middle = labels[begin:end, middle:].flip(1) ^ 1
-        forward = _reached(edges, rows, x, to_middle)
-        backward = _reached(edges, rows, y, from_middle)
+        forward = _reachable_keys(edges, rows, x, to_middle)
+        backward = _reachable_keys(edges, rows, y, from_middle)
         meets = forward[torch.isin(forward, backward)] // edges.n_entity_ids
         none = torch.zeros_like(rows, dtype=torch.bool)
         found.append(none.index_fill(0, meets, True))
     return torch.cat(found)
 
 
-def _reached(
+def _reachable_keys(
     edges: EdgeIndex, fact: Tensor, start: Tensor, labels: Tensor
 ) -> Tensor:
     """Each row with an entity that its labels lead to, not along its fact: row * n_entity_ids + entity."""

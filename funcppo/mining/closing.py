@@ -218,6 +218,7 @@ def _closing_pairs(
             facts.append(part[fact])
             codes.append(code)
             n_pairs += len(fact)
+
     return torch.cat(facts), torch.cat(codes)
 
 

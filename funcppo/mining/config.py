@@ -37,7 +37,7 @@ class MiningConfig:
     votes_per_fact: PositiveInt = 1
     """A rule is kept if it is among this many best rules of some fact that it derives."""
     seconds: PositiveFloat = 120.0
-    """Time limit. It also sets the rows, ROWS_PER_SECOND a second, if `max_rows` is None."""
+    """Time limit in seconds. It also sets the rows, ROWS_PER_SECOND a second, if `max_rows` is None."""
     max_rows: PositiveInt | None = None
     """Maximum number of rows to compute, which sets what is searched whole, sampled or left out; None: by `seconds`."""
     seed: Seed = 0

@@ -193,7 +193,7 @@ class LongPathSearch:
         return FoundRules(mined, zeros, closed.fact, closed.rule)
 
 
-def uncounted(closed: ClosedRules) -> CountedRules:
+def without_counts(closed: ClosedRules) -> CountedRules:
     """Rules without counts of pairs."""
     none = torch.zeros_like(closed.support)
     return CountedRules(closed, PairCounts(none, none, none))

@@ -210,8 +210,8 @@ def mine_rules(
 
     Args:
       facts: [predicate, argument...], padded with 0, distinct.
-      progress: told what is done, and how much of it.
-      announce: told how much work there is, before it begins.
+      progress: called with what is done, and how much of it.
+      announce: called with the amount of work before it begins.
       map_tasks: does the tasks of the search, perhaps in several processes, which hold the context of `make_context`.
       n_processes: that do the tasks.
 
@@ -569,7 +569,9 @@ def _find_closed(
         if closed is None:
             return replace(state, closed=(*state.closed, None))
         to_beat = voting.score_to_beat(state.votes)
-        rules = search.select_promising(long_paths.uncounted(closed), to_beat)
+        rules = search.select_promising(
+            long_paths.without_counts(closed), to_beat
+        )
         n_pairs = sum(len(part.closed.fact) for part in state.closed if part)
         fits = n_pairs + len(rules.closed.fact) <= closing.MAX_CLOSED_PAIRS
         return replace(
@@ -581,7 +583,7 @@ def _find_closed(
     parts = closing.iter_closed_rules(
         context.edges, plan, search.length, min_support, budget, share
     )
-    none = long_paths.uncounted(
+    none = long_paths.without_counts(
         closing.no_closed_rules(context.edges.label.device)
     )
     state = replace(state, closed=(none,))
@@ -669,7 +671,7 @@ def _count_sampled(context: MiningContext, state: _State) -> Iterator[_State]:
     As many as the budget allows are counted exactly, the cheapest ones; the others are estimated from another sample.
     """
     budget = context.budget
-    found = voting.elected(state.sampled_votes)
+    found = voting.rules_with_votes(state.sampled_votes)
     if not len(found.cost):
         return
 
@@ -713,7 +715,7 @@ def _count(
       with_facts: whether the facts that the rules derive are asked for.
     """
     work = partial(_count_task, priority, with_facts)
-    return context.map_tasks(context, work, count_tasks, tasks.nothing)
+    return context.map_tasks(context, work, count_tasks, tasks.no_hint)
 
 
 def _count_task(
@@ -776,7 +778,7 @@ def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
     budget = context.budget
     votes = voting.compact(state.votes)
     rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
-    found = mined_rules.take(voting.elected(votes), rows)
+    found = mined_rules.take(voting.rules_with_votes(votes), rows)
     exact = _affordable(found, budget.rows_left(RECOUNT_SHARE))
     rows = rows[exact]
     found = mined_rules.take(found, exact)
@@ -792,7 +794,7 @@ def _recount_kept(context: MiningContext, state: _State) -> Iterator[_State]:
         yield replace(state, votes=votes)
 
     rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
-    found = mined_rules.take(voting.elected(votes), rows)
+    found = mined_rules.take(voting.rules_with_votes(votes), rows)
     max_rows = _estimate_rows(budget)
     for part in counting.estimate(
         context.edges,
@@ -832,7 +834,7 @@ def _count_pca_pairs(context: MiningContext, state: _State) -> Iterator[_State]:
         score = mined_rules.smoothed_confidence(votes.rules)
         order = torch.sort(score, descending=True, stable=True).indices
         rows = order[is_unknown[order]]
-        found = mined_rules.take(voting.elected(votes), rows)
+        found = mined_rules.take(voting.rules_with_votes(votes), rows)
         context.budget.start_stage("PCA confidences", float(found.cost.sum()))
         for part in count_part(context, found):
             votes = voting.replace_rules(votes, rows[part.rows], part.rules)
@@ -891,7 +893,7 @@ def _make_result(
 ) -> MiningResult:
     """The rules that have a vote in the end, by descending smoothed confidence, and what was left out."""
     rules = _sort_rules(voting.compact(state.votes).rules)
-    n_seen = len(voting.elected(state.sampled_votes).cost)
+    n_seen = len(voting.rules_with_votes(state.sampled_votes).cost)
     budget = context.budget
 
     if state.n_uncounted:

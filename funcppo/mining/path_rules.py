@@ -545,6 +545,7 @@ def _extend_block(
         len(units) * i // part.n_slices
         for i in (part.slice_index, part.slice_index + 1)
     )
+
     for first, last in units[begin:end]:
         unit = paths.select_bodies(block, first, last)
         if float(cost[first:last].max()) <= unit_rows:

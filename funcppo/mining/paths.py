@@ -376,7 +376,7 @@ def walk_in_parts(
 
     Args:
       body_code: distinct, ascending.
-      spend: told the rows of each step after the first.
+      spend: called with the rows of each step after the first.
 
     Yields:
       Blocks with some of the bodies from some of the sources. Each body and source with a path is in one of them.

@@ -1,7 +1,7 @@
 """Tasks of mining, which one process or several may do: results come in the order of the tasks.
 
 A task yields results that depend on the context, the function and the task alone. What was found meanwhile (`Latest`)
-may spare it work, and whoever receives the results drops what that would have spared. So it changes nothing who does a
+may spare it work, and whoever receives the results drops what that would have spared. So it changes no_hint who does a
 task, and when.
 """
 
@@ -53,5 +53,5 @@ def map_alone(
         yield from work(context, latest, task)
 
 
-def nothing() -> None:
+def no_hint() -> None:
     """No hint: results do not depend on what has been found."""

@@ -90,7 +90,7 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     return compact(grown) if len(grown.cost) > limit else grown
 
 
-def elected(votes: Votes) -> FoundRules:
+def rules_with_votes(votes: Votes) -> FoundRules:
     """The rules that have a vote, in the order in which they were found."""
     compacted = compact(votes)
     none = votes.rule[:0, 0]

@@ -205,6 +205,7 @@ def firing_amounts(
     n_groundings = batch.n_groundings.clamp_min(1).float()
     share = n_groundings / batch.n_all_groundings.clamp_min(1)
     fan_out = batch.fan_out.clamp_min(1).float()
+
     features = torch.stack(
         [
             torch.logit(confidence.clamp(MIN_CONFIDENCE, MAX_CONFIDENCE)),
@@ -221,6 +222,7 @@ def firing_amounts(
     strength = (weight * features).sum(1)
     strength = strength + params.rule_weight[label % 2, rule]
     strength = strength.clamp(-MAX_FIRING_SCORE, MAX_FIRING_SCORE)
+
     is_supported = ~is_left_out | (support >= world.min_support)
     return torch.where(batch.firing_mask & is_supported, strength.exp(), 0.0)
 

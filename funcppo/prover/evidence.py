@@ -102,7 +102,7 @@ class EvidenceConfig:
     n_best: Size | None = None
     """Candidates to list for each question, the best by `base_score`; None for all."""
     n_sampled: NonNegativeInt = 0
-    """Candidates to list beside them, drawn from the others."""
+    """Candidates to list beside them, sampled from the others."""
     seed: Seed = 0
     """Of the candidates that are drawn."""
 

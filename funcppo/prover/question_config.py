@@ -33,14 +33,14 @@ class QuestionConfig:
     """Number of questions to learn from, drawn from those of all known facts. Default: as many as --questions.seconds
     and --questions.max-firings allow."""
     seconds: PositiveFloat = 60.0
-    """Seconds to collect evidence in, if the number of questions is not set."""
+    """Time to collect evidence in, in seconds, if --questions.max-questions is not given."""
     max_firings: Size = 10_000_000
     """Number of firings (a candidate and a rule that derives it) to hold, about 35 bytes each. Four links count as
     one."""
     n_best: Size = 60
-    """Candidates of each training question, the best by rule confidences (noisy-or@3)."""
+    """Number of candidates of each training question that are its best by rule confidences (noisy-or@3)."""
     n_sampled: Size = 30
-    """Candidates beside them, drawn from the others."""
+    """Number of candidates of each training question that are sampled from its other ones."""
     max_size_quantile: UnitInterval = 0.995
     """Questions with more firings than this share of the questions are left out, so that batches stay small."""
 
@@ -54,11 +54,11 @@ class Penalty:
     """Weights of the sums of squares in the listwise loss: Gaussian priors of mean 0."""
 
     rule_weight: NonNegativeFloat = 1e-4
-    """For the weights of rules."""
+    """Weight of the sum of squares of the weights of rules, in the listwise loss."""
     link_weight: NonNegativeFloat = 1e-4
-    """For the weights of links."""
+    """Weight of the sum of squares of the weights of links, in the listwise loss."""
     degree_weight: NonNegativeFloat = 1e-5
-    """For the weights of degrees."""
+    """Weight of the sum of squares of the weights of degrees, in the listwise loss."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -70,18 +70,18 @@ class ListwiseConfig:
     """Settings of the listwise fit that PPO starts from."""
 
     n_epochs: Size = 8
-    """Passes over the questions; the epoch that ranks the valid split best is kept."""
+    """Number of passes over the questions; the epoch that ranks the valid split best is kept."""
     max_steps: Size = 600
-    """Gradient steps in all; epochs beyond are left out, but not the first one."""
+    """Maximum number of gradient steps in all; epochs beyond are left out, but not the first one."""
     max_gradients: PositiveFloat | None = None
-    """Gradients of firings and links in all, over the fits with and without degrees; epochs beyond are left out, but
-    not the first one. Default: 5e7 on a CPU and 8e8 on a GPU."""
+    """Maximum number of gradients of firings and links, over the fits with and without degrees; epochs beyond are left
+    out, but not the first one. Default: 5e7 on a CPU and 8e8 on a GPU."""
     batch_size: Size = 256
-    """Questions of a gradient step."""
+    """Number of questions of a gradient step."""
     learning_rate: NonNegativeFloat = 0.02
     """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
     penalty: Penalty = field(default_factory=Penalty)
-    """Priors of the weights."""
+    """Gaussian priors of the weights of evidence, of mean 0."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

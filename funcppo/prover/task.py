@@ -356,7 +356,7 @@ def _derived_atoms(
     is_mapped = dataset.fact_tables is not None
     is_large = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
     if not with_derivations and (is_mapped or is_large):
-        return _nothing_held(
+        return _without_atoms(
             kb,
             sizes,
             settings,
@@ -382,7 +382,7 @@ def _derived_atoms(
 
     stop_reason = model.stop_reason
     if not with_derivations:
-        return _nothing_held(
+        return _without_atoms(
             kb,
             sizes,
             settings,
@@ -406,7 +406,7 @@ def _derived_atoms(
     return _DerivedAtoms(model, index, sample, [note])
 
 
-def _nothing_held(
+def _without_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,

@@ -100,10 +100,10 @@ def measure(
             entries.append(entry)
             on_phase("explaining queries", len(entries), len(shown.rows))
     rules = rule_uses.rule_uses(run, shown.atoms, shown.proofs)
-    return RunReport(_measured(run, folder, files, ranked, rules), entries)
+    return RunReport(_measure_run(run, folder, files, ranked, rules), entries)
 
 
-def _measured(
+def _measure_run(
     run: Run,
     folder: Path,
     files: _Files,

@@ -140,9 +140,9 @@ def iter_entries(
             atom=_atom_text(dataset, atom),
             relation=display(dataset.predicates[int(atom[0]) - 1]),
             status=status if is_provable else "not derivable",
-            proof=_shown(AnswerProof(dataset, proof, None).to_lines())
+            proof=_display_lines(AnswerProof(dataset, proof, None).to_lines())
             if is_provable
-            else _shown(why_not(answerer.subject.task, atom)),
+            else _display_lines(why_not(answerer.subject.task, atom)),
             sides=tuple(
                 _side_entry(answerer, ranked, place, atom) for place in places
             ),
@@ -171,7 +171,7 @@ def _side_entry(
         score=probability(score),
         n_better=n_better,
         n_candidates=int(ranked.n_candidates[place]),
-        evidence=_shown(evidence),
+        evidence=_display_lines(evidence),
         better=_better_answers(answerer, query, score) if n_better else (),
     )
 
@@ -219,7 +219,7 @@ def _better_answers(
         answer = BetterAnswer(
             entity=display(dataset.entities[int(entity) - 1]),
             score=probability(value),
-            why=_shown(why),
+            why=_display_lines(why),
         )
         found.append(answer)
     return tuple(found)
@@ -279,6 +279,6 @@ def _atom_text(dataset: Dataset, atom: Tensor) -> str:
     return display(format_atom(dataset, atom.numpy()))
 
 
-def _shown(lines: list[str]) -> tuple[str, ...]:
+def _display_lines(lines: list[str]) -> tuple[str, ...]:
     """Lines as they are shown."""
     return tuple(map(display, lines))

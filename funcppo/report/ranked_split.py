@@ -1,4 +1,4 @@
-"""The ranks of the test split of a run by all scores that it is judged by, and of each candidate its probability."""
+"""The ranks of the test split of a run by all its scores, and of each candidate its probability."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _concatenate(parts: Sequence[_Scores]) -> _Scores:
     """The parts one after the other; candidates are added up."""
     sizes = np.cumsum([0, *(len(part.queries) for part in parts)])
 
-    def joined(name: str) -> np.ndarray:
+    def concatenate(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
 
     return _Scores(
@@ -162,11 +162,11 @@ def _concatenate(parts: Sequence[_Scores]) -> _Scores:
         query_row=np.concatenate(
             [part.query_row + n for part, n in zip(parts, sizes)]
         ),
-        rank=joined("rank"),
-        reciprocal=joined("reciprocal"),
-        n_better=joined("n_better"),
-        n_candidates=joined("n_candidates"),
-        answer_score=joined("answer_score"),
+        rank=concatenate("rank"),
+        reciprocal=concatenate("reciprocal"),
+        n_better=concatenate("n_better"),
+        n_candidates=concatenate("n_candidates"),
+        answer_score=concatenate("answer_score"),
         bins=Bins(
             *(
                 np.sum(column, axis=0)

@@ -91,7 +91,7 @@ def _weigh_evidence(
     run: Run, setup: QuestionSetup, atoms: Tensor
 ) -> Iterator[_Weighed]:
     """Yield all firings of the questions that some atoms ask."""
-    judged = list(validation.policies(run).values())
+    policies = list(validation.policies(run).values())
     for side in ranked_sides(run.task):
         for _, part in evidence_ranking.query_evidence(
             run.task, setup.facts, atoms, side
@@ -99,7 +99,7 @@ def _weigh_evidence(
             batch = aggregation.whole(part)
             before, after = (
                 _as_probability(setup, params, batch)
-                for params in (judged[0], judged[-1])
+                for params in (policies[0], policies[-1])
             )
             yield _Weighed(part.rule.long(), before, after)
 
@@ -116,11 +116,11 @@ def _as_probability(
 
 def _first_choices(run: Run, atoms: Tensor) -> Iterator[_Weighed]:
     """Yield the rules that some atoms can be resolved with first."""
-    judged = list(validation.policies(run).values())
+    policies = list(validation.policies(run).values())
     for part in atoms.split(CHUNK_ATOMS):
         choices = [
             explain.rule_choices(run.task, run.cfg, params, part)
-            for params in (judged[0], judged[-1])
+            for params in (policies[0], policies[-1])
         ]
         yield _Weighed(
             choices[0].rule,

@@ -76,9 +76,9 @@ class Measured:
     n_updates: int
     """Updates of the whole run."""
     best_update: int
-    """The update whose parameters are judged."""
+    """The update whose parameters are evaluated."""
     metric_name: str
-    """What valid is judged by."""
+    """The metric by which valid chooses parameters."""
     log: tuple[Json, ...]
     """Lines of metrics.jsonl."""
     predicates: tuple[str, ...]

@@ -52,7 +52,7 @@ class RLConfig:
     """Units of each hidden layer of actor and critic."""
 
     activation: Literal["tanh", "relu"] = "tanh"
-    """Of the hidden layers: tanh or relu."""
+    """Activation of the hidden layers."""
 
     normalize_observation: bool
     """Shift and scale observations by their running moments."""

@@ -23,9 +23,9 @@ from funcppo.trainer import (
     N_EPISODES,
     Callback,
     PolicyEvaluation,
-    Schedule,
     Stepper,
     TrainResult,
+    UpdateIntervals,
 )
 
 State = TrainState[Any, Any]
@@ -80,7 +80,7 @@ def train_many(
     first = init_many(learner, seeds, device, scalars)
     state, notes = trainer.restore_latest(learner, first, path)
 
-    schedule = Schedule(
+    schedule = UpdateIntervals(
         evaluate_every=evaluate_every,
         evaluate=partial(
             trainer.evaluate_many, learner, seeds=seeds, n_episodes=n_episodes

@@ -23,7 +23,7 @@ from funcppo import trainer, tree
 from funcppo.atomic_io import write_atomically
 from funcppo.learner import Learner
 from funcppo.rl.many import State, init_many, prepare_many
-from funcppo.trainer import N_EPISODES, Callback, Schedule
+from funcppo.trainer import N_EPISODES, Callback, UpdateIntervals
 
 Method = Literal["random", "halving"]
 # of the numbers that trials draw, log-uniformly
@@ -157,7 +157,7 @@ def _train_to(
     callbacks: Sequence[Callback],
 ) -> State:
     """States after an update of the run, or those at which a callback ends it."""
-    schedule = Schedule(
+    schedule = UpdateIntervals(
         evaluate_every=None, evaluate=lambda state: (), save=lambda state: None
     )
     stop = partial(_is_at, update)

@@ -1,6 +1,6 @@
 """Published settings of PPO for each environment of `fp.envs.make`, with their source.
 
-`published(name)` returns them. Where ours must differ from the source, the source says so: policies explore by
+`published_settings(name)` returns them. Where ours must differ from the source, the source says so: policies explore by
 independent Gaussian noise, not by gSDE. This module imports no PyTorch.
 """
 
@@ -27,7 +27,7 @@ class RLSettings:
     """Units of each hidden layer of actor and critic."""
 
     activation: Literal["tanh", "relu"] = "tanh"
-    """Of the hidden layers: tanh or relu."""
+    """Activation of the hidden layers."""
 
     normalize_observation: bool = False
     """Shift and scale observations by their running moments."""
@@ -139,7 +139,7 @@ PUBLISHED = {
 }
 
 
-def published(name: str) -> RLSettings:
+def published_settings(name: str) -> RLSettings:
     """The settings of an environment; the defaults of `PPOConfig` where none are published."""
     default = RLSettings(
         source="the defaults of PPOConfig: none are published for it",

@@ -39,7 +39,7 @@ TELL_SECONDS = 10.0
 # The store takes values of less than 8 MiB.
 MAX_VALUE_BYTES = 4 << 20
 
-_FAILURE, _TOLD = "failure", "told"
+_FAILURE, _ACKNOWLEDGED = "failure", "told"
 
 
 class PeerError(ValueError):
@@ -272,9 +272,9 @@ class Processes:
                 failure = {"rank": self.rank, "message": message}
                 self.store.set(_FAILURE, json.dumps(failure))
             if self.is_main:
-                self.store.set(_TOLD, "")
+                self.store.set(_ACKNOWLEDGED, "")
             stop = time.monotonic() + TELL_SECONDS
-            while not self.store.check([_TOLD]):
+            while not self.store.check([_ACKNOWLEDGED]):
                 if time.monotonic() > stop:
                     return False
                 time.sleep(POLL_SECONDS)

@@ -181,11 +181,11 @@ class Site:
         fields = read_fields(request.scope["query_string"])
 
         def read() -> tuple[int, int | None, int | None]:
-            relation = self._typed(fields, "relation")
+            relation = self._read_name(fields, "relation")
             if relation is None:
                 raise RequestError(400, "expected a relation, got nothing")
-            head = self._typed(fields, "head")
-            tail = self._typed(fields, "tail")
+            head = self._read_name(fields, "head")
+            tail = self._read_name(fields, "tail")
             if head is None and tail is None:
                 raise RequestError(
                     400,
@@ -196,7 +196,7 @@ class Site:
         asked = await asyncio.wrap_future(self.lookups.submit(read))
         return _question_response(*asked)
 
-    def _typed(self, fields: Mapping[str, str], kind: str) -> int | None:
+    def _read_name(self, fields: Mapping[str, str], kind: str) -> int | None:
         """The id of a name that was typed or chosen; None for an empty field.
 
         A script adds the id of what was chosen, which counts as long as the text is the one that is shown for it.

@@ -92,7 +92,7 @@ class Explorer:
         Raises:
           RequestError: there is none; the message has the nearest spellings.
         """
-        name = _unquoted(name, self._entity_ids)
+        name = _unquote_name(name, self._entity_ids)
         if name not in self._entity_ids:
             message = unknown_name_message(
                 "entity", name, self.dataset.entities
@@ -106,7 +106,7 @@ class Explorer:
         Raises:
           RequestError: there is none; the message has the nearest spellings.
         """
-        name = _unquoted(name, self.dataset.predicates)
+        name = _unquote_name(name, self.dataset.predicates)
         named = zip(self.dataset.predicates, self.dataset.arities)
         found = [
             (arity != TAIL, i)
@@ -502,7 +502,7 @@ class Explorer:
         }
 
 
-def _unquoted(name: str, known: Container[str]) -> str:
+def _unquote_name(name: str, known: Container[str]) -> str:
     """The name that stands in single quotes, as in a query or a suggestion; any other text as it is."""
     if name in known or re.fullmatch(QUOTED_PATTERN, name) is None:
         return name

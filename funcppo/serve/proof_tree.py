@@ -13,7 +13,7 @@ MAX_DEPTH = 40
 FACT, RULE, REPEATED, CUT, END = "fact", "rule", "repeated", "cut", "end"
 
 
-class Drawn(NamedTuple):
+class TreeRow(NamedTuple):
     """A goal, or the end of the part that the last open goal began."""
 
     # fact; rule: its subgoals follow up to an end; repeated: drawn before; cut: subgoals are not drawn; end
@@ -25,21 +25,21 @@ class Drawn(NamedTuple):
     probability: float | None = None
 
 
-_END = Drawn(END)
+_END = TreeRow(END)
 
 
-def draw(proof: Proof) -> list[Drawn]:
+def draw(proof: Proof) -> list[TreeRow]:
     """The goals of a proof in the order of the drawing, an `end` after the subgoals of each.
 
     A goal that is proved again by a rule is drawn once. What is too deep or too much is cut, and marked.
     """
-    drawn: list[Drawn] = []
+    rows: list[TreeRow] = []
     visited: set[int] = set()
     stack: list[tuple[int, int] | None] = [(0, 0)]
     while stack:
         place = stack.pop()
         if place is None:
-            drawn.append(_END)
+            rows.append(_END)
             continue
         position, depth = place
 
@@ -49,23 +49,23 @@ def draw(proof: Proof) -> list[Drawn]:
             kind = FACT
         elif position in visited:
             kind = REPEATED
-        elif depth >= MAX_DEPTH or len(drawn) >= MAX_NODES:
+        elif depth >= MAX_DEPTH or len(rows) >= MAX_NODES:
             kind = CUT
         visited.add(position)
 
-        drawn.append(_drawn(proof, position, kind))
+        rows.append(_make_row(proof, position, kind))
         if kind == RULE:
             stack.append(None)
             children = reversed(node["children"])
             stack += [(child, depth + 1) for child in children]
-    return drawn
+    return rows
 
 
-def _drawn(proof: Proof, position: int, kind: str) -> Drawn:
+def _make_row(proof: Proof, position: int, kind: str) -> TreeRow:
     """A goal with its names."""
     node = proof["nodes"][position]
     predicate, *arguments = node["goal"]
-    return Drawn(
+    return TreeRow(
         kind=kind,
         relation={
             "id": predicate,

@@ -77,7 +77,7 @@ _HEAD = Parameter(name="head", kind="entity", summary="First argument.")
 _TAIL = Parameter(name="tail", kind="entity", summary="Second argument.")
 
 
-def _required(parameter: Parameter) -> Parameter:
+def _make_required(parameter: Parameter) -> Parameter:
     """The parameter, required."""
     return Parameter(
         name=parameter.name,
@@ -132,7 +132,7 @@ RESOURCES = (
         answer=Explorer.answers,
         value=values.Answers,
         parameters=(
-            _required(_RELATION),
+            _make_required(_RELATION),
             _HEAD,
             _TAIL,
             Parameter(
@@ -170,9 +170,9 @@ RESOURCES = (
         answer=Explorer.why,
         value=values.Why,
         parameters=(
-            _required(_RELATION),
-            _required(_HEAD),
-            _required(_TAIL),
+            _make_required(_RELATION),
+            _make_required(_HEAD),
+            _make_required(_TAIL),
             Parameter(
                 name="side",
                 kind="text",
@@ -203,7 +203,7 @@ RESOURCES = (
         summary="A relation with its first facts and its best rules",
         answer=Explorer.relation,
         value=values.Relation,
-        parameters=(_required(_RELATION),),
+        parameters=(_make_required(_RELATION),),
     ),
     Resource(
         name="facts",

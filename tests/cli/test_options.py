@@ -30,6 +30,7 @@ METAVARS = {
     "PORT",
     "NAME",
 }
+PREPOSITIONS = {"As", "At", "Beside", "By", "For", "From", "In", "Of", "On"}
 METAVARS |= {
     "ENV",
     "N...",
@@ -39,6 +40,7 @@ METAVARS |= {
     "N|fixpoint",
     "H,R,T",
     "X,X,X",
+    "auto|None|X",
 }
 
 
@@ -86,10 +88,12 @@ def test_every_option_is_described_in_a_full_sentence(name, help_of):
     options = help_of(name)
     assert len(options) >= 3
     for option, text in options.items():
-        sentence = re.sub(r" ?\((default: .*|required)\)$", "", text)
+        sentence = re.sub(r" ?\((default: .*|required.*)\)$", "", text)
         assert sentence[:1].isupper(), (option, text)
         assert sentence.endswith("."), (option, text)
-        assert len(sentence.split()) >= 4, (option, text)
+        words = sentence.split()
+        assert len(words) >= 4, (option, text)
+        assert words[0] not in PREPOSITIONS, (option, text)  # a fragment
 
 
 @pytest.mark.parametrize("name", cli.PROGRAMS)
@@ -97,10 +101,11 @@ def test_every_option_has_a_uniform_metavar_and_a_default(name, help_of):
     for option, text in help_of(name).items():
         metavar = option.split(" ")[-1]
         is_flag = metavar.startswith("--")
-        is_choice = metavar.startswith("{") and metavar.endswith("}")
+        is_choice = re.fullmatch(r"\{[^{}|]+\}", metavar)
         assert is_flag or is_choice or metavar in METAVARS, option
         assert re.search(
-            r"Default: |\(default: (?!None|True|False).+\)$|\(required\)$", text
+            r"Default: |\(default: (?!None|True|False|'').+\)$|\(required( unless --resume)?\)$",
+            text,
         ) or metavar.startswith("{None,"), (option, text)
 
 

@@ -14,7 +14,7 @@ from funcppo.cli import rl
 from funcppo.cli.file_lock import lock_folder
 from funcppo.experiment import checkpoint, metrics_log
 from funcppo.rl.config import read_config
-from funcppo.rl.settings import published
+from funcppo.rl.settings import published_settings
 from tests.cli.runner import funcppo
 
 SMALL = ("--ppo.n-envs", 4, "--ppo.n-steps", 8, "--ppo.n-minibatches", 2)
@@ -62,13 +62,13 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     }
     config = read_config(trained)
     assert (config.seeds, config.hidden, config.ppo.n_envs) == (2, (8,), 4)
-    assert config.ppo.clip_eps == published("CartPole-v1").ppo.clip_eps
+    assert config.ppo.clip_eps == published_settings("CartPole-v1").ppo.clip_eps
     assert [(row["update"], row["seed"]) for row in read_rows(trained)] == [
         (update, seed) for update in (1, 2, 3, 4) for seed in (0, 1)
     ]
     results = json.loads((trained / "results.json").read_text())
     assert results["format"] == 2 and results["steps"] == 128
-    assert results["settings"] == published("CartPole-v1").source
+    assert results["settings"] == published_settings("CartPole-v1").source
     last = {
         row["seed"]: row["greedy_return"] for row in read_rows(trained)[-2:]
     }

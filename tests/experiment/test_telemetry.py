@@ -194,7 +194,7 @@ def test_metrics_are_served_until_the_program_ends():
     url = f"http://{telemetry.HOST}:{port}/metrics"
     with telemetry.export(port, None, "train", VERSIONS) as exporter:
         exporter.telemetry.record_ranked(2, 7)
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             values = samples(answer.read().decode())
         assert values["funcppo_candidates_scored_total",] == 7
         with (
@@ -203,7 +203,7 @@ def test_metrics_are_served_until_the_program_ends():
         ):
             pass
     with pytest.raises(OSError):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=60)
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch):

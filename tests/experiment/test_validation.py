@@ -1,6 +1,7 @@
 """Which queries a validation ranks, which parameters it keeps, and the settings of its searches."""
 
 import dataclasses
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -209,6 +210,12 @@ def test_where_there_is_time_test_is_ranked_whole(run, monkeypatch):
     assert found.metrics == validation.evaluate_scores(
         run, split, protocol, names
     )
+
+
+def test_without_a_deadline_test_is_ranked_whole(run, monkeypatch):
+    n_test = len(run.task.dataset.test)
+    found, sizes, _ = ranked_within(run, math.inf, monkeypatch)
+    assert found.n_queries == n_test and sizes == [n_test]
 
 
 def test_where_time_ends_before_test_a_random_sample_has_an_interval(

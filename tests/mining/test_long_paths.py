@@ -42,7 +42,7 @@ def start_search(edges, length, **settings):
     parts = closing.iter_closed_rules(edges, plan, length, 1, unlimited, 1.0)
     none = closing.no_closed_rules(edges.label.device)
     closed = closing.concatenate_closed([none, *parts])
-    return search, long_paths.uncounted(closed)
+    return search, long_paths.without_counts(closed)
 
 
 def found_rules(search, rules, to_beat):

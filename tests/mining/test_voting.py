@@ -75,7 +75,7 @@ def test_each_fact_has_its_best_rules(n_votes, seed):
         ]
     assert voting.score_to_beat(votes).tolist() == votes.score[:, -1].tolist()
 
-    elected = voting.elected(votes)
+    elected = voting.rules_with_votes(votes)
     assert set(elected.rules.labels[:, 0].tolist()) == {
         label for rules in best.values() for _, label in rules
     }

@@ -9,9 +9,9 @@ import pytest
 
 from funcppo.experiment.config import CONFIG_FILE, write_config
 from funcppo.rl.config import RLConfig, is_rl_run, read_config, settings_of
-from funcppo.rl.settings import published
+from funcppo.rl.settings import published_settings
 
-SETTINGS = published("Pendulum-v1")
+SETTINGS = published_settings("Pendulum-v1")
 CONFIG = RLConfig(
     env="Pendulum-v1",
     **{

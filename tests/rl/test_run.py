@@ -11,7 +11,7 @@ from funcppo.envs.wrappers import MomentsConfig
 from funcppo.experiment import metrics_log
 from funcppo.experiment.config import METRICS_FILE
 from funcppo.rl import run
-from funcppo.rl.settings import published
+from funcppo.rl.settings import published_settings
 from tests.rl.test_config import CONFIG
 
 
@@ -51,12 +51,14 @@ def test_a_log_without_an_evaluation_is_named(tmp_path):
 
 def test_environments_are_wrapped_as_the_settings_say():
     settings = dataclasses.replace(
-        published("Pendulum-v1"), normalize_reward=True
+        published_settings("Pendulum-v1"), normalize_reward=True
     )
     outer = run.make_learner("Pendulum-v1", settings).cfg.env.cfg
     assert isinstance(outer.settings, MomentsConfig)
     assert outer.settings.gamma == 0.9
-    image = run.make_learner("MinAtar/Breakout-v1", published("CartPole-v1"))
+    image = run.make_learner(
+        "MinAtar/Breakout-v1", published_settings("CartPole-v1")
+    )
     assert image.cfg.env.spec.observation_shape is None
 
 
