@@ -7,7 +7,6 @@ such as "[/x]" or ":smile:" is neither markup nor an emoji.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time

@@ -479,7 +479,8 @@ def _iter_answered(
         yield answered, queries
         start += size
         n_derived = int((answered.least_model.height > 0).sum())
-        size = max(1, size * MAX_CHUNK_ANSWERS // max(n_derived, 1))
+        most = int(size * task.cfg.memory_share * MAX_CHUNK_ANSWERS)
+        size = max(1, most // max(n_derived, 1))
 
 
 def summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
@@ -626,7 +627,8 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     queries = validation_queries(run)
     sides = ranked_sides(run.task)
     factor = question_bounds.work_factor(setup.facts.degree.device)
-    max_firings = factor * question_run.MAX_VALID_FIRINGS
+    share = run.task.cfg.memory_share
+    max_firings = int(factor * share * question_run.MAX_VALID_FIRINGS)
     max_rows = factor * question_run.MAX_VALID_ROWS
     n_queries, needed_seconds = evidence_ranking.count_queries_within(
         run.task, setup.facts, queries, sides, max_firings, max_rows

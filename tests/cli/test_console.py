@@ -120,7 +120,7 @@ def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left(
 
 
 def test_the_time_left_follows_the_last_half_of_the_time(clock):
-    """A first chunk of 16 questions takes 3 s, the next of 512 6 s: 10,000 questions take 2 minutes and not half an hour."""
+    """A chunk of 16 questions takes 3 s, one of 512 6 s: 10,000 take 2 minutes, and not half an hour."""
     display = show_status(make_console(use_stderr=False), "ranking")
     display.update("ranking", 0, 10_000)
     for now, done in ((3.0, 16), (9.0, 528)):
