@@ -49,9 +49,10 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
     held = BASE_BYTES + n_triples * BYTES_PER_TRIPLE
     share = (limit - held) / largest
     if share < MIN_SHARE:
+        needed = held + int(MIN_SHARE * largest) + 1
         raise ValueError(
-            f"--memory {limit}: expected at least {held + int(MIN_SHARE * largest) + 1} bytes, to train on "
-            f"{n_triples:,} triples"
+            f"--memory {limit}: expected at least {needed} bytes"
+            + (f", to train on {n_triples:,} triples" if n_triples else "")
         )
     return min(share, 1.0)
 

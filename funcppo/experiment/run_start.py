@@ -264,9 +264,14 @@ def _choose_run(
             best, run_config.learner == "auto", dataset, on_phase, run_time
         )
     run = best.run
+    rule_metric = run.rule_metric
+    if run.questions is None and not run_time.until(run_time.FIT).is_over:
+        on_phase("ranking valid by rule confidences")
+        rule_metric = validation.rule_metric(run)
     return dataclasses.replace(
         run,
         run_config=_with_default_steps(run.run_config),
+        rule_metric=rule_metric,
         notes=(*chosen, *notes, *run.notes, *best.notes),
     )
 

@@ -134,19 +134,24 @@ def validation_quality(
 
 
 def rule_metric(run: Run) -> float | None:
-    """The metric of the run's rule score on the queries of a validation; None without their evidence.
+    """The metric of the run's rule score on the queries of a validation; None where they or T_P are not held.
 
-    A query that is a fact may be derived from itself, as in the evidence that the policy weighs.
+    In a run that learns from questions a query that is a fact may be derived from itself, as in the evidence that the
+    policy weighs.
     """
-    valid = run.valid_evidence
-    if valid is None:
+    name, valid = run.run_config.rule_score, run.valid_evidence
+    if valid is not None:
+        task, queries = valid.task, valid.queries
+        scorer = valid.make_rule_scorer(name)
+    elif run.questions is None and run.task.least_model.complete:
+        task, queries = run.task, validation_queries(run)
+        scorer = scorers.make_untrained_scorer(task, name)
+    else:
         return None
-    ranked = ranking.rank_split(
-        valid.task,
-        valid.queries,
-        valid.make_rule_scorer(run.run_config.rule_score),
-        RankingProtocol(sides=ranked_sides(run.task)),
-    )
+    if not len(queries):
+        return None
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    ranked = ranking.rank_split(task, queries, scorer, protocol)
     return summarise(run, ranked)[selection_metric(run.task)]
 
 
