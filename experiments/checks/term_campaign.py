@@ -146,7 +146,8 @@ def terminate(program: str, places: dict[str, str], after: float | None) -> Row:
         lines = errors.read().decode(errors="replace").splitlines()
     if row.get("seconds_to_end", 0.0) > MAX_SECONDS:
         row["place"] = next((x.strip() for x in lines if "File" in x), "")
-    lines = [line for line in lines if "File" not in line]
+    # What it says of its end and where it was is not its work.
+    lines = [x for x in lines if ": terminated" not in x and "File" not in x]
     before = ended - start - row.get("seconds_to_end", 0.0)
     return row | {
         "seconds_before": round(before, 2),

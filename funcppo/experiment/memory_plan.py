@@ -7,6 +7,7 @@ runs with the same limit compute the same.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 from funcppo.config import PPOConfig
@@ -54,7 +55,8 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
             f"--memory {limit}: expected at least {needed} bytes"
             + (f", to train on {n_triples:,} triples" if n_triples else "")
         )
-    return min(share, 1.0)
+    # In steps: what is free differs a little from run to run.
+    return min(math.floor(share / MIN_SHARE + 1e-9) * MIN_SHARE, 1.0)
 
 
 def plan_settings(
