@@ -395,6 +395,7 @@ class Knowledge:
         self.notes = (*notes, *(run.notes if run else ()))
         self.folder = folder
         self._subject = subject
+        self._run = run
 
     @property
     def score(self) -> str:
@@ -569,7 +570,7 @@ class Knowledge:
         Raises:
           ValueError: it is not a trained run in a folder, or the packages of the extra `plot` are missing.
         """
-        run = self._subject.policy_run
+        run = self._run
         if run is None or self.folder is None:
             raise ValueError(
                 "report: expected a trained run in a folder, as fit(graph, out=...) or open(folder) give"

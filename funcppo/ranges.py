@@ -88,6 +88,7 @@ PositiveFloat: TypeAlias = Annotated[
 ]
 NonNegativeFloat: TypeAlias = Annotated[float, Range(0.0, FLOAT32_MAX)]
 UnitInterval: TypeAlias = Annotated[float, Range(0.0, 1.0)]
+Share: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_minimum=True)]
 # Of an exponential moving average, which does not forget at 1.
 DecayRate: TypeAlias = Annotated[float, Range(0.0, 1.0, excludes_maximum=True)]
 

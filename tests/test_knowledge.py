@@ -113,6 +113,10 @@ def test_a_report_is_a_page_of_the_run(run, graph, tmp_path):
     assert text.count('<details class="query"') == 1
     mrr = run.evaluate("test")["mrr"]
     assert f"<td>{mrr:.4f}</td>" in text
+    # The page is of the run, by whatever score it is opened.
+    opened = fp.open(run.folder, score="noisy-or")
+    opened.report(tmp_path / "same.html", queries=1)
+    assert (tmp_path / "same.html").exists()
     with pytest.raises(ValueError, match="expected a trained run in a folder"):
         fp.open(graph).report(tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()

@@ -7,23 +7,25 @@ such as "[/x]" or ":smile:" is neither markup nor an emoji.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from funcppo.cli.common import JsonObject
 
@@ -56,13 +58,68 @@ def make_console(use_stderr: bool) -> Console:
     return _PlainConsole(stderr=use_stderr)
 
 
-@dataclasses.dataclass(slots=True)
-class _Phase:
-    """A part of the work that one text names."""
+class _Mark(NamedTuple):
+    """How much was done at a moment."""
 
-    start: float  # on the monotonic clock, seconds
-    first_done: int  # how much was done when it began
-    last_done: int = 0
+    time: float  # on the monotonic clock, seconds
+    done: int
+
+
+class _Phase:
+    """A part of the work that one text names.
+
+    Attributes:
+      start: when it began, on the monotonic clock in seconds.
+      marks: when work was done, from the last half of the time on; the first one is where its speed is measured from.
+    """
+
+    def __init__(self, start: float, first_done: int) -> None:
+        self.start = start
+        self.marks = [_Mark(start, first_done)]
+        self._n_steps = 0
+
+    @property
+    def last_done(self) -> int:
+        """How much was done last."""
+        return self.marks[-1].done
+
+    def record(self, now: float, done: int) -> None:
+        """Record how much is done."""
+        if done == self.last_done:
+            return
+        if done < self.last_done:  # another round of the same work
+            self.marks = [_Mark(now, done)]
+            self._n_steps = 0
+            return
+        self._n_steps += 1
+        self.marks.append(_Mark(now, done))
+        middle = (self.start + now) / 2
+        while len(self.marks) > 2 and self.marks[1].time <= middle:
+            self.marks.pop(0)
+
+    def seconds_left(self, now: float, total: int | None) -> float | None:
+        """The time left at the speed of the last half of the time; None where it cannot be told.
+
+        The first step does not tell it: it compiles, or it is a small one that shows how large the next ones may be.
+        """
+        first, last = self.marks[0], self.marks[-1]
+        if total is None or self._n_steps < 2 or last.time <= first.time:
+            return None
+        speed = (last.done - first.done) / (last.time - first.time)
+        left = (total - last.done) / speed - (now - last.time)
+        return left if left >= 0 else None
+
+
+class _TimeLeft(ProgressColumn):
+    """The time left in a bar, as the lines tell it."""
+
+    def __init__(self, display: WorkDisplay) -> None:
+        super().__init__()
+        self._display = display
+
+    def render(self, task: Task) -> Text:
+        """The text, empty where it is not known."""
+        return Text(self._display.time_left(time.monotonic()))
 
 
 class WorkDisplay:
@@ -77,7 +134,7 @@ class WorkDisplay:
                 BarColumn(),
                 TextColumn("{task.fields[amount]}", markup=False),
                 TimeElapsedColumn(),
-                TimeRemainingColumn(),
+                _TimeLeft(self),
                 TextColumn("{task.fields[note]}", markup=False),
                 console=console,
                 transient=True,
@@ -114,7 +171,7 @@ class WorkDisplay:
         if text != self._text:
             self._start_phase(text, done)
         self._done, self._total, self._note = done, total, note
-        self._phase.last_done = done
+        self._phase.record(time.monotonic(), done)
         if self._bar:
             self._bar.update(
                 self._task,
@@ -129,19 +186,24 @@ class WorkDisplay:
         """Change what is shown, by numbers that need not be whole; 0 of 0 where they are not known."""
         self.update(stage, round(done), round(total) or None)
 
-    def line(self, seconds: float) -> str:
+    def line(self, now: float) -> str:
         """Return what is shown where there is no terminal.
 
         Args:
-          seconds: time since the phase began.
+          now: the time on the monotonic clock.
         """
-        parts = [self._amount(), f"{seconds:.0f} s"]
-        n_new = self._done - self._phase.first_done
-        if self._total is not None and n_new > 0:
-            left = (self._total - self._done) * seconds / n_new
-            parts.append(f"about {left:.0f} s left")
-        parts.append(self._note)
+        parts = [
+            self._amount(),
+            f"{now - self._phase.start:.0f} s",
+            self.time_left(now),
+            self._note,
+        ]
         return f"{self._text}: {', '.join(filter(None, parts))}"
+
+    def time_left(self, now: float) -> str:
+        """Return how long the phase will take, in words; empty where that is not known."""
+        left = self._phase.seconds_left(now, self._total)
+        return "" if left is None else f"about {left:.0f} s left"
 
     def _start_phase(self, text: str, first_done: int) -> None:
         """Begin a phase; one that had done less under the same text goes on, such as training after a validation."""
@@ -164,7 +226,7 @@ class WorkDisplay:
 
     def _print_lines(self) -> None:
         while not self._has_ended.wait(LINE_SECONDS):
-            line = self.line(time.monotonic() - self._phase.start)
+            line = self.line(time.monotonic())
             # A closed standard error ends no work.
             with contextlib.suppress(OSError, ValueError):
                 print(line, file=sys.stderr, flush=True)

@@ -306,6 +306,7 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
 
     from funcppo.evaluation import evidence_explanation, ranking
     from funcppo.experiment import run_proofs
+    from funcppo.experiment.subject import describe_default_score
 
     query = torch.tensor(atom)
     best = run_proofs.most_probable_proof(run, query)
@@ -318,6 +319,9 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
         for side in sides
         if (explanation := run_proofs.explain_answer(run, query, side))
     ]
+    default = (
+        [] if run.default_score == run.score else [describe_default_score(run)]
+    )
     headline = (
         "the policy's most probable proof; p: the probability with which it chooses the step"
         if run.questions is None
@@ -327,9 +331,12 @@ def _policy_proof(options: Prove, atom: Atom) -> _PolicyProof | None:
         best,
         f"{headline}:",
         [
-            line
-            for explanation in explanations
-            for line in evidence_explanation.to_lines(dataset, explanation)
+            *(
+                line
+                for explanation in explanations
+                for line in evidence_explanation.to_lines(dataset, explanation)
+            ),
+            *default,
         ],
         [evidence_explanation.to_json(dataset, e) for e in explanations],
     )

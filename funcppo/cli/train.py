@@ -7,7 +7,8 @@ import shlex
 import shutil
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from funcppo.cli.console import (
     print_notes,
     show_status,
 )
+from funcppo.cli.evaluation_setup import default_memory_limit, parse_memory
 from funcppo.cli.file_lock import lock_folder
 from funcppo.cli.mine import check_mining_memory
 from funcppo.cli.options import (
@@ -200,8 +202,11 @@ class Train:
         _MINING.seconds
     )
     """Time limit of mining in seconds, if the data set has no rules; as --seconds of `funcppo mine`."""
-    mining_memory: Annotated[str | None, arg(metavar="BYTES")] = None
-    """Memory limit of mining, as --memory of `funcppo mine`. Default: three quarters of what is free."""
+    memory: Annotated[str | None, arg(metavar="BYTES")] = None
+    """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. All phases
+    plan the parts in which they compute within it, and a note says which are smaller for it. A process that is about to
+    exceed a limit that is set ends with an error and keeps its last checkpoint. Default: three quarters of what is
+    free."""
     cache_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Folder for compiled code and mined rules, reused by later runs. Default: PyTorch's compile cache and
     $XDG_CACHE_HOME/funcppo."""
@@ -251,6 +256,7 @@ class Train:
             lock_folder(self.out),
             debugging(self.debug, [self.out / name for name in DEBUG_FILES]),
             graphs_allowed(self.graphs, self.device),
+            self._memory_limited(),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
@@ -260,6 +266,26 @@ class Train:
                 exporter.telemetry.finish()
             return status
 
+    @property
+    def _memory_limit(self) -> int:
+        """The bytes that the run may take."""
+        if self.memory is None:
+            return default_memory_limit(self.device)
+        return parse_memory(self.memory)
+
+    @contextmanager
+    def _memory_limited(self) -> Iterator[None]:
+        """Let the process allocate no more than --memory meanwhile, where that is set."""
+        from funcppo.experiment import memory_plan
+        from funcppo.runtime import memory
+
+        limit = None
+        if self.memory is not None:
+            limit = self._memory_limit
+            memory_plan.memory_share(limit, 0, self.device)
+        with memory.limited(limit, self.device):
+            yield
+
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; the exit status."""
         from funcppo.experiment import (
@@ -267,7 +293,7 @@ class Train:
         )
 
         start = time.perf_counter()
-        run_time = RunTime(self.seconds)
+        run_time = RunTime(self.seconds, device=self.device)
         console = make_console(self.json == "-")
         set_threads(self._run_config().threads)
         run = self._open_run(console, run_time)
@@ -485,6 +511,7 @@ class Train:
             resume=False,
             on_phase=on_phase,
             run_time=run_time,
+            memory_limit=self._memory_limit,
         )
 
         notes = self._remove_stale_parts()
@@ -552,7 +579,7 @@ class Train:
     ) -> Path | None:
         """The file of mined rules if no rules are set and the data set has none; otherwise None."""
         from funcppo import data
-        from funcppo.experiment import rule_cache
+        from funcppo.experiment import memory_plan, rule_cache
         from funcppo.prover import task
 
         if config.rules is not None:
@@ -566,8 +593,11 @@ class Train:
                 f"mining rules: {stage}", round(done), round(total) or None
             )
 
-        check_mining_memory(
-            dataset, self.mining_memory, "--mining-memory", config.device
+        limit = check_mining_memory(
+            dataset, self.memory, "--memory", config.device
+        )
+        planned, _ = memory_plan.plan_settings(
+            config, len(dataset.facts), limit
         )
         mined = rule_cache.get_or_mine_rules(
             dataset,
@@ -578,7 +608,7 @@ class Train:
             self.cache_dir,
         )
         max_derivations = (
-            task.MAX_DERIVATIONS_PER_ATOM * config.prover.max_atoms
+            task.MAX_DERIVATIONS_PER_ATOM * planned.prover.max_atoms
         )
         mined = rule_cache.keep_holdable(
             mined,
@@ -974,6 +1004,7 @@ def _evaluate(
         "seconds_limit": run.run_config.seconds,
         "seconds": training_seconds,
         "phase_seconds": run_time.phases,
+        "phase_peak_bytes": run_time.peak_bytes,
         "notes": notes,
         "versions": package_versions(),
         "device": run.run_config.device,

@@ -399,7 +399,9 @@ def make_predictor(
         derivable=triple_index.build_triple_index(model.atoms, n_constants)
         if is_whole
         else None,
-        facts=None if is_whole else evidence.index_facts(task.kb, task.sizes),
+        facts=None
+        if is_whole
+        else evidence.index_facts(task.kb, task.sizes, task.cfg.memory_share),
         has_loops=_relations_with_loops(task, known),
         reads_derivations=reads_derivations,
     )

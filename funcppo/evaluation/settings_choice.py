@@ -46,6 +46,7 @@ from funcppo.prover.task import (
     MAX_DERIVATIONS_PER_ATOM,
     PhaseCallback,
     as_counts,
+    describe_estimates,
     entity_pool,
     held_out_triples,
     ignore_phase,
@@ -122,6 +123,7 @@ class _Sample:
     pool: I64[Tensor, "E"]
     protocol: RankingProtocol
     max_atoms: int
+    memory_share: float
     deadline: Deadline
 
 
@@ -172,9 +174,11 @@ def choose_settings(
 
     sample = _draw_sample(dataset, cfg, deadline)
     counts_of: dict[bool, RuleCounts] = {}
+    estimated: set[int] = set()
     sample, trials, not_tried = _try_heights(
-        sample, options, counts_of, on_phase
+        sample, options, counts_of, estimated, on_phase
     )
+    not_tried += describe_estimates(estimated, sample.sizes)
     counts = None
     if False in counts_of:
         counts = torch.stack(counts_of[False], dim=1).numpy()
@@ -341,6 +345,7 @@ def _draw_sample(
         pool=pool,
         protocol=RankingProtocol(sides=sides),
         max_atoms=cfg.max_atoms,
+        memory_share=cfg.memory_share,
         deadline=deadline,
     )
 
@@ -349,12 +354,14 @@ def _try_heights(
     sample: _Sample,
     options: _Options,
     counts_of: dict[bool, RuleCounts],
+    estimated: set[int],
     on_phase: PhaseCallback,
 ) -> tuple[_Sample, list[Trial], list[str]]:
     """The trials of all heights until a height ranks worse or takes too long; a note for what is not tried.
 
     Args:
       counts_of: receives the counts of the rules without and with object identity.
+      estimated: receives the rules whose counts are estimates.
 
     Returns:
       The sample with the queries that were ranked, perhaps fewer; the trials; the notes.
@@ -377,7 +384,12 @@ def _try_heights(
             try_one = _try_scores if trials else _try_with_fewer
             try:
                 sample, found = try_one(
-                    sample, options, height, object_identity, counts_of
+                    sample,
+                    options,
+                    height,
+                    object_identity,
+                    counts_of,
+                    estimated,
                 )
                 trials += found
             except RowBudgetExceeded as error:
@@ -399,6 +411,7 @@ def _try_with_fewer(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
+    estimated: set[int],
 ) -> tuple[_Sample, list[Trial]]:
     """The first trials, of fewer queries where those of all take too long.
 
@@ -410,7 +423,7 @@ def _try_with_fewer(
         )
         try:
             _, trials = _try_scores(
-                first, options, height, object_identity, counts_of
+                first, options, height, object_identity, counts_of, estimated
             )
         except RowBudgetExceeded:
             n_queries = int(len(sample.queries) * FEWER_QUERIES)
@@ -429,11 +442,13 @@ def _try_scores(
     height: int,
     object_identity: bool,
     counts_of: dict[bool, RuleCounts],
+    estimated: set[int],
 ) -> tuple[_Sample, list[Trial]]:
     """The sample, and the trials of all smoothings and scores at a height.
 
     Args:
       counts_of: the counts without and with object identity; those that are missing are added.
+      estimated: receives the rules whose counts are estimates.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than `MAX_TRIAL_ROWS` or take too long, or there are too many
@@ -453,6 +468,7 @@ def _try_scores(
             known=sample.known_counts,
             estimates=sample.estimated_counts,
             budget=counting,
+            estimated_rules=estimated,
         )
         counts_of |= {object_identity: counts}
         if counting.n_rows <= MAX_COUNT_ROWS:
@@ -512,6 +528,7 @@ def _list_candidates(
             max_derivations,
             object_identity,
             budget,
+            sample.memory_share,
         )
     else:
         part = partial_fixpoint.restricted_step(

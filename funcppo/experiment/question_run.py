@@ -102,7 +102,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     Args:
       cfg: degrees that are left open are not weighed.
     """
-    facts = evidence.index_facts(task.kb, task.sizes)
+    facts = evidence.index_facts(task.kb, task.sizes, task.cfg.memory_share)
     world = aggregation.make_world(task.kb, task.sizes, facts)
     weighed = AggregationConfig(
         sizes=task.sizes,

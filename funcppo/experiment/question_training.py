@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from funcppo import optim, random, train_step
+from funcppo import optim, random, train_step, tree
 from funcppo.config import AdamConfig, Config, PPOConfig
 from funcppo.deadline import NO_DEADLINE, Deadline
+from funcppo.experiment import memory_plan
 from funcppo.logic import firing_chunks, triple_index
 from funcppo.logic.firing_chunks import FiringWork
 from funcppo.logic.question_types import select_questions
@@ -123,7 +124,10 @@ def collect_questions(
     _, n_firings, _ = aggregation.question_sizes(listed.evidence, rows)
     most = torch.quantile(n_firings.double(), cfg.max_size_quantile)
     fits = n_firings <= most
-    note = _describe_listing(listed, n_all, len(rows), work.n_left_out)
+    n_join_rows = firing_chunks.max_join_rows(facts.plan, asked)
+    note = _describe_listing(
+        listed, n_all, len(rows), work.n_left_out, n_join_rows
+    )
     n_left_out = int((~fits).sum())
     if n_left_out:
         note += f"; {n_left_out:,} of these have more than {int(most):,} firings and were left out"
@@ -151,15 +155,23 @@ def collect_questions(
 
 
 def _describe_listing(
-    listed: _Listed, n_all: int, n_derived: int, n_too_large: int
+    listed: _Listed,
+    n_all: int,
+    n_derived: int,
+    n_too_large: int,
+    n_join_rows: int,
 ) -> str:
-    """How many of all questions were asked, and how many answers are derived."""
+    """How many of all questions were asked, and how many answers are derived.
+
+    Args:
+      n_join_rows: that a question which was left out exceeds.
+    """
     stopped = f" ({listed.stopped_by})" if listed.stopped_by else ""
     note = f"{listed.n_questions:,} of {n_all:,} questions asked{stopped}"
     if n_too_large:
         note += (
             f", of which {n_too_large:,} were left out, because each takes more than "
-            f"{firing_chunks.MAX_CHUNK_JOIN_ROWS:,} rows of joins"
+            f"{n_join_rows:,} rows of joins"
         )
     return f"{note}; the rules derive the answers of {n_derived:,} without their own fact"
 
@@ -235,14 +247,7 @@ def fit_listwise(
     for epoch in range(cfg.n_epochs):
         key = random.fold_in(random.key(seed, world.question.device), epoch)
         for question in _batches(world, key, cfg.batch_size):
-            size = aggregation.capacity(world.evidence, question)
-            gradient = grad(questions.listwise_loss, argnums=3)(
-                replace(policy, capacity=size),
-                world,
-                cfg.penalty,
-                params,
-                question,
-            )
+            gradient = _batch_gradient(policy, world, params, cfg, question)
             rate = cfg.learning_rate * (1.0 - step / n_steps)
             params, state = optim.update(adam, gradient, state, params, rate)
             step += 1
@@ -251,6 +256,34 @@ def fit_listwise(
         yield params
         if deadline.is_over:
             return
+
+
+def _batch_gradient(
+    policy: PolicyConfig,
+    world: QuestionWorld,
+    params: Params,
+    cfg: ListwiseConfig,
+    question: I64[Tensor, "B"],
+) -> Params:
+    """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
+    size = aggregation.capacity(world.evidence, question)
+    per_question = memory_plan.batch_firings(1, size)
+    n_together = max(1, cfg.max_batch_firings // per_question)
+
+    total: Params | None = None
+    for part in question.split(n_together):
+        gradient = grad(questions.listwise_loss, argnums=3)(
+            replace(policy, capacity=size), world, cfg.penalty, params, part
+        )
+        if len(part) == len(question):
+            return gradient
+        share = len(part) / len(question)
+        weighted = tree.map(lambda x: share * x, gradient)  # noqa: B023
+        total = (
+            weighted if total is None else tree.map(torch.add, total, weighted)
+        )
+    assert total is not None, "there are questions"
+    return total
 
 
 def _batches(

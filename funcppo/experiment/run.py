@@ -44,8 +44,13 @@ DEFAULT_STEPS = 120_000
 # How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
 PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
 DefaultScoreReason = Literal[
-    "not-compared", "policy-ranks-valid-no-worse", "rules-rank-valid-better"
+    "not-compared",
+    "policy-not-validated",
+    "policy-ranks-valid-no-worse",
+    "rules-rank-valid-better",
 ]
+# reasons to rank by the rule score
+RULE_SCORE_REASONS = ("policy-not-validated", "rules-rank-valid-better")
 RunScore = ScoreName | Literal["evidence"]
 EVIDENCE_SCORE: Literal["evidence"] = "evidence"
 
@@ -105,7 +110,7 @@ class Run:
     @property
     def default_score(self) -> str:
         """The score that ranks valid better: the rule score, or the policy's, which is taken where they are equal."""
-        if self.default_score_reason == "rules-rank-valid-better":
+        if self.default_score_reason in RULE_SCORE_REASONS:
             return self.run_config.rule_score
         return self.score
 
@@ -114,9 +119,11 @@ class Run:
         """Why the default score is the one that it is."""
         if self.rule_metric is None:
             return "not-compared"
+        policy = float(self.state.best_valid_metric)
+        if policy < 0:  # the time of the run ended before its first validation
+            return "policy-not-validated"
         # The metric of the policy is rounded to float32.
-        rules = float(np.float32(self.rule_metric))
-        if rules > float(self.state.best_valid_metric):
+        if float(np.float32(self.rule_metric)) > policy:
             return "rules-rank-valid-better"
         return "policy-ranks-valid-no-worse"
 

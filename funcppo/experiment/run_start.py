@@ -36,6 +36,7 @@ from funcppo.evaluation.slot_scheduler import (
 )
 from funcppo.experiment import (
     checkpoint,
+    memory_plan,
     metrics_log,
     question_bounds,
     question_run,
@@ -92,6 +93,7 @@ def prepare_run(
     resume: bool,
     on_phase: PhaseCallback = ignore_phase,
     run_time: RunTime | None = None,
+    memory_limit: int | None = None,
 ) -> Run:
     """Build the run that a config describes.
 
@@ -101,10 +103,11 @@ def prepare_run(
       resume: continue from the checkpoint in the folder; otherwise start anew.
       on_phase: receives what is being done.
       run_time: of a new run; None begins it, with the seconds of its settings.
+      memory_limit: of a new run, in bytes; None for no limit. A run that is resumed keeps its settings.
 
     Raises:
-      ValueError: bad data or settings, a query of valid or test that cannot be ranked, or a checkpoint that does not
-        belong to them.
+      ValueError: bad data or settings, too little memory, a query of valid or test that cannot be ranked, or a
+        checkpoint that does not belong to them.
     """
     on_phase("reading data")
     try:
@@ -120,7 +123,11 @@ def prepare_run(
     if not resume:
         run_time = run_time or RunTime(run_config.seconds)
         run_time.end_phase("reading")
-        return _choose_run(run_config, dataset, on_phase, run_time)
+        run_config, notes = memory_plan.plan_settings(
+            run_config, len(dataset.facts), memory_limit
+        )
+        run = _choose_run(run_config, dataset, on_phase, run_time)
+        return dataclasses.replace(run, notes=(*notes, *run.notes))
 
     path, damage_notes = find_checkpoint(folder)
     _check_unchanged(path, run_config, dataset)
@@ -257,9 +264,14 @@ def _choose_run(
             best, run_config.learner == "auto", dataset, on_phase, run_time
         )
     run = best.run
+    rule_metric = run.rule_metric
+    if run.questions is None and not run_time.until(run_time.FIT).is_over:
+        on_phase("ranking valid by rule confidences")
+        rule_metric = validation.rule_metric(run)
     return dataclasses.replace(
         run,
         run_config=_with_default_steps(run.run_config),
+        rule_metric=rule_metric,
         notes=(*chosen, *notes, *run.notes, *best.notes),
     )
 
@@ -533,13 +545,18 @@ def _start_from_fit(
         max_questions=collected.n_questions,
         degrees=fitted.setup.policy.aggregation.uses_degrees,
     )
-    config = dataclasses.replace(config, questions=options)
+    ppo, parts_notes = memory_plan.split_minibatches(
+        config.ppo,
+        fitted.setup.policy.capacity,
+        config.listwise.max_batch_firings,
+    )
+    config = dataclasses.replace(config, questions=options, ppo=ppo)
     seconds = run_time.until(run_time.PPO).seconds_left
     seconds -= config.n_validations * scored.valid_seconds
     config, steps_notes = _with_steps(config, fitted.setup, seconds)
     run = dataclasses.replace(run, run_config=config, questions=fitted.setup)
     notes = [*collected.notes, _left_out_note(options)]
-    notes += [*fitted.notes, *steps_notes]
+    notes += [*fitted.notes, *parts_notes, *steps_notes]
     return _ScoredRun(
         at_start(run, fitted.params), scored.mrr, [*notes, *scored.notes]
     )

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from funcppo.deadline import Clock, Deadline
+from funcppo.runtime import memory
 
 
 class RunTime:
@@ -19,6 +20,7 @@ class RunTime:
     Attributes:
       seconds: in all; infinity for no bound.
       phases: seconds of each phase that has ended, in order.
+      peak_bytes: the most memory of the process, or of the GPU, by the end of each phase.
     """
 
     # The share of the time that is over when a phase should end, those before it included.
@@ -32,16 +34,22 @@ class RunTime:
     SHARES = (MINING, CHOICE, VALID, QUESTIONS, FIT, PPO, TEST)
 
     def __init__(
-        self, seconds: float | None, clock: Clock = time.monotonic
+        self,
+        seconds: float | None,
+        clock: Clock = time.monotonic,
+        device: str = "cpu",
     ) -> None:
         """Begin the time.
 
         Args:
           seconds: in all; None for no bound.
+          device: whose memory is measured.
         """
         self.seconds = math.inf if seconds is None else seconds
         self.phases: dict[str, float] = {}
+        self.peak_bytes: dict[str, int] = {}
         self._clock = clock
+        self._device = device
         self._start = self._last = clock()
 
     def until(self, share: float) -> Deadline:
@@ -68,6 +76,7 @@ class RunTime:
         now = self._clock()
         seconds = now - self._last
         self.phases[name] = self.phases.get(name, 0.0) + seconds
+        self.peak_bytes[name] = memory.peak_bytes(self._device)
         self._last = now
         if is_set:
             self._start += seconds

@@ -98,9 +98,12 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
 def describe_default_score(run: Run) -> str:
     """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
     assert run.rule_metric is not None, "the scores are compared"
+    policy = f"{float(run.state.best_valid_metric):.4f}"
+    if run.default_score_reason == "policy-not-validated":
+        policy = "not validated"
     return (
         f"score {run.default_score}: {selection_metric(run.task)} on valid: {run.run_config.rule_score} "
-        f"{run.rule_metric:.4f}, {run.score} {float(run.state.best_valid_metric):.4f} (--score takes either)"
+        f"{run.rule_metric:.4f}, {run.score} {policy} (--score takes either)"
     )
 
 

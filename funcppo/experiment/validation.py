@@ -134,19 +134,24 @@ def validation_quality(
 
 
 def rule_metric(run: Run) -> float | None:
-    """The metric of the run's rule score on the queries of a validation; None without their evidence.
+    """The metric of the run's rule score on the queries of a validation; None where they or T_P are not held.
 
-    A query that is a fact may be derived from itself, as in the evidence that the policy weighs.
+    In a run that learns from questions a query that is a fact may be derived from itself, as in the evidence that the
+    policy weighs.
     """
-    valid = run.valid_evidence
-    if valid is None:
+    name, valid = run.run_config.rule_score, run.valid_evidence
+    if valid is not None:
+        task, queries = valid.task, valid.queries
+        scorer = valid.make_rule_scorer(name)
+    elif run.questions is None and run.task.least_model.complete:
+        task, queries = run.task, validation_queries(run)
+        scorer = scorers.make_untrained_scorer(task, name)
+    else:
         return None
-    ranked = ranking.rank_split(
-        valid.task,
-        valid.queries,
-        valid.make_rule_scorer(run.run_config.rule_score),
-        RankingProtocol(sides=ranked_sides(run.task)),
-    )
+    if not len(queries):
+        return None
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    ranked = ranking.rank_split(task, queries, scorer, protocol)
     return summarise(run, ranked)[selection_metric(run.task)]
 
 
@@ -481,7 +486,8 @@ def _iter_answered(
         yield answered, queries
         start += size
         n_derived = int((answered.least_model.height > 0).sum())
-        size = max(1, size * MAX_CHUNK_ANSWERS // max(n_derived, 1))
+        most = int(size * task.cfg.memory_share * MAX_CHUNK_ANSWERS)
+        size = max(1, most // max(n_derived, 1))
 
 
 def summarise(run: Run, ranked: ranking.Ranking) -> dict[str, Any]:
@@ -628,7 +634,8 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     queries = validation_queries(run)
     sides = ranked_sides(run.task)
     factor = question_bounds.work_factor(setup.facts.degree.device)
-    max_firings = factor * question_run.MAX_VALID_FIRINGS
+    share = run.task.cfg.memory_share
+    max_firings = int(factor * share * question_run.MAX_VALID_FIRINGS)
     max_rows = factor * question_run.MAX_VALID_ROWS
     n_queries, needed_seconds = evidence_ranking.count_queries_within(
         run.task, setup.facts, queries, sides, max_firings, max_rows

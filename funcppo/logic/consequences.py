@@ -194,6 +194,7 @@ def count_rules(
     known: I64[Tensor, "R 3"] | None = None,
     estimates: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
+    estimated_rules: set[int] | None = None,
 ) -> RuleCounts:
     """Count what each rule derives from the facts.
 
@@ -202,6 +203,7 @@ def count_rules(
       known: counts without object identity that are not made again, columns as in `RuleCounts`; rows of -1 are.
       estimates: counts without object identity that are taken where the joins make too many rows; rows of -1 are not.
       budget: bounds the rows that the joins make; None for no bound.
+      estimated_rules: receives the rules whose estimates are taken.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows, and there is no estimate of some rule.
@@ -217,6 +219,8 @@ def count_rules(
     except RowBudgetExceeded:
         if not estimated.keys() | counted.keys() >= set(rule_ids):
             raise
+    if estimated_rules is not None:
+        estimated_rules |= set(rule_ids) - counted.keys()
     counted = estimated | counted
     rows = [counted[rule] for rule in range(sizes.n_rules)]
     table = torch.tensor(rows, dtype=torch.int64, device=kb.support.device)

@@ -97,7 +97,7 @@ def iter_firing_chunks(
     n_firings, n_rows, n_links_before = 0, 0, work.n_links
     while start < len(questions.entity):
         chunk = select_questions(questions, slice(start, start + size))
-        rows = _chunk_budget(chunk, work)
+        rows = _chunk_budget(plan, chunk, work)
         firings = _bounded_firings(
             plan, chunk, left_out, object_identity, rows, work
         )
@@ -112,9 +112,9 @@ def iter_firing_chunks(
         start += len(chunk.entity)
         n_firings += len(firings.rule)
         n_rows += rows.n_rows
-        factor = _chunk_factor(questions)
+        factor = _chunk_factor(plan, questions)
         fitting = min(
-            factor * start * bound // max(1, count)
+            int(factor * start * bound) // max(1, count)
             for bound, count in (
                 (MAX_CHUNK_FIRINGS, n_firings),
                 (MAX_CHUNK_LINKS, work.n_links - n_links_before),
@@ -124,14 +124,22 @@ def iter_firing_chunks(
         size = max(1, min(fitting, size * MAX_CHUNK_GROWTH))
 
 
-def _chunk_factor(questions: Questions) -> int:
+def _chunk_factor(plan: FiringPlan, questions: Questions) -> float:
     """How many times the bounds of a chunk apply where the questions are."""
-    return GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
+    largest = GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
+    return plan.memory_share * largest
 
 
-def _chunk_budget(questions: Questions, work: FiringWork) -> RowBudget:
+def max_join_rows(plan: FiringPlan, questions: Questions) -> int:
+    """The rows that the joins of a chunk may make."""
+    return int(_chunk_factor(plan, questions) * MAX_CHUNK_JOIN_ROWS)
+
+
+def _chunk_budget(
+    plan: FiringPlan, questions: Questions, work: FiringWork
+) -> RowBudget:
     """The rows that the joins of a chunk may make; any number for a question that is not to be left out."""
-    most = _chunk_factor(questions) * MAX_CHUNK_JOIN_ROWS
+    most = max_join_rows(plan, questions)
     is_bounded = work.leaves_out or len(questions.entity) > 1
     return RowBudget(most if is_bounded else sys.maxsize, overhead=0)
 

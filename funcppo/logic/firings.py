@@ -67,10 +67,17 @@ class FiringPlan:
     chains: ChainPlan
     relations: dict[int, Relation]  # of the facts that `groups` name
     groups: tuple[_RuleGroup, ...]  # the rules that are no path rules
+    memory_share: float = 1.0  # of the largest chunks of questions
 
 
-def plan_firings(kb: KnowledgeBase, sizes: KBSizes) -> FiringPlan:
-    """Index the facts and group the rules: once for any number of questions."""
+def plan_firings(
+    kb: KnowledgeBase, sizes: KBSizes, memory_share: float = 1.0
+) -> FiringPlan:
+    """Index the facts and group the rules: once for any number of questions.
+
+    Args:
+      memory_share: of the largest chunks of questions whose firings may be held at once.
+    """
     path_rules: list[tuple[Rule, tuple[int, ...]]] = []
     others: list[Rule] = []
     for rule in rules_from_kb(kb):
@@ -86,6 +93,7 @@ def plan_firings(kb: KnowledgeBase, sizes: KBSizes) -> FiringPlan:
             kb.facts, {atom[0] for rule in others for atom in rule.body}
         ),
         tuple(_group_rules(others, sizes, kb.facts.device)),
+        memory_share,
     )
 
 

@@ -164,6 +164,7 @@ def answered_step(
     max_derivations: int,
     object_identity: bool = False,
     budget: RowBudget | None = None,
+    memory_share: float = 1.0,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive what one step derives in answer to some queries, by their questions; the facts among the answers are held.
 
@@ -172,10 +173,11 @@ def answered_step(
     Args:
       queries: atoms of two arguments; a ranking replaces one of them.
       sides: the arguments that are replaced, each in turn.
+      memory_share: of the largest chunks of questions whose firings may be held at once.
 
     Other arguments, what is returned and what is raised are those of `restricted_step`.
     """
-    plan = plan_firings(kb, sizes)
+    plan = plan_firings(kb, sizes, memory_share)
     atom_parts = [kb.facts[:0]]
     rule_parts = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0

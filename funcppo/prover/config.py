@@ -12,6 +12,7 @@ from funcppo.ranges import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    Share,
     Size,
     UnitInterval,
     check_fields,
@@ -61,6 +62,10 @@ class ProverTaskConfig:
 
     n_residual_blocks: NonNegativeInt = 0
     """Number of residual blocks applied to the state vector."""
+
+    memory_share: Share = 1.0
+    """Share of the largest chunks of firings, and of the evidence of a validation, that are held at once. `funcppo
+    train` lowers it where its memory is small (--memory)."""
 
     max_atoms: PositiveInt = 5_000_000
     """Maximum number of derived atoms (T_P) to hold; if height 1 exceeds it, training uses a sample of the derived

@@ -151,9 +151,15 @@ def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
     return triple_index.binary_atoms(kb.facts.long())
 
 
-def index_facts(kb: KnowledgeBase, sizes: KBSizes) -> FactIndex:
-    """Index the degrees of all entities, the links between them, and the rules."""
-    plan = plan_firings(kb, sizes)
+def index_facts(
+    kb: KnowledgeBase, sizes: KBSizes, memory_share: float = 1.0
+) -> FactIndex:
+    """Index the degrees of all entities, the links between them, and the rules.
+
+    Args:
+      memory_share: of the largest chunks of questions whose evidence may be held at once.
+    """
+    plan = plan_firings(kb, sizes, memory_share)
     facts = binary_facts(kb)
     if not len(facts):
         none = facts.new_zeros(0)

@@ -78,6 +78,9 @@ class ListwiseConfig:
     out, but not the first one. Default: 5e7 on a CPU and 8e8 on a GPU."""
     batch_size: Size = 256
     """Number of questions of a gradient step."""
+    max_batch_firings: Size = 4_000_000
+    """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch, and a larger
+    minibatch of PPO, is computed in parts. `funcppo train` lowers it where its memory is small (--memory)."""
     learning_rate: NonNegativeFloat = 0.02
     """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
     penalty: Penalty = field(default_factory=Penalty)

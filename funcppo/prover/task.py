@@ -169,16 +169,7 @@ def build_task(
         )
     on_phase("computing rule confidences")
     kb, sizes = kbase.from_dataset(dataset)
-    has_estimates = dataset.rule_estimates is not None
-    max_rows = MAX_COUNT_ROWS if has_estimates else sys.maxsize
-    counts = count_rules(
-        kb,
-        sizes,
-        object_identity=settings.object_identity,
-        known=as_counts(dataset.rule_counts),
-        estimates=as_counts(dataset.rule_estimates),
-        budget=RowBudget(max_rows),
-    )
+    counts, count_notes = _count_rules(dataset, settings, kb, sizes)
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
@@ -197,7 +188,7 @@ def build_task(
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, derived.derivability_index
     )
-    notes = [*dataset.notes, *derived.notes]
+    notes = [*dataset.notes, *count_notes, *derived.notes]
     if derived.derivability_index is None and with_derivations:
         notes.append(
             "too many derivations to hold: the policy does not see which rules derive its goal"
@@ -231,8 +222,40 @@ def build_task(
     )
     task = _move_search_tensors(with_ranking_on(host_task, device), device)
     if derives_by_query:
-        task = replace(task, answers_plan=plan_firings(task.kb, sizes))
+        plan = plan_firings(task.kb, sizes, cfg.memory_share)
+        task = replace(task, answers_plan=plan)
     return task
+
+
+def _count_rules(
+    dataset: Dataset,
+    settings: ProofSettings,
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+) -> tuple[RuleCounts, list[str]]:
+    """The counts of the rules, and a note on those that are estimates."""
+    has_estimates = dataset.rule_estimates is not None
+    estimated: set[int] = set()
+    counts = count_rules(
+        kb,
+        sizes,
+        object_identity=settings.object_identity,
+        known=as_counts(dataset.rule_counts),
+        estimates=as_counts(dataset.rule_estimates),
+        budget=RowBudget(MAX_COUNT_ROWS if has_estimates else sys.maxsize),
+        estimated_rules=estimated,
+    )
+    return counts, describe_estimates(estimated, sizes)
+
+
+def describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
+    """A note on rules whose counts are estimates; none where there are none."""
+    if not rules:
+        return []
+    return [
+        f"estimated counts of {len(rules):,} of {sizes.n_rules:,} rules, and their confidences, stand as they were "
+        f"mined: counting all exactly makes more than {MAX_COUNT_ROWS:,} rows of joins"
+    ]
 
 
 def with_answers(

@@ -12,6 +12,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,12 +101,47 @@ def free_bytes(device: torch.device | str) -> int:
     """Bytes that this process may still allocate: free on the device, or on the machine and within the container.
 
     On a GPU the CUDA contexts and the memory of other processes are not free, and
-    `torch.cuda.set_per_process_memory_fraction` is kept.
+    `torch.cuda.set_per_process_memory_fraction` is kept; on a CPU the limits of the process are.
     """
     if torch.device(device).type == "cuda":
         return _free_gpu_bytes(torch.device(device))
     groups = [x.free for x in _group_memory()]
-    return min([_machine_bytes("MemAvailable"), *groups])
+    return min([_machine_bytes("MemAvailable"), *groups, *_process_limits()])
+
+
+@contextmanager
+def limited(limit: int | None, device: torch.device | str) -> Iterator[None]:
+    """Let this process allocate no more than a limit meanwhile; what would exceed it is an error of PyTorch or Python.
+
+    Args:
+      limit: bytes, those in use included; None for no limit.
+      device: whose memory is limited. That of a CPU only where the system counts it: Linux.
+    """
+    if limit is None:
+        yield
+        return
+    if torch.device(device).type == "cuda":
+        before = torch.cuda.get_per_process_memory_fraction(device)
+        fraction = min(limit / total_bytes(device), before)
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before, device)
+        return
+    if not _PROCESS_STATUS.exists():
+        yield
+        return
+
+    import resource
+
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    bounds = [x for x in (limit, before) if x != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -179,6 +215,22 @@ def _read_group(folder: Path, files: _GroupFiles, limit: int) -> _GroupMemory:
     fields = dict(line.split() for line in statistics)
     free = limit - used + int(fields.get(files.cached, 0))
     return _GroupMemory(limit=limit, free=max(free, 0))
+
+
+def _process_limits() -> Iterator[int]:
+    """What limits of the process leave of its data and of its address space (`ulimit -d`, `ulimit -v`)."""
+    if not _PROCESS_STATUS.exists():
+        return
+    import resource
+
+    for kind, field in (
+        (resource.RLIMIT_DATA, "VmData"),
+        (resource.RLIMIT_AS, "VmSize"),
+    ):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            used = _read_kib_field(_PROCESS_STATUS, field)
+            yield max(limit - used, 0)
 
 
 def _process_memory() -> Any:

@@ -84,18 +84,54 @@ def test_a_closed_pipe_is_an_error_to_the_caller():
         console.print("text")
 
 
-def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left(capsys):
-    """Of 12 updates 2 were done before; 5 more took 20 s, so the last 5 take 20 s."""
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that the console reads, which the test sets."""
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(console_, "time", clock)
+    return clock
+
+
+def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left(
+    capsys, clock
+):
+    """Of 12 updates 2 were done before; 2 took 10 s, 3 more took 12 s, so the last 5 take 20 s."""
     display = show_status(make_console(use_stderr=False), "reading")
     assert display.line(3.2) == "reading: 3 s"
     display.update("training", 2, 12)
     assert display.line(1.0) == "training: 2 of 12, 1 s"
+    clock.now = 10.0
+    display.update("training", 4, 12)
+    assert display.line(10.0) == "training: 4 of 12, 10 s"
+    clock.now = 22.0
     display.update("training", 7, 12, "return 0.5")
-    expected = "training: 7 of 12, 20 s, about 20 s left, return 0.5"
-    assert display.line(20.0) == expected
+    expected = "training: 7 of 12, 22 s, about 20 s left, return 0.5"
+    assert display.line(22.0) == expected
     display.update("ranking")
-    assert display.line(1.0) == "ranking: 1 s"
+    assert display.line(23.0) == "ranking: 1 s"
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_time_left_follows_the_last_half_of_the_time(clock):
+    """A chunk of 16 questions takes 3 s, one of 512 6 s: 10,000 take 2 minutes, and not half an hour."""
+    display = show_status(make_console(use_stderr=False), "ranking")
+    display.update("ranking", 0, 10_000)
+    for now, done in ((3.0, 16), (9.0, 528)):
+        clock.now = now
+        display.update("ranking", done, 10_000)
+    left = (10_000 - 528) / (512 / 6)
+    assert display.line(10.0).endswith(f"10 s, about {left - 1:.0f} s left")
+    # A second round of the same work is measured anew.
+    clock.now = 50.0
+    display.update("ranking", 0, 100)
+    assert display.line(51.0) == "ranking: 0 of 100, 51 s"
 
 
 def test_lines_go_to_standard_error_where_there_is_no_terminal(
@@ -178,33 +214,29 @@ def test_a_program_prints_names_that_look_like_markup(
     assert expected in output_of(capsys)
 
 
-def test_a_line_on_work_says_how_much_is_done_and_how_long_the_rest_takes():
-    """20 of 80 rows in 15 seconds: 45 seconds are left."""
+def test_a_report_may_have_numbers_that_are_not_whole(clock):
     display = show_status(make_console(False), "reading")
-    display.report("counting", 0.0, 80.0)
-    assert display.line(1) == "counting: 0 of 80, 1 s"
     display.report("counting", 19.6, 80.0)
-    assert display.line(15) == "counting: 20 of 80, 15 s, about 45 s left"
+    assert display.line(1) == "counting: 20 of 80, 1 s"
     display.report("next", 0.0, 0.0)
     assert display.line(2) == "next: 2 s"
 
 
-def test_a_phase_goes_on_with_its_time_after_another(monkeypatch):
-    """Training, a validation, training again: the rate is that of all of it; a second validation starts anew."""
-    now = [0.0]
-    monkeypatch.setattr(console_.time, "monotonic", lambda: now[0])
+def test_a_phase_goes_on_with_its_time_after_another(clock):
+    """Training, a validation, training again: 3 updates of the last 10 s; a second validation starts anew."""
     display = show_status(make_console(use_stderr=True), "starting")
     seen = []
     for at, text, done in [
         (10, "training", 0),
         (20, "training", 5),
-        (21, "validating", 0),
-        (25, "validating", 9),
-        (30, "training", 6),
+        (24, "training", 7),
+        (25, "validating", 0),
+        (29, "validating", 9),
+        (30, "training", 8),
         (31, "validating", 0),
     ]:
-        now[0] = at
+        clock.now = at
         display.update(text, done, 10)
-        seen.append(display.line(now[0] - display._phase.start))
-    assert "training: 6 of 10, 20 s, about 13 s left" in seen
+        seen.append(display.line(at))
+    assert "training: 8 of 10, 20 s, about 7 s left" in seen
     assert seen[-1] == "validating: 0 of 10, 0 s"

@@ -520,8 +520,8 @@ def test_training_that_mining_would_not_fit_is_refused(
 ):
     (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
     train = ("train", tmp_path, "--out", tmp_path / "run")
-    assert funcppo(monkeypatch, *train, "--mining-memory", "1MB") == 2
-    assert "--mining-memory 1000000: expected" in capsys.readouterr().err
+    assert funcppo(monkeypatch, *train, "--memory", "1MB") == 2
+    assert "--memory 1000000: expected" in capsys.readouterr().err
 
 
 def test_the_summary_says_what_the_limits_were_and_what_was_used(

@@ -203,6 +203,15 @@ def test_fewer_queries_choose_where_all_take_too_long(monkeypatch):
     assert choice.notes[0].startswith("height 1 not tried: more time")
 
 
+def count_estimates(notes) -> int:
+    """The number of rules that the notes call estimated."""
+    return sum(
+        int(note.split()[3])
+        for note in notes
+        if note.startswith("estimated counts of")
+    )
+
+
 def test_estimates_stand_where_exact_counts_take_too_many_rows(monkeypatch):
     cfg = replace(OPEN, max_height=1, object_identity=False)
     exact = choose_settings(random_graph(), cfg).rule_counts
@@ -213,9 +222,12 @@ def test_estimates_stand_where_exact_counts_take_too_many_rows(monkeypatch):
     )
     found = choose_settings(graph, cfg).rule_counts
     assert np.array_equal(found, exact)
+    assert not count_estimates(choose_settings(graph, cfg).notes)
     monkeypatch.setattr(settings_choice, "MAX_COUNT_ROWS", 1)
-    found = choose_settings(graph, cfg).rule_counts
-    assert np.array_equal(found, exact + 1)
+    choice = choose_settings(graph, cfg)
+    assert np.array_equal(choice.rule_counts, exact + 1)
+    assert count_estimates(choice.notes) == len(exact)
     monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
     task = build_task(graph, replace(cfg, smoothing=None))
     assert task.kb.support.tolist() == (exact + 1)[:, 0].tolist()
+    assert count_estimates(task.notes) == len(exact)

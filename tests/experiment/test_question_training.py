@@ -12,6 +12,7 @@ from funcppo.config import PPOConfig
 from funcppo.deadline import Deadline
 from funcppo.evaluation import evidence_ranking, ranking
 from funcppo.evaluation.candidates import RankingProtocol
+from funcppo.experiment import memory_plan
 from funcppo.experiment.question_training import (
     collect_questions,
     fit_listwise,
@@ -161,6 +162,28 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
         task, facts, PLAIN, 3, uses_degrees=False, deadline=over
     )
     assert "within 0 seconds" in late.notes[0] and late.n_questions == 16
+
+
+def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(collected):
+    """In float32 sums of another order differ by their rounding."""
+    size = collected.policy.capacity
+    assert (
+        memory_plan.batch_firings(7, size) < ListwiseConfig().max_batch_firings
+    )
+    fitted = [
+        next(
+            fit_listwise(
+                collected.policy,
+                collected.world,
+                questions.init(collected.policy, random.key(0)),
+                ListwiseConfig(max_batch_firings=n_firings, max_steps=3),
+                seed=1,
+            )
+        )
+        for n_firings in (4_000_000, memory_plan.batch_firings(7, size), 1)
+    ]
+    for parts in fitted[1:]:
+        tree.map(torch.testing.assert_close, parts, fitted[0])
 
 
 def test_a_deadline_ends_the_fit_within_an_epoch(collected):

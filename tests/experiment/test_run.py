@@ -45,3 +45,12 @@ def test_a_run_ranks_by_what_ranks_valid_better(
         assert subject.notes == [
             f"score {rule_score}: auc_pr on valid: {rule_score} 0.4010, best-proof 0.4000 (--score takes either)"
         ]
+
+
+def test_a_policy_that_was_not_validated_is_not_the_default(run):
+    state = run.state._replace(best_valid_metric=torch.tensor(-1.0))
+    run = replace(run, state=state, rule_metric=0.0)
+    assert run.default_score_reason == "policy-not-validated"
+    subject = run_subject(run)
+    assert subject.score == run.run_config.rule_score
+    assert "not validated" in subject.notes[0]

@@ -28,6 +28,8 @@ def test_what_a_phase_leaves_later_ones_have():
     now[0] += 1.0
     run_time.end_phase("training")
     assert run_time.phases == {"mining": 10.0, "training": 3.0}
+    peaks = run_time.peak_bytes
+    assert 0 < peaks["mining"] <= peaks["training"]
 
 
 def test_work_that_the_user_has_set_does_not_count():

@@ -263,3 +263,18 @@ def test_rankings_are_those_that_are_summarised(run):
     assert list(rankings) == list(metrics)
     for name, ranked in rankings.items():
         assert validation.summarise(run, ranked) == metrics[name]
+
+
+def test_the_rule_score_ranks_the_queries_of_a_validation(run):
+    """As the table of results ranks them."""
+    name = "max-confidence"
+    run = replace(run, run_config=replace(run.run_config, rule_score=name))
+    queries = validation.validation_queries(run)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
+    expected = validation.evaluate_scores(run, queries, protocol, [name])
+    metric = ranking.selection_metric(run.task)
+    assert validation.rule_metric(run) == expected[name][metric]
+    # Where T_P is not held, what rules derive takes as long as T_P.
+    model = replace(run.task.least_model, complete=False)
+    task = replace(run.task, least_model=model)
+    assert validation.rule_metric(replace(run, task=task)) is None

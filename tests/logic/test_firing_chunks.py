@@ -63,6 +63,35 @@ CHAIN = Program(
 )
 
 
+# like(X, Y) <- near(X, Y) over nine pairs: one firing a question
+STARS = Program(
+    facts=tuple((1, i, i + 1) for i in range(1, 10)),
+    rules=(((2, 11, 12), (1, 11, 12)),),
+    n_constants=10,
+    arity=(2, 2),
+)
+
+
+def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
+    monkeypatch,
+):
+    monkeypatch.setattr(firing_chunks, "PILOT_QUESTIONS", 1)
+    monkeypatch.setattr(firing_chunks, "MAX_CHUNK_FIRINGS", 4)
+    world, sizes = kb.build(**STARS.arrays())
+    queries = world.facts.long() + torch.tensor([1, 0, 0])  # like(X, ?)
+    asked = firing_chunks.open_questions(queries, TAIL)
+    sizes_of: dict[float, list[int]] = {}
+    found: dict[float, list[int]] = {}
+    for share in (1.0, 0.5):
+        plan = firings.plan_firings(world, sizes, share)
+        chunks = list(firing_chunks.iter_firing_chunks(plan, asked))
+        sizes_of[share] = [len(chunk.questions.entity) for chunk in chunks]
+        candidates = [chunk.firings.candidate for chunk in chunks]
+        found[share] = torch.cat(candidates).tolist()
+    assert sizes_of == {1.0: [1, 4, 4], 0.5: [1, 2, 2, 2, 2]}
+    assert found[1.0] == found[0.5] == list(range(2, 11))
+
+
 def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
     world, sizes = kb.build(**CHAIN.arrays())
     plan = firings.plan_firings(world, sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
@@ -20,6 +21,20 @@ on_linux = pytest.mark.skipif(
     not memory._PROCESS_STATUS.exists(),
     reason="no /proc: only the peak is known",
 )
+
+
+@on_linux
+def test_an_allocation_beyond_the_limit_is_an_error():
+    limit = memory.used_bytes("cpu") + (1 << 30)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with memory.limited(limit, "cpu"):
+        assert memory.free_bytes("cpu") < limit
+        with pytest.raises(RuntimeError) as error:
+            torch.zeros(1 << 30)
+        assert memory.is_out_of_memory(error.value)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with memory.limited(None, "cpu"):
+        assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_a_status_file_is_read_in_bytes(monkeypatch, tmp_path):
