@@ -260,13 +260,17 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         lines.append(
             f"  {e.linked_weight:+.2f}  some fact links it to {_term_text(dataset, e.given)}"
         )
+    return lines + _describe_candidate(dataset, e)
 
+
+def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
+    """What is known of the candidate itself, as lines of text."""
     place = "head" if e.side == HEAD else "tail"
     facts = _count(e.own_degree, "other fact")
     relation = dataset.predicates[e.predicate - 1]
-    lines.append(
+    lines = [
         f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of {relation}"
-    )
+    ]
     if e.degree_weight:
         lines.append(
             f"  {e.degree_weight:+.2f}  how many facts of other relations it has"

@@ -93,7 +93,9 @@ def train(
 
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
     n_labels = evidence.n_labels(task.sizes)
-    params = link_embedding.init(cfg, task.sizes, n_labels, init_key)
+    params = link_embedding.init(
+        cfg, task.sizes.n_constants, n_labels, init_key
+    )
     state = TrainState(params, optim.init(params))
 
     n_links = len(links.label)
@@ -121,5 +123,5 @@ def blank(
     """Vectors of zeros, as many as training gives."""
     n_labels = evidence.n_labels(task.sizes)
     key = random.key(0, device)
-    params = link_embedding.init(cfg, task.sizes, n_labels, key)
+    params = link_embedding.init(cfg, task.sizes.n_constants, n_labels, key)
     return link_embedding.Params(*(torch.zeros_like(x) for x in params))

@@ -24,7 +24,6 @@ from torch.nn.functional import embedding
 
 from funcppo import optim, random
 from funcppo.config import AdamConfig
-from funcppo.logic.kb import KBSizes
 from funcppo.logic.question_types import LeftOut, Questions
 from funcppo.logic.triple_index import HEAD
 from funcppo.prover.question_config import EmbeddingConfig
@@ -64,7 +63,7 @@ class TrainState(NamedTuple):
 
 
 def init(
-    cfg: EmbeddingConfig, sizes: KBSizes, n_labels: int, key: I64[Tensor, "2"]
+    cfg: EmbeddingConfig, n_entities: int, n_labels: int, key: I64[Tensor, "2"]
 ) -> Params:
     """Random vectors of a model for each fold, and of the one that sees all facts."""
     n_models = cfg.n_folds + 1
@@ -75,7 +74,7 @@ def init(
         return INITIAL_DEVIATION * random.normal(key, shape)
 
     return Params(
-        entity=draw(entity_key, sizes.n_constants + 1),
+        entity=draw(entity_key, n_entities + 1),
         label=draw(label_key, n_labels),
     )
 
