@@ -43,7 +43,7 @@ CONFIG = RunConfig(
 )
 
 
-def colours(n=24):
+def colours(n=40):
     """Who likes whom: those of larger numbers that differ by a multiple of four, so that no pair is linked twice."""
     return [
         (f"x{i}", "likes", f"x{j}")
@@ -53,10 +53,10 @@ def colours(n=24):
     ]
 
 
-def noise(n=24):
+def noise(n=40):
     """As many facts, at random."""
     drawn = torch.randint(
-        n, (60, 2), generator=torch.Generator().manual_seed(0)
+        n, (360, 2), generator=torch.Generator().manual_seed(0)
     )
     pairs = sorted({(i, j) for i, j in drawn.tolist() if i < j})
     return [(f"x{i}", "likes", f"x{j}") for i, j in pairs]
@@ -177,7 +177,7 @@ def test_link_embeddings_are_weighed_where_valid_says_so(
     )
     monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
     cfg = EmbeddingConfig(
-        rank=8, n_folds=2, n_epochs=25, batch_size=32, learning_rate=0.05
+        rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
     )
     run = run_start.prepare_run(
         replace(CONFIG, embedding=cfg), tmp_path, resume=False
