@@ -16,6 +16,7 @@ a line that names its records, hardware, versions and commits):
     tuned                       the same with more rules or more time
     fifty-graphs                a row a generated graph: what `funcppo train` gives at its defaults within a time limit
     questions                   a row a data set and method: learning from question episodes
+    embedding-prior             the same, with and without a prior by link embeddings
     results-summary             a row a data set: ceiling, best untrained score, trained, best published with citation
     results-provided-rules      every score with the rules that come with a data set, over seeds
     results-mined-rules         the same with rules mined from the train triples
@@ -418,6 +419,37 @@ def question_results() -> str:
     commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
     return table(head, lines) + (
         f"\nRecord: `experiments/results/question_results.json` ({machine['device']}; "
+        f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
+    )
+
+
+def embedding_prior() -> str:
+    """The block of this name."""
+    rows = load_record("embedding_prior")["rows"]
+    head = ["data", "method", "valid MRR", "gain on valid, +- its error"]
+    head += ["test MRR", "mean weight", "seconds"]
+    lines: list[list[str]] = []
+    for name, method in dict.fromkeys(
+        (row["set"], row["method"]) for row in rows
+    ):
+        runs = [r for r in rows if (r["set"], r["method"]) == (name, method)]
+        gain = mean(run["valid_gain"] for run in runs)
+        error = mean(run["valid_gain_error"] for run in runs)
+        lines.append(
+            [
+                name,
+                method,
+                mean_and_spread([run["valid_mrr"] for run in runs]),
+                f"{gain:+.4f} ± {error:.4f}" if error else "",
+                mean_and_spread([run["test_mrr"] for run in runs]),
+                f"{mean(run['mean_prior_weight'] for run in runs):.2f}",
+                f"{mean(run['seconds'] for run in runs):.0f}",
+            ]
+        )
+    machine = rows[0]["machine"]
+    commits = dict.fromkeys(row["machine"]["commit"] for row in rows)
+    return table(head, lines) + (
+        f"\nRecord: `experiments/results/embedding_prior.json` ({machine['device']}, shared with other work; "
         f"torch {machine['torch'].split('+')[0]}; {', '.join(commits)}).\n"
     )
 
@@ -1505,6 +1537,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "tuned": tuned,
     "fifty-graphs": fifty_graphs,
     "questions": question_results,
+    "embedding-prior": embedding_prior,
     "results-summary": results_summary,
     "results-provided-rules": results_provided_rules,
     "results-mined-rules": results_mined_rules,

@@ -43,6 +43,7 @@ from funcppo.prover.aggregation import AggregationConfig, Capacity
 from funcppo.prover.config import ProverTaskConfig
 from funcppo.prover.evidence import EvidenceConfig
 from funcppo.prover.question_config import (
+    EmbeddingConfig,
     ListwiseConfig,
     QuestionConfig,
 )
@@ -241,6 +242,7 @@ def configs():
         PolicyConfig(aggregation=aggregation, capacity=Capacity(1, 1, 1)),
         QuestionConfig(),
         ListwiseConfig(),
+        EmbeddingConfig(),
     ]
 
 

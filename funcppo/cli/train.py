@@ -73,7 +73,11 @@ from funcppo.experiment.loggers import check_loggers, open_loggers
 from funcppo.experiment.run_time import RunTime
 from funcppo.mining.config import MiningConfig
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.question_config import (
+    EmbeddingConfig,
+    ListwiseConfig,
+    QuestionConfig,
+)
 from funcppo.ranges import PositiveFloat, PositiveInt
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
@@ -228,6 +232,8 @@ class Train:
     (ms). Default: off."""
     questions: QuestionConfig = _DEFAULT.questions
     """Evidence and questions of a run that learns from questions."""
+    embedding: EmbeddingConfig = _DEFAULT.embedding
+    """Settings of link embeddings, a prior of the candidates of a run that learns from questions."""
     listwise: ListwiseConfig = _DEFAULT.listwise
     """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
     prover: ProverTaskConfig = _DEFAULT.prover

@@ -68,6 +68,7 @@ class Explanation(NamedTuple):
     own_degree: int  # known answers to questions of the relation that it is
     own_degree_weight: float
     degree_weight: float  # what its degrees in other relations add
+    embedding_weight: float  # what its prior by link embeddings adds
 
 
 class Weights(NamedTuple):
@@ -167,7 +168,11 @@ def _explain_row(
 
     rule_score = float(torch.log(torch.tensor(total + aggregation.MIN_SUM)))
     own_degree_weight = float(params.own_degree_weight[label, bucket])
-    listed = rule_score + own_degree_weight + linked
+    embedding_weight = 0.0
+    if cfg.uses_embedding:
+        prior_weight = float(params.prior_weight[label])
+        embedding_weight = prior_weight * float(found.prior[row])
+    listed = rule_score + own_degree_weight + linked + embedding_weight
     listed += sum(fact.weight for fact in facts)
     predicate, side, given = question
     return Explanation(
@@ -187,6 +192,7 @@ def _explain_row(
         own_degree=int(found.own_degree[row]),
         own_degree_weight=own_degree_weight,
         degree_weight=float(scores[row]) - listed if cfg.uses_degrees else 0.0,
+        embedding_weight=embedding_weight,
     )
 
 
@@ -254,16 +260,24 @@ def to_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         lines.append(
             f"  {e.linked_weight:+.2f}  some fact links it to {_term_text(dataset, e.given)}"
         )
+    return lines + _describe_candidate(dataset, e)
 
+
+def _describe_candidate(dataset: Dataset, e: Explanation) -> list[str]:
+    """What is known of the candidate itself, as lines of text."""
     place = "head" if e.side == HEAD else "tail"
     facts = _count(e.own_degree, "other fact")
     relation = dataset.predicates[e.predicate - 1]
-    lines.append(
+    lines = [
         f"  {e.own_degree_weight:+.2f}  it is the {place} of {facts} of {relation}"
-    )
+    ]
     if e.degree_weight:
         lines.append(
             f"  {e.degree_weight:+.2f}  how many facts of other relations it has"
+        )
+    if e.embedding_weight:
+        lines.append(
+            f"  {e.embedding_weight:+.2f}  prior by link embeddings, which proves nothing"
         )
     return lines
 

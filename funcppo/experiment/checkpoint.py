@@ -110,7 +110,8 @@ def restore(
       like: a tree of the same structure, shapes and dtypes; the result is on its devices.
       fingerprint: the data set that ids refer to, which must be that of the file (`meta["fingerprint"]`). None: there
         are no such ids, and nothing is compared.
-      optional: a part of the tree that is taken from `like` where the file has nothing of it.
+      optional: a part of the tree that is taken from `like` where the file has nothing of it. So is a tensor without
+        elements, which an earlier version may not have had.
 
     Returns:
       The tree, and the meta data.
@@ -122,9 +123,13 @@ def restore(
     path = Path(path)
     arrays, meta = read(path)
     names = tree.paths(like)
-    absent: set[str] = set()
+    absent = {
+        name
+        for name, leaf in zip(names, tree.leaves(like))
+        if not leaf.numel() and name not in arrays
+    }
     if optional and not any(n.startswith(f"{optional}.") for n in arrays):
-        absent = {name for name in names if name.startswith(f"{optional}.")}
+        absent |= {name for name in names if name.startswith(f"{optional}.")}
     stored_fingerprint = meta.get("fingerprint")
     if fingerprint is not None and stored_fingerprint != fingerprint:
         raise ValueError(

@@ -20,7 +20,11 @@ from funcppo.data.config import DEFAULT_CONFIG, DataConfig
 from funcppo.experiment import formats
 from funcppo.json_io import Json
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.question_config import (
+    EmbeddingConfig,
+    ListwiseConfig,
+    QuestionConfig,
+)
 from funcppo.ranges import (
     DeviceName,
     PositiveFloat,
@@ -52,6 +56,7 @@ RUN_FILES = (
 _DEFAULT_PROVER = ProverTaskConfig(smoothing="auto", object_identity="auto")
 _DEFAULT_QUESTIONS = QuestionConfig()
 _DEFAULT_LISTWISE = ListwiseConfig()
+_DEFAULT_EMBEDDING = EmbeddingConfig()
 _DEFAULT_PPO = PPOConfig(
     n_envs=256,
     n_steps=8,
@@ -132,6 +137,9 @@ class RunConfig:
     questions: QuestionConfig = _DEFAULT_QUESTIONS
     """Evidence and questions of a run that learns from questions."""
 
+    embedding: EmbeddingConfig = _DEFAULT_EMBEDDING
+    """Settings of link embeddings, a prior of the candidates of a run that learns from questions."""
+
     listwise: ListwiseConfig = _DEFAULT_LISTWISE
     """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
 
@@ -200,6 +208,7 @@ def read_config(folder: Path) -> RunConfig:
         # And they learnt from proofs.
         raw.setdefault("learner", "proofs")
         raw.setdefault("questions", {})
+        raw.setdefault("embedding", {})
         raw.setdefault("listwise", {"penalty": {}})
         return from_json(RunConfig, raw, prefix="")
     except KeyError as error:

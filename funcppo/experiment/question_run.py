@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from funcppo.experiment import question_training
 from funcppo.experiment.question_training import Collected
 from funcppo.logic.question_types import LeftOut
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence, questions
+from funcppo.prover import aggregation, evidence, link_embedding, questions
 from funcppo.prover.aggregation import (
     AggregationConfig,
     AggregationWorld,
@@ -79,6 +80,7 @@ class Fitted(NamedTuple):
 
     setup: QuestionSetup
     params: Params
+    quality: ValidQuality | None  # None where there is no valid split
     notes: list[str]
 
 
@@ -100,7 +102,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1.
 
     Args:
-      cfg: degrees that are left open are not weighed.
+      cfg: degrees and embeddings that are left open are not weighed.
     """
     facts = evidence.index_facts(task.kb, task.sizes, task.cfg.memory_share)
     world = aggregation.make_world(task.kb, task.sizes, facts)
@@ -109,6 +111,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         n_shapes=aggregation.n_shapes(world),
         uses_links=cfg.links,
         uses_degrees=cfg.degrees is True,
+        uses_embedding=cfg.embedding is True,
     )
     return QuestionSetup(
         facts=facts,
@@ -200,6 +203,22 @@ class ValidEvidence:
             for side in sides
         }
 
+    def with_embedding(self, embedding: link_embedding.Params) -> ValidEvidence:
+        """The evidence with priors by link embeddings."""
+        weighed = copy.copy(self)
+        weighed._parts = {
+            side: [
+                part._replace(
+                    evidence=evidence.with_prior(
+                        part.evidence, embedding, "fact"
+                    )
+                )
+                for part in parts
+            ]
+            for side, parts in self._parts.items()
+        }
+        return weighed
+
     def make_scorer(self, setup: QuestionSetup, params: Params) -> ScorerBySide:
         """The scorer of the queries' candidates by given weights."""
         score = _score(setup, params)
@@ -265,8 +284,33 @@ def collect(
         deadline=deadline,
     )
     world = tree.map(lambda x: x.to(device), collected.world)
-    policy = collected.policy
+    weighed = dataclasses.replace(
+        collected.policy.aggregation,
+        uses_embedding=setup.policy.aggregation.uses_embedding,
+    )
+    policy = dataclasses.replace(collected.policy, aggregation=weighed)
     return dataclasses.replace(setup, world=world, policy=policy), collected
+
+
+def with_embedding(
+    setup: QuestionSetup, embedding: link_embedding.Params, left_out: LeftOut
+) -> QuestionSetup:
+    """The evidence with priors by link embeddings, which the policy weighs.
+
+    Args:
+      left_out: what a training question leaves out.
+    """
+    weighed = dataclasses.replace(setup.policy.aggregation, uses_embedding=True)
+    world = setup.world
+    if world is not None:
+        listed = evidence.with_prior(world.evidence, embedding, left_out)
+        world = world._replace(evidence=listed)
+    return dataclasses.replace(
+        setup,
+        facts=setup.facts._replace(embedding=embedding),
+        policy=dataclasses.replace(setup.policy, aggregation=weighed),
+        world=world,
+    )
 
 
 def fit_listwise(
@@ -301,7 +345,7 @@ def fit_listwise(
         notes = [
             f"listwise fit: epoch {cfg.n_epochs}, the last: there is no valid split to choose by"
         ]
-        return Fitted(fits[-1].setup, fits[-1].params, notes)
+        return Fitted(fits[-1].setup, fits[-1].params, None, notes)
 
     best = max(fits, key=lambda fit: fit.metric)
     notes = [
@@ -312,7 +356,7 @@ def fit_listwise(
         notes = [
             f"listwise fit: no epoch of {cfg.n_epochs} ranks valid better than the untrained weights, {best.metric:.4f}"
         ]
-    elif not _is_better(best.quality, fits[0].quality):
+    elif not is_better(best.quality, fits[0].quality):
         notes.append(
             f"the gain is within {MIN_GAIN_ERRORS:g} standard errors: the untrained weights are kept"
         )
@@ -321,7 +365,7 @@ def fit_listwise(
         notes.append("listwise fit: it was ended by the time of the run")
     if len(degrees) > 1:
         notes.append(_describe_degrees(fits, best))
-    return Fitted(best.setup, best.params, notes)
+    return Fitted(best.setup, best.params, best.quality, notes)
 
 
 def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:
@@ -335,7 +379,7 @@ def _describe_degrees(fits: Sequence[_Fit], best: _Fit) -> str:
     return f"degrees {chosen}{why}; best fits on valid: {listing}"
 
 
-def _is_better(quality: ValidQuality, other: ValidQuality) -> bool:
+def is_better(quality: ValidQuality, other: ValidQuality) -> bool:
     """Whether the mean gain in reciprocal rank is above two standard errors of it, which pairs the queries.
 
     The best of some 16 epochs gains a standard error or more by chance alone.

@@ -34,6 +34,7 @@ from funcppo.experiment.question_run import (
     QuestionSetup,
     ValidEvidence,
 )
+from funcppo.prover import link_embedding
 from funcppo.prover import task as prover_task
 from funcppo.prover.task import ProverTask
 from funcppo.train_step import TrainState
@@ -65,6 +66,8 @@ class RunState(NamedTuple):
     best_valid_metric: F32[Tensor, ""]
     # number of the update that gave them; 0: the initial ones
     best_update: I64[Tensor, ""]
+    # without models where candidates have no prior
+    embedding: link_embedding.Params
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,9 +159,17 @@ def initial_train_state(
     return train_step.init(cfg, world, key)
 
 
-def initial_run_state(train_state: TrainState) -> RunState:
-    """The state before the first validation."""
+def initial_run_state(
+    train_state: TrainState, embedding: link_embedding.Params | None = None
+) -> RunState:
+    """The state before the first validation.
+
+    Args:
+      embedding: what gives candidates a prior; None for nothing.
+    """
     device = train_state.update.device
+    if embedding is None:
+        embedding = link_embedding.without_models(device)
     return RunState(
         train_state=train_state,
         start_params=train_state.params,
@@ -167,6 +178,7 @@ def initial_run_state(train_state: TrainState) -> RunState:
             (), -1.0, dtype=torch.float32, device=device
         ),
         best_update=torch.zeros((), dtype=torch.int64, device=device),
+        embedding=embedding,
     )
 
 

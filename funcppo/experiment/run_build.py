@@ -12,6 +12,7 @@ from funcppo.evaluation import (
     scorers,
 )
 from funcppo.experiment import (
+    embedding_training,
     question_run,
     question_training,
 )
@@ -127,7 +128,14 @@ def _build_question_run(
         task=task,
         cfg=cfg,
         score=EVIDENCE_SCORE,
-        state=initial_run_state(train_step.init(cfg, world, key)),
+        state=initial_run_state(
+            train_step.init(cfg, world, key),
+            embedding_training.blank(
+                task, run_config.embedding, run_config.device
+            )
+            if setup.policy.aggregation.uses_embedding
+            else None,
+        ),
         notes=task.notes,
         search_step=scorers.make_search_step(run_config.device),
         n_validation_queries=min(
@@ -159,7 +167,10 @@ def at_start(run: Run, params: Any) -> Run:
     run = _with_questions(run, params)
     key = random.key(run.run_config.seed, run.run_config.device)
     state = train_step.init(run.cfg, training_world(run), key)
-    state = initial_run_state(state._replace(params=params))
+    assert run.questions is not None
+    state = initial_run_state(
+        state._replace(params=params), run.questions.facts.embedding
+    )
     return dataclasses.replace(run, state=state)
 
 

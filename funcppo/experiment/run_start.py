@@ -36,6 +36,7 @@ from funcppo.evaluation.slot_scheduler import (
 )
 from funcppo.experiment import (
     checkpoint,
+    embedding_training,
     memory_plan,
     metrics_log,
     question_bounds,
@@ -63,8 +64,8 @@ from funcppo.experiment.run_build import at_start, build_run
 from funcppo.experiment.run_time import RunTime
 from funcppo.experiment.stored_height import with_stored_height
 from funcppo.logic import resolve
+from funcppo.prover import link_embedding
 from funcppo.prover.question_config import QuestionConfig
-from funcppo.prover.questions import QuestionWorld
 from funcppo.prover.task import PhaseCallback, ProverTask, ignore_phase
 
 # A greater height is tried only if its searches for all of valid, by every score, compute at most this many successors,
@@ -148,9 +149,14 @@ def prepare_run(
     _check_meta(path, meta, scores)
     # What reads a run shows the notes on its task.
     task = dataclasses.replace(run.task, notes=(*run.task.notes, *damage_notes))
+    setup = run.questions
+    if setup is not None and link_embedding.n_models(state.embedding):
+        # Its questions, if it is trained on, are listed with their priors.
+        setup = question_run.with_embedding(setup, state.embedding, "fact")
     return dataclasses.replace(
         run,
         task=task,
+        questions=setup,
         score=meta["score"],
         state=state,
         notes=tuple(meta["notes"]),
@@ -531,19 +537,20 @@ def _start_from_fit(
         return scored._replace(notes=[note, *scored.notes])
 
     run_time.end_phase("questions", is_set=options.max_questions is not None)
-    fitted = _fit(
+    run = dataclasses.replace(
         run,
-        setup,
-        collected.world,
-        options.degrees,
-        scored.valid_seconds,
-        on_phase,
-        run_time,
+        questions=setup,
+        run_config=dataclasses.replace(config, questions=options),
     )
+    run, fitted = _fit_with_embedding(
+        run, scored.valid_seconds, on_phase, run_time
+    )
+    weighed = fitted.setup.policy.aggregation
     options = dataclasses.replace(
         options,
         max_questions=collected.n_questions,
-        degrees=fitted.setup.policy.aggregation.uses_degrees,
+        degrees=weighed.uses_degrees,
+        embedding=weighed.uses_embedding,
     )
     ppo, parts_notes = memory_plan.split_minibatches(
         config.ppo,
@@ -562,10 +569,89 @@ def _start_from_fit(
     )
 
 
+def _fit_with_embedding(
+    run: Run,
+    valid_seconds: float,
+    on_phase: PhaseCallback,
+    run_time: RunTime,
+) -> tuple[Run, Fitted]:
+    """The listwise fit, with link embeddings where these are set or rank valid better beyond chance; and its run.
+
+    Args:
+      run: its questions are listed.
+      valid_seconds: that a ranking of valid takes.
+    """
+    assert run.questions is not None, "the run learns from questions"
+    options = run.run_config.questions
+    if options.embedding is True:
+        run, notes = _embed(run, run.questions, on_phase, run_time)
+        fitted = _fit(run, options.degrees, valid_seconds, on_phase, run_time)
+        return run, fitted._replace(notes=[*notes, *fitted.notes])
+
+    plain = _fit(run, options.degrees, valid_seconds, on_phase, run_time)
+    if options.embedding is False or plain.quality is None:
+        return run, plain
+    embedded, notes = _embed(run, plain.setup, on_phase, run_time)
+    if embedded is run:
+        return run, plain._replace(notes=[*plain.notes, *notes])
+    degrees = plain.setup.policy.aggregation.uses_degrees
+    fitted = _fit(embedded, degrees, valid_seconds, on_phase, run_time)
+    assert fitted.quality is not None, "there are valid queries"
+    comparison = f"{plain.quality.metric:.4f} without link embeddings, {fitted.quality.metric:.4f} with them"
+    if question_run.is_better(fitted.quality, plain.quality):
+        notes += [*fitted.notes, f"link embeddings on: valid {comparison}"]
+        return embedded, fitted._replace(notes=notes)
+    notes += [
+        f"link embeddings off: valid {comparison}, no gain above {question_run.MIN_GAIN_ERRORS:g} standard errors"
+    ]
+    return run, plain._replace(notes=[*plain.notes, *notes])
+
+
+def _embed(
+    run: Run, setup: QuestionSetup, on_phase: PhaseCallback, run_time: RunTime
+) -> tuple[Run, list[str]]:
+    """The run with link embeddings and the priors that they give; the same run where there is no time to train them.
+
+    Args:
+      setup: the questions, and the evidence to weigh beside.
+    """
+    config = run.run_config
+    device, left_out = config.device, config.questions.left_out
+    assert left_out != "auto", "what is left out is chosen before"
+    is_set = config.questions.embedding is True
+    deadline = run_time.until(run_time.EMBEDDING)
+    if is_set:
+        deadline = NO_DEADLINE
+    plan = embedding_training.plan_training(
+        run.task, config.embedding, device, deadline.seconds_left
+    )
+    if plan.is_too_long and not is_set:
+        return run, [
+            f"link embeddings are not tried: {embedding_training.MIN_EPOCHS} passes over the facts would take over "
+            f"{min(deadline.seconds_left, config.embedding.seconds):.0f} s (--questions.embedding True trains them)"
+        ]
+
+    cfg = config.embedding if is_set else plan.cfg
+    embedding = embedding_training.train(
+        run.task, cfg, left_out, config.seed, device, on_phase, deadline
+    )
+    run_time.end_phase("link embeddings", is_set=is_set)
+    notes: list[str] = []
+    if cfg.n_epochs < config.embedding.n_epochs:
+        notes = [
+            f"link embeddings: {cfg.n_epochs} of {config.embedding.n_epochs} epochs, all that there is time for"
+        ]
+    valid = run.valid_evidence
+    if valid is not None:
+        valid = valid.with_embedding(embedding)
+    setup = question_run.with_embedding(setup, embedding, left_out)
+    return dataclasses.replace(
+        run, questions=setup, valid_evidence=valid
+    ), notes
+
+
 def _fit(
     run: Run,
-    setup: QuestionSetup,
-    world: QuestionWorld,
     degrees: bool | Literal["auto"],
     valid_seconds: float,
     on_phase: PhaseCallback,
@@ -574,16 +660,19 @@ def _fit(
     """The listwise fit that ranks valid best, of those that there is time for; its notes say which these are.
 
     Args:
-      setup: with the questions, in the world.
+      run: its questions are listed.
       valid_seconds: that a ranking of valid takes.
     """
-    config = run.run_config
+    config, setup = run.run_config, run.questions
+    assert setup is not None and setup.world is not None
     is_set = config.listwise.max_gradients is not None
-    deadline = NO_DEADLINE if is_set else run_time.until(run_time.FIT)
+    is_embedded = link_embedding.n_models(setup.facts.embedding) > 0
+    end = run_time.EMBEDDING if is_embedded else run_time.FIT
+    deadline = NO_DEADLINE if is_set else run_time.until(end)
     plan = question_bounds.plan_fit(
         config.listwise,
         setup.policy,
-        world,
+        setup.world,
         (False, True) if degrees == "auto" else (degrees,),
         deadline.seconds_left,
         valid_seconds,

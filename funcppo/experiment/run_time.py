@@ -28,10 +28,11 @@ class RunTime:
     CHOICE = 0.54
     VALID = 0.58
     QUESTIONS = 0.67
-    FIT = 0.79
+    FIT = 0.76
+    EMBEDDING = 0.82
     PPO = 0.9
     TEST = 0.95  # the rest is for what is printed and written
-    SHARES = (MINING, CHOICE, VALID, QUESTIONS, FIT, PPO, TEST)
+    SHARES = (MINING, CHOICE, VALID, QUESTIONS, FIT, EMBEDDING, PPO, TEST)
 
     def __init__(
         self,

@@ -85,7 +85,8 @@ def validate(
 ) -> tuple[Run, float | None]:
     """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
 
-    Without valid queries the current parameters are kept.
+    Without valid queries the current parameters are kept. Those of a policy that proves replace the untrained ones only
+    where valid gains more than chance gives: on a few queries the best of some ten validations gains a little anyway.
 
     Args:
       run: at the parameters to validate.
@@ -104,7 +105,8 @@ def validate(
         valid_metric = torch.full_like(
             state.best_valid_metric, quality[selection_metric(run.task)]
         )
-        if valid_metric <= state.best_valid_metric:
+        is_worse = bool(valid_metric <= state.best_valid_metric)
+        if is_worse or not _gains_beyond_chance(run, on_progress):
             return run, float(valid_metric)
 
     # Clones, because the next update overwrites the leaves of the training state.
@@ -115,6 +117,28 @@ def validate(
     )
     run = dataclasses.replace(run, state=best)
     return run, float(valid_metric) if has_queries else None
+
+
+def _gains_beyond_chance(run: Run, on_progress: ProgressCallback) -> bool:
+    """Whether the parameters of a policy that proves rank valid better than the untrained ones, queries paired.
+
+    True where others than the untrained ones are the best so far, and where a run learns from questions, whose start is
+    chosen so.
+    """
+    state = run.state
+    is_first = float(state.best_valid_metric) < 0
+    if is_first or int(state.best_update) > 0 or run.questions is not None:
+        return True
+
+    queries = validation_queries(run)
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    qualities: list[ValidQuality] = []
+    for params in (state.train_state.params, state.start_params):
+        scorer = run_policy_scorer(run, params, run.score, on_progress)
+        ranked = ranking.rank_split(run.task, queries, scorer, protocol)
+        ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
+        qualities.append(ValidQuality(float(ranks.mean()), ranks))
+    return question_run.is_better(*qualities)
 
 
 def validation_quality(

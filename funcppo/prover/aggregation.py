@@ -6,9 +6,11 @@ groundings, and their share of all groundings; and 1), the rules that derive a c
     score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
             + own_degree_weight[label, degree] + linked_weight[label]
             + sum_links link_weight[label of link, label] + sum_b degree_weight[b, degree in b, label]
+            + prior_weight[label] * prior
 
 where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
-and degrees count by `DEGREE_BUCKETS`. The initial weights give the log of the odds of the confidences added up.
+degrees count by `DEGREE_BUCKETS`, and the prior is that of `link_embedding`. The initial weights give the log of the
+odds of the confidences added up.
 
 `score` takes a `Batch`: `gather` makes one of fixed shapes for training, `whole` one of all candidates for ranking.
 """
@@ -58,6 +60,8 @@ class AggregationConfig:
     """Weigh the facts that link a candidate to the question's entity."""
     uses_degrees: bool = False
     """Weigh the candidate's degrees in the labels other than the question's."""
+    uses_embedding: bool = False
+    """Weigh the candidate's prior by link embeddings."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -87,6 +91,8 @@ class Params(NamedTuple):
     link_weight: F32[Tensor, "B B"]  # [label of the link, label]
     # [label * N_BUCKETS + bucket, label]; without rows where degrees are not weighed
     degree_weight: F32[Tensor, "BK B"]
+    # without entries where the prior by link embeddings is not weighed
+    prior_weight: F32[Tensor, "B"]
 
 
 class Batch(NamedTuple):
@@ -95,6 +101,7 @@ class Batch(NamedTuple):
     label: I64[Tensor, "L"]
     entity: I64[Tensor, "L"]
     own_degree: I64[Tensor, "L"]
+    prior: F32[Tensor, "L"]
 
     firing_row: I64[Tensor, "N"]  # the candidate of each firing
     firing_mask: Bool[Tensor, "N"]
@@ -171,6 +178,7 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
         linked_weight=zeros(n),
         link_weight=zeros(n, n),
         degree_weight=zeros(n_degrees, n),
+        prior_weight=zeros(n if cfg.uses_embedding else 0),
     )
 
 
@@ -188,6 +196,8 @@ def score(
         total
         + params.own_degree_weight[batch.label, degree_bucket(batch.own_degree)]
     )
+    if cfg.uses_embedding:
+        total = total + params.prior_weight[batch.label] * batch.prior
     if cfg.uses_links:
         total = total + _link_scores(params, batch, zero)
     if cfg.uses_degrees:
@@ -317,6 +327,7 @@ def gather(
         label=evidence.label[question].repeat_interleave(size.n_candidates),
         entity=_take(evidence.entity, candidate),
         own_degree=_take(evidence.own_degree, candidate),
+        prior=_take(evidence.prior, candidate),
         firing_row=firing_row,
         firing_mask=firing_mask.view(-1),
         rule=_take(evidence.rule, firing),
@@ -338,6 +349,7 @@ def whole(evidence: Evidence) -> Batch:
         label=evidence.label[evidence.question],
         entity=evidence.entity,
         own_degree=evidence.own_degree,
+        prior=evidence.prior,
         firing_row=torch.repeat_interleave(n_firings),
         firing_mask=torch.ones_like(evidence.is_left_out),
         rule=evidence.rule,

@@ -39,6 +39,7 @@ from funcppo.logic.question_types import (
 )
 from funcppo.logic.sorting import unique_inverse, unique_values, value_counts
 from funcppo.logic.triple_index import HEAD, TAIL, TripleIndex
+from funcppo.prover import link_embedding
 from funcppo.ranges import NonNegativeInt, Seed, Size, check_fields
 from funcppo.types import F32, I64, Bool
 
@@ -58,12 +59,16 @@ class FactIndex(NamedTuple):
     link_key: I64[Tensor, "2N"]
     link_label: I64[Tensor, "2N"]  # predicate, and the place of the second
     plan: FiringPlan  # of the rules
+    # trained on the facts; without models where candidates have no prior
+    embedding: link_embedding.Params
 
 
 class Evidence(NamedTuple):
     """The candidates of questions, grouped by question, with their firings and links, grouped by candidate."""
 
     label: I64[Tensor, "Q"]
+    given: I64[Tensor, "Q"]  # the question's entity
+    left_out: I64[Tensor, "Q"]  # its answer that is left out, or 0
     candidate_offsets: I64[Tensor, "Q1"]
     # row of the answer that is left out; -1 if it is no candidate
     answer: I64[Tensor, "Q"]
@@ -76,6 +81,8 @@ class Evidence(NamedTuple):
     log_listed: F32[Tensor, "L"]
     # -log(1 - noisy-or of the cubed confidences)
     base_score: F32[Tensor, "L"]
+    # by link embeddings that have not seen what is left out; 0 without them
+    prior: F32[Tensor, "L"]
     firing_offsets: I64[Tensor, "L1"]
     link_offsets: I64[Tensor, "L1"]
 
@@ -163,7 +170,8 @@ def index_facts(
     facts = binary_facts(kb)
     if not len(facts):
         none = facts.new_zeros(0)
-        return FactIndex(none, none, none, none, plan)
+        embedding = link_embedding.without_models(facts.device)
+        return FactIndex(none, none, none, none, plan, embedding)
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     as_head, as_tail = make_label(predicate, HEAD), make_label(predicate, TAIL)
 
@@ -178,6 +186,7 @@ def index_facts(
         link_key=key,
         link_label=label[order],
         plan=plan,
+        embedding=link_embedding.without_models(facts.device),
     )
 
 
@@ -287,8 +296,10 @@ def _weigh_firings(
     per_question = torch.bincount(
         candidates.question, minlength=len(questions.entity)
     )
-    return Evidence(
+    listed = Evidence(
         label=make_label(questions.predicate, questions.side),
+        given=questions.entity,
+        left_out=questions.left_out,
         candidate_offsets=row_index.offsets(per_question),
         answer=answer,
         question=candidates.question,
@@ -296,6 +307,7 @@ def _weigh_firings(
         own_degree=_own_degree(facts, sizes, questions, candidates),
         log_listed=log_listed[is_listed],
         base_score=base_score[is_listed],
+        prior=torch.zeros_like(base_score[is_listed]),
         firing_offsets=row_index.offsets(n_firings),
         link_offsets=row_index.offsets(n_links),
         rule=firings.rule[kept],
@@ -305,6 +317,31 @@ def _weigh_firings(
         n_all_groundings=counts.n_groundings[kept],
         link_label=link_label,
     )
+    return with_prior(listed, facts.embedding, cfg.left_out)
+
+
+def with_prior(
+    evidence: Evidence, embedding: link_embedding.Params, left_out: LeftOut
+) -> Evidence:
+    """The evidence with the prior of each candidate by link embeddings; 0 where there is no model."""
+    if not link_embedding.n_models(embedding):
+        return evidence._replace(prior=torch.zeros_like(evidence.base_score))
+    questions = Questions(
+        predicate=evidence.label // 2,
+        side=evidence.label % 2 + HEAD,
+        entity=evidence.given,
+        left_out=evidence.left_out,
+    )
+    model = link_embedding.model_of(embedding, questions, left_out)
+    row = evidence.question
+    prior = link_embedding.prior(
+        embedding,
+        model[row],
+        evidence.label[row],
+        evidence.given[row],
+        evidence.entity,
+    )
+    return evidence._replace(prior=prior)
 
 
 def concatenate(parts: Sequence[Evidence]) -> Evidence:
@@ -341,6 +378,8 @@ def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
 
     return Evidence(
         label=evidence.label[questions],
+        given=evidence.given[questions],
+        left_out=evidence.left_out[questions],
         candidate_offsets=candidate - first,
         answer=torch.where(answer < 0, answer, answer - first),
         question=evidence.question[candidates] - start,
@@ -348,6 +387,7 @@ def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
         own_degree=evidence.own_degree[candidates],
         log_listed=evidence.log_listed[candidates],
         base_score=evidence.base_score[candidates],
+        prior=evidence.prior[candidates],
         firing_offsets=firing - firing[0],
         link_offsets=link - link[0],
         rule=evidence.rule[firings],

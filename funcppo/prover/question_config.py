@@ -26,6 +26,9 @@ class QuestionConfig:
     these facts give away. Default: on."""
     degrees: bool | Literal["auto"] = "auto"
     """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better."""
+    embedding: bool | Literal["auto"] = "auto"
+    """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
+    valid split better by more than two standard errors, and there is time to train them."""
     left_out: Literal["auto", "fact", "pair"] = "auto"
     """What is unknown while a training question is answered. fact: its own fact; pair: all facts between its two
     entities; auto: pair if no pair of the valid split is linked by a known fact, otherwise fact."""
@@ -85,6 +88,32 @@ class ListwiseConfig:
     """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
     penalty: Penalty = field(default_factory=Penalty)
     """Gaussian priors of the weights of evidence, of mean 0."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming a field that is out of range."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingConfig:
+    """Settings of link embeddings (ComplEx), a prior of what rules derive."""
+
+    rank: Size = 32
+    """Number of complex dimensions of a vector."""
+    n_folds: Size = 4
+    """Parts of the facts. The prior of a training question is that of embeddings which have not seen the part that its
+    fact is in; one model more sees all facts."""
+    n_epochs: Size = 30
+    """Passes over the facts."""
+    seconds: PositiveFloat = 60.0
+    """Seconds that training may take, by a count of its work: epochs beyond are left out, and all of it where too few
+    are left."""
+    batch_size: Size = 512
+    """Questions of a gradient step."""
+    learning_rate: PositiveFloat = 0.03
+    """Initial learning rate of Adam, which falls to 0 along a line."""
+    penalty: NonNegativeFloat = 0.02
+    """Factor of the N3 penalty, the cubed moduli of the vectors of a link."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""

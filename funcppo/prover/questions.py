@@ -94,6 +94,8 @@ def blank_world(world: AggregationWorld) -> QuestionWorld:
         aggregation=world,
         evidence=Evidence(
             label=one,
+            given=one,
+            left_out=one,
             candidate_offsets=torch.arange(2, device=one.device),
             answer=one - 1,
             question=one,
@@ -101,6 +103,7 @@ def blank_world(world: AggregationWorld) -> QuestionWorld:
             own_degree=one,
             log_listed=score,
             base_score=score,
+            prior=score,
             firing_offsets=two,
             link_offsets=two,
             rule=none,

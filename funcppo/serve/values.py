@@ -251,6 +251,7 @@ class Evidence(TypedDict):
     own_degree: int
     own_degree_weight: float
     degree_weight: float
+    embedding_weight: float
 
 
 class FailedRule(TypedDict):

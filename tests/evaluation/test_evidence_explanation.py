@@ -14,8 +14,9 @@ from funcppo.evaluation import agreement, evidence_explanation, ranking
 from funcppo.evaluation.evaluator import Evaluator
 from funcppo.evaluation.evidence_explanation import Weights, explain_answer
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import aggregation, evidence
+from funcppo.prover import aggregation, evidence, link_embedding
 from funcppo.prover.config import ProverTaskConfig
+from funcppo.prover.question_config import EmbeddingConfig
 from funcppo.prover.task import build_task
 from tests.evaluation.test_settings_choice import random_graph
 
@@ -37,7 +38,15 @@ def subject(request):
         sizes=task.sizes,
         n_shapes=aggregation.n_shapes(world),
         uses_degrees=True,
+        uses_embedding=True,
     )
+    embedding = link_embedding.init(
+        EmbeddingConfig(rank=3, n_folds=2),
+        task.sizes.n_constants,
+        evidence.n_labels(task.sizes),
+        random.key(2),
+    )
+    facts = facts._replace(embedding=embedding)
     params = aggregation.init(cfg, random.key(0))
     generator = torch.Generator().manual_seed(1)
     params = tree.map(
@@ -60,6 +69,8 @@ def test_the_parts_add_up_to_the_score(subject):
     n_facts = 0
     for atom, side, e in explanations(subject):
         parts = [e.rule_score, e.own_degree_weight, e.degree_weight]
+        assert e.embedding_weight
+        parts.append(e.embedding_weight)
         parts += [e.linked_weight, *(fact.weight for fact in e.facts)]
         assert sum(parts) == pytest.approx(e.score, abs=1e-5)
         assert sum(rule.share for rule in e.rules) == pytest.approx(1.0)
@@ -187,13 +198,19 @@ def test_a_fact_is_for_or_against_by_the_number_beside_it(subject):
 def test_links_and_degrees_that_are_not_weighed_are_no_evidence(subject):
     task, weights = subject
     plain = weights._replace(
-        cfg=replace(weights.cfg, uses_links=False, uses_degrees=False)
+        cfg=replace(
+            weights.cfg,
+            uses_links=False,
+            uses_degrees=False,
+            uses_embedding=False,
+        )
     )
     atom = torch.from_numpy(task.dataset.train[0])
     for side in (HEAD, TAIL):
         e = explain_answer(task, plain, atom, side)
         if e is not None:
-            assert e.facts == () and e.degree_weight == 0
+            assert e.facts == ()
+            assert e.degree_weight == e.embedding_weight == 0
             assert e.rule_score + e.own_degree_weight == pytest.approx(
                 e.score, abs=1e-5
             )

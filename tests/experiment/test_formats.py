@@ -169,7 +169,9 @@ def test_a_run_of_format_1_resumes_to_the_parameters_of_the_uninterrupted_run(
     halfway = checkpoint.read(whole_folder / CHECKPOINT_FILE).arrays
     stored = checkpoint.read(GOLDEN / "interrupted" / CHECKPOINT_FILE).arrays
     is_same_arithmetic = all(
-        np.array_equal(halfway[name], stored[name]) for name in stored
+        np.array_equal(halfway[name], stored[name])
+        for name in stored
+        if not name.startswith("best_")  # which version 1 chose otherwise
     )
 
     run_to(before, resumed_folder, 12)
@@ -184,7 +186,9 @@ def test_a_run_of_format_1_resumes_to_the_parameters_of_the_uninterrupted_run(
     assert best["best_update"] == 4
     expected = recorded.arrays | best
     assert {
-        name for name in resumed.arrays if not name.startswith("start_params.")
+        name
+        for name in resumed.arrays
+        if not name.startswith(("start_params.", "embedding."))
     } == set(expected)
     for name, array in expected.items():
         if is_same_arithmetic or array.dtype.kind != "f":
@@ -208,6 +212,8 @@ def test_a_checkpoint_without_the_first_parameters_has_those_of_its_seed():
     run = run_start.open_run(GOLDEN / "complete")
     arrays = checkpoint.read(GOLDEN / "complete" / CHECKPOINT_FILE).arrays
     added = set(tree.paths(run.state)) - set(arrays)
+    empty = {"embedding.entity", "embedding.label"}
+    added -= empty
     assert added and all(name.startswith("start_params.") for name in added)
     fresh = run_start.prepare_run(
         run.run_config, GOLDEN / "complete", resume=False

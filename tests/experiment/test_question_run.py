@@ -21,7 +21,11 @@ from funcppo.experiment import (
 from funcppo.experiment.config import RunConfig, read_config
 from funcppo.experiment.run import DEFAULT_STEPS, save_checkpoint
 from funcppo.prover.config import ProverTaskConfig
-from funcppo.prover.question_config import ListwiseConfig, QuestionConfig
+from funcppo.prover.question_config import (
+    EmbeddingConfig,
+    ListwiseConfig,
+    QuestionConfig,
+)
 from funcppo.prover.task import build_task, ignore_phase
 from funcppo.runtime.monitor import Monitor
 from tests.experiment.test_question_training import seating
@@ -37,6 +41,28 @@ CONFIG = RunConfig(
         n_envs=32, n_steps=2, n_epochs=1, n_minibatches=2, learning_rate=0.01
     ),
 )
+
+
+def colours(n=40):
+    """Who likes whom: those of larger numbers that differ by a multiple of four, so that no pair is linked twice."""
+    return [
+        (f"x{i}", "likes", f"x{j}")
+        for i in range(n)
+        for j in range(i + 1, n)
+        if (i - j) % 4 == 0
+    ]
+
+
+def noise(n=40):
+    """As many facts, at random."""
+    drawn = torch.randint(
+        n, (360, 2), generator=torch.Generator().manual_seed(0)
+    )
+    pairs = sorted({(i, j) for i, j in drawn.tolist() if i < j})
+    return [(f"x{i}", "likes", f"x{j}") for i, j in pairs]
+
+
+EMBEDDING = EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32)
 
 
 @pytest.fixture(autouse=True)
@@ -96,18 +122,23 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(tmp_path):
     assert run.rule_metric == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("embedding", [False, True])
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path,
+    tmp_path, embedding
 ):
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         folder.mkdir()
-    run = run_start.prepare_run(CONFIG, whole, resume=False)
+    options = replace(CONFIG.questions, embedding=embedding)
+    config = replace(CONFIG, questions=options, embedding=EMBEDDING)
+    run = run_start.prepare_run(config, whole, resume=False)
     assert run.rule_metric is not None
+    prior = run.questions.world.evidence.prior
+    assert bool(prior.any()) == embedding
     save_checkpoint(run, part)
     expected = run_to(run, whole, 4)
 
-    run_to(run_start.prepare_run(CONFIG, part, resume=False), part, 2)
+    run_to(run_start.prepare_run(config, part, resume=False), part, 2)
     resumed = run_start.prepare_run(run.run_config, part, resume=True)
     assert resumed.questions.world is None
     assert int(resumed.state.train_state.update) == 2
@@ -116,6 +147,7 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
     changed = replace(resumed, state=resumed.state._replace(best_params=other))
     listed = run_build.with_training_data(changed).questions.world
     assert torch.equal(listed.prior_score, run.questions.world.prior_score)
+    assert torch.equal(listed.evidence.prior, prior)
     got = run_to(resumed, part, 4)
     assert got.rule_metric == expected.rule_metric == run.rule_metric
     for name, one, other in zip(
@@ -129,6 +161,55 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
         tree.ravel(got.state.start_params),
         tree.ravel(got.state.train_state.params),
     )
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_link_embeddings_are_weighed_where_valid_says_so(
+    is_better, tmp_path, monkeypatch
+):
+    """The rule derives everybody; who likes whom is a matter of colours, which no fact tells."""
+    likes = colours()
+    triples = likes if is_better else noise()
+    graph = data.from_triples(
+        [fact for i, fact in enumerate(triples) if i % 8],
+        [fact for i, fact in enumerate(triples) if not i % 8],
+        rules="likes(X, Y) :- likes(X, Z), likes(W, Y)",
+    )
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: graph)
+    cfg = EmbeddingConfig(
+        rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
+    )
+    run = run_start.prepare_run(
+        replace(CONFIG, embedding=cfg), tmp_path, resume=False
+    )
+    notes = "\n".join(run.notes)
+    weight = run.state.start_params.score.prior_weight
+    assert run.run_config.questions.embedding is is_better
+    assert ("link embeddings on: valid" in notes) == is_better
+    assert ("link embeddings off: valid" in notes) != is_better
+    assert bool(weight.any()) == is_better
+    assert bool(run.state.embedding.entity.numel()) == is_better
+
+    # Opened again, the run scores with the same priors.
+    save_checkpoint(run, tmp_path)
+    again = run_start.prepare_run(run.run_config, tmp_path, resume=True)
+    protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(run.task))
+    mrr = [
+        validation.evaluate_policy(
+            one, one.state.start_params, graph.valid, protocol
+        )["mrr"]
+        for one in (run, again)
+    ]
+    assert mrr[0] == mrr[1]
+
+
+def test_link_embeddings_without_time_are_not_tried(tmp_path):
+    cfg = replace(EMBEDDING, seconds=1e-6)
+    run = run_start.prepare_run(
+        replace(CONFIG, embedding=cfg), tmp_path, resume=False
+    )
+    assert run.run_config.questions.embedding is False
+    assert any("link embeddings are not tried" in note for note in run.notes)
 
 
 def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
@@ -181,7 +262,7 @@ def test_what_is_left_out_follows_the_links_of_valid(graph):
 
 
 def test_a_fit_that_is_no_better_than_its_error_leaves_the_weights_untrained():
-    better = question_run._is_better
+    better = question_run.is_better
     values = torch.tensor([0.5, 0.5, 1.0, 0.25])
 
     def quality(gain):

@@ -129,6 +129,7 @@ def test_every_validation_has_its_metric_and_the_best_so_far_in_the_log(
     run, monkeypatch, tmp_path
 ):
     quality = iter([0.25, 0.5, 0.125])
+    monkeypatch.setattr(validation, "_gains_beyond_chance", lambda *_: True)
     monkeypatch.setattr(
         validation,
         "evaluate_policy",
@@ -148,6 +149,7 @@ def test_a_run_ends_early_where_validations_get_no_better(
 ):
     """An equal metric is no better; a resumed run sees that it has ended."""
     quality = iter([0.25, 0.5, 0.5])
+    monkeypatch.setattr(validation, "_gains_beyond_chance", lambda *_: True)
     monkeypatch.setattr(
         validation,
         "evaluate_policy",
@@ -215,6 +217,7 @@ def test_the_best_parameters_are_kept_while_training_continues(
         "evaluate_policy",
         lambda *_, **__: {"auc_pr": next(quality)},
     )
+    monkeypatch.setattr(validation, "_gains_beyond_chance", lambda *_: True)
     captured, _ = training.prepare_train_step(run)
     params = [tree.ravel(run.state.train_state.params)]
     for after, _ in training.train(

@@ -37,6 +37,7 @@ def test_only_a_better_metric_replaces_the_best(
     monkeypatch.setattr(
         validation, "evaluate_policy", lambda *_, **__: {"auc_pr": metric}
     )
+    monkeypatch.setattr(validation, "_gains_beyond_chance", lambda *_: True)
     moved = run.state.train_state._replace(
         params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
         update=torch.tensor(9),
@@ -51,6 +52,39 @@ def test_only_a_better_metric_replaces_the_best(
     assert int(after.best_update) == (9 if is_better else 0)
     params = moved.params if is_better else before.best_params
     assert torch.equal(tree.ravel(after.best_params), tree.ravel(params))
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_the_untrained_policy_is_kept_unless_valid_gains_beyond_chance(
+    is_better, run, monkeypatch
+):
+    """The metric rises by a little; the ranks of the queries decide."""
+    monkeypatch.setattr(
+        validation, "evaluate_policy", lambda *_, **__: {"auc_pr": 0.51}
+    )
+    asked = []
+
+    def compare(present, start):
+        asked.append((present.reciprocal_rank, start.reciprocal_rank))
+        return is_better
+
+    monkeypatch.setattr(validation.question_run, "is_better", compare)
+    moved = run.state.train_state._replace(
+        params=tree.map(lambda x: x + 1.0, run.state.train_state.params),
+        update=torch.tensor(9),
+    )
+    state = run.state._replace(
+        train_state=moved, best_valid_metric=torch.tensor(0.5)
+    )
+    after, metric = validation.validate(replace(run, state=state))
+    assert metric == float(torch.tensor(0.51)) and len(asked) == 1
+    assert len(asked[0][0]) == len(asked[0][1]) >= run.n_validation_queries
+    assert int(after.state.best_update) == (9 if is_better else 0)
+
+    # Trained parameters that were kept are replaced by any better ones.
+    kept = state._replace(best_update=torch.tensor(3))
+    after, _ = validation.validate(replace(run, state=kept))
+    assert int(after.state.best_update) == 9 and len(asked) == 1
 
 
 def test_a_policy_is_not_evaluated_on_queries_that_cannot_be_ranked(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,17 @@ def test_each_weight_acts_on_its_evidence_alone():
     degree[2 * PARENT * aggregation.N_BUCKETS + 2, label] = 0.125
     degree[label * aggregation.N_BUCKETS : (label + 1) * 6, label] = 9.0
     assert change(degree_weight=degree) == {1: 0.125, 2: 0.25, 3: 0.25}
+    # the prior of each candidate by link embeddings
+    prior = torch.arange(len(found.entity)).float() - 1.0
+    cfg = replace(cfg, uses_embedding=True)
+    params = aggregation.init(cfg, random.key(0))
+    found = found._replace(prior=prior)
+    assert torch.equal(scores(cfg, world, params, found), before)
+    weight = params.prior_weight.clone()
+    weight[label] = 0.5
+    assert change(prior_weight=weight) == {
+        entity: p / 2 for entity, p in zip(found.entity.tolist(), prior) if p
+    }
     # a weight of another question's label
     assert not change(own_degree_weight=own.roll(1, 0))
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from funcppo import random
 from funcppo.logic import firing_chunks, joins, kb, triple_index
 from funcppo.logic.consequences import count_rules, with_confidence
 from funcppo.logic.triple_index import HEAD, TAIL
-from funcppo.prover import evidence
+from funcppo.prover import evidence, link_embedding
 from funcppo.prover.evidence import EvidenceConfig
+from funcppo.prover.question_config import EmbeddingConfig
 from tests.logic.test_firings import all_questions, ask, brute_force
 from tests.oracles import Program, programs
 
@@ -272,6 +274,44 @@ def test_many_links_make_smaller_chunks(monkeypatch):
     n_parts = len(list(evidence.iter_evidence(*arguments)))
     monkeypatch.setattr(firing_chunks, "MAX_CHUNK_LINKS", 1)
     assert len(list(evidence.iter_evidence(*arguments))) > n_parts
+
+
+def test_priors_come_from_models_that_have_not_seen_the_fact():
+    built, sizes, facts = build(VILLAGE)
+    embedding = link_embedding.init(
+        EmbeddingConfig(rank=2, n_folds=3),
+        sizes.n_constants,
+        evidence.n_labels(sizes),
+        random.key(0),
+    )
+    asked = evidence.training_questions(evidence.binary_facts(built))
+    found = evidence.collect_evidence(
+        built,
+        sizes,
+        facts._replace(embedding=embedding),
+        asked,
+        None,
+        EvidenceConfig(),
+    )
+    model = link_embedding.model_of(embedding, asked, "fact")
+    assert len(model.unique()) > 1
+    row = found.question
+    expected = link_embedding.prior(
+        embedding, model[row], found.label[row], asked.entity[row], found.entity
+    )
+    assert len(row) and torch.equal(found.prior, expected)
+
+    # added afterwards, or part by part, they are the same
+    plain = evidence.collect_evidence(
+        built, sizes, facts, asked, None, EvidenceConfig()
+    )
+    assert not plain.prior.any()
+    added = evidence.with_prior(plain, embedding, "fact")
+    assert torch.equal(added.prior, found.prior)
+    part = evidence.slice_questions(plain, 1, 4)
+    some = slice(*found.candidate_offsets[[1, 4]].tolist())
+    added = evidence.with_prior(part, embedding, "fact")
+    assert torch.equal(added.prior, found.prior[some])
 
 
 def test_both_questions_of_a_fact_leave_it_out():
