@@ -350,11 +350,14 @@ def _print_summary(
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
-    rules, counts, _ = mined
+    rules, counts, result = mined
     if not len(rules.rules):
+        reason = f"{len(rules.facts)} facts give no rule"
+        if not all(stage.is_finished for stage in result.stages):
+            reason = "the limits of --seconds and --max-rows left no rule"
         console.print(
-            f"{rules.name}: {len(rules.facts)} facts give no rule with support {summary['settings']['min_support']} "
-            f"and confidence {options.min_confidence:g}; {options.out} holds none"
+            f"{rules.name}: {reason} with support {summary['settings']['min_support']} and confidence "
+            f"{options.min_confidence:g}; {options.out} holds none"
         )
         return
     kinds = [
