@@ -188,15 +188,17 @@ class Graph(_Table):
             rules = str(path)
         return RunConfig(dataset=source, rules=rules, data=self._config)
 
-    def with_mined_rules(self, cfg: MiningConfig) -> Graph:
+    def with_mined_rules(self, **options: Any) -> Graph:
         """The graph with the rules that its facts support.
 
         Args:
-          cfg: which rules to look for, and for how long.
+          options: fields of `MiningConfig`; the others are chosen for the graph.
 
         Raises:
+          ValueError: an option is out of range.
           KeyboardInterrupt: mining was interrupted.
         """
+        cfg = rule_cache.mining_config(self.dataset, **options)
         mined = rule_cache.mine_dataset(self.dataset, cfg)
         if mined.result.interrupt is not None:
             raise mined.result.interrupt
@@ -685,7 +687,7 @@ def mine(graph: Graph | object, **options: Any) -> Graph:
       TypeError: an option is unknown.
     """
     _check_options(MiningConfig, options, "mine")
-    return _as_graph(graph).with_mined_rules(MiningConfig(**options))
+    return _as_graph(graph).with_mined_rules(**options)
 
 
 def fit(
@@ -764,11 +766,10 @@ def _fit(
     """A run trained on a graph, with its files in a folder."""
     fitting.check_new_folder(folder)
     if not len(graph.dataset.rules):
-        graph = graph.with_mined_rules(MiningConfig())
+        graph = graph.with_mined_rules()
     if not len(graph.dataset.rules):
-        raise ValueError(
-            rule_cache.no_rules_message(graph.dataset.name, MiningConfig())
-        )
+        cfg = rule_cache.mining_config(graph.dataset)
+        raise ValueError(rule_cache.no_rules_message(graph.dataset.name, cfg))
     folder.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(graph.store_settings(folder), **options)
     return fitting.fit(config, folder, on_update=on_update, log=log)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,17 +71,19 @@ class Mine:
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
     """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
     three."""
-    max_length: int = _DEFAULT.max_length
+    max_length: int | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
-    many of them are left out."""
-    min_support: int = _DEFAULT.min_support
-    """Minimum support: facts that a rule derives from other facts."""
+    many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of
+    entities)."""
+    min_support: int | None = None
+    """Minimum support: facts that a rule derives from other facts. Default: 5; 3 in a tiny dense graph."""
     min_confidence: float = _DEFAULT.min_confidence
     """Minimum leave-one-out confidence, 0 to 1."""
     constants: bool = _DEFAULT.constants
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d). Default: off."""
-    votes_per_fact: int = _DEFAULT.votes_per_fact
-    """Keep a rule if it is among the N best rules for at least one fact that it derives."""
+    votes_per_fact: int | None = None
+    """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
+    graph."""
     seconds: float = _DEFAULT.seconds
     """Time limit in seconds, without reading the data. It also sets --max-rows, 7 million a second."""
     max_rows: int | None = _DEFAULT.max_rows
@@ -133,6 +135,7 @@ class Mine:
         notes = [*mined.result.notes, *self._write(dataset, mined)]
         seconds = time.perf_counter() - start
         summary = _summarise(self, mined, notes, seconds) | {
+            "settings": asdict(self._config(dataset)),
             "memory_limit_bytes": limit,
             "peak_bytes": memory.peak_bytes(self.device),
             "processes": max(1, distributed.launched_size()),
@@ -148,7 +151,8 @@ class Mine:
         from funcppo.runtime.task_pool import TaskPool
 
         dataset, _ = self._read(processes)
-        context = rule_cache.mining_context(dataset, self._config, self.device)
+        cfg = self._config(dataset)
+        context = rule_cache.mining_context(dataset, cfg, self.device)
         TaskPool(processes, self.device).serve(context)
         return 0
 
@@ -167,18 +171,23 @@ class Mine:
             self.memory,
             "--memory",
             self.device,
-            max_length=self.max_length,
+            max_length=self._config(dataset).max_length,
         )
         if processes is not None:
             facts = {"data": dataset.fingerprint} | gpu_facts(self.device)
             processes.check_equal("setup", facts)
         return dataset, limit
 
-    @property
-    def _config(self) -> MiningConfig:
-        """The settings of the miner among the options."""
-        names = [field.name for field in fields(MiningConfig)]
-        return MiningConfig(**{name: getattr(self, name) for name in names})
+    def _config(self, dataset: Dataset) -> MiningConfig:
+        """The settings of the miner: those among the options, and for the others the defaults of the data set."""
+        from funcppo.experiment import rule_cache
+
+        options = {
+            field.name: getattr(self, field.name)
+            for field in fields(MiningConfig)
+        }
+        given = {k: v for k, v in options.items() if v is not None}
+        return rule_cache.mining_config(dataset, **given)
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
@@ -212,7 +221,7 @@ class Mine:
         ) as display:
             return rule_cache.mine_dataset(
                 dataset,
-                self._config,
+                self._config(dataset),
                 self.device,
                 show,
                 lambda line: print_notes(console, [line]),
@@ -235,9 +244,9 @@ class Mine:
             rule_cache.write_rule_file(self.out, rules, counts, self.format)
         notes = compatibility_notes(rules, self.format)
 
-        cfg = self._config
-        is_default = replace(cfg, seconds=_DEFAULT.seconds) == _DEFAULT
-        if is_default and result.interrupt is None and len(rules.rules):
+        cfg = self._config(dataset)
+        default = rule_cache.mining_config(dataset, seconds=cfg.seconds)
+        if cfg == default and result.interrupt is None and len(rules.rules):
             notes.append(_cache(dataset, cfg, mined))
         return notes
 
@@ -341,11 +350,14 @@ def _print_summary(
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.data import format_rule
 
-    rules, counts, _ = mined
+    rules, counts, result = mined
     if not len(rules.rules):
+        reason = f"{len(rules.facts)} facts give no rule"
+        if not all(stage.is_finished for stage in result.stages):
+            reason = "the limits of --seconds and --max-rows left no rule"
         console.print(
-            f"{rules.name}: {len(rules.facts)} facts give no rule with support {options.min_support} and "
-            f"confidence {options.min_confidence:g}; {options.out} holds none"
+            f"{rules.name}: {reason} with support {summary['settings']['min_support']} and confidence "
+            f"{options.min_confidence:g}; {options.out} holds none"
         )
         return
     kinds = [

@@ -607,7 +607,7 @@ class Train:
         )
         mined = rule_cache.get_or_mine_rules(
             dataset,
-            MiningConfig(seconds=self._seconds_of_mining),
+            rule_cache.mining_config(dataset, seconds=self._seconds_of_mining),
             config.device,
             show_mining,
             lambda line: print_notes(console, [f"mining rules: {line}"]),

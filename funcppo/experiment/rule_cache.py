@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from funcppo.data.rule_tables import (
 )
 from funcppo.mining import mined_rules, miner
 from funcppo.mining.budget import ProgressCallback, ignore_progress
-from funcppo.mining.config import MiningConfig
+from funcppo.mining.config import MiningConfig, default_config
 from funcppo.mining.mined_rules import MinedRules
 from funcppo.mining.miner import (
     AnnounceCallback,
@@ -108,6 +108,22 @@ def mine_dataset(
         with_encoded_rules(dataset, atoms, statistics),
         statistics,
         result,
+    )
+
+
+def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:
+    """The settings for a data set: those that are given, and for the others its defaults.
+
+    Args:
+      options: fields of `MiningConfig`.
+
+    Raises:
+      ValueError: an option is out of range.
+    """
+    arguments = dataset.facts[:, 1:]
+    n_entities = len(np.unique(arguments[arguments > 0]))
+    return dataclasses.replace(
+        default_config(len(dataset.facts), n_entities), **options
     )
 
 

@@ -20,6 +20,8 @@ MAX_EXTENDED_LENGTH = 3
 # It turns seconds into rows, so that the rules depend on the setting and not on the machine. A core computes 2 million
 # rows a second where the graph is sparse and up to 14 where it is dense, so that on a sparse one time may end first.
 ROWS_PER_SECOND = 7_000_000
+# A graph is tiny with at most so many facts, and dense with at least one fact for each pair of entities.
+MAX_TINY_FACTS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,3 +55,15 @@ class MiningConfig:
         if self.max_rows is not None:
             return self.max_rows
         return max(1, int(self.seconds * ROWS_PER_SECOND))
+
+
+def default_config(n_facts: int, n_entities: int) -> MiningConfig:
+    """The settings that are used where none are set.
+
+    In a tiny dense graph bodies of three atoms join nearly all pairs of entities, and the best of so many are best by
+    chance. Shorter bodies, and more rules for each fact, derive more answers there and rank them better.
+    """
+    is_dense = n_facts >= n_entities**2
+    if not is_dense or n_facts > MAX_TINY_FACTS:
+        return MiningConfig()
+    return MiningConfig(max_length=2, min_support=3, votes_per_fact=3)

@@ -360,6 +360,16 @@ def test_a_cache_folder_that_cannot_be_made_is_an_error_before_mining(
         )
 
 
+def test_a_budget_too_small_to_find_a_rule_says_so_in_the_last_line(
+    folder, tmp_path, capsys
+):
+    out = tmp_path / "mined"
+    assert mine(folder, "--out", str(out), "--seconds", "1e-9") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the limits of --seconds and --max-rows left no rule with" in printed
+    assert len(out.read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("triples", "n"),
     [

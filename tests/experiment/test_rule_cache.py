@@ -45,6 +45,18 @@ def test_rules_are_mined_once(tmp_path, monkeypatch):
     assert again.path == first.path and "mined before" in again.message
 
 
+def test_settings_that_are_not_given_are_chosen_by_the_known_facts_alone():
+    dense = [(a, "knows", b) for a in "abcd" for b in "abcd"]
+    held_out = [(f"x{i}", "knows", f"y{i}") for i in range(10)]
+    dataset = from_triples(dense, held_out)
+    cfg = rule_cache.mining_config(dataset, seconds=7, max_length=1)
+    assert (cfg.seconds, cfg.max_length) == (7, 1)
+    assert cfg.votes_per_fact == 3 and cfg.min_support == 3
+
+    sparse = from_triples([*dense, *held_out])
+    assert rule_cache.mining_config(sparse) == MiningConfig()
+
+
 def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
     dataset = load("family_tree:30:1")
     cfg = dataclasses.replace(SMALL, max_rows=100)

@@ -2,7 +2,12 @@
 
 import pytest
 
-from funcppo.mining.config import ROWS_PER_SECOND, MiningConfig
+from funcppo.mining.config import (
+    MAX_TINY_FACTS,
+    ROWS_PER_SECOND,
+    MiningConfig,
+    default_config,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,3 +31,23 @@ def test_seconds_set_the_rows_unless_rows_are_given():
     assert MiningConfig(seconds=2.0).row_limit == 2 * ROWS_PER_SECOND
     assert MiningConfig(seconds=2.0, max_rows=5).row_limit == 5
     assert MiningConfig(seconds=1e-9).row_limit == 1
+
+
+@pytest.mark.parametrize(
+    ("n_facts", "n_entities", "is_tiny_and_dense"),
+    [
+        (1592, 14, True),
+        (100, 10, True),
+        (99, 10, False),
+        (MAX_TINY_FACTS, 20, True),
+        (MAX_TINY_FACTS + 1, 20, False),
+        (1110, 271, False),
+    ],
+)
+def test_tiny_dense_graphs_have_shorter_bodies_and_more_rules(
+    n_facts, n_entities, is_tiny_and_dense
+):
+    cfg = default_config(n_facts, n_entities)
+    assert (cfg != MiningConfig()) == is_tiny_and_dense
+    assert cfg.max_length == (2 if is_tiny_and_dense else 3)
+    assert cfg.votes_per_fact == (3 if is_tiny_and_dense else 1)
