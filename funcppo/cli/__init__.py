@@ -326,7 +326,8 @@ def _error_line(error: Exception) -> str:
         and error.strerror
     ):
         text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split())
+    # Spaces within a line may be those of a name.
+    return " ".join(line.strip() for line in text.split("\n")).strip()
 
 
 def _is_of_collective(error: Exception) -> bool:

@@ -112,11 +112,12 @@ class Run:
     @property
     def default_score_reason(self) -> DefaultScoreReason:
         """Why the default score is the one that it is."""
-        if self.rule_metric is None:
+        policy = float(self.state.best_valid_metric)
+        # It is negative until a validation ranks the policy.
+        if self.rule_metric is None or policy < 0:
             return "not-compared"
         # The metric of the policy is rounded to float32.
-        rules = float(np.float32(self.rule_metric))
-        if rules > float(self.state.best_valid_metric):
+        if float(np.float32(self.rule_metric)) > policy:
             return "rules-rank-valid-better"
         return "policy-ranks-valid-no-worse"
 

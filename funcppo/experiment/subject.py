@@ -98,9 +98,19 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
 def describe_default_score(run: Run) -> str:
     """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
     assert run.rule_metric is not None, "the scores are compared"
+    rules = f"the rule score {run.run_config.rule_score}", run.rule_metric
+    policy = (
+        f"the trained policy (score {run.score})",
+        float(run.state.best_valid_metric),
+    )
+    is_policy = run.default_score == run.score
+    (chosen, better), (other, worse) = (
+        (policy, rules) if is_policy else (rules, policy)
+    )
+    other_score = run.run_config.rule_score if is_policy else run.score
     return (
-        f"score {run.default_score}: {selection_metric(run.task)} on valid: {run.run_config.rule_score} "
-        f"{run.rule_metric:.4f}, {run.score} {float(run.state.best_valid_metric):.4f} (--score takes either)"
+        f"answers are ranked by {chosen}, {selection_metric(run.task)} {better:.4f} on valid, rather than by {other}, "
+        f"{worse:.4f} (--score {other_score} takes that one)"
     )
 
 

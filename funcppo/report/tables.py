@@ -79,6 +79,8 @@ class Measured:
     """The update whose parameters are judged."""
     metric_name: str
     """What valid is judged by."""
+    default_score_note: str
+    """Why `predict` ranks by another score than this one; empty if it does not."""
     log: tuple[Json, ...]
     """Lines of metrics.jsonl."""
     predicates: tuple[str, ...]
