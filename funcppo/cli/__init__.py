@@ -292,6 +292,15 @@ def _plain_value_error(error: str) -> str:
         ]
         return f"{option}: expected {' or '.join(names)}, got {value}"
 
+    choice = re.match(
+        r"invalid choice '(.*)' for argument '(--\S+)'\. Expected one of \((.*)\)\.$",
+        error,
+    )
+    if choice:
+        value, option, names = choice.groups()
+        expected = names.replace("'", "").rstrip(",")
+        return f"{option}: expected one of {expected}, got {value}"
+
     # The only options with a sequence of values take whole numbers.
     sequence = re.match(
         r"(--\S+): Could not find valid parse for arguments: \[(.*)\]$", error

@@ -241,6 +241,10 @@ def test_static_files_have_their_types(client):
         response = client.get(f"/static/{name}")
         assert response.status_code == 200
         assert response.headers["content-type"].startswith(kind)
+    # Browsers ask for it beside JSON.
+    icon = client.get("/favicon.ico")
+    assert icon.status_code == 200
+    assert icon.headers["content-type"].startswith("image/svg+xml")
     css = client.get("/static/explorer.css").text
     assert "url(" not in css and "@import" not in css
 
