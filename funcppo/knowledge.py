@@ -600,7 +600,7 @@ class Knowledge:
 
     def __repr__(self) -> str:
         """What it is."""
-        kind = "trained run" if self.trained else "untrained"
+        kind = "trained policy" if self.trained else "rule confidences"
         folder = f", {self.folder}" if self.folder else ""
         return (
             f"Knowledge of {self.dataset.name}: {kind}, score {self.score}, height {self._subject.task.max_height}, "
@@ -738,8 +738,8 @@ def open(
 
     Args:
       source: the folder of a run, or a graph.
-      score: a score of `funcppo evaluate`; auto for the run's own, or for the one that ranks the valid split of the
-        graph best.
+      score: a score of `funcppo evaluate`; auto for that of its policy or its rule score, whichever ranks valid better;
+        of a graph the one that ranks its valid split best.
       device: cpu or cuda.
 
     Returns:

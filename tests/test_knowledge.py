@@ -125,7 +125,7 @@ def test_a_report_is_a_page_of_the_run(run, graph, tmp_path):
 def test_a_graph_is_scored_without_training(graph):
     untrained = fp.open(graph)
     assert not untrained.trained and untrained.folder is None
-    assert "untrained" in repr(untrained)
+    assert "rule confidences" in repr(untrained)
     found = untrained.predict("p", head="e1")
     assert len(found) == len(list(found)) > 0
     scores = [answer.score for answer in found]

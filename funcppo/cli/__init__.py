@@ -292,6 +292,15 @@ def _plain_value_error(error: str) -> str:
         ]
         return f"{option}: expected {' or '.join(names)}, got {value}"
 
+    choice = re.match(
+        r"invalid choice '(.*)' for argument '(--\S+)'\. Expected one of \((.*)\)\.$",
+        error,
+    )
+    if choice:
+        value, option, names = choice.groups()
+        expected = names.replace("'", "").rstrip(",")
+        return f"{option}: expected one of {expected}, got {value}"
+
     # The only options with a sequence of values take whole numbers.
     sequence = re.match(
         r"(--\S+): Could not find valid parse for arguments: \[(.*)\]$", error
@@ -326,7 +335,8 @@ def _error_line(error: Exception) -> str:
         and error.strerror
     ):
         text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split())
+    # Spaces within a line may be those of a name.
+    return " ".join(line.strip() for line in text.split("\n")).strip()
 
 
 def _is_of_collective(error: Exception) -> bool:

@@ -29,7 +29,8 @@ from rich.text import Text
 
 from funcppo.cli.common import JsonObject
 
-FILE_OUTPUT_WIDTH = 120  # characters a line, where the output is not a terminal
+# characters a line, where the output is not a terminal: tables are as wide as their names, so that none is cut in two
+FILE_OUTPUT_WIDTH = 10_000
 LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
 

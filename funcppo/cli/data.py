@@ -18,7 +18,7 @@ from funcppo.cli.options import (
 from funcppo.cli.target import data_files, fixpoint_progress
 from funcppo.data import Dataset, load
 from funcppo.data.config import DEFAULT_CONFIG
-from funcppo.data.description import Description, describe
+from funcppo.data.description import Description, RelationDescription, describe
 from funcppo.data.lexer import escape_unprintable
 from funcppo.ranges import PositiveInt, Size
 
@@ -190,23 +190,29 @@ def _print_relations(
         inverse = ""
         if relation.inverse is not None:
             name = escape_unprintable(relation.inverse)
-            inverse = f"{_cell(relation.inverse_share)} {name}"
-        ceiling = ""
-        n_held_out = relation.n_valid + relation.n_test
-        if reach is not None and n_held_out:
-            derived = [
-                reach[s].get(relation.name, 0) for s in ("valid", "test")
-            ]
-            ceiling = _cell(sum(derived) / n_held_out)
-        rows.append(
-            [escape_unprintable(relation.name), *cells, ceiling, inverse]
-        )
+            inverse = f"{name} {_cell(relation.inverse_share)}"
+        if reach is not None:
+            cells.append(_ceiling_cell(relation, reach))
+        rows.append([escape_unprintable(relation.name), *cells, inverse])
 
-    headings = ["relation", *_RELATION_COLUMNS, "ceiling", "inverse"]
+    # Without rules there is no ceiling: an empty column would read as if the next one were it.
+    ceiling = [] if reach is None else ["ceiling"]
+    headings = ["relation", *_RELATION_COLUMNS, *ceiling, "inverse"]
     _print_table(console, " ".join(headings), rows)
     n_more = len(description.relations) - len(rows)
     if n_more > 0:
         console.print(f"... and {n_more:,} smaller relations (--json FILE)")
+
+
+def _ceiling_cell(relation: RelationDescription, reach: JsonObject) -> str:
+    """The share of the relation's held-out triples that the rules derive; nothing where none is held out."""
+    n_held_out = relation.n_valid + relation.n_test
+    if not n_held_out:
+        return ""
+    derived = [
+        reach[split].get(relation.name, 0) for split in ("valid", "test")
+    ]
+    return _cell(sum(derived) / n_held_out)
 
 
 def _print_table(

@@ -975,7 +975,7 @@ def _evaluate(
     if is_early:
         notes.append(_early_stop_note(run))
         print_notes(console, notes[-1:])
-    if run.rule_metric is not None:
+    if run.default_score_reason != "not-compared":
         notes.append(describe_default_score(run))
         print_notes(console, notes[-1:])
     test = _test_metrics(run, console, run_time)

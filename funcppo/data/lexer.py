@@ -173,7 +173,7 @@ def _unescape(match: re.Match[str]) -> str:
         letter = match[_LETTER_GROUP]
         if letter not in _CHARACTER_OF_ESCAPE:
             raise ValueError(
-                f"expected an escape of ISO Prolog, got {shorten(match[0])}"
+                f"expected an escape of ISO Prolog, got {shorten(match[0])} (a backslash in quotes is doubled)"
             )
         return _CHARACTER_OF_ESCAPE[letter]
 

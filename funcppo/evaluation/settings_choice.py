@@ -227,14 +227,24 @@ def describe_choice(choice: SettingsChoice, height: int) -> list[str]:
       height: the height at which the other settings are compared, that of the choice or one that another score prefers.
     """
     at_height = [trial for trial in choice.trials if trial.height == height]
-    notes = [_compare("height", choice, choice.trials)]
+    verb = "chosen" if height == choice.settings.max_height else "ranks best"
+    notes = [_compare("height", choice, choice.trials, verb)]
     for name in ("object_identity", "smoothing", "score"):
         notes.append(_compare(name, choice, at_height))
     return [*filter(None, notes), *choice.notes]
 
 
-def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
-    """The best MRR with each value of a setting; empty if there is one value."""
+def _compare(
+    name: str,
+    choice: SettingsChoice,
+    trials: Sequence[Trial],
+    verb: str = "chosen",
+) -> str:
+    """The best MRR with each value of a setting; empty if there is one value.
+
+    Args:
+      verb: what is said of the best value, which another score may not choose.
+    """
     best: dict[object, float] = {}
     for trial in trials:
         value = getattr(trial, name)
@@ -248,7 +258,7 @@ def _compare(name: str, choice: SettingsChoice, trials: Sequence[Trial]) -> str:
     label = "rule score" if name == "score" else name.replace("_", " ")
     at = "" if name == "height" else f" at height {trials[0].height}"
     return (
-        f"{label} {_value_text(chosen)} chosen: MRR of rule confidences{at} on "
+        f"{label} {_value_text(chosen)} {verb}: MRR of rule confidences{at} on "
         f"{choice.n_queries} valid triples: {listing}"
     )
 

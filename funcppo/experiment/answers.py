@@ -67,6 +67,10 @@ class AnswerProof(NamedTuple):
     # what a run weighs that learnt from questions, as an answer to the query
     evidence: Explanation | None
 
+    def __repr__(self) -> str:
+        """The lines of the proof and the evidence, for people."""
+        return "\n".join(self.to_lines())
+
     def to_lines(self) -> list[str]:
         """The proof as an indented tree, and the evidence."""
         if self.proof is None:

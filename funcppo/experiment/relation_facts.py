@@ -94,8 +94,13 @@ def open_file(
     """
     has_part = file.part_path.is_file()
     if (has_part or file.path.exists()) and not (resume or overwrite):
+        got = (
+            f"unfinished work in {file.part_path}"
+            if has_part
+            else "a file that exists"
+        )
         raise ValueError(
-            f"--out {file.path}: expected --resume, --overwrite or a new file, got a file that exists"
+            f"--out {file.path}: expected --resume, --overwrite or a new file, got {got}"
         )
     if resume and (has_part or file.path.exists()):
         _check_settings(file)

@@ -324,7 +324,9 @@ def _choose_height(
                 config, dataset, candidate, best, on_phase, run_time
             )
         except _SearchTooLong as error:
-            notes.append(f"height {settings.max_height} not tried: {error}")
+            notes.append(
+                f"policy: height {settings.max_height} not tried: {error}"
+            )
             break
         listing.append(f"{settings.max_height} {scored.mrr:.4f}")
         if best is not None and scored.mrr <= best.mrr + MIN_GAIN:

@@ -98,12 +98,22 @@ def run_subject(run: Run, score: str = "auto", name: str = "") -> Subject:
 def describe_default_score(run: Run) -> str:
     """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
     assert run.rule_metric is not None, "the scores are compared"
-    policy = f"{float(run.state.best_valid_metric):.4f}"
+    valid_of_policy = f"{float(run.state.best_valid_metric):.4f}"
     if run.default_score_reason == "policy-not-validated":
-        policy = "not validated"
+        valid_of_policy = "not validated"
+    rule_score = run.run_config.rule_score
+    rules = rule_score, f"the rule score {rule_score}", f"{run.rule_metric:.4f}"
+    policy = (
+        run.score,
+        f"the trained policy (score {run.score})",
+        valid_of_policy,
+    )
+
+    is_policy = run.default_score == run.score
+    chosen, other = (policy, rules) if is_policy else (rules, policy)
     return (
-        f"score {run.default_score}: {selection_metric(run.task)} on valid: {run.run_config.rule_score} "
-        f"{run.rule_metric:.4f}, {run.score} {policy} (--score takes either)"
+        f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by {other[1]}, "
+        f"{other[2]} (--score {other[0]} takes that one)"
     )
 
 

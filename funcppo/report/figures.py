@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MAX_BARS = 25
 MAX_RULE_LABEL = 60  # characters
 MAX_UPDATE_TICKS = 6
+MIN_METRIC_RANGE = 0.01  # of the axis of the metric on valid
 BAR_INCHES = 0.28
 WIDTH_INCHES = 7.2
 PNG_DPI = 160
@@ -110,10 +111,22 @@ def draw_curves(runs: Sequence[Measured]) -> Picture:
             linewidth=0,
         )
         axes.margins(x=0.03)
+        # An offset or a factor above the axis would stand in the title.
+        axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+        if curve.name == "valid_metric":
+            _widen(axes, MIN_METRIC_RANGE)
         if len(curve.update) <= MAX_UPDATE_TICKS:
             axes.set_xticks(curve.update)
     figure.supxlabel("update", fontsize=9)
     return Picture(figure, tuple(curves))
+
+
+def _widen(axes: Axes, least: float) -> None:
+    """Widen the range of the vertical axis to a least one, so that no rounding looks like a change."""
+    low, high = axes.get_ylim()
+    missing = least - (high - low)
+    if missing > 0:
+        axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
 def draw_ranks(runs: Sequence[Measured]) -> Picture:

@@ -113,8 +113,6 @@ def _measure_run(
     """The numbers of a run."""
     task, dataset = run.task, run.task.dataset
     notes = [*task.notes, *run.notes, *files.results.get("notes", [])]
-    if run.default_score != run.score:
-        notes.append(describe_default_score(run))
     notes += scorers.graph_fallback_notes(run.search_step)
     notes += [*files.notes, *_iter_log_notes(files.log)]
 
@@ -139,6 +137,11 @@ def _measure_run(
         n_updates=run.cfg.ppo.n_updates,
         best_update=int(run.state.best_update),
         metric_name=selection_metric(task),
+        default_score_note=(
+            describe_default_score(run)
+            if run.default_score != run.score
+            else ""
+        ),
         log=tuple(files.log),
         predicates=tuple(dataset.predicates),
         n_test=len(dataset.test),

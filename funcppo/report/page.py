@@ -145,6 +145,9 @@ def _warnings(run: Measured) -> list[str]:
             f"no update of PPO ranked valid better than {start}: 'trained' is what it started from"
         )
 
+    if run.default_score_note:
+        lines.append(f"predict and serve: {run.default_score_note}")
+
     if not run.n_test:
         lines.append(
             "the data have no test split: nothing is ranked, and no query is shown"

@@ -79,6 +79,8 @@ class Measured:
     """The update whose parameters are evaluated."""
     metric_name: str
     """The metric by which valid chooses parameters."""
+    default_score_note: str
+    """Why `predict` ranks by another score than this one; empty if it does not."""
     log: tuple[Json, ...]
     """Lines of metrics.jsonl."""
     predicates: tuple[str, ...]

@@ -84,6 +84,8 @@ class Site:
             Route("/api", self._api_page),
             Route("/openapi.json", self._openapi_document),
             Route("/static/{name}", _static_file),
+            # What a browser asks for beside JSON, which links no icon.
+            Route("/favicon.ico", _icon),
         ]
         for resource in RESOURCES:
             api = self._api_of(resource)
@@ -295,6 +297,16 @@ async def _static_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in STATIC_TYPES:
         raise HTTPException(404)
+    return _file_response(name)
+
+
+async def _icon(request: Request) -> Response:
+    """The picture of the site."""
+    return _file_response("icon.svg")
+
+
+def _file_response(name: str) -> Response:
+    """The response with a static file."""
     content = (_STATIC / name).read_bytes()
     return Response(
         content,

@@ -51,8 +51,21 @@ def test_the_tables_escape_names(folder, monkeypatch, capsys):
 
 def test_without_rules_nothing_is_derived(monkeypatch, capsys, tmp_path):
     graph = tmp_path / "graph.tsv"
-    graph.write_text("a\tr\tb\n")
+    graph.write_text("a\tr\tb\nb\ts\ta\n")
     assert described(monkeypatch, capsys, graph)["derivable"] is None
+    # No share stands where a ceiling would.
+    assert funcppo(monkeypatch, "data", graph) == 0
+    text = capsys.readouterr().out
+    assert "ceiling" not in text and "s 1.00" in text
+
+
+def test_a_long_name_is_on_one_line_of_a_file(monkeypatch, capsys, tmp_path):
+    relation = "http://example.org/" + "x" * 300
+    graph = tmp_path / "graph.tsv"
+    graph.write_text(f"a\t{relation}\tb\nb\tr\ta\n")
+    assert funcppo(monkeypatch, "data", graph) == 0
+    text = capsys.readouterr().out
+    assert text.count(relation) == 2  # its row, and the inverse of r
 
 
 def test_a_relation_of_control_characters_is_shown_escaped(

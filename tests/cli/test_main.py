@@ -110,6 +110,27 @@ def test_bad_input_is_one_line_of_the_process():
     )
 
 
+def test_an_error_keeps_the_spaces_of_a_name(monkeypatch, capsys, tmp_path):
+    graph = tmp_path / "graph"
+    graph.mkdir()
+    (graph / "train.txt").write_text("  two  b\tr\tc\nc\tr\td\n")
+    (graph / "rules.txt").write_text("1\tr(X,Y) :- r(Y,X)\n")
+    query = "r(' two  b', X)"
+    assert funcppo(monkeypatch, "predict", graph, query) == 2
+    error = capsys.readouterr().err
+    assert "unknown entity ' two  b'" in error and "'  two  b'" in error
+
+
+def test_a_value_that_is_no_choice_is_named_beside_those_that_are(
+    monkeypatch, capsys
+):
+    args = ["train", "graph", "--out", "run", "--learner", "nope"]
+    assert funcppo(monkeypatch, *args) == 2
+    assert capsys.readouterr().err == (
+        "funcppo: --learner: expected one of auto, questions, proofs, got nope (see --help)\n"
+    )
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_a_bad_option_is_one_line_whatever_the_terminal_can_show(encoding):
     arguments = [

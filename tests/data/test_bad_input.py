@@ -347,7 +347,10 @@ def test_a_bad_rule_file_is_named_and_nothing_is_loaded(
             "p('a).",
             "1: expected a constant or a variable, got a quote that is never closed",
         ),
-        ("p('\\q').", "1: expected an escape of ISO Prolog, got '\\\\q', in "),
+        (
+            "p('\\q').",
+            "1: expected an escape of ISO Prolog, got '\\\\q' (a backslash in quotes is doubled), in ",
+        ),
         (
             "p('\\xd800\\').",
             "1: expected a character of Unicode, got '\\\\xd800\\\\', in ",

@@ -110,6 +110,11 @@ def test_the_notes_hold_the_numbers_compared(choice):
     assert any(f"off {off:.4f}, on {on:.4f}" in note for note in notes)
     assert any(note.startswith("height ") for note in notes)
     assert any("noisy-or@3 " in note for note in notes)
+    # A height is called chosen only where it is.
+    height = choice.settings.max_height
+    for at, verb in ((height, "chosen"), (height + 1, "ranks best")):
+        first = describe_choice(choice, at)[0]
+        assert first.startswith(f"height {height} {verb}: MRR of rule")
 
 
 def test_what_is_set_is_kept():

@@ -17,6 +17,13 @@ def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
     ] == [1, 1, 2]
 
 
+def test_a_policy_that_no_validation_ranked_is_not_compared(run):
+    assert run.state.best_valid_metric < 0
+    run = replace(run, rule_metric=0.4)
+    assert run.default_score_reason == "not-compared"
+    assert run_subject(run).policy_run is run
+
+
 @pytest.mark.parametrize(
     ("rule_metric", "reason", "is_rule_score"),
     [
@@ -43,7 +50,8 @@ def test_a_run_ranks_by_what_ranks_valid_better(
     assert run_subject(run, run.score).policy_run is run
     if is_rule_score:
         assert subject.notes == [
-            f"score {rule_score}: auc_pr on valid: {rule_score} 0.4010, best-proof 0.4000 (--score takes either)"
+            f"answers are ranked by the rule score {rule_score}, auc_pr 0.4010 on valid, rather than by the trained "
+            "policy (score best-proof), 0.4000 (--score best-proof takes that one)"
         ]
 
 

@@ -126,7 +126,7 @@ def test_a_height_whose_search_is_too_long_is_not_tried(
     run = run_start.prepare_run(config, tmp_path, resume=False)
     assert run.task.max_height == 1
     assert any(
-        note.startswith("height 2 not tried: a search for ")
+        note.startswith("policy: height 2 not tried: a search for ")
         for note in run.notes
     )
 

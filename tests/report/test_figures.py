@@ -44,6 +44,21 @@ def test_curves_draw_mean_and_band(shown):
     np.testing.assert_allclose(axes.lines[0].get_ydata(), curve.value.mean(0))
 
 
+def test_an_axis_has_no_offset_and_shows_no_rounding_as_a_change(shown):
+    log = [
+        {"update": i, "valid_metric": 0.897 + i * 1e-6, "loss": 1 + i * 1e-9}
+        for i in range(3)
+    ]
+    runs = [dataclasses.replace(run, log=tuple(log)) for run in shown]
+    picture = figures.draw("curves", runs)
+    picture.figure.canvas.draw()
+    metric, loss = picture.figure.axes[:2]
+    low, high = metric.get_ylim()
+    assert high - low == pytest.approx(figures.MIN_METRIC_RANGE)
+    for axes in (metric, loss):
+        assert axes.yaxis.get_offset_text().get_text() == ""
+
+
 def test_bars_of_ranks_are_the_shares(shown):
     picture = figures.draw("ranks", shown)
     heights = [bar.get_height() for bar in picture.figure.axes[0].patches]

@@ -1,11 +1,12 @@
 """What is measured of a run: its files and notes, damaged and missing ones, and other data."""
 
+import dataclasses
 import shutil
 
 import pytest
 
 from funcppo.experiment import run_start
-from funcppo.report import measurement
+from funcppo.report import measurement, page
 from tests.report.graphs import write_graph
 
 
@@ -20,6 +21,21 @@ def test_a_run_is_measured_with_its_log_results_and_notes(runs, reports):
     assert list(run.ranked)[1:] == [
         "evidence, untrained", "evidence, listwise fit", "evidence, trained",
     ]  # fmt: skip
+
+
+def test_a_run_that_is_ranked_by_rules_says_so_before_the_numbers(runs):
+    folder = runs["questions"]
+    run = run_start.open_run(folder)
+    metric = run.state.best_valid_metric * 0 + 0.25
+    state = run.state._replace(best_valid_metric=metric)
+    for rule_metric, is_said in ((0.5, True), (0.2, False), (None, False)):
+        judged = dataclasses.replace(run, state=state, rule_metric=rule_metric)
+        measured = measurement.measure(judged, folder, max_ranked=1)
+        html = page.render([measured])
+        assert (
+            "predict and serve: answers are ranked by the rule score" in html
+        ) == is_said
+        assert bool(measured.measured.default_score_note) == is_said
 
 
 def test_missing_files_are_noted_and_missing_lines_counted(runs, tmp_path):

@@ -99,7 +99,7 @@ def test_pages_with_hostile_names_are_whole_and_lead_to_pages(
             {"src": "/static/explorer.js", "defer": None}
         ]
         assert max(map(len, page.words)) < 5000
-        is_untrained = "untrained" in page.text
+        is_untrained = "no trained policy" in page.text
         assert is_untrained == (name == "untrained")
         for link in page.links:
             assert link.startswith(("/", "#")) and not link.startswith("//")
@@ -241,6 +241,10 @@ def test_static_files_have_their_types(client):
         response = client.get(f"/static/{name}")
         assert response.status_code == 200
         assert response.headers["content-type"].startswith(kind)
+    # Browsers ask for it beside JSON.
+    icon = client.get("/favicon.ico")
+    assert icon.status_code == 200
+    assert icon.headers["content-type"].startswith("image/svg+xml")
     css = client.get("/static/explorer.css").text
     assert "url(" not in css and "@import" not in css
 
