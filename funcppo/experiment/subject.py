@@ -112,8 +112,8 @@ def describe_default_score(run: Run) -> str:
     is_policy = run.default_score == run.score
     chosen, other = (policy, rules) if is_policy else (rules, policy)
     return (
-        f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by {other[1]}, "
-        f"{other[2]} (--score {other[0]} takes that one)"
+        f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
+        f"{other[1]}, {other[2]} (--score {other[0]} takes that one)"
     )
 
 

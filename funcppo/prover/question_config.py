@@ -82,8 +82,8 @@ class ListwiseConfig:
     batch_size: Size = 256
     """Number of questions of a gradient step."""
     max_batch_firings: Size = 4_000_000
-    """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch, and a larger
-    minibatch of PPO, is computed in parts. `funcppo train` lowers it where its memory is small (--memory)."""
+    """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch, and a
+    larger minibatch of PPO, is computed in parts. `funcppo train` lowers it where its memory is small (--memory)."""
     learning_rate: NonNegativeFloat = 0.02
     """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
     penalty: Penalty = field(default_factory=Penalty)
