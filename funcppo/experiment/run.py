@@ -120,9 +120,7 @@ class Run:
     @property
     def default_score_reason(self) -> DefaultScoreReason:
         """Why the default score is the one that it is."""
-        policy = float(self.state.best_valid_metric)
-        # It is negative until a validation ranks the policy.
-        if self.rule_metric is None or policy < 0:
+        if self.rule_metric is None:
             return "not-compared"
         policy = float(self.state.best_valid_metric)
         if policy < 0:  # the time of the run ended before its first validation

@@ -17,13 +17,6 @@ def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
     ] == [1, 1, 2]
 
 
-def test_a_policy_that_no_validation_ranked_is_not_compared(run):
-    assert run.state.best_valid_metric < 0
-    run = replace(run, rule_metric=0.4)
-    assert run.default_score_reason == "not-compared"
-    assert run_subject(run).policy_run is run
-
-
 @pytest.mark.parametrize(
     ("rule_metric", "reason", "is_rule_score"),
     [
