@@ -360,6 +360,8 @@ def make_updates(
             with _saved_at_interrupt(stepper, schedule, state, update):
                 with _deadline(stepper.learner, update + 1):
                     state, metrics = stepper.step(state)
+                    if stepper.learner.group is not None:
+                        _update_of(state)  # waits for the device
                 evaluation = None
                 if _is_due(update + 1, schedule.evaluate_every, n_updates):
                     evaluation = schedule.evaluate(state)
@@ -392,7 +394,7 @@ def _deadline(
     if learner.group is None:
         yield
         return
-    with learner.group.processes.deadline(f"in update {update}"):
+    with learner.group.processes.collective(f"in update {update}"):
         yield
 
 
