@@ -4,8 +4,8 @@
 
 `rank` is the full filtered ranking of the test split of an indexed graph (`funcppo index`) by noisy-or at height 1, from
 counted confidences; `mine` mines the data set within a fixed amount of work, which no clock cuts. Each row has the
-seconds of the command, those that the program says (of ranking without the start of Python, of mining without reading),
-the SHA-256 of the file that it wrote, and the speed-ups over the first number of processes.
+seconds of the command, those that the program says (of ranking without the start of Python, of mining without
+reading), the SHA-256 of the file that it wrote, and the speed-ups over the first number of processes.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from funcppo.runtime.distributed import STALL_VARIABLE
 from funcppo.trainer import PREVIOUS_NAME
 
 STALL_SECONDS = 20.0
+UNDISTURBED_STALL_SECONDS = 600.0  # it compiles, on a GPU
 STALL_TEXT = "expected progress within"
 POLL_SECONDS = 0.02
 MAX_WAIT = 0.5  # seconds from the chosen point to the signal
@@ -242,7 +243,10 @@ def disturb_all(
         start = time.perf_counter()
         (folder / work.name).mkdir()
         out = folder / work.name / "out"
-        error = finish(launch(work, work.processes or 1, out, restarts=0))[0]
+        process = launch(
+            work, work.processes or 1, out, 0, UNDISTURBED_STALL_SECONDS
+        )
+        error, _ = finish(process)
         if error:
             raise RuntimeError(f"undisturbed {work.name}: {error}")
         seconds[work.name] = time.perf_counter() - start
@@ -315,7 +319,11 @@ def disturb(
 
 
 def launch(
-    work: Work, n: int, out: Path, restarts: int
+    work: Work,
+    n: int,
+    out: Path,
+    restarts: int,
+    stall_seconds: float = STALL_SECONDS,
 ) -> subprocess.Popen[str]:
     """A work in some processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -329,7 +337,7 @@ def launch(
         cwd=ROOT,
         env={
             **os.environ,
-            STALL_VARIABLE: str(STALL_SECONDS),
+            STALL_VARIABLE: str(stall_seconds),
             "OMP_NUM_THREADS": "1",
         },
     )
