@@ -2,10 +2,10 @@
 
     python experiments/benchmarks/shared_work.py --device cuda --graph DIR --data DATASET --processes 1 2 --out FILE
 
-`rank` is the filtered ranking of the test split (or of `--queries` of it) of an indexed graph (`funcppo index`) by noisy-or at height 1,
-from counted confidences; `mine` mines the data set within a fixed amount of work, which no clock cuts. Each row has the
-seconds of the command, those that the program says (of ranking without the start of Python, of mining without
-reading), the SHA-256 of the file that it wrote, and the speed-ups over the fewest processes.
+`rank` is the filtered ranking of the test split of an indexed graph (`funcppo index`), or of `--queries` of it, by
+noisy-or at height 1, from counted confidences; `mine` mines the data set within a fixed amount of work, which no clock
+cuts. Each row has the seconds of the command, those that the program says (of ranking without the start of Python, of
+mining without reading), the SHA-256 of the file that it wrote, and the speed-ups over the fewest processes.
 """
 
 from __future__ import annotations
