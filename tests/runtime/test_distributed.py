@@ -291,10 +291,10 @@ def test_an_error_that_follows_from_that_of_another_names_the_other():
     main, peer = (
         Processes(store=store, rank=i, world_size=2) for i in range(2)
     )
-    with pytest.raises(ValueError, match="^planted$"):
+    with pytest.raises(ValueError, match=r"^planted$"):
         work(peer)
     is_told.set()
     with pytest.raises(
-        PeerError, match="^rank 1: in update 3: ValueError: planted$"
+        PeerError, match=r"^rank 1: in update 3: ValueError: planted$"
     ):
         work(main)
